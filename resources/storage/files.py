@@ -107,14 +107,14 @@ class TemporaryFile:
     ``publish_replacing``. Every failure is a DurableWriteError, after which the only way on is ``discard``.
     """
 
-    def __init__(self, path: Path, staging: Path | None = None) -> None:
+    def __init__(self, path: Path, staging: Path | None = None, *, mode: int = 0o644) -> None:
         self.target = path
         self.path = temporary_name(path, staging)
         self.size = 0
         self._digest = hashlib.sha256()
         try:
             self._descriptor: int | None = os.open(
-                self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644
+                self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode
             )
         except OSError as error:
             raise self._failed(error) from error
@@ -181,12 +181,12 @@ class TemporaryFile:
         )
 
 
-def write_temporary(path: Path, data: bytes, staging: Path | None = None) -> Path:
+def write_temporary(path: Path, data: bytes, staging: Path | None = None, *, mode: int = 0o644) -> Path:
     """Write ``data`` under a temporary name in ``staging`` or beside ``path``, fsync it, and read it back.
 
     Raises DurableWriteError, with the temporary file removed, where any step fails.
     """
-    file = TemporaryFile(path, staging)
+    file = TemporaryFile(path, staging, mode=mode)
     _fill(file, [data])
     return file.path
 
@@ -267,9 +267,12 @@ def write_new(path: Path, data: bytes) -> None:
     _publish(publish_new, write_temporary(path, data), path)
 
 
-def write_replacing(path: Path, data: bytes, staging: Path | None = None) -> None:
-    """Write a file in place of what stands there, durably and in one step. Raises OSError."""
-    _publish(publish_replacing, write_temporary(path, data, staging), path)
+def write_replacing(path: Path, data: bytes, staging: Path | None = None, *, mode: int = 0o644) -> None:
+    """Write a file in place of what stands there, durably and in one step. Raises OSError.
+
+    mode: who may read and write it.
+    """
+    _publish(publish_replacing, write_temporary(path, data, staging, mode=mode), path)
 
 
 def _publish(publish: Callable[[Path, Path], None], temporary: Path, path: Path) -> None:

@@ -6,7 +6,8 @@ property_descriptions/KEY.parquet    finished partitions and nothing else: any r
 .staging/ASSET/                      temporary files before their rename
 .journal/ASSET/KEY/GENERATION/       work under way
 .quarantine/ASSET/KEY/               files that did not verify; never deleted by themselves
-.state/                              high-water marks, version marks, locks, leases, the control state
+.state/                              high-water marks, version marks, locks, leases, the control state, the
+                                     list of withdrawn ids
 .machine.json                        the machine that works here, of a home on a network file system
 """
 

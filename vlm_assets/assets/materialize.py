@@ -66,6 +66,7 @@ from vlm_assets.assets.stored_settings import MachineDiffersError, refuse_other_
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.catalog.stored_catalog import pull_catalog
+from vlm_assets.catalog.withdrawn_ids import read_withdrawn
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 
@@ -527,7 +528,7 @@ def _refuse_other_settings(
 
 
 def _refuse_withdrawn(context: dg.AssetExecutionContext, settings: Settings, partition: Partition) -> None:
-    """Raise BeingWithdrawnError where properties are being withdrawn, or were while this run waited."""
+    """Raise BeingWithdrawnError where properties are being withdrawn, or were, and are in the catalogue."""
     is_withdrawn = partition.key in (being_withdrawn(control_state(settings)) or ())
     if not is_withdrawn:
         if (store := settings.store) is not None:
@@ -540,6 +541,14 @@ def _refuse_withdrawn(context: dg.AssetExecutionContext, settings: Settings, par
             f"Properties of {partition.key} are being withdrawn, or were since this run read them, so nothing"
             " was computed. It goes on by itself. `vlm-assets withdraw` finishes a withdrawal that was cut"
             " short."
+        )
+    withdrawn = read_withdrawn(settings.home)
+    if withdrawn is not None and any(one in withdrawn for one in partition.expected_ids):
+        note_run(context, NO_ATTEMPT)
+        raise BeingWithdrawnError(
+            f"Withdrawn properties are back in the catalogue, in {partition.key}, so nothing was computed: an"
+            " older catalogue was put back. `vlm-assets withdraw` withdraws them again; `vlm-assets withdraw"
+            " --undo ID` takes an id off the list."
         )
 
 

@@ -104,6 +104,8 @@ class Kind(StrEnum):
     """Committed rows of unfinished work are missing."""
     FOREIGN_FILE = "foreign_file"
     """A parquet file among the published ones that is no partition of the catalogue and has no record."""
+    WITHDRAWN = "withdrawn"
+    """Withdrawn properties are back, or the list of them is lost."""
     UNLISTED = "unlisted"
     """A partition was published, and the catalogue does not list it: the catalogue is what is wrong."""
     COLUMNS = "columns"

@@ -39,10 +39,11 @@ from vlm_assets.assets.fingerprint import Meanings
 from vlm_assets.automation.drift_looks import DriftLooks
 from vlm_assets.automation.retries import ASSETS
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
-from vlm_assets.catalog.catalog_copies import check_copies, has_catalog, last_put_back
+from vlm_assets.catalog.catalog_copies import check_copies, has_catalog, last_put_back, note_repair
 from vlm_assets.catalog.catalog_file import CatalogError
 from vlm_assets.catalog.ingest import IngestBusyError, close_tail
 from vlm_assets.catalog.stored_catalog import put_back_catalog
+from vlm_assets.catalog.withdrawn_ids import restore_withdrawn
 from vlm_assets.config.engine_choice import chosen_engine
 from vlm_assets.config.resource_settings import build_gpu, control_state
 from vlm_assets.config.settings import Settings
@@ -194,6 +195,8 @@ def _compare_catalogs(settings: Settings) -> None:
     if not has_catalog(home):
         return
     check_copies(home)
+    if (restored := restore_withdrawn(home)) is not None:
+        note_repair(home, "The list of withdrawn ids was restored", restored)
     if settings.store is not None:
         with contextlib.suppress(StoreError):
             put_back_catalog(home, settings.store)

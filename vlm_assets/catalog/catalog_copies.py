@@ -102,7 +102,7 @@ def newest_header(home: Path) -> CatalogHeader:
     if files.problem is None and files.is_marked:
         return files.catalog
     try:
-        with _only_writer(home):
+        with only_catalog_writer(home):
             return _put_right(home)
     except OSError as error:
         if files.problem is None:
@@ -118,7 +118,7 @@ def put_back(home: Path, reason: str) -> None:
     nothing changed, if the second copy is not whole or is an older version, or the disk refuses.
     """
     try:
-        with _only_writer(home):
+        with only_catalog_writer(home):
             _put_right(home, damage=f"cannot be read: {reason}")
     except OSError as error:
         raise unreadable(home, f"cannot be read: {reason}, and it could not be put back: {error}") from error
@@ -135,12 +135,12 @@ def check_copies(home: Path) -> None:
     with contextlib.suppress(OSError):
         is_alike = sha256_of(path) == sha256_of(second_copy)
         if is_alike and files.problem is None and files.is_marked:
-            with _only_writer(home):
+            with only_catalog_writer(home):
                 _raise_mark(home, files.catalog)  # Both copies of the mark say it from now on.
             return
     reason = "cannot be read: it is not what was written"
     try:
-        with _only_writer(home):
+        with only_catalog_writer(home):
             catalog = _put_right(home, damage=reason)
             if second_copy.exists() and sha256_of(second_copy) == sha256_of(path):
                 return
@@ -159,7 +159,7 @@ def publish_catalog(home: Path, data: bytes) -> None:
     """
     path = catalog_path(home)
     second_copy, previous = backup_paths(home)
-    with _only_writer(home):
+    with only_catalog_writer(home):
         header = _header_to_publish(home, data)
         if not path.exists():
             _publish_beside_nothing(home, header, data)
@@ -184,13 +184,20 @@ def replace_catalog(home: Path, data: bytes) -> None:
 
     Raises as ``publish_catalog`` does.
     """
-    with _only_writer(home):
+    with only_catalog_writer(home):
         header = _header_to_publish(home, data)
         make_directory(quarantine(home))
         for path in (catalog_path(home), backup_paths(home)[0]):
             if path.exists():
                 set_aside(path, quarantine(home), keep=True)
         _publish_beside_nothing(home, header, data)
+
+
+def note_repair(home: Path, title: str, sentence: str) -> None:
+    """Write down what was put right, for ``last_put_back``. Raises OSError."""
+    make_directory(quarantine(home))
+    note = {"at": time.time(), "title": title, "sentence": sentence}
+    _replace(home, quarantine(home) / _NOTE, json.dumps(note).encode())
 
 
 def last_put_back(home: Path) -> tuple[float, str, str] | None:
@@ -361,10 +368,7 @@ def _put_right(home: Path, *, damage: str | None = None) -> CatalogHeader:
         notes.append((_MARK_WAS_BEHIND, sentence))
     if notes:
         # The note first: a process that dies after the repair would leave an alert unsent.
-        make_directory(quarantine(home))
-        sentence = " ".join(sentence for _, sentence in notes)
-        note = {"at": time.time(), "title": notes[0][0], "sentence": sentence}
-        _replace(home, quarantine(home) / _NOTE, json.dumps(note).encode())
+        note_repair(home, notes[0][0], " ".join(sentence for _, sentence in notes))
     if takes_copy:
         _replace(home, path, second_copy.read_bytes())
         _verify_written(path)
@@ -456,7 +460,7 @@ def _folders(home: Path) -> AssetFolders:
 
 
 @contextlib.contextmanager
-def _only_writer(home: Path) -> Iterator[None]:
+def only_catalog_writer(home: Path) -> Iterator[None]:
     """Let one process at a time replace the catalogue. Raises DurableWriteError, OSError."""
     folders = _folders(home)
     for folder in (folders.published, folders.versions, folders.staging, folders.locks):

@@ -57,7 +57,8 @@ _HEADER_DIGEST_KEY = b"vlm_assets.catalog.sha256"
 WITHDRAWN = "withdrawn"
 """The kind of failure of a withdrawn property's row, and how its id begins."""
 
-_DIGITS = 32
+DIGITS = 32
+"""Hex digits of the digest in a tombstone's id."""
 
 
 class CatalogError(Exception):
@@ -304,14 +305,9 @@ class CatalogWriter:
         self._pending, self._pending_rows = [], 0
 
 
-def tombstone_id(catalog_id: str, property_id: str) -> str:
-    """The id of a withdrawn property's row. Nobody can tell the property from it but by trying ids."""
-    return f"{WITHDRAWN}-{hashlib.sha256(f'{catalog_id} {property_id}'.encode()).hexdigest()[:_DIGITS]}"
-
-
 def is_tombstone(property_id: str) -> bool:
     """Whether an id of the catalogue is that of a withdrawn property's row."""
-    return property_id.startswith(f"{WITHDRAWN}-") and len(property_id) == len(WITHDRAWN) + 1 + _DIGITS
+    return property_id.startswith(f"{WITHDRAWN}-") and len(property_id) == len(WITHDRAWN) + 1 + DIGITS
 
 
 def withdrawal_note(state_directory: Path) -> Path:

@@ -34,7 +34,6 @@ from vlm_assets.catalog.catalog_file import (
     CatalogWriter,
     inputs_digest,
     is_tombstone,
-    tombstone_id,
     with_inputs_digest,
 )
 from vlm_assets.catalog.image_root import AnyImageRoot, ImageRoot, root_at
@@ -56,6 +55,14 @@ from vlm_assets.catalog.published_ids import (
 )
 from vlm_assets.catalog.ranges import ORDINAL_LIMIT, PropertyRange, cut_around
 from vlm_assets.catalog.stored_catalog import extend_catalog, pull_catalog
+from vlm_assets.catalog.withdrawn_ids import (
+    WithdrawnIds,
+    lost_list,
+    read_withdrawn,
+    restore_withdrawn,
+    save_withdrawn,
+    share_withdrawn,
+)
 
 DEFAULT_RANGE_SIZE = 1000
 """Properties a range where nobody says otherwise: minutes to hours of work for most models."""
@@ -90,6 +97,7 @@ class IngestReport:
     ``format``: how it was read, if that is worth a sentence. ``refused``: entries that were left out, which
     stand in ``rejects``. ``more_images``: properties with more than ``max_images``.
     ``range_size_asked``: where another size was asked for than the one before, ``range_size_before``.
+    ``withdrawn``: listed properties that were withdrawn, and stay out. ``restored``: of the list of those.
     """
 
     home: Path
@@ -124,6 +132,8 @@ class IngestReport:
     more_images: int = 0
     range_size_before: int | None = None
     range_size_asked: int | None = None
+    withdrawn: int = 0
+    restored: tuple[str, ...] = ()
 
     def sentences(self) -> tuple[str, ...]:
         """The report in words, the most important first."""
@@ -134,6 +144,12 @@ class IngestReport:
             f"The catalogue {'now holds' if self.written else 'stays as it was, with'} "
             f"{self.rows} properties."
         )
+        said += self.restored
+        if self.withdrawn:
+            said.append(
+                f"{self.withdrawn} listed properties were withdrawn and stay out. `vlm-assets withdraw --undo"
+                " ID` lets one in again."
+            )
         if self.refused:
             said.append(
                 f"{self.refused} entries were refused and left out, with their properties. They are listed"
@@ -240,6 +256,7 @@ def ingest(
     with Problems(source, rejects) as problems, ThreadPoolExecutor(_THREADS) as pool:
         listing = open_listing(source, image_root=root.path, pool=pool, problems=problems, options=options)
         with only_ingest(home, f"source {source}"):
+            restored = [restore_withdrawn(home)]
             there = pull_catalog(home, store)
             known = _known(home)
             _check_root(known, root, update)
@@ -254,10 +271,20 @@ def ingest(
             progress(IngestProgress("writing the catalogue", listing.total, listing.total, *counts))
 
             unlisted = unlisted_ids(home, known, store)
-            merge = _Merge(listed, update, close, unlisted, source)
+            withdrawn = read_withdrawn(home)
+            merge = _Merge(listed, update, close, unlisted, source, withdrawn)
             header = _header(known, home, root, range_size)
             moved = known is not None and header.image_root != known.header.image_root
             data = merge.next_catalog(known, header)
+            if merge.tombstones and (withdrawn := merge.withdrawn) is None:
+                raise lost_list(home, len(merge.tombstones))
+            if withdrawn is not None and merge.unknown_tombstones:
+                save_withdrawn(home, withdrawn)
+                share_withdrawn(home, store)
+                restored.append(
+                    f"{merge.unknown_tombstones} properties were missing from the list of withdrawn ids,"
+                    " and were restored from the tombstones of the catalogue."
+                )
             images = len(listed.sizes)
             if update and merge.readable_before and images and len(listed.missing()) == images:
                 # An unmounted disk looks like images that are all gone: every range would be stale.
@@ -276,6 +303,8 @@ def ingest(
                 report,
                 written=written,
                 moved=moved,
+                withdrawn=merge.left_out,
+                restored=tuple(filter(None, restored)),
                 range_size_before=before,
                 range_size_asked=None if range_size in (None, before) else range_size,
             )
@@ -311,13 +340,16 @@ class _Merge:
     close: bool
     unlisted: Sequence[PublishedIds]
     source: Place
+    withdrawn: WithdrawnIds | None
+    unknown_tombstones: int = 0
+    left_out: int = 0
     unchanged: int = 0
     new: int = 0
     readable_before: bool = False
     changed_in_tail: bool = False
     changed: list[str] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
-    withdrawn: set[str] = field(default_factory=set)
+    tombstones: set[str] = field(default_factory=set)
     stale: list[PropertyRange] = field(default_factory=list)
     new_ranges: tuple[PropertyRange, ...] = ()
 
@@ -340,10 +372,15 @@ class _Merge:
             else:
                 writer.add(one, table)
                 closed = one.stop
-        if known is not None and self.withdrawn:
+        self.tombstones |= {name for one in self.unlisted for name in one.ids if is_tombstone(name)}
+        if self.withdrawn is not None:
+            before = len(self.withdrawn.changes)
+            self.withdrawn = self.withdrawn.with_tombstones(self.tombstones)
+            self.unknown_tombstones = len(self.withdrawn.changes) - before
             for name, code in self.listed.codes.items():
-                if tombstone_id(known.catalog_id, name) in self.withdrawn:
+                if is_new[code] and name in self.withdrawn:
                     is_new[code] = False
+                    self.left_out += 1
         ids = numbered_as_published(
             self.unlisted,
             list(compress(self.listed.codes, is_new)),
@@ -392,7 +429,7 @@ class _Merge:
         self.readable_before |= bool(pc.any(pc.is_valid(pc.list_flatten(table["image_bytes"]))).as_py())
         names = table["property_id"].to_pylist()
         missing = [names[row] for row in np.flatnonzero(codes < 0)]
-        self.withdrawn |= {name for name in missing if is_tombstone(name)}
+        self.tombstones |= {name for name in missing if is_tombstone(name)}
         self.gone += [name for name in missing if name not in self.listed.left_out and not is_tombstone(name)]
         before = table.take(pa.array(here)).combine_chunks()
         uris, sizes = self.listed.images_of(codes[here])

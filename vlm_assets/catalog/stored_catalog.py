@@ -25,6 +25,7 @@ from vlm_assets.catalog.catalog_copies import (
     trouble_of,
 )
 from vlm_assets.catalog.catalog_file import UNREADABLE, CatalogError, CatalogHeader
+from vlm_assets.catalog.withdrawn_ids import share_withdrawn
 
 CATALOG = "property_catalog"
 """The asset of the catalogue."""
@@ -36,10 +37,12 @@ MOST_BYTES = 5 << 30
 def pull_catalog(home: Path, store: S3Folder | None) -> Stored | None:
     """Have the home hold the store's catalogue; a store without one gets the home's, if there is one.
 
-    Returns what stands in the store. Raises CatalogError, StoreError.
+    The list of withdrawn ids is shared first. Returns what stands in the store. Raises CatalogError,
+    StoreError.
     """
     if store is None:
         return None
+    share_withdrawn(home, store)
     there = store.head(CATALOG_NAME)
     here, unreadable_here = None, None
     try:

@@ -33,6 +33,9 @@ from vlm_assets.assets.partition_state import (
 )
 from vlm_assets.assets.row_counts import Counted, RowCounts, RowsFile, count_rows
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.catalog_file import is_tombstone
+from vlm_assets.catalog.stored_catalog import CATALOG
+from vlm_assets.catalog.withdrawn_ids import WithdrawnListError, lost_list, read_withdrawn
 from vlm_assets.config.settings import Settings
 from vlm_assets.operate.store_contents import store_problems
 from vlm_assets.operate.store_looks import store_looks
@@ -171,6 +174,7 @@ def audit(settings: Settings, catalog: Catalog, *, deep: bool = False) -> Audit:
     for asset in assets:
         problems += foreign_files(asset, keys)
         problems += _settings_differ(asset.name, states)
+    problems += _withdrawn(settings, catalog)
     problems += of_store
     return Audit(str(settings.home), deep, (descriptions, embeddings), tuple(partitions), tuple(problems))
 
@@ -278,6 +282,29 @@ def _settings_differ(asset: str, looked: Sequence[PartitionState]) -> Iterator[P
         f" {shares}. `vlm-assets run --stale` makes those anew that are not of the settings now."
     )
     yield Problem(Kind.SETTINGS_DIFFER, asset, None, sentence)
+
+
+def _withdrawn(settings: Settings, catalog: Catalog) -> Iterator[Problem]:
+    """Withdrawn properties that are in the catalogue all the same, and a list of them that is lost."""
+    try:
+        withdrawn = read_withdrawn(settings.home)
+    except WithdrawnListError as error:
+        yield Problem(Kind.WITHDRAWN, CATALOG, None, str(error))
+        return
+    tombstones, returned = 0, list[str]()
+    for _, table in catalog.slices(with_tail=True):
+        for one in table["property_id"].to_pylist():
+            tombstones += is_tombstone(one)
+            if withdrawn is not None and one in withdrawn:
+                returned.append(one)
+    if withdrawn is None and tombstones:
+        yield Problem(Kind.WITHDRAWN, CATALOG, None, str(lost_list(settings.home, tombstones)))
+    if returned:
+        sentence = (
+            f"{len(returned)} properties that were withdrawn are in the catalogue again, such as"
+            f" {returned[0]!r}: an older one was put back. `vlm-assets withdraw` withdraws them again."
+        )
+        yield Problem(Kind.WITHDRAWN, CATALOG, None, sentence)
 
 
 def foreign_files(asset: AssetFolders, keys: Collection[str]) -> Iterator[Problem]:

@@ -142,7 +142,7 @@ def plan_repairs(settings: Settings, found: Audit, *, failed: bool = False) -> l
             path = Path(problem.path)
             way = Way.SET_ASIDE if path.is_file() else Way.BY_HAND
             repairs.append(Repair(problem.asset, None, way, (problem.sentence,), path))
-        elif problem.kind is Kind.UNLISTED:
+        elif problem.kind in (Kind.UNLISTED, Kind.WITHDRAWN):
             repairs.append(Repair(problem.asset, None, Way.BY_HAND, (problem.sentence,)))
     for (asset, key), problems in by_partition.items():
         partition = PartitionFiles(settings.layout.asset(asset), key)

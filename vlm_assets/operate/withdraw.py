@@ -55,12 +55,19 @@ from vlm_assets.catalog.catalog_file import (
     WITHDRAWN,
     CatalogWriter,
     inputs_digest,
-    tombstone_id,
+    is_tombstone,
     withdrawal_note,
 )
 from vlm_assets.catalog.ingest import only_ingest
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.catalog.stored_catalog import extend_catalog, pull_catalog
+from vlm_assets.catalog.withdrawn_ids import (
+    WithdrawnIds,
+    lost_list,
+    read_withdrawn,
+    save_withdrawn,
+    share_withdrawn,
+)
 from vlm_assets.config.resource_settings import build_vision_language_model, control_state
 from vlm_assets.config.settings import Settings
 from vlm_assets.operate.explore import forget_tables
@@ -92,7 +99,10 @@ class Withdrawal:
 
 
 def plan_withdrawal(settings: Settings, ids: Collection[str]) -> Withdrawal:
-    """Find the partitions of these properties; changes nothing. Raises CatalogError."""
+    """Find the partitions of these properties; changes nothing but that the home has a list of withdrawn ids.
+
+    Raises CatalogError, StoreError, OSError.
+    """
     catalog = Catalog.open(settings.home)
     wanted, found = frozenset(ids), set[str]()
     slices, texts = {}, {}
@@ -111,8 +121,54 @@ def plan_withdrawal(settings: Settings, ids: Collection[str]) -> Withdrawal:
             f" {', '.join(map(repr, unknown[:3]))}. Nothing was changed. Ids are compared exactly, blanks and"
             " case too: take them out of the file, then do it again."
         )
-    tombstones = {one: tombstone_id(catalog.catalog_id, one) for one in sorted(wanted)}
-    return Withdrawal(tombstones, slices, texts)
+    withdrawn = share_withdrawn(settings.home, settings.store)
+    if withdrawn is None:
+        withdrawn = begin_list(settings)
+    withdrawn = withdrawn.changed(wanted, withdrawn=True)
+    return Withdrawal({one: withdrawn.tombstone(one) for one in sorted(wanted)}, slices, texts)
+
+
+def begin_list(settings: Settings, *, accepts_loss: bool = False) -> WithdrawnIds:
+    """Begin the list of withdrawn ids. accepts_loss: there was one, and nobody can say any more of which ids.
+
+    Raises WithdrawnListError, CatalogError, StoreError, OSError.
+    """
+    tombstones = {one for one in _ids(Catalog.open(settings.home)) if is_tombstone(one)}
+    if tombstones and not accepts_loss:
+        raise lost_list(settings.home, len(tombstones))
+    save_withdrawn(settings.home, WithdrawnIds.new().with_tombstones(tombstones))
+    withdrawn = share_withdrawn(settings.home, settings.store)
+    assert withdrawn is not None
+    return withdrawn
+
+
+def returned_ids(settings: Settings, catalog: Catalog) -> list[str]:
+    """Withdrawn properties that are in the catalogue all the same, in its order. Raises CatalogError."""
+    withdrawn = read_withdrawn(settings.home)
+    return [] if withdrawn is None else [one for one in _ids(catalog) if one in withdrawn]
+
+
+def undo_withdrawal(settings: Settings, ids: Collection[str]) -> None:
+    """Take ids off the list of withdrawn ids: the next ingest that lists them takes them in again.
+
+    Raises CommandError with nothing changed; CatalogError, StoreError, OSError.
+    """
+    if pending_withdrawal(settings) is not None:
+        raise CommandError("A withdrawal was cut short. Finish it first: `vlm-assets withdraw`.")
+    withdrawn = share_withdrawn(settings.home, settings.store)
+    if unknown := [one for one in ids if withdrawn is None or one not in withdrawn]:
+        raise CommandError(
+            f"{unknown[0]!r} is not withdrawn. Nothing was changed. Ids are compared exactly, blanks and case"
+            " too."
+        )
+    assert withdrawn is not None
+    save_withdrawn(settings.home, withdrawn.changed(ids, withdrawn=False))
+    share_withdrawn(settings.home, settings.store)
+
+
+def _ids(catalog: Catalog) -> Iterator[str]:
+    for _, table in catalog.slices(with_tail=True):
+        yield from table["property_id"].to_pylist()
 
 
 def pending_withdrawal(settings: Settings) -> Withdrawal | None:
@@ -146,6 +202,12 @@ def withdraw(settings: Settings, wanted: Withdrawal) -> Iterator[str]:
             f"A run works on {', '.join(busy[:3])}. Nothing was changed. Wait for it, or `vlm-assets pause`,"
             " then do it again."
         )
+    withdrawn = share_withdrawn(settings.home, settings.store)
+    if withdrawn is None:
+        raise CommandError("The list of withdrawn ids is gone. Begin one: `vlm-assets withdraw --new-list`.")
+    # Before the catalogue: from now on no ingest takes them in, whatever catalogue it meets.
+    save_withdrawn(settings.home, withdrawn.changed(wanted.tombstones, withdrawn=True))
+    share_withdrawn(settings.home, settings.store)
     for path in replace_by_tombstones(settings.home, wanted.tombstones, settings.store):
         yield f"Removed {len(wanted.tombstones)} properties from {path}."
     if (store := settings.store) is not None:
@@ -430,7 +492,8 @@ def _with_tombstones(table: pa.Table, tombstones: Mapping[str, str]) -> pa.Table
 
 _EXAMPLES = """\b
 vlm-assets withdraw --ids ids.txt   one id a line
-vlm-assets withdraw                 go on with a withdrawal that was cut short"""
+vlm-assets withdraw                 go on with one that was cut short; withdraw again what came back
+vlm-assets withdraw --undo ID       let an ingest take this property in again"""
 
 
 @app.command("withdraw", epilog=_EXAMPLES)
@@ -438,24 +501,46 @@ def withdraw_command(
     ids: Annotated[
         Path | None, typer.Option("--ids", help="A text file with one property id a line.", exists=True)
     ] = None,
+    undo: Annotated[
+        list[str] | None,
+        typer.Option("--undo", metavar="ID", help="Take this id off the list of withdrawn ids."),
+    ] = None,
+    new_list: Annotated[
+        bool,
+        typer.Option("--new-list", help="Begin the list of withdrawn ids anew, after both copies were lost."),
+    ] = False,
     home: Home = None,
     yes: Yes = False,
 ) -> None:
     """Remove properties for good, from files, versions and journals.
 
-    Takes them out of the catalogue, published files, earlier versions and journals.
+    Takes them out of the catalogue, published files, earlier versions and journals, and keeps them out.
     Their images, your listing and Dagster's own history are not touched.
     If it is cut short, the same command goes on. Exit code 0 if all is removed, 1 if not.
     """
     current = chosen_settings(home)
+    if undo:
+        undo_withdrawal(current, undo)
+        say(f"{len(undo)} ids are off the list. The next ingest that lists them gives them new numbers.")
+        raise typer.Exit(0)
+    if new_list:
+        is_there = share_withdrawn(current.home, current.store) is not None
+        if not is_there:
+            begin_list(current, accepts_loss=True)
+        say("The list is there already." if is_there else "A new list of withdrawn ids was begun.")
+        raise typer.Exit(0)
     wanted = pending_withdrawal(current)
     if wanted is not None:
         say("A withdrawal was cut short. It is finished first.", fg="yellow")
-    elif ids is None:
-        say("There is no withdrawal to go on with. Name the ids: `vlm-assets withdraw --ids FILE`.")
-        raise typer.Exit(0)
     else:
-        wanted = plan_withdrawal(current, [line for line in ids.read_text().splitlines() if line])
+        named = [line for line in ids.read_text().splitlines() if line] if ids is not None else []
+        if ids is None:
+            named = returned_ids(current, Catalog.open(current.home))
+            if not named:
+                say("There is no withdrawal to go on with. Name the ids: `vlm-assets withdraw --ids FILE`.")
+                raise typer.Exit(0)
+            say(f"{len(named)} properties that were withdrawn are in the catalogue again.", fg="yellow")
+        wanted = plan_withdrawal(current, named)
         where = f" of {len(wanted.keys)} partitions" if wanted.keys else ""
         if not agreed(f"Remove {len(wanted.tombstones)} properties{where} for good?", yes):
             raise typer.Exit(1)

@@ -33,6 +33,13 @@ from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path
 from vlm_assets.catalog.catalog_file import CatalogError
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.catalog.stored_catalog import pull_catalog, put_catalog
+from vlm_assets.catalog.withdrawn_ids import (
+    WithdrawnIds,
+    WithdrawnListError,
+    list_paths,
+    read_withdrawn,
+    save_withdrawn,
+)
 from vlm_assets.cluster import node as node_module
 from vlm_assets.config.resource_settings import build_vision_language_model
 from vlm_assets.definitions import build_defs
@@ -40,6 +47,7 @@ from vlm_assets.operate import run as run_module
 from vlm_assets.operate.audit import audit
 from vlm_assets.operate.main import app
 from vlm_assets.operate.repair import accept_loss, find_losses
+from vlm_assets.operate.withdraw import plan_withdrawal, undo_withdrawal, withdraw
 
 KEY = "000000000-000000007"
 
@@ -400,3 +408,30 @@ def test_a_store_that_was_put_back_is_not_taken_over(machines, listing, bucket):
     pull_catalog(second.home, bucket)
     assert Catalog.open(second.home).header == Catalog.open(first.home).header
     assert Catalog.open(second.home).find("late") is None
+
+
+def test_machines_share_the_list_of_withdrawn_ids(machines, listing, bucket):
+    """What one machine withdraws or takes off its list, the others know before their next run or ingest."""
+    first, second = (one.settings for one in machines)
+    pull_catalog(first.home, bucket)
+    pull_catalog(second.home, bucket)
+    catalog = Catalog.open(first.home)
+    ids = catalog.slice(catalog.ranges[0])["property_id"].to_pylist()
+    list(withdraw(first, plan_withdrawal(first, ids[:1])))
+    list(withdraw(second, plan_withdrawal(second, ids[1:2])))
+    for settings in (first, second):
+        pull_catalog(settings.home, bucket)
+        withdrawn = read_withdrawn(settings.home)
+        assert [one in withdrawn for one in ids[:3]] == [True, True, False]
+        assert list_paths(settings.home)[0].read_bytes() == bucket.get(
+            "property_catalog/withdrawn.json", most=1 << 20
+        )
+    undo_withdrawal(first, ids[1:2])
+    report = ingest(listing, second.home, store=bucket)
+    assert (report.withdrawn, report.new) == (1, 1)
+    # Made apart, while no store was set: nobody's list is overwritten.
+    for path in list_paths(second.home):
+        path.unlink()
+    save_withdrawn(second.home, WithdrawnIds.new().changed(["mine"], withdrawn=True))
+    with pytest.raises(WithdrawnListError, match=r"move .* away, and withdraw their ids again"):
+        pull_catalog(second.home, bucket)

@@ -23,17 +23,25 @@ from resources.training.rank_watch import PositionFile
 from resources.training.state import TrainingState
 from resources.training.training_plan import Sample, TrainingPlan, write_samples
 from vlm_assets.assets import materialize
+from vlm_assets.assets.partition_state import Kind
 from vlm_assets.assets.truth import verdicts
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import WITHDRAWN, CatalogError
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.catalog.withdrawn_ids import list_paths
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import load_settings
 from vlm_assets.operate.audit import audit
 from vlm_assets.operate.review import Reviewed, keep, verdict_of
 from vlm_assets.operate.status import read_status
 from vlm_assets.operate.terminal import CommandError
-from vlm_assets.operate.withdraw import Withdrawal, pending_withdrawal, plan_withdrawal, withdraw
+from vlm_assets.operate.withdraw import (
+    Withdrawal,
+    pending_withdrawal,
+    plan_withdrawal,
+    returned_ids,
+    withdraw,
+)
 
 ROUNDS = int(os.environ.get("FAULTS_ROUNDS", "1"))
 KEY, SECOND = "000000000-000000007", "000000008-000000015"
@@ -127,6 +135,32 @@ def test_nothing_of_a_withdrawn_property_is_left_and_all_else_is_as_it_was(desk,
     report = ingest(listing, desk.settings.home, range_size=8, close=True)
     assert report.new_ranges == ()
     assert not set(gone).intersection(ids_of(desk.settings))
+
+
+@pytest.mark.published(*ASSETS)
+def test_a_withdrawn_property_that_was_put_back_is_not_conserved(desk, tmp_path):
+    """With all but the list from the day before, no run works on it, and the audit does not pass it."""
+    home, settings = desk.settings.home, desk.settings
+    gone = ids_of(settings)[2]
+    shutil.copytree(home, tmp_path / "before", symlinks=True)
+    done(settings, [gone])
+    lists = {path: path.read_bytes() for path in list_paths(home)}
+    for folder in ("property_catalog", *ASSETS, ".versions", ".state/version_marks"):
+        shutil.rmtree(home / folder)
+        shutil.copytree(tmp_path / "before" / folder, home / folder)
+    for path, data in lists.items():
+        path.write_bytes(data)
+    assert gone in ids_of(settings)
+    found = audit(settings, Catalog.open(home), deep=True)
+    assert [one.kind for one in found.wrong] == [Kind.WITHDRAWN]
+    assert "Conserved" not in found.verdict()
+    for config in ({}, {"recompute": True}):
+        refused = desk.materialize(config=config)
+        assert "Withdrawn properties are back in the catalogue" in refused.failure
+        assert NO_ATTEMPT in desk.instance.get_runs()[0].tags
+    done(settings, returned_ids(settings, Catalog.open(home)))
+    assert files_with(home, gone) == []
+    is_whole(settings, [gone])
 
 
 def test_unpublished_work_of_the_others_is_kept(desk):
