@@ -1,4 +1,4 @@
-"""``make mutations``: take out each safeguard of the commit protocol in turn; a test must fail each time.
+"""``make mutations``: take out each safeguard and change each decision in turn; a test must fail each time.
 
 The tests run on a copy of the tree; the quick ones first, the fault tests for what these let through.
 Exit code 1 where a mutant survives.
@@ -28,7 +28,7 @@ import pyarrow.dataset
 import pyarrow.parquet  # noqa: F401
 import pytest
 
-from faults.mutations import journal_mutants, publication_mutants
+from faults.mutations import decision_mutants, journal_mutants, publication_mutants
 from faults.mutations.mutant import Mutant
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -48,6 +48,7 @@ _QUICK = {
         "tests/unit/resources/publishing/test_verification.py",
         f"{_PUBLICATION}::test_bytes_changed_before_the_read_back",
     ],
+    **decision_mutants.TESTS,
 }
 _FAULTS = {
     "journal": [_POWER_CUTS, "tests/faults/resources/journal"],
@@ -75,6 +76,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", type=Path, help="write the table as JSON too")
     asked = parser.parse_args(arguments)
     groups = {"journal": journal_mutants.MUTANTS, "publication": publication_mutants.MUTANTS}
+    for file in decision_mutants.TESTS:
+        groups[file] = tuple(one for one in decision_mutants.MUTANTS if one.file == file)
     outcomes = []
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="mutations-", dir=memory) as folder:
@@ -107,7 +110,7 @@ def _judge(mutant: Mutant, group: str, copy: Path) -> Outcome:
     whole = path.read_text()
     path.write_text(mutant.applied(copy))
     try:
-        tests = [_QUICK[group], _FAULTS[group]]
+        tests = [_QUICK[group], *filter(None, [_FAULTS.get(group)])]
         if path.name in _SHARED:
             tests += [_QUICK["publication"], _FAULTS["publication"]]
         failing = next(filter(None, (_failing(copy, some) for some in tests)), None)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from faults.mutations import journal_mutants, publication_mutants
+from faults.mutations import decision_mutants, journal_mutants, publication_mutants
 from faults.mutations.__main__ import CHECKOUT
 
-MUTANTS = (*journal_mutants.MUTANTS, *publication_mutants.MUTANTS)
+MUTANTS = (*journal_mutants.MUTANTS, *publication_mutants.MUTANTS, *decision_mutants.MUTANTS)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.promise)
@@ -17,3 +17,12 @@ def test_a_mutant_takes_out_one_safeguard(mutant):
 def test_no_mutant_is_listed_twice():
     """Each stands for a promise of its own."""
     assert len({mutant.promise for mutant in MUTANTS}) == len(MUTANTS)
+
+
+def test_every_decision_has_tests_that_hold_it():
+    """A file whose mutants are listed under no tests would be passed over."""
+    assert {mutant.file for mutant in decision_mutants.MUTANTS} == set(decision_mutants.TESTS)
+    for tests in decision_mutants.TESTS.values():
+        for name in tests:
+            path, _, function = name.partition("::")
+            assert f"def {function}" in (CHECKOUT / path).read_text()

@@ -76,7 +76,7 @@ def test_the_better_variant_is_named_and_all_right_is_surer_than_an_error(
     uneven, tmp_path, monkeypatch
 ) -> None:
     """A property that failed has all of its fields wrong; a field wrong in one property counts a half."""
-    second = [None, RIGHT | {"floors": 3}, *[RIGHT] * 6]
+    second = [RIGHT | {"floors": 3}, None, *[RIGHT] * 6]
     found = compared(uneven, tmp_path, monkeypatch, [RIGHT] * 8, second)
     (pair,) = found.pairs
     assert pair.better_by is not None
@@ -90,8 +90,9 @@ def test_the_better_variant_is_named_and_all_right_is_surer_than_an_error(
     assert with_errors.high < 1.0
     assert found.results[1].fields["floors"].share == pytest.approx(6 / 8)
     assert (found.results[1].failed.share, found.results[0].failed.share) == (1 / 8, 0.0)
-    assert set(found.differences["p1"]) == {"floors"}
-    assert found.disagreements == ("p0", "p1"), "the one that differs most comes first"
+    assert found.results[1].invalid.share == 1 / 8, "it never gave a valid answer"
+    assert set(found.differences["p0"]) == {"floors"}
+    assert found.disagreements == ("p1", "p0"), "the one that differs most comes first"
     back = compared(uneven, tmp_path, monkeypatch, second, [RIGHT] * 8).pairs[0].better_by
     assert back is not None
     assert (back.low, back.high) == pytest.approx((-pair.better_by.high, -pair.better_by.low))

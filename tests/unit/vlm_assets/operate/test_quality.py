@@ -1,8 +1,10 @@
 """Quality counts the answers, and names odd ones with their partition and examples."""
 
 import random
+from statistics import fmean
 from typing import ClassVar, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -12,7 +14,15 @@ from resources.engine.schema import DescriptionSchema
 from resources.publishing.published import PublishedPartitions
 from vlm_assets.automation.dataset_quality import quality_picture
 from vlm_assets.operate import quality
-from vlm_assets.operate.quality import FAILURE, judge, look_at_quality, summarize
+from vlm_assets.operate.quality import (
+    FAILURE,
+    FieldAnswers,
+    FieldSummary,
+    PartitionSummary,
+    judge,
+    look_at_quality,
+    summarize,
+)
 from vlm_assets.operate.terminal import CommandError
 
 ROWS = 200
@@ -179,3 +189,92 @@ def test_a_second_look_reads_what_is_new_alone(dataset, monkeypatch):
     recorded.clear()
     look_at_quality(dataset.settings, dataset.catalog)
     assert (read, recorded) == ([key], [key])
+
+
+def counted(random, odd, *, partitions=200, rows=60, often=0.85):
+    """Summaries of partitions with three fields of yes and no. The first ``odd`` say yes too often in one."""
+    for number in range(partitions):
+        fields = {}
+        for name in ("first", "second", "third"):
+            yes = int(random.binomial(rows, often if name == "first" and number < odd else 0.5))
+            counts = {answer: count for answer, count in (("yes", yes), ("no", rows - yes)) if count}
+            fields[name] = FieldSummary("values", 0, counts, 0, 0)
+        yield PartitionSummary(str(number), "2026-01-01", rows, {}, fields, {})
+
+
+def named(summaries):
+    return {(one.key, one.field) for one in judge(summaries).of_check("alike")}
+
+
+def test_the_share_of_false_alarms_is_the_one_that_is_set(monkeypatch):
+    """Of what is named, at most that share differs by chance (Benjamini and Hochberg), and the rest is found.
+
+    600 comparisons, fifteen of them truly odd, drawn forty times. Set to 10% it can be measured.
+    """
+    monkeypatch.setattr(quality, "LOOKED_LIKE", 0.0)
+    random, false_shares, powers = np.random.default_rng(5), [], []
+    monkeypatch.setattr(quality, "_ERROR_RATE", 0.1)
+    for _ in range(40):
+        found = named(counted(random, 15))
+        truly = {one for one in found if one[1] == "first" and int(one[0]) < 15}
+        false_shares.append(1 - len(truly) / len(found))
+        powers.append(len(truly) / 15)
+    # 0.1 of those that are not odd; without a correction it is four fifths, with Bonferroni's next to none.
+    assert 0.05 < fmean(false_shares) < 0.13
+    assert fmean(powers) > 0.97
+    monkeypatch.undo()
+    as_set = [named(counted(random, odd)) for odd in (0, 15) for _ in range(10)]
+    assert not any(as_set[:10])
+    assert {one[1] for one in set().union(*as_set)} == {"first"}
+    assert fmean(len(found) for found in as_set[10:]) > 0.8 * 15
+
+
+def test_many_odd_partitions_are_found_together_that_one_by_one_would_pass_for_chance(monkeypatch):
+    """What is named is the rule of 1995, applied by hand; Bonferroni's would find half of it."""
+    monkeypatch.setattr(quality, "LOOKED_LIKE", 0.0)
+    summaries = list(counted(np.random.default_rng(6), 60, often=0.8))
+    whole = judge(summaries)
+    chances = {
+        (whole_key, name): one.chance
+        for name, answers in whole.fields.items()
+        for one in answers.compared()
+        for whole_key in [list(whole.published)[one.partition]]
+    }
+    in_order = sorted(chances, key=chances.__getitem__)
+    passed = [rank for rank, one in enumerate(in_order, 1) if chances[one] <= 0.001 * rank / len(chances)]
+    assert named(summaries) == set(in_order[: max(passed)])
+    bonferroni = [one for one in chances.values() if one <= 0.001 / len(chances)]
+    assert max(passed) > 1.5 * len(bonferroni) > 0
+
+
+def test_odd_by_a_little_is_not_named_however_sure_it_is():
+    """A difference of 10 points in 5,000 rows is certain, and no reason to look at a partition."""
+    random = np.random.default_rng(7)
+    assert named(counted(random, 1, rows=5000, often=0.6)) == set()
+    assert named(counted(random, 1, rows=5000, often=0.7)) == {("0", "first")}
+
+
+@pytest.mark.parametrize("shares", [(0.6, 0.4), (0.5, 0.3, 0.2), (0.25, 0.25, 0.25, 0.245, 0.005)])
+def test_the_chance_of_a_partition_is_a_chance(shares):
+    """Where all partitions are alike, 5% have a chance of at most 5%, also with a value that is rare."""
+    random, answers = np.random.default_rng(8), FieldAnswers("values")
+    for number in range(1500):
+        drawn = random.multinomial(100, shares)
+        answers.add(number, {str(value): int(count) for value, count in enumerate(drawn) if count})
+    chances = np.array([one.chance for one in answers.compared()])
+    assert len(chances) == 1500
+    for limit in (0.5, 0.05):
+        assert np.mean(chances <= limit) == pytest.approx(limit, rel=0.3 if limit < 0.1 else 0.1)
+    assert np.mean(chances <= 0.001) < 0.005
+
+
+def test_a_few_rows_are_not_held_against_a_partition():
+    """Twenty properties that are all alike are a street and no mistake: they are not compared."""
+    random = np.random.default_rng(9)
+    few = PartitionSummary(
+        "few", "2026-01-01", 20, {}, {"first": FieldSummary("values", 0, {"yes": 20}, 0, 0)}, {}
+    )
+    enough = PartitionSummary(
+        "enough", "2026-01-01", 60, {}, {"first": FieldSummary("values", 0, {"yes": 60}, 0, 0)}, {}
+    )
+    assert named([*counted(random, 0), few, enough]) == {("enough", "first")}

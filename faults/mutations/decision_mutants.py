@@ -1,0 +1,140 @@
+"""Decisions outside the commit protocol, each to be changed once: file, exact text, replacement, promise.
+
+What lives here: what is tried again, found, given on, judged, compared, planned, leased and refused. The
+tests that hold the decisions of a file stand beside it in ``TESTS``.
+"""
+
+from __future__ import annotations
+
+from faults.mutations.mutant import Mutant
+
+_RETRY = "sensors/retry_decision.py"
+_SEARCH = "vlm_assets/operate/search.py"
+_EXPORT = "vlm_assets/operate/export.py"
+_QUALITY = "vlm_assets/operate/quality.py"
+_INTERVALS = "vlm_assets/operate/intervals.py"
+_COMPARE = "vlm_assets/operate/compare.py"
+_PLAN = "vlm_assets/operate/plan.py"
+_LEASES = "resources/devices/leases.py"
+_WORKER = "resources/images/worker.py"
+_ORDER = "resources/training/order.py"
+_SCHEMA = "resources/engine/schema.py"
+
+_OPERATE = "tests/unit/vlm_assets/operate"
+
+TESTS = {
+    _RETRY: ["tests/unit/sensors/test_retry_decision.py"],
+    _SEARCH: [f"{_OPERATE}/test_search.py"],
+    _EXPORT: [
+        f"{_OPERATE}/test_export.py::test_{name}"
+        for name in (
+            "a_vector_is_given_on_with_the_text_that_it_was_made_from_alone",
+            "each_row_gets_its_own_vector_whatever_order_they_lie_in",
+            "a_shard_that_is_not_what_was_written_ends_the_export",
+            "fewer_rows_than_were_chosen_end_the_export",
+            "nothing_says_that_a_folder_is_whole_while_its_shards_are_replaced",
+        )
+    ],
+    _QUALITY: [
+        f"{_OPERATE}/test_quality.py::test_{name}"
+        for name in (
+            "many_odd_partitions_are_found_together_that_one_by_one_would_pass_for_chance",
+            "odd_by_a_little_is_not_named_however_sure_it_is",
+            "the_chance_of_a_partition_is_a_chance",
+            "a_few_rows_are_not_held_against_a_partition",
+            "the_share_of_false_alarms_is_the_one_that_is_set",
+        )
+    ],
+    _INTERVALS: [f"{_OPERATE}/test_intervals.py"],
+    _COMPARE: [f"{_OPERATE}/test_compare.py"],
+    _PLAN: [f"{_OPERATE}/test_plan.py"],
+    _LEASES: ["tests/unit/resources/devices/test_leases.py"],
+    _WORKER: ["tests/unit/resources/images/test_worker.py"],
+    _ORDER: ["tests/unit/resources/training/test_order.py"],
+    _SCHEMA: ["tests/unit/vlm_assets/assets/test_truth.py"],
+}
+
+MUTANTS = (
+    Mutant(_RETRY, "entry.attempts + (not interrupted)", "entry.attempts + 1", "an interruption is no attempt"),
+    Mutant(_RETRY, "    attempts = 0 if progress else ", "    attempts = ", "a new row begins the count of attempts anew"),
+    Mutant(_RETRY, "entry.interruptions + 1 if interrupted else 0", "entry.interruptions + interrupted",
+           "a failure ends the row of interruptions"),
+    Mutant(_RETRY, "    if progress:\n        interruptions", "    if False:\n        interruptions", "a new row ends the row of interruptions"),
+    Mutant(_RETRY, "given_up=entry.given_up and not progress", "given_up=entry.given_up", "a new row brings back what was given up"),
+    Mutant(_RETRY, "entry.attempts >= policy.attempts", "entry.attempts > policy.attempts", "it is given up after so many attempts"),
+    Mutant(_RETRY, "if run is None or run.run_id == entry.reckoned:", "if run is None:", "the end of a run is counted once"),
+    Mutant(_RETRY, "now < not_before <= now + self.delay(_LONGEST_DOUBLINGS)", "now < not_before", "a clock that was put back holds nothing up"),
+    Mutant(_RETRY, "2 ** min(times, _LONGEST_DOUBLINGS)", "2**times", "a back-off has an end"),
+    Mutant(_RETRY, "max(interruptions - 1, 0) if interrupted else attempts", "attempts", "interruptions back off by their own number"),
+    Mutant(_RETRY, "    delay = 0.0 if interrupted and interruptions <= 1 else ", "    delay = ", "the first interruption is resumed at once"),
+    Mutant(_RETRY, "run.needs_person and not at_once", "False", "what a new start would repeat is left to a person"),
+    Mutant(_RETRY, "abs(now - (run.ended_at or now)) < _DAGSTER_SECONDS", "True", "a run that Dagster never retries is not left to it"),
+    Mutant(_RETRY, "attempts=0, given_up=False, not_before=0.0", "attempts=0, not_before=0.0", "a person's button takes it up again"),
+    Mutant(_SEARCH, "found = sorted([*found, *nearest], reverse=True)[:most]", "found = [*found, *nearest][:most]",
+           "the nearest of all partitions are kept"),
+    Mutant(_SEARCH, "most=limit + (like is not None)", "most=limit", "as many neighbours as were asked for"),
+    Mutant(_SEARCH, "    return sorted(best, reverse=True)[:most], scanned\n", "    return best[:most], scanned\n", "the nearest of all blocks are kept"),
+    Mutant(_SEARCH, "one / max(float(np.linalg.norm(one)), 1e-12) for one in wanted", "one for one in wanted",
+           "a text and a property count alike"),
+    Mutant(_SEARCH, " if names[ordinal] != like]", "]", "a property is no neighbour of itself"),
+    Mutant(_SEARCH, "            ordinals, scores = ordinals[chosen], scores[chosen]\n", "            pass\n", "only what is chosen is found"),
+    Mutant(_SEARCH, "        ordinals = ordinals.filter(pc.is_valid(column))\n", "        pass\n", "a row without a vector shifts no other"),
+    Mutant(_SEARCH, "nan=-1.0", "nan=1.0", "a vector without a direction is near to nothing"),
+    Mutant(_SEARCH, "all(parts.get(name) == value for name, value in now.items())", "True", "vectors of another model are left out"),
+    Mutant(_SEARCH, "np.argpartition(-scores,", "np.argpartition(scores,", "the nearest of a block are kept"),
+    Mutant(_EXPORT, "if of_vectors is not None and not are_vectors_of(of_vectors, record):", "if False:",
+           "a vector of another text is not given on"),
+    Mutant(_EXPORT, ' and known["sources"] == sources', "", "a shard of earlier rows is written anew"),
+    Mutant(_EXPORT, " and _holds(folder / name, known):", ":", "a damaged shard is written anew"),
+    Mutant(_EXPORT, "        if not _holds(folder / name, one):\n", "        if False:\n", "every shard is read again at the end"),
+    Mutant(_EXPORT, ' and sha256_of(path) == known["sha256"]', "", "a shard is compared by its SHA-256"),
+    Mutant(_EXPORT, "    if rows != expected:\n", "    if False:\n", "the rows of an export are counted"),
+    Mutant(_EXPORT, "            _unfinish(folder)\n            size", "            size", "nothing says that a folder is whole while it changes"),
+    Mutant(_EXPORT, 'pc.and_(pc.equal(table["status"], "ok"), pc.is_null(table["embedding"]))', 'pc.is_null(table["embedding"])',
+           "a failed row lacks no vector"),
+    Mutant(_EXPORT, 'at = pc.index_in(rows["ordinal"], value_set=vectors["ordinal"].combine_chunks())',
+           "at = pa.chunked_array([pa.array(range(rows.num_rows))])", "each row gets its own vector"),
+    Mutant(_EXPORT, 'rows = rows.filter(pa.array(mask[rows["ordinal"].to_numpy()]))', "pass", "only chosen rows are exported"),
+    Mutant(_QUALITY, "_ERROR_RATE * rank / len(tested)", "_ERROR_RATE", "many comparisons name few by chance"),
+    Mutant(_QUALITY, "_ERROR_RATE * rank / len(tested)", "_ERROR_RATE / len(tested)", "many odd partitions are found together"),
+    Mutant(_QUALITY, " if one.distance >= LOOKED_LIKE]", "]", "a small difference is not named"),
+    Mutant(_QUALITY, "telling.sum(axis=1) - 1, 1)", "telling.sum(axis=1), 1)", "the chance of a partition is a chance"),
+    Mutant(_QUALITY, "telling = expected >= 5\n", "telling = expected >= 0\n", "a rare value tells nothing"),
+    Mutant(_QUALITY, "np.bincount(partitions, counts) >= _ENOUGH_ROWS // 2", "np.bincount(partitions, counts) >= 0",
+           "a few rows are not compared"),
+    Mutant(_INTERVALS, "for sign in (1, -1))", "for sign in (-1, 1))", "the first variant is the better one, and not the second"),
+    Mutant(_INTERVALS, " if self.differing else ", " if True else ", "without a difference nobody is called better"),
+    Mutant(_INTERVALS, "len(values) / _design_effect(values, lowest=0.0)", "len(values)", "fields that fail alone count for more than one answer"),
+    Mutant(_INTERVALS, "(_ADDED, _ADDED)", "(1e-9, 1e-9)", "one error never looks surer than none"),
+    Mutant(_INTERVALS, "z2 / (4 * of * of)", "0.0", "a share without an error is no certainty"),
+    Mutant(_INTERVALS, "2 * of - better + worse", "2 * of", "the score is that of the most likely chances"),
+    Mutant(_COMPARE, "one.attempts > 1 or one.description is None for", "one.attempts > 1 for", "an answer that failed was invalid"),
+    Mutant(_COMPARE, "asked = [one for one in described if one.attempts]", "asked = [*described]", "what was never asked gave no invalid answer"),
+    Mutant(_COMPARE, "trial.days * 24 * trial.devices * price_per_hour", "trial.days * 24 * price_per_hour", "all devices are paid for"),
+    Mutant(_COMPARE, "-len(differing[one])", "len(differing[one])", "what differs most is shown first"),
+    Mutant(_PLAN, "beside / max(1, self.devices - 1)", "min(1, beside)", "devices share the cores evenly"),
+    Mutant(_PLAN, "    total = seconds + lost / max(1, working)\n", "    total = seconds + lost\n", "work is lost on one device of several"),
+    Mutant(_PLAN, "batch / 2 + start", "start", "a failure costs half a batch"),
+    Mutant(_PLAN, "settings.commit_seconds / 2 + ", "", "a failure costs half a commit interval"),
+    Mutant(_PLAN, " + runs * spread**2", "", "the band knows how the measured runs differ"),
+    Mutant(_PLAN, " + sum(one * one for one in offs)", "", "the band knows how far the last plans were off"),
+    Mutant(_PLAN, "seconds * factor + many * again", "seconds * factor", "the band knows the failures that are likely"),
+    Mutant(_PLAN, "math.hypot(of_rate, of_run)", "of_rate", "a run is one more repetition"),
+    Mutant(_PLAN, "        return max(wall, cores)\n", "        return wall\n", "work takes as long as its cores need"),
+    Mutant(_PLAN, "enumerate(sorted(images, reverse=True))", "enumerate(images)", "the heaviest partition comes first"),
+    Mutant(_LEASES, "with contextlib.suppress(OSError):\n                path.unlink()", "path.unlink(missing_ok=True)",
+           "a note that cannot be removed keeps no device"),
+    Mutant(_LEASES, "        # While the lock is still held: a moment later the record may be the next holder's.\n",
+           "        for lock in self._locks:\n            lock.close()\n", "the next holder's note is never removed"),
+    Mutant(_LEASES, "                _refuse_if_locks_do_not_hold(path)\n", "", "a file system without locks is refused"),
+    Mutant(_LEASES, "            if reasons and device.given:\n", "            if False:\n", "what a cluster gave is taken"),
+    Mutant(_LEASES, "            if not keep:\n", "            if False:\n", "a lock that is not kept is given back"),
+    Mutant(_WORKER, "(min(limits), hard)", "(hard, hard)", "an image that wants too much memory fails by itself"),
+    Mutant(_WORKER, "    finally:\n        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))\n", "    finally:\n        pass\n",
+           "the limit of memory is for decoding alone"),
+    Mutant(_WORKER, "        *(one for one in (soft, hard) if one != resource.RLIM_INFINITY),\n", "", "a lower limit of the process stays"),
+    Mutant(_ORDER, 'seed_of("order", seed, epoch)', 'seed_of("order", seed)', "each epoch has an order of its own"),
+    Mutant(_ORDER, 'seed_of("marks", seed, epoch)', 'seed_of("marks", seed)', "a sample of another epoch is noticed"),
+    Mutant(_SCHEMA, "sorted(map(_plain, said)) == sorted(map(_plain, right))", "set(map(_plain, said)) == set(map(_plain, right))",
+           "a list with a repetition is another list"),
+)  # fmt: skip
