@@ -35,7 +35,7 @@ MUTANTS = (
     Mutant(_FILES, "    if temporary.parent != path.parent:\n        sync_directory(temporary.parent)\n", "",
            "a renamed file is durably gone from the staging folder"),
     Mutant(_FILES, "        sync_directory(directory.parent)\n", "        pass\n", "a new directory is durable in its parent"),
-    Mutant(_FILES, "        make_directory(directory.parent)\n        directory.mkdir(exist_ok=True)\n",
+    Mutant(_FILES, "        make_directory(directory.parent)\n        directory.mkdir(mode=0o700 if directory.name.startswith(\".\") else 0o777, exist_ok=True)\n",
            "        directory.mkdir(exist_ok=True, parents=True)\n", "each missing parent is made durable too"),
     Mutant(_FILES, "    os.link(path, aside)\n    sync_directory(directory)\n",
            "    os.link(path, aside)\n", "a quarantined name is durable before the old one goes"),
