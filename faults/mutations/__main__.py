@@ -88,6 +88,8 @@ def main(arguments: list[str]) -> int:
                 shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__", "model"))
             else:
                 shutil.copy(source, copy / name)
+        # Settings that name the example model need its folder; no mutant is in it.
+        (copy / "examples/model").symlink_to(CHECKOUT / "examples/model")
         _refuse_other_code(copy)
         for group, mutants in groups.items():
             chosen = [one for one in mutants if asked.only in one.file or asked.only in one.promise]

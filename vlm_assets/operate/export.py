@@ -69,6 +69,9 @@ _SUMS: Final = "SHA256SUMS"
 _ABOUT: Final = "export.json"
 _ATTEMPTS: Final = 3
 
+_FORMULA: Final = r"\A([=+\-@\t\r])"
+"""How a text begins that a spreadsheet takes for a formula."""
+
 _COLUMNS: Final = (
     "property_id", "ordinal", "status", "description", "error_kind", "error", "model", "model_revision"
 )  # fmt: skip
@@ -97,17 +100,18 @@ def export(
     *,
     where: str | None = None,
     mask: Mask | None = None,
+    raw_cells: bool = False,
     advance: Callable[[int, int], None] = lambda done, total: None,
 ) -> Exported:
     """Write all published rows, or those of the mask, and verify them. Goes on with an interrupted export.
 
-    where: the condition that the mask stands for. Raises CommandError, PublishedError,
-    OSError.
+    where: the condition that the mask stands for. raw_cells: of CSV, texts as they are, though a spreadsheet
+    would compute some of them. Raises CommandError, PublishedError, OSError.
     """
     records = published_records(settings.descriptions, catalog)
     if not records:
         raise CommandError("No description is published yet: `vlm-assets run`.")
-    question = {"catalog_id": catalog.catalog_id, "rows_as": format_, "where": where}
+    question = {"catalog_id": catalog.catalog_id, "rows_as": format_, "where": where, "raw_cells": raw_cells}
     expected = sum(one.rows for one in records.values())
     if mask is not None:
         ranges = {key: PropertyRange.from_key(key) for key in records}
@@ -116,7 +120,9 @@ def export(
         expected = sum(chosen_rows.values())
     with closing(_lock(folder)):
         _claim(folder, question)
-        done, kept = _write_shards(settings, catalog, folder, format_, records, mask, advance)
+        done, kept = _write_shards(
+            settings, catalog, folder, format_, records, mask, advance, raw_cells=raw_cells
+        )
         _remove_others(folder, format_, set(done))
         _verify(folder, done, expected=expected)
         found = Exported(
@@ -139,6 +145,8 @@ def _write_shards(
     records: Mapping[str, PublishedRecord],
     mask: Mask | None,
     advance: Callable[[int, int], None],
+    *,
+    raw_cells: bool,
 ) -> tuple[dict[str, dict[str, Any]], int]:
     """Write the shards that are not there yet. Returns what is known of each by name, and how many were."""
     schemas: dict[str, pa.Schema] = {}
@@ -156,7 +164,7 @@ def _write_shards(
             table, sources = _shard(settings, catalog, key, mask, width)
             _refuse_other_schema(schemas, key, table.schema)
             _unfinish(folder)
-            size, sha256 = _write(folder / name, _encoded(table, format_))
+            size, sha256 = _write(folder / name, _encoded(table, format_, raw_cells=raw_cells))
             missing = pc.sum(pc.and_(pc.equal(table["status"], "ok"), pc.is_null(table["embedding"]))).as_py()
             done[name] = {
                 "sources": sources,
@@ -288,7 +296,7 @@ def _refuse_other_schema(schemas: dict[str, pa.Schema], key: str, schema: pa.Sch
     schemas[key] = schema
 
 
-def _encoded(table: pa.Table, format_: Format) -> Iterator[bytes]:
+def _encoded(table: pa.Table, format_: Format, *, raw_cells: bool) -> Iterator[bytes]:
     if format_ == "huggingface":
         stream = io.BytesIO()
         dictionary = [name for name in table.schema.names if name != "embedding"]
@@ -302,6 +310,10 @@ def _encoded(table: pa.Table, format_: Format) -> Iterator[bytes]:
             if pa.types.is_nested(field.type):
                 cells = [None if one is None else _json(one) for one in table[at].to_pylist()]
                 table = table.set_column(at, field.name, pa.array(cells, pa.string()))
+            elif pa.types.is_string(field.type) and not raw_cells:
+                # A spreadsheet would compute such a text, and a formula can send other cells over a network.
+                safe = pc.replace_substring_regex(table[at], _FORMULA, r"'\1")
+                table = table.set_column(at, field.name, safe)
         stream = io.BytesIO()
         pa.csv.write_csv(table, stream)
         yield stream.getvalue()
@@ -433,6 +445,9 @@ def export_command(
     ] = Format.huggingface,
     home: Home = None,
     where: Where = None,
+    raw_cells: Annotated[
+        bool, typer.Option("--raw-cells", help="CSV: no ' before texts that begin with = + - or @.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write published rows, texts and vectors as a folder for others.
@@ -444,7 +459,7 @@ def export_command(
     current = chosen_settings(home)
     catalog = Catalog.open(current.home)
     mask = None if where is None else chosen(current, catalog, where)
-    found = export(current, catalog, folder, format_, where=where, mask=mask)
+    found = export(current, catalog, folder, format_, where=where, mask=mask, raw_cells=raw_cells)
     if as_json:
         say_as_json(asdict(found))
         return

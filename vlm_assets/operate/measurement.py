@@ -102,8 +102,13 @@ class Trial:
 
     @property
     def images_per_second(self) -> float:
-        """On one device."""
-        return sum(one.images_seen for one in self.described) / self.seconds
+        """On one device, with the same starts as ``properties_per_second``."""
+        return self.properties_per_second * self.images / len(self.described)
+
+    @property
+    def images(self) -> int:
+        """Of the sample, as they were shown."""
+        return sum(one.images_seen for one in self.described)
 
     @property
     def days(self) -> float:
@@ -535,10 +540,14 @@ def _show(trial: Trial) -> None:
         for failure in one.images_failed:
             say(f"  image left out ({failure.kind}): {failure.error}")
     say(
-        f"\n{len(trial.described)} properties in {trial.seconds:.1f} s on {trial.device}:"
-        f" {trial.properties_per_second:.2f} properties/s, {trial.images_per_second:.1f} images/s"
-        f" (in partitions of {trial.partition_rows}, starts of processes and models included;"
-        f" the model loaded in {trial.load_seconds:.1f} s)"
+        f"\n{len(trial.described)} properties with {trial.images} images in {trial.seconds:.1f} s on"
+        f" {trial.device}, after the load: {len(trial.described) / trial.seconds:.2f} properties/s,"
+        f" {trial.images / trial.seconds:.1f} images/s."
+    )
+    say(
+        f"In partitions of {trial.partition_rows:,}: {trial.properties_per_second:.2f} properties/s,"
+        f" {trial.images_per_second:.1f} images/s. Each begins with {trial.start_seconds:.1f} s to start its"
+        f" process and {trial.load_seconds:.1f} s to load the model."
     )
     asked = [one for one in trial.described if one.prompt_tokens]
     prompts = [one.prompt_tokens / one.attempts for one in asked] or [0.0]

@@ -661,10 +661,10 @@ def lines(plan: Plan) -> list[str]:
         " less by a kill).",
         f"Range size: from {plan.range_size:,} properties on start-up is below 2%; with"
         f" {plan.range_size_now:,} as it is now, {plan.start_share_now:.0%}.",
-        "What if (days on so many devices; `vlm-assets try` with other settings adds a row):",
+        "What if (on so many devices; `vlm-assets try` with other settings adds a row):",
     ]
     for row, of_row in plan.what_if.items():
-        table = ", ".join(f"{count}: {one:.3g}" for count, one in of_row.items())
+        table = ", ".join(f"{count}: {duration(one * _SECONDS_A_DAY)}" for count, one in of_row.items())
         said.append(f"  {row}\n    {table}")
     said += [f"Note: {one}" for one in plan.notes]
     if plan.compared is not None:

@@ -27,8 +27,11 @@ def test_a_few_properties_tell_answers_rate_and_what_all_would_take(trial, desk)
     said = trial("--limit", "3").stdout
     assert len(re.findall(r"^  facade_material", said, re.MULTILINE)) == 3
     assert "  shown with 2 images only: VLM_ASSETS_MAX_IMAGES is 2" in said
-    assert re.search(r"3 properties in [\d.]+ s on .*: [\d.]+ properties/s, [\d.]+ images/s", said)
     told = " ".join(said.split())
+    assert re.search(
+        r"3 properties with \d images in [\d.]+ s on .*: [\d.]+ properties/s, [\d.]+ images/s", told
+    )
+    assert re.search(r"In partitions of 8: [\d.]+ properties/s, [\d.]+ images/s\. Each begins with", told)
     assert re.search(
         r"images and prompt are [\d,]+ tokens here, [\d,]+ at most\. As set, at most: 4 tokens", told
     )

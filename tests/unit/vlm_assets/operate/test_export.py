@@ -1,5 +1,6 @@
 """An export that is killed, or beside which another one begins, ends with the same files all the same."""
 
+import csv
 import errno
 import fcntl
 import json
@@ -13,7 +14,8 @@ import pytest
 
 from resources.storage.lock_files import taken
 from resources.storage.sealed_json import read_sealed, write_sealed
-from vlm_assets.config.settings import CHECKOUT
+from vlm_assets.catalog.ingest import ingest
+from vlm_assets.config.settings import CHECKOUT, load_settings
 from vlm_assets.operate import export as export_module
 from vlm_assets.operate.export import Format, export
 from vlm_assets.operate.terminal import CommandError
@@ -201,3 +203,29 @@ def test_fewer_rows_than_were_chosen_end_the_export(dataset, tmp_path):
     with pytest.raises(CommandError, match="8 rows were written and 9 should be: `vlm-assets audit`"):
         export(dataset.settings, dataset.catalog, tmp_path / "out", Format.jsonl, where="1 = 1", mask=mask)
     assert "export.json" not in content(tmp_path / "out")
+
+
+def test_no_cell_of_a_csv_is_a_formula(dataset, tmp_path):
+    """A model's text, an id or a path that begins like a formula is a text in a spreadsheet too."""
+    listing = tmp_path / "listing.jsonl"
+    ids = ["=HYPERLINK(A1)", "+1", "-1", "@SUM(A1)", "\tx", "a=b", "'=x", "plain"]
+    listing.write_text("".join(json.dumps({"property_id": one, "images": ["-a.jpg"]}) + "\n" for one in ids))
+    ingest(listing, tmp_path / "odd", range_size=len(ids))
+    dataset = type(dataset)(load_settings(model="example", home=tmp_path / "odd"))
+    (key,) = dataset.keys
+    dataset.describe(key, lambda rows: [{**row, "error": "=1+1"} for row in rows])
+
+    def exported(name: str, **more: bool) -> list[dict[str, str]]:
+        export(dataset.settings, dataset.catalog, tmp_path / name, Format.csv, **more)
+        with (tmp_path / name / f"{key}.csv").open(newline="") as file:
+            return list(csv.DictReader(file))
+
+    rows = exported("safe")
+    shown = ["'=HYPERLINK(A1)", "'+1", "'-1", "'@SUM(A1)", "'\tx", "a=b", "'=x", "plain"]
+    assert [one["property_id"] for one in rows] == shown
+    assert {one["error"] for one in rows} == {"'=1+1"}
+    assert {one["description.floors"] for one in rows} == {"2"}
+    assert not [cell for one in rows for cell in one.values() if cell[:1] in tuple("=+-@\t\r")]
+    assert [one["property_id"] for one in exported("raw", raw_cells=True)] == ids
+    with pytest.raises(CommandError, match="holds another export"):
+        exported("raw")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,6 +27,7 @@ from vlm_assets.operate.plan import (
     compare_with_run,
     comparisons,
     keep_prediction,
+    lines,
     make_plan,
     range_size_advice,
 )
@@ -117,6 +119,15 @@ def test_a_plan_stands_on_images_partitions_and_what_a_run_takes(uneven) -> None
     (days,) = made.what_if.values()
     assert days[4] < days[2] < days[1]
     assert json.loads(json.dumps(made.as_json()))["range_size"] == 3000
+
+
+def test_a_small_job_is_told_in_minutes(uneven) -> None:
+    """No person reads 0.0006 days as a minute."""
+    slow = replace(MEASURED, batches=((10, 100, 6000.0),) * 4)
+    for measured, expected in ((MEASURED, "1: 55 seconds, 2: "), (slow, r"1: \d\d\.\d minutes, 2: ")):
+        said = "\n".join(lines(plan_of(uneven, measured)))
+        assert re.search(expected, said.partition("What if")[2])
+        assert " days" not in said
 
 
 def test_another_measurement_of_the_same_name_stands_in_a_row_of_its_own(uneven) -> None:
