@@ -179,7 +179,7 @@ def _make(
     """As ``Materialization``: verify what is complete, else resume, compute, publish, retire."""
     key = partition.key
     published = PublishedPartitions(partition.paths.asset, lock_seconds=0)
-    record = published.record(key)
+    record = published.settled(key)
     generation = generation_of(partition, record, "campaign" if anew else None)
     complete = record is not None and record.fingerprint == partition.fingerprint.digest
     if record is not None and complete and (not anew or record.metadata["generation"] == generation):

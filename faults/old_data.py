@@ -190,7 +190,10 @@ class Trial:
         again = self.computed - ending.computed
         for (asset, key), rows in Counter((asset, key) for asset, key, _ in again.elements()).items():
             if (asset, key) in whole:
-                self._broken(f"{rows} rows of {asset} {key} were computed again beside a whole file of them")
+                self._broken(
+                    f"{rows} rows of {asset} {key} were computed again beside a whole file of them; "
+                    f"it was said: {self.said}"
+                )
             if not any(key in sentence for sentence in self.said):
                 self._broken(
                     f"{rows} finished rows of {asset} {key} were computed again, and nothing said so"
