@@ -98,6 +98,8 @@ class Trial:
     step: int
     undisturbed: Path | None = None
     """The home that it is compared with; None: as it was after the step."""
+    copy: Path | None = None
+    """A whole copy of the home that a person has; None: there is none."""
     order: random.Random | None = None
     """In which the listing is ingested again; None: as before."""
     said: list[str] = field(default_factory=list)
@@ -166,11 +168,14 @@ class Trial:
         if anew := _RECOMPUTE.findall(life.message):
             self.recompute.update(anew)
             return
-        named = _COMMAND.search(life.message)
-        if named is None:
+        commands = [shlex.split(found[1] or found[2])[1:] for found in _COMMAND.finditer(life.message)]
+        if self.copy is not None:
+            catalog = str(catalog_path(self.copy))
+            commands = [[catalog if word == "FILE" else word for word in words] for words in commands]
+        workable = [words for words in commands if "FILE" not in words]
+        if not workable:
             self._broken(f"it stopped and named no command: {life.error}: {life.message}")
-            return
-        self._command(shlex.split(named[1] or named[2])[1:])
+        self._command(workable[0])
 
     def _command(self, words: list[str]) -> None:
         if words[0] in ("repair", "withdraw", "prune", "restore") and "--yes" not in words:
@@ -463,6 +468,8 @@ def _ended(trial: Trial, chance: random.Random, unit: str, what: str) -> Counter
     catalogs = (catalog_path(trial.home), *backup_paths(trial.home))
     if chance.random() < 0.5 and _digest(newest) in map(_digest, catalogs):
         trial.order = random.Random(chance.random())
+    if chance.random() < 0.5:
+        trial.copy = trial.archive.home(trial.step)
     try:
         trial.finish()
     except PromiseBrokenError as broken:
