@@ -25,7 +25,6 @@ import duckdb  # noqa: F401  # the product imports it late: here once, not in ea
 import pyarrow as pa
 
 from faults.partition_life import Say
-from resources.journal.journal import clear_retired
 from resources.publishing.partition_files import CannotRestoreError
 from resources.publishing.published import PublishedPartitions
 from vlm_assets.assets.partition import INPUTS, Partition, adopt_rows, generation_of
@@ -192,11 +191,8 @@ def _make(
             except CannotRestoreError as error:
                 raise CannotRestoreError(f"{error} [recompute {partition.asset} {key}]") from error
         generation = str(record.metadata["generation"])
-        directory = partition.paths.journal(generation)
-        if directory.is_dir() and not clear_retired(directory, partition.paths.high_water_mark(generation)):
-            with partition.open_journal(generation, schema) as journal:
-                if not journal.missing_ids:
-                    journal.retire()
+        if left := partition.finish_retirement(generation, lambda: schema):
+            say(note=f"{partition.asset} {key}: {left}")
         return True
     first = PropertyRange.from_key(key).start
     with partition.open_journal(generation, schema) as journal:

@@ -36,8 +36,8 @@ CASES: dict[str, range | tuple[int, ...]] = {
     "no-memory": range(20, 1100, 270),
     "stopped-writer": range(60, 560, 130),
     "stopped-beside-care": (40, 21),
-    "old-files": (2, 4, 13),
-    "exchanged-files": (2, 9),
+    "old-files": (0, 9, 11),
+    "exchanged-files": (9, 28),
     "sectors": (0, 2),
     "care-killed": (120, 241, 402, 43),
 }

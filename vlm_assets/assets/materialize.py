@@ -27,7 +27,7 @@ from resources.devices.resource import GpuResource
 from resources.engine.ladder import GarbageOutputError
 from resources.engine.server.model_server import ServerOutageError
 from resources.engine.server.running_server import ServerUnreachableError
-from resources.journal.journal import Journal, clear_retired
+from resources.journal.journal import Journal
 from resources.journal.recovery import Recovery
 from resources.publishing.partition_files import CannotRestoreError, PutBackError
 from resources.publishing.published import Publication, PublishedPartitions, StagedFile
@@ -501,17 +501,8 @@ class Materialization:
         """Retire the journal of a published file where a crash came between publication and retirement."""
         if (store := self._settings.store) is not None:
             self._retire_stored(lambda: close_published(self.partition.paths, generation, store))
-        directory = self.partition.paths.journal(generation)
-        mark = self.partition.paths.high_water_mark(generation)
-        if not directory.is_dir() or clear_retired(directory, mark):
-            return
-        # Not the file's schema: parquet gives the elements of a list another name, and that is other work.
-        with self.partition.open_journal(generation, self._work.rows_schema()) as journal:
-            if journal.missing_ids:
-                # Another machine published the partition while this one was half way. Its rows do no harm.
-                self._context.log.warning(f"{directory} is left behind: others published the partition.")
-                return
-            journal.retire()
+        if left := self.partition.finish_retirement(generation, self._work.rows_schema):
+            self._context.log.warning(left)
 
 
 def _refuse_other_settings(

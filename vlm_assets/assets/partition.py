@@ -9,7 +9,7 @@ is (``property_descriptions.py``, ``property_embeddings.py``), which failures ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from resources.engine.ladder import TRANSIENT_KINDS
 from resources.journal.high_water_mark import read_mark
-from resources.journal.journal import Journal
+from resources.journal.journal import Journal, clear_retired
 from resources.journal.journal_errors import SegmentUnreadableError
 from resources.journal.segments import segment_paths, verified_rows
 from resources.publishing.partition_files import NotPublishedError, PublishedError, PublishedRecord
@@ -72,6 +72,26 @@ class Partition:
             commit_seconds=self.settings.commit_seconds,
             commit_rows=self.settings.commit_rows,
         )
+
+    def finish_retirement(self, generation: str, rows_schema: Callable[[], pa.Schema]) -> str | None:
+        """Retire the journal of a published file where a crash came between publication and retirement.
+
+        Returns a sentence about a journal that stays. rows_schema: gives the columns of the journal's rows.
+        They are not the file's: parquet gives the elements of a list another name. Raises JournalError.
+        """
+        directory, mark = self.paths.journal(generation), self.paths.high_water_mark(generation)
+        if not directory.is_dir() or clear_retired(directory, mark):
+            return None
+        last = read_mark(mark, key=self.key, generation=generation).mark
+        if last is not None and last.retired:
+            # It was put back from a copy, or its removal was cut short. An open would miss what was removed.
+            return f"{directory} is older than what was published: `vlm-assets prune` removes it."
+        with self.open_journal(generation, rows_schema()) as journal:
+            if journal.missing_ids:
+                # Another machine published the partition while this one was half way. Its rows do no harm.
+                return f"{directory} is left behind: others published the partition."
+            journal.retire()
+        return None
 
 
 def generation_of(partition: Partition, record: PublishedRecord | None, asked_by: str | None) -> str:
