@@ -211,18 +211,18 @@ def last_put_back(home: Path) -> tuple[float, str, str] | None:
         return 0.0, _WAS_DAMAGED, f"It was put back from its second copy; see {quarantine(home)}."
 
 
-def known_version(home: Path) -> tuple[str | None, int]:
-    """The catalogue's id, None where nothing says, and the highest sequence number that anything here says.
+def known_versions(home: Path) -> dict[str, int]:
+    """By the id of each catalogue that anything here speaks of, its highest sequence number.
 
-    Raises CatalogFormatError.
+    With a mark that is this home's catalogue alone. Raises CatalogFormatError.
     """
     mark = _mark(home)
     headers = [_header_of(path) for path in (catalog_path(home), *backup_paths(home))]
     versions = [(one.catalog_id, one.sequence) for one in headers if isinstance(one, CatalogHeader)]
     if mark is not None:
-        versions.insert(0, (mark.digest.partition(":")[0], mark.sequence))
-    catalog_id = versions[0][0] if versions else None
-    return catalog_id, max((sequence for id_, sequence in versions if id_ == catalog_id), default=0)
+        own = mark.digest.partition(":")[0]
+        versions = [(own, mark.sequence), *(one for one in versions if one[0] == own)]
+    return {id_: max(sequence for other, sequence in versions if other == id_) for id_, _ in versions}
 
 
 def trouble_of(home: Path, header: CatalogHeader) -> str | None:

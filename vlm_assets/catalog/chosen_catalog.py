@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from resources.storage.layout import Home
 from resources.store.bucket import S3Folder, Stored
-from vlm_assets.catalog.catalog_copies import known_version, replace_catalog, trouble_of
+from vlm_assets.catalog.catalog_copies import known_versions, replace_catalog, trouble_of
 from vlm_assets.catalog.catalog_file import (
     UNREADABLE,
     CatalogError,
@@ -63,7 +63,7 @@ def check_catalog(home: Path, place: str, store: S3Folder | None = None) -> Chos
     """
     data = _bytes_of(place)
     header = _verified(place, data)
-    catalog_id, newest = known_version(home)
+    versions = known_versions(home)
     over = None
     if store is not None and (over := store.head(CATALOG_NAME)) is not None:
         try:
@@ -71,12 +71,13 @@ def check_catalog(home: Path, place: str, store: S3Folder | None = None) -> Chos
         except CatalogError:
             pass  # What cannot be read there is what is to be replaced.
         else:
-            catalog_id, newest = catalog_id or stored.catalog_id, max(newest, stored.sequence)
-    if catalog_id not in (None, header.catalog_id):
+            versions[stored.catalog_id] = max(stored.sequence, versions.get(stored.catalog_id, 0))
+    if versions and header.catalog_id not in versions:
         raise CatalogError(
-            f"{place} is the catalogue of another home ({header.catalog_id}); this home's is {catalog_id}."
-            " Nothing was changed."
+            f"{place} is the catalogue of another home ({header.catalog_id}); this home's is"
+            f" {' or '.join(versions)}. Nothing was changed."
         )
+    newest = versions.get(header.catalog_id, 0)
     keys = {one.key for one in header.ranges}
     published = Home(home).recorded_keys()
     return ChosenCatalog(place, header, newest, tuple(sorted(published - keys)), data, over)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
-from vlm_assets.catalog.catalog_copies import backup_paths, known_version
+from vlm_assets.catalog.catalog_copies import backup_paths, known_versions
 from vlm_assets.catalog.catalog_file import UNREADABLE, CatalogHeader, verify_file
 from vlm_assets.catalog.ingest import ingest
 
@@ -81,7 +81,7 @@ def test_an_update_killed_anywhere_leaves_the_old_or_the_new_catalogue(home: Pat
         ingest(source, killed, update=True)
         assert Catalog.open(killed).header == new.header
         assert intact_backups(killed)[0] == new.header
-        assert known_version(killed) == (new.catalog_id, 2)
+        assert known_versions(killed) == {new.catalog_id: 2}
         assert not list(killed.rglob("*.tmp")) + list(killed.rglob(".*.tmp"))
     switch = headers.index(new.header)
     assert headers == [old.header] * switch + [new.header] * (len(headers) - switch)

@@ -225,3 +225,19 @@ def test_the_newest_catalogue_comes_back_from_a_copy_of_ones_own(
     assert "older version" not in done.output
     assert catalog_path(home).read_bytes() == backup_paths(home)[0].read_bytes() == today
     assert dataset.catalog.rows == 24
+
+
+def test_of_two_homes_catalogues_a_person_names_the_true_one(dataset: Dataset, tmp_path: Path) -> None:
+    """Without a mark nothing here can tell: both are kept, and the command takes the one that is named."""
+    home = dataset.settings.home
+    mine = backup_paths(home)[0].read_bytes()
+    for count in (1, 2, 3):
+        add(tmp_path / "other" / "home", IDS[:count])
+    shutil.copyfile(catalog_path(tmp_path / "other" / "home"), catalog_path(home))
+    shutil.rmtree(mark_path(home).parent)
+    with pytest.raises(CatalogUnreadableError, match="is of another home than its second copy"):
+        read_status(dataset.settings, dataset.catalog)
+    done = call(dataset, "repair", "--catalog", str(backup_paths(home)[0]), "--yes")
+    assert done.exit_code == 0, done.output
+    assert catalog_path(home).read_bytes() == backup_paths(home)[0].read_bytes() == mine
+    assert dataset.catalog.rows == 24
