@@ -10,6 +10,7 @@ from resources.devices.resource import GpuResource
 from resources.journal.journal import Journal
 from resources.publishing.published import PublishedPartitions
 from sensors.dagster_internals.events import DagsterFacts
+from vlm_assets.assets.partition_state import PartitionStates, State
 from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
 
@@ -181,6 +182,69 @@ def test_both_copies_lost_stops_with_the_way_out(desk, no_device):
     assert not again.success
     assert "recompute: true" in again.failure
     assert desk.materialize(config={"recompute": True}).success
+    assert len(rows(desk.file)) == 8
+
+
+def publish_again(desk, fingerprint):
+    """Publish the same rows once more, as those of this fingerprint."""
+    published = PublishedPartitions(desk.settings.descriptions)
+    table = published.read(KEY).to_table().replace_schema_metadata({"fingerprint": fingerprint})
+    ids = table["property_id"].to_pylist()
+    metadata = published.record(KEY).metadata
+    staged = published.stage(
+        KEY, table.to_batches(), table.schema, expected_ids=ids, fingerprint=fingerprint, metadata=metadata
+    )
+    with staged:
+        return published.publish(staged).record
+
+
+@pytest.mark.published("property_descriptions")
+def test_an_older_record_beside_the_newest_file_costs_no_device(desk, no_device):
+    """Finished work is never computed again while a whole file of it is there."""
+    now = PublishedPartitions(desk.settings.descriptions).record(KEY).fingerprint
+    publish_again(desk, "earlier")
+    records = {path: path.read_bytes() for path in (desk.paths.record, desk.paths.record_copy)}
+    newest = publish_again(desk, now)
+    for path, content in records.items():
+        path.write_bytes(content)
+    done = desk.materialize(gpu=no_device)
+    assert done.success, done.failure
+    assert PublishedPartitions(desk.settings.descriptions).record(KEY) == newest
+    assert "No device was needed" in done.published[0].metadata["verified"].value
+
+
+@pytest.mark.published("property_descriptions")
+def test_a_partition_that_was_put_back_stops_before_anything_is_computed(desk, no_device):
+    """An older version is never taken for the newest: a person decides, and no schedule tries it again."""
+    now = PublishedPartitions(desk.settings.descriptions).record(KEY).fingerprint
+    publish_again(desk, "earlier")
+    names = [desk.paths.published, desk.paths.record, desk.paths.record_copy, desk.paths.version(0)]
+    before = {path: path.read_bytes() for path in names}
+    publish_again(desk, now)
+    for path, content in before.items():
+        path.write_bytes(content)
+    desk.paths.version(1).unlink()
+    for asset in ("property_descriptions", "property_embeddings"):
+        stopped = desk.materialize(asset, gpu=no_device)
+        assert not stopped.success
+        assert f"vlm-assets repair --accept-version {KEY}" in stopped.failure
+    assert {path: path.read_bytes() for path in names} == before
+
+
+def test_a_death_between_the_last_commit_and_publication_computes_nothing_again(desk, no_device, monkeypatch):
+    """All rows are committed and no check ran: interrupted at 100%, and the next start publishes them."""
+
+    def die(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PublishedPartitions, "stage", die)
+        assert not desk.materialize().success
+    states = PartitionStates(desk.settings, Catalog.open(desk.settings.home))
+    found = states.of("property_descriptions", KEY)
+    assert (found.state, found.percent) == (State.INTERRUPTED, 100.0)
+    done = desk.materialize(gpu=no_device)
+    assert done.success, done.failure
     assert len(rows(desk.file)) == 8
 
 
