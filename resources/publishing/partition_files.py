@@ -43,6 +43,9 @@ from resources.storage.version_mark import (
 
 FORMAT = 2
 
+Fetch = Callable[["PublishedRecord"], bytes | None]
+"""Gives the file of a version from elsewhere, such as a store: bytes with its SHA-256, or None."""
+
 LOCK_SECONDS = 60.0
 """To wait for another process that is publishing the same partition."""
 
@@ -347,9 +350,7 @@ class PartitionFiles:
         marked = self.marked()
         return max(manifest.sequence, marked.sequence if marked else 0) + 1
 
-    def settle(
-        self, fetch: Callable[[PublishedRecord], bytes | None] | None = None
-    ) -> tuple[PartitionVersions, list[str]]:
+    def settle(self, fetch: Fetch | None = None) -> tuple[PartitionVersions, list[str]]:
         """The manifest, after what an interruption left was finished, taken back or removed, without loss.
 
         Also says what was done. fetch: asked for the bytes of the newest version where no file here is that
@@ -406,6 +407,13 @@ class PartitionFiles:
         copy = self._copy(self.slot(0), self.published, record)
         self.keep_aside_unless(record, notes)
         files.publish_replacing(copy, self.published)
+
+    def restore_fetched(self, content: bytes, record: PublishedRecord, notes: list[str]) -> None:
+        """Publish the bytes of the recorded version that were fetched, and make the second copy anew."""
+        temporary = files.write_temporary(self.published, content, self.staging)
+        self.keep_aside_unless(None, notes)
+        files.publish_replacing(temporary, self.published)
+        self.restore_backup(record, notes)
 
     def restore_backup(self, record: PublishedRecord, notes: list[str]) -> None:
         """Make the second copy anew from the published file, which must verify."""
@@ -579,9 +587,7 @@ class PartitionFiles:
     def _settled(self) -> PartitionVersions:
         return highest(self.whole_records()) or PartitionVersions(self.key)
 
-    def _newest(
-        self, fetch: Callable[[PublishedRecord], bytes | None] | None, repairs: list[str]
-    ) -> PartitionVersions:
+    def _newest(self, fetch: Fetch | None, repairs: list[str]) -> PartitionVersions:
         """The manifest of the newest version that anything here knows of; both records say it then."""
         damage: RecordDamagedError | None = None
         try:

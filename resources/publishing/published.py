@@ -21,6 +21,7 @@ from resources.publishing.partition_files import (
     LOCK_SECONDS,
     PUT_BACK,
     CannotRestoreError,
+    Fetch,
     FileDamagedError,
     Finding,
     FindingKind,
@@ -274,15 +275,16 @@ class PublishedPartitions:
         except PutBackError as error:
             return Verification(key, partition.peek(), (Finding(FindingKind.PUT_BACK, f"{error}"),))
 
-    def restore(self, key: str) -> Publication:
+    def restore(self, key: str, fetch: Fetch | None = None) -> Publication:
         """Put a damaged or deleted published file back from its verified second copy, or that one from it.
 
+        fetch: asked for the file where neither is whole.
         So is a record that is lost or older than the newest file. What was damaged goes to ``.quarantine``.
         Raises CannotRestoreError where neither is whole, PutBackError, NotPublishedError, RecordDamagedError.
         """
         partition = PartitionFiles(self.asset, key)
         with partition.locked(self._lock_seconds):
-            manifest, notes = partition.settle()
+            manifest, notes = partition.settle(fetch)
             record = manifest.published
             if record is None:
                 raise NotPublishedError(
@@ -291,6 +293,10 @@ class PublishedPartitions:
             file_whole = partition.holds(partition.published, record)
             copy_whole = partition.holds(partition.slot(0), record)
             if not file_whole and not copy_whole:
+                content = fetch(record) if fetch is not None else None
+                if content is not None:
+                    partition.restore_fetched(content, record, notes)
+                    return Publication(record, changed=True, notes=tuple(notes))
                 raise CannotRestoreError(
                     f"neither {partition.published} nor its second copy {partition.slot(0)} is what the "
                     f"record says (digest {record.sha256[:12]}, {record.bytes} bytes). Nothing was changed. "

@@ -225,6 +225,16 @@ class StoredPartitions:
             if wrong is None or self._store.head(self._name(partition.record_path)) == at:
                 return wrong and f"{wrong} {_PUT_BACK}"
 
+    def content_of(self, record: PublishedRecord) -> bytes | None:
+        """The bytes of a version's file, where the store has it: for ``PublishedPartitions.restore``."""
+        return self._bytes_of(PartitionFiles(self._asset, record.key), record)
+
+    def has(self, record: PublishedRecord) -> bool:
+        """Whether the store says that it has a version's file."""
+        partition = PartitionFiles(self._asset, record.key)
+        heads = (self._store.head(self._name(path)) for path in self._places(partition))
+        return any(head is not None and head.sha256 == record.sha256 for head in heads)
+
     def published(self, key: str) -> PublishedRecord | None:
         """What the store says is published."""
         partition = PartitionFiles(self._asset, key)
@@ -286,10 +296,13 @@ class StoredPartitions:
                 return theirs.pending.record
         return theirs.published
 
+    @staticmethod
+    def _places(partition: PartitionFiles) -> list[Path]:
+        return [partition.published, *map(partition.slot, VERSION_NUMBERS[1:])]
+
     def _bytes_of(self, partition: PartitionFiles, record: PublishedRecord) -> bytes | None:
         """The file of a version, where the store has it."""
-        places = [partition.published, *map(partition.slot, VERSION_NUMBERS[1:])]
-        for name in map(self._name, places):
+        for name in map(self._name, self._places(partition)):
             found = self._store.head(name)
             if found is not None and found.sha256 == record.sha256:
                 content = self._store.get(name, most=_FILE_BYTES)

@@ -29,7 +29,7 @@ from resources.engine.server.model_server import ServerOutageError
 from resources.engine.server.running_server import ServerUnreachableError
 from resources.journal.journal import Journal
 from resources.journal.recovery import Recovery
-from resources.publishing.partition_files import CannotRestoreError, PutBackError
+from resources.publishing.partition_files import CannotRestoreError, PublishedRecord, PutBackError
 from resources.publishing.published import Publication, PublishedPartitions, StagedFile
 from resources.publishing.stored import StoredPartitions
 from resources.run_tags import NEEDS_PERSON, NO_ATTEMPT
@@ -237,7 +237,7 @@ class Materialization:
         if not verification.ok:
             self._context.log.warning(said)
             try:
-                restored = self._published.restore(key)
+                restored = self._published.restore(key, self._fetch if self._settings.store else None)
             except CannotRestoreError as error:
                 raise dg.Failure(
                     f"{error} To compute it again, materialize this partition with `recompute: true`.",
@@ -261,6 +261,13 @@ class Materialization:
         yield dg.Output(Publication(record, changed=False), metadata=metadata)
         yield from results
         yield published_file_result(self.partition.asset, record)
+
+    def _fetch(self, record: PublishedRecord) -> bytes | None:
+        """The file of a version from the store; waits while that is away."""
+        store = self._settings.store
+        assert store is not None
+        stored = StoredPartitions(self.partition.paths.asset, store)
+        return wait_for_store(self._context, self._settings, lambda: stored.content_of(record))
 
     @contextlib.contextmanager
     def resume(self) -> Iterator[Journal]:

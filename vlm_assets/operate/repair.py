@@ -25,7 +25,6 @@ from resources.publishing.partition_files import (
     PartitionFiles,
     PublishedError,
     PublishedRecord,
-    PutBackError,
 )
 from resources.publishing.published import PublishedPartitions
 from resources.publishing.stored import StoredPartitions
@@ -145,8 +144,9 @@ def plan_repairs(settings: Settings, found: Audit, *, failed: bool = False) -> l
         elif problem.kind in (Kind.UNLISTED, Kind.WITHDRAWN):
             repairs.append(Repair(problem.asset, None, Way.BY_HAND, (problem.sentence,)))
     for (asset, key), problems in by_partition.items():
-        partition = PartitionFiles(settings.layout.asset(asset), key)
-        repairs += _of_partition(partition, asset, problems, has_store=settings.store is not None)
+        folders = settings.layout.asset(asset)
+        stored = StoredPartitions(folders, settings.store) if settings.store is not None else None
+        repairs += _of_partition(PartitionFiles(folders, key), asset, problems, stored)
     repairs = _without_consequences(repairs, settings, descriptions, embeddings)
     repairs += _refused(found)
     if failed:
@@ -160,7 +160,7 @@ def plan_repairs(settings: Settings, found: Audit, *, failed: bool = False) -> l
 
 
 def _of_partition(
-    files_: PartitionFiles, asset: str, problems: Sequence[Problem], *, has_store: bool
+    files_: PartitionFiles, asset: str, problems: Sequence[Problem], stored: StoredPartitions | None
 ) -> Iterator[Repair]:
     kinds = {one.kind for one in problems}
     why = tuple(
@@ -174,7 +174,7 @@ def _of_partition(
         yield Repair(asset, files_.key, Way.RESTORE, why)
     elif Kind.PUT_BACK in kinds:
         # A store may have the newest version still.
-        yield Repair(asset, files_.key, Way.RESTORE if has_store else Way.BY_HAND, why)
+        yield Repair(asset, files_.key, Way.BY_HAND if stored is None else Way.RESTORE, why)
     elif Kind.RECORD in kinds:
         yield Repair(asset, files_.key, Way.COMPUTE, why, forgets=True)
     elif kinds & {Kind.VANISHED, Kind.UNRECORDED}:
@@ -187,6 +187,9 @@ def _of_partition(
         copy_whole = files_.holds(files_.slot(0), record)
         if Kind.PENDING in kinds or (copy_whole if not whole else not kinds & _OF_THE_ROWS):
             yield Repair(asset, files_.key, Way.RESTORE, why)
+        elif not whole and record is not None and stored is not None and _may_have(stored, record):
+            here = "Neither the file nor its second copy is whole; the store has it."
+            yield Repair(asset, files_.key, Way.RESTORE, (*why, here))
         else:
             lost = () if whole else ("Neither the file nor its second copy is whole.",)
             yield Repair(asset, files_.key, Way.COMPUTE, (*why, *lost))
@@ -197,6 +200,14 @@ def _of_partition(
     if Kind.STORE in kinds:
         sentences = tuple(one.sentence for one in problems if one.kind is Kind.STORE)
         yield Repair(asset, files_.key, Way.PUT_BACK, sentences)
+
+
+def _may_have(stored: StoredPartitions, record: PublishedRecord) -> bool:
+    """Whether the store has a version's file. One that does not answer may have it."""
+    try:
+        return stored.has(record)
+    except StoreError:
+        return True
 
 
 def _without_consequences(
@@ -255,15 +266,10 @@ def put_right(settings: Settings, repair: Repair) -> list[str]:
     if repair.forgets:
         return list(published.set_aside(repair.key))
     if repair.way is Way.RESTORE:
-        fetched: tuple[str, ...] = ()
-        try:
-            restoration = published.restore(repair.key)
-        except PutBackError:
-            if settings.store is None:
-                raise
-            fetched = StoredPartitions(asset, settings.store).pull(repair.key)
-            restoration = published.restore(repair.key)
-        return [*fetched, *restoration.notes] or [f"Partition {repair.key} of {repair.asset} is whole."]
+        store = settings.store
+        fetch = StoredPartitions(asset, store).content_of if store is not None else None
+        restoration = published.restore(repair.key, fetch)
+        return [*restoration.notes] or [f"Partition {repair.key} of {repair.asset} is whole."]
     return []
 
 

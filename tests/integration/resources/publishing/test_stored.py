@@ -13,7 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from faults.s3_server import S3Proxy
-from resources.publishing.partition_files import PartitionFiles, PublishedError
+from resources.publishing.partition_files import (
+    CannotRestoreError,
+    PartitionFiles,
+    PublishedError,
+    PutBackError,
+)
 from resources.publishing.published import PublishedPartitions
 from resources.publishing.stored import (
     OvertakenError,
@@ -126,6 +131,44 @@ def test_an_older_version_in_the_store_replaces_no_newer_one(machines, in_store,
     assert at_a.pull(KEY) == ()
     at_a.push(KEY)
     assert in_store() == {"second"}
+
+
+def test_a_partition_that_was_put_back_here_comes_from_the_store(machines):
+    """The newest version has a whole file in the store: it is fetched, not given up and not computed."""
+    (a, at_a), _ = machines
+    publish(a, "first")
+    paths = a.partition(KEY)
+    before = {
+        path: path.read_bytes()
+        for path in (paths.published, paths.record, paths.record_copy, paths.version(0))
+    }
+    newest = publish(a, "second").record
+    at_a.push(KEY)
+    for path, content in before.items():
+        path.write_bytes(content)
+    paths.version(1).unlink()
+    with pytest.raises(PutBackError):
+        PublishedPartitions(a).settled(KEY)
+    at_a.pull(KEY)
+    assert text_of(a) == {"second"}
+    assert PublishedPartitions(a).verify(KEY).ok
+    assert PublishedPartitions(a).record(KEY) == newest
+
+
+def test_what_is_lost_twice_here_comes_from_the_store(machines, bucket):
+    """Neither the file nor its second copy is whole: the store has a third."""
+    (a, at_a), _ = machines
+    record = publish(a, "first").record
+    at_a.push(KEY)
+    paths = a.partition(KEY)
+    paths.published.write_bytes(b"damaged")
+    paths.version(0).unlink()
+    assert at_a.has(record)
+    with pytest.raises(CannotRestoreError):
+        PublishedPartitions(a).restore(KEY)
+    PublishedPartitions(a).restore(KEY, at_a.content_of)
+    assert PublishedPartitions(a).verify(KEY).ok
+    assert [path.read_bytes() for path in paths.quarantine.iterdir()] == [b"damaged"]
 
 
 @pytest.mark.parametrize("harm", [lambda path: path.write_bytes(b"rot"), lambda path: path.unlink()])
