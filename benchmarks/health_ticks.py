@@ -12,6 +12,7 @@ import hashlib
 import json
 import tempfile
 import time
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,6 +22,8 @@ import pyarrow.parquet as pq
 
 from benchmarks.sensor_ticks import write_history
 from resources.publishing.partition_files import PartitionVersions, PublishedRecord
+from resources.storage.sealed_json import sealed
+from resources.storage.version_mark import VersionMark, mark_copies
 from sensors import published_file_drift
 from vlm_assets.assets.fingerprint import TEXTS
 from vlm_assets.assets.property_descriptions import description_rows
@@ -61,7 +64,7 @@ def make_home(folder: Path, partitions: int) -> Settings:
     content = (folder / "one.parquet").read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     for asset in (settings.descriptions, settings.embeddings):
-        for directory in (asset.published, asset.versions):
+        for directory in (asset.published, asset.versions, asset.version_marks):
             directory.mkdir(parents=True, exist_ok=True)
         for key in keys(settings):
             record = PublishedRecord(
@@ -73,6 +76,10 @@ def make_home(folder: Path, partitions: int) -> Settings:
                 path.write_bytes(content)
             for path in (paths.record, paths.record_copy):
                 path.write_bytes(manifest)
+            said = {"published": asdict(record), "previous": []}
+            mark = VersionMark(f"{asset.name}/{key}", 1, digest, record.published_at, said)
+            for path in mark_copies(paths.version_mark):
+                path.write_bytes(sealed(asdict(mark)))
     return settings
 
 

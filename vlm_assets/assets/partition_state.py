@@ -8,6 +8,7 @@ verified files is written if ``VerifiedFiles.save`` is called.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -205,6 +206,7 @@ class VerifiedFiles:
         self._left = seconds
         self._verified: dict[str, str] = {}
         self._is_new = False
+        self._marks: dict[str, dict[str, str]] = {}
         self.unread = 0
         if self._path is not None:
             with contextlib.suppress(OSError, BrokenSealError, KeyError, TypeError):
@@ -212,22 +214,34 @@ class VerifiedFiles:
 
     def is_unchanged(self, files: PartitionFiles, record: PublishedRecord) -> bool:
         """Whether a file was verified as this version, and neither it nor its mark changed since."""
-        note = self._verified.get(_name_in_note(files))
-        return note is not None and note == _seen_now(files, record)
+        note = self._verified.get(f"{files.asset}/{files.key}")
+        return note is not None and note == self._seen_now(files, record)
 
     def judge(self, files: PartitionFiles, record: PublishedRecord) -> Finding | None:
         """What is wrong with a published file that changed, or None; reads its bytes while there is time."""
-        path, seen = files.published, _seen_now(files, record)
+        path = files.published
         if self._left <= 0 and _size(path) == record.bytes:
             self.unread += 1
             return None
-        began = time.monotonic()
+        began, seen = time.monotonic(), self._seen_now(files, record)
         finding = judge(path, record, deep=True)
         self._left -= time.monotonic() - began
         if finding is None and seen is not None and path.stat().st_ctime_ns < time.time_ns() - _SETTLED_NS:
-            self._verified[_name_in_note(files)] = seen
+            self._verified[f"{files.asset}/{files.key}"] = seen
             self._is_new = True
         return finding
+
+    def _seen_now(self, files: PartitionFiles, record: PublishedRecord) -> str | None:
+        """What tells a published file and its mark from changed ones; None where there is no file."""
+        try:
+            file = files.published.stat()
+        except OSError:
+            return None
+        if files.asset not in self._marks:
+            # All at once: one look for each partition made a status 20% slower.
+            self._marks[files.asset] = _signatures(files.paths.asset.version_marks)
+        mark = self._marks[files.asset].get(files.key, "-")
+        return f"{file.st_size} {file.st_ctime_ns} {file.st_ino} {record.sha256[:16]} {mark}"
 
     def save(self) -> None:
         """Write the note, if it is new. Where nothing can be written, the next look takes longer."""
@@ -236,22 +250,17 @@ class VerifiedFiles:
                 write_sealed(self._path, {"about": _ABOUT, "files": self._verified})
 
 
-def _name_in_note(files: PartitionFiles) -> str:
-    return f"{files.asset}/{files.key}"
-
-
-def _seen_now(files: PartitionFiles, record: PublishedRecord) -> str | None:
-    """What tells a published file and its mark from changed ones; None where there is no file."""
-    try:
-        file = files.published.stat()
-    except OSError:
-        return None
-    try:
-        mark = files.paths.version_mark.stat()
-        marked = f"{mark.st_ctime_ns} {mark.st_ino}"
-    except OSError:
-        marked = "-"
-    return f"{file.st_size} {file.st_ctime_ns} {file.st_ino} {record.sha256[:16]} {marked}"
+def _signatures(version_marks: Path) -> dict[str, str]:
+    """Change time and inode of each version mark in a folder, by partition."""
+    signatures = {}
+    with contextlib.suppress(FileNotFoundError), os.scandir(version_marks) as entries:
+        for entry in entries:
+            key, _, rest = entry.name.partition(".")
+            if rest == "json":
+                with contextlib.suppress(FileNotFoundError):
+                    stat = entry.stat()
+                    signatures[key] = f"{stat.st_ctime_ns} {stat.st_ino}"
+    return signatures
 
 
 class PartitionStates:
