@@ -16,6 +16,8 @@ import pytest
 
 from examples.scenes import draw_property, render
 from examples.truth import FIELDS, draw_truth
+from resources.devices.find import Device, DeviceError, DriverNvml
+from resources.devices.leases import refuse_another_gpu
 from resources.engine.ladder import describe_batch
 from resources.engine.model_source import ModelSource
 from resources.engine.models.text_embedding import TextEmbedder
@@ -88,6 +90,30 @@ def test_answers_are_valid_and_right_in_bfloat16(engine, schema, properties):
         for name in FIELDS
     ]
     assert np.mean(right) >= 0.95
+
+
+def test_nan_on_the_device_is_no_answer(engine, schema, properties):
+    """With and without guesses, a GPU that computes no numbers fails the property: no row is ok."""
+    import torch
+
+    head = engine._model.get_output_embeddings()
+    head.bias = torch.nn.Parameter(torch.full_like(head.weight[:, 0], float("nan")))
+    try:
+        described = describe_batch(engine, schema, properties[:2], SETTINGS)
+    finally:
+        head.bias = None
+    assert [one.error_kind for one in described] == ["impossible_scores"] * 2
+
+
+def test_torch_names_the_gpu_as_the_driver_does(engine):
+    """What is compared with the lease after loading: the UUID of the GPU that torch has, by NVML."""
+    import torch
+
+    uuid = f"GPU-{str(torch.cuda.get_device_properties(0).uuid).removeprefix('GPU-')}"
+    (gpu,) = (one for one in DriverNvml().readings() if one.uuid == uuid)
+    refuse_another_gpu(Device(gpu.uuid, "cuda", gpu.name, gpu.memory_bytes, gpu.uuid))
+    with pytest.raises(DeviceError, match="Nothing was described"):
+        refuse_another_gpu(Device("GPU-other", "cuda", "another", None, "GPU-other"))
 
 
 def test_a_batch_that_does_not_fit_is_split_and_the_size_remembered(load, schema, properties):
