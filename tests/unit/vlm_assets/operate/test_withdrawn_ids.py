@@ -270,3 +270,15 @@ def test_a_kill_while_the_list_is_written_loses_nothing(dataset: Dataset, tmp_pa
         if not is_dead:
             break
     assert number > 8
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_an_older_copy_takes_no_change_back(dataset: Dataset, number: int) -> None:
+    """Of an id that was withdrawn and taken off the list, the later of the two counts, in whichever copy."""
+    home = dataset.settings.home
+    older = list_paths(home)[number].read_bytes()
+    assert call(dataset, "withdraw", "--undo", "p1").exit_code == 0
+    list_paths(home)[number].write_bytes(older)
+    withdrawn = read_withdrawn(home)
+    assert withdrawn is not None
+    assert "p1" not in withdrawn
