@@ -18,6 +18,18 @@ from typing import Any
 import resources.journal.recovery as recovery
 import resources.publishing.partition_files as partition_files
 
+NOT_BY_FAULTS = frozenset(
+    {
+        # A caller's mistake, files of a newer program, rights that were taken away: unit tests have them.
+        "catalog_copies._mark: except FormatVersionError",
+        "partition_files.PartitionFiles.__init__: if not _KEY.fullmatch(key)",
+        "partition_files.PartitionFiles._content: if error.errno != errno.EIO",
+        "partition_files.PartitionFiles.holds: if error.errno != errno.EIO",
+        "partition_files.PartitionVersions.from_bytes: except FormatVersionError",
+    }
+)
+"""Branches that no fault of the campaign leads to."""
+
 _COUNT = "_count_branch"
 _MOST = 4096
 
