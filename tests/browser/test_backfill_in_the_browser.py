@@ -104,7 +104,7 @@ def test_partition_without_images_is_red_and_says_what_to_do(
 def test_the_alert_of_a_red_partition_leads_to_it(desk, page: Page, picture: Callable[[str], None]) -> None:
     """What a person is told of the red partition above: expected, found, what to do, a link that shows it.
 
-    The message is on their receiver within a minute of the failing check.
+    It prints how long the message took from the failing check to their receiver.
     """
     outbox = Outbox(open_state(desk.home / ".state"))
     told = f"{DESCRIPTIONS}/{desk.keys[-1]}/failed_share"
