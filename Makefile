@@ -46,7 +46,7 @@ help:
 	@echo "make cluster-demo   three machines, one loses its power, one its network; ARGS='--properties N --seed S'"
 	@echo "make test-store     machines over one S3 store, killed and cut off at more of their puts; ROUNDS=20"
 	@echo "make test-training  kill a training 100 times: losses and weights must come out equal, bit for bit"
-	@echo "make mutations      take out each safeguard of the commit protocol: a test must fail"
+	@echo "make mutations      take out each safeguard, change each decision: a test must fail"
 	@echo "make example-model  train the small example model anew"
 	@echo "make bench          against the best plain loop, Ray Data, Daft and a plain asset; ARGS='--quick', '--micro'"
 	@echo "make bench-gpu      what a GPU describes in a second, random weights; ARGS='--minutes 5'"

@@ -33,6 +33,7 @@ TESTS = {
             "a_shard_that_is_not_what_was_written_ends_the_export",
             "fewer_rows_than_were_chosen_end_the_export",
             "nothing_says_that_a_folder_is_whole_while_its_shards_are_replaced",
+            "no_cell_of_a_csv_is_a_formula",
         )
     ],
     _QUALITY: [
@@ -95,6 +96,7 @@ MUTANTS = (
     Mutant(_EXPORT, 'at = pc.index_in(rows["ordinal"], value_set=vectors["ordinal"].combine_chunks())',
            "at = pa.chunked_array([pa.array(range(rows.num_rows))])", "each row gets its own vector"),
     Mutant(_EXPORT, 'rows = rows.filter(pa.array(mask[rows["ordinal"].to_numpy()]))', "pass", "only chosen rows are exported"),
+    Mutant(_EXPORT, "elif pa.types.is_string(field.type) and not raw_cells:", "elif False:", "a cell of a CSV is no formula"),
     Mutant(_QUALITY, "_ERROR_RATE * rank / len(tested)", "_ERROR_RATE", "many comparisons name few by chance"),
     Mutant(_QUALITY, "_ERROR_RATE * rank / len(tested)", "_ERROR_RATE / len(tested)", "many odd partitions are found together"),
     Mutant(_QUALITY, " if one.distance >= LOOKED_LIKE]", "]", "a small difference is not named"),

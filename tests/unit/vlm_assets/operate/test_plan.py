@@ -75,7 +75,8 @@ def test_the_best_interval_is_dalys() -> None:
 def test_time_is_that_of_the_slowest_device_and_never_less_than_the_cores_take() -> None:
     """Partitions go to whichever device is free, the heaviest first; the decoders' cores bound them all."""
     pace = Pace(10.0, 1.0, base_cpu=0.0, image_cpu=0.0, cores=2, between_seconds=0.0)
-    assert pace.seconds([10, 10, 10, 30], 2) == 60.0
+    assert pace.seconds([30, 10, 10, 10], 2) == 60.0
+    assert pace.seconds([10, 10, 10, 10, 30], 2) == 60.0, "last, the heavy one would end at 80"
     assert replace(pace, image_cpu=4.0).seconds([30, 10, 10, 10], 2) == 120.0
     assert replace(pace, image_cpu=4.0).seconds([30, 10, 10, 10], 2, machines=2.0) == 60.0
 
