@@ -269,10 +269,10 @@ def test_the_chance_of_a_partition_is_a_chance(shares):
 
 
 def test_a_few_rows_are_not_held_against_a_partition():
-    """Twenty properties that are all alike are a street and no mistake: they are not compared."""
+    """Forty properties that are all alike are a street and no mistake: they are not compared."""
     random = np.random.default_rng(9)
     few = PartitionSummary(
-        "few", "2026-01-01", 20, {}, {"first": FieldSummary("values", 0, {"yes": 20}, 0, 0)}, {}
+        "few", "2026-01-01", 40, {}, {"first": FieldSummary("values", 0, {"yes": 40}, 0, 0)}, {}
     )
     enough = PartitionSummary(
         "enough", "2026-01-01", 60, {}, {"first": FieldSummary("values", 0, {"yes": 60}, 0, 0)}, {}
