@@ -135,6 +135,11 @@ def is_stopped(pid: int) -> bool:
     return _state(pid) in "TtD"
 
 
+def is_halted(pid: int) -> bool:
+    """Whether a signal, or a debugger, has stopped a process: it takes no other signal than SIGKILL."""
+    return _state(pid) in "Tt"
+
+
 def _is_zombie(pid: int) -> bool:
     return _state(pid) in "ZX"
 
@@ -156,9 +161,10 @@ def processes_of_group(group: int) -> list[tuple[int, int]]:
     ]
 
 
-def children() -> list[int]:
-    """The pids of this process's children, zombies too."""
-    return [pid for pid, (_, parent, *_) in _all() if int(parent) == os.getpid()]
+def children(parent: int | None = None) -> list[int]:
+    """The pids of a process's children, zombies too. parent: its pid, this process's own unless given."""
+    wanted = os.getpid() if parent is None else parent
+    return [pid for pid, (_, its_parent, *_) in _all() if int(its_parent) == wanted]
 
 
 def _all() -> Iterator[tuple[int, list[str]]]:

@@ -33,8 +33,12 @@ TAKING_OVER = "taking_over"
 INTERVAL_SECONDS = 5
 NODE_DEAD = "node_dead"
 
-STARTING_SECONDS = 45.0
-"""For a run's process to begin on some node. With a tick and a heartbeat it is less than a minute."""
+STARTING_SECONDS = 180.0
+"""For a run's process to begin on some node, as on one machine (``start_timeout_seconds``).
+
+Idle, Ray takes 4 to 11 s; at a load of 16 that becomes minutes, and a run that is ended then begins anew on a
+machine just as loaded. Where its machine died, Ray says much sooner that its job has ended.
+"""
 
 _SETTLED_SECONDS = 5.0
 _GAP_SECONDS = 15.0

@@ -177,7 +177,7 @@ def tell_left_out(
                     subject=f"devices/{device}/left out",
                     occurrence=f"{record.left_out_at}",
                     severity="error",
-                    title=f"{device} has failed twice and is left out; the others take over",
+                    title=f"{device} is left out; the others take over",
                     next_step=(
                         f"Look at `nvidia-smi` and the kernel log. When it is sound again:"
                         f" vlm-assets devices --take-back {device}"

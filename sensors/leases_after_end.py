@@ -2,7 +2,8 @@
 
 What lives here: which holders those are, and what is done about each. What does not: workers that stand still
 at their work (``worker_health.py``), the locks (``resources/devices/leases.py``). A process may hang at its
-very end, in the driver or in a library, when its run is finished and its heartbeat is over.
+very end, in the driver or in a library, when its run is finished and its heartbeat is over. It may also be
+stopped in mid-work while a person ends its run by force: its heartbeat's lock is held, and says nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
 from resources.devices.find import Device
 from resources.devices.leases import DeviceLeases, HeldDevice, LeaseDirectoryError, LeaseRecord
-from resources.processes import ProcessIdentity, boot_id
+from resources.devices.left_out import LeftOutDevices
+from resources.processes import ProcessIdentity, boot_id, is_halted
 from resources.state.workers import Worker
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.health_watch import Watch
@@ -64,50 +66,57 @@ class _Left:
 class LeasesAfterEnd:
     """Looks at who holds a device. directory: of the leases. grace: seconds between SIGTERM and SIGKILL.
 
-    silence: seconds for which a process may go without a heartbeat while it lives, whatever it loads: so long
-    is waited where Dagster does not know the run.
+    left_out: takes a device whose holder outlives SIGKILL. silence: seconds for which a process may go
+    without a heartbeat while it lives, whatever it loads: so long is waited where Dagster does not know the
+    run.
     """
 
     directory: Path
     outbox: Outbox
+    left_out: LeftOutDevices
     grace: float
     silence: float
 
     def look(self, watch: Watch, living: Sequence[Worker], dagster: DagsterFacts) -> list[str]:
         """One tick: changes ``watch``, posts alerts, ends what hangs. Returns sentences.
 
-        living: whoever has a heartbeat; none of them is touched.
+        living: whoever has a heartbeat. Of these only one whose run has ended for certain is touched.
         """
         leases = DeviceLeases(self.directory, [Device(**one) for one in watch.devices.values()])
         try:
             held = leases.holders()
         except LeaseDirectoryError as error:
             return [str(error)]
-        at_work = {worker.device for worker in living} | {worker.run_id for worker in living}
-        pids = {worker.pid for worker in living}
+        used = {worker.device for worker in living}
+        runs, pids = {worker.run_id for worker in living}, {worker.pid for worker in living}
         left: dict[str, _Left] = {}
         for one in held:
             record = one.record
-            if one.device.id in at_work or record is None or record.host != socket.gethostname():
+            if record is None or record.host != socket.gethostname() or not _is_run(record.holder.run_id):
                 continue
-            if record.holder.run_id in at_work or record.pid in pids or not _is_run(record.holder.run_id):
-                continue
+            beats = record.holder.run_id in runs or record.pid in pids
+            if one.device.id in used and not beats:
+                continue  # The note is an earlier holder's.
             how = run_of_process(dagster, record.holder.run_id, record.pid)
-            if how is not RunOfProcess.UNDER_WAY:
-                left[_name(record)] = _Left(one, record, how)
+            if how is RunOfProcess.UNDER_WAY or (beats and how is RunOfProcess.UNKNOWN):
+                continue
+            left[_name(record)] = _Left(one, record, how)
         watch.after_end = {name: max(watch.after_end.get(name, watch.at), watch.since) for name in left}
         watch.after_end_told = {name: at for name, at in watch.after_end_told.items() if name in left}
         said = [
             sentence
             for name, one in left.items()
-            if watch.at - watch.after_end[name] > self._allowed(one.how)
+            if watch.at - watch.after_end[name] > self._allowed(one)
             for sentence in self._end(watch, name, one, leases.lock_path(one.held.device))
         ]
         self._tell_freed(left, watch.unix)
         return said
 
-    def _allowed(self, how: RunOfProcess) -> float:
-        return self.silence if how is RunOfProcess.UNKNOWN else self.grace + _END_SECONDS
+    def _allowed(self, one: _Left) -> float:
+        if one.how is RunOfProcess.UNKNOWN:
+            return self.silence
+        # What is stopped writes no last events.
+        return self.grace if is_halted(one.record.pid) else self.grace + _END_SECONDS
 
     def _end(self, watch: Watch, name: str, one: _Left, lock: Path) -> list[str]:
         process = ProcessIdentity(one.record.pid, one.record.process_start or 0, boot_id())
@@ -119,11 +128,20 @@ class LeasesAfterEnd:
             return [f"{who} It is not ended from here."]
         told = watch.after_end_told.setdefault(name, watch.at)
         kills = watch.at - told >= self.grace
+        if watch.at - told >= 2 * self.grace:
+            self._leave_out(one)
         try:
             process.send(signal.SIGKILL if kills else signal.SIGTERM)
         except PermissionError:
             return [f"{who} It is another user's process and cannot be ended from here."]
         return [f"{who} It {'did not end when told to, and is killed' if kills else 'is told to end'}."]
+
+    def _leave_out(self, one: _Left) -> None:
+        """Not even SIGKILL ends the process: only the driver, or a reboot, frees the device."""
+        device, run_id = one.held.device.id, one.record.holder.run_id
+        why = f"Process {one.record.pid} holds it after its run {run_id} and does not end when it is killed."
+        for occurrence in (f"held after {run_id}", f"held after {run_id}, still"):
+            self.left_out.note_failure(device, occurrence=occurrence, why=why)
 
     def _alert(self, watch: Watch, name: str, one: _Left, *, is_ours: bool) -> Alert:
         pid = one.record.pid

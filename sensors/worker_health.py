@@ -164,7 +164,7 @@ class HealthWatcher:
                 # Cancelled before its process is killed: Dagster would start again what a person stopped.
                 dagster.end_cancelled(worker.run_id, _KILLED)
                 if self._end(worker, signal.SIGKILL, said):
-                    self._hold_against_device(worker)
+                    self._hold_against_device(worker, outlives_kill=now - at >= 2 * self.limits.grace)
                     said.append(f"{_who(worker)} did not end when told to, and was killed.")
         self._tell_freed(alive, watch.unix)
         return said
@@ -211,12 +211,18 @@ class HealthWatcher:
             at=now,
         )
 
-    def _hold_against_device(self, worker: Worker) -> None:
-        """For one that did not honour SIGTERM: a hung device lets none through, a wait in Python does."""
+    def _hold_against_device(self, worker: Worker, *, outlives_kill: bool) -> None:
+        """For one that did not honour SIGTERM: a hung device lets none through, a wait in Python does.
+
+        One that outlives SIGKILL holds the device until the driver lets it go: it is left out at once.
+        """
         if worker.device is not None and _may_be_the_device(worker):
             why = f"A worker of {worker.partition} stood still until it was killed (run {worker.run_id})."
             occurrence = at_work_on(worker.asset, worker.partition)
             self.devices.left_out.note_failure(worker.device, occurrence=occurrence, why=why)
+            if outlives_kill:
+                why = f"Its worker of {worker.partition} does not end when it is killed (pid {worker.pid})."
+                self.devices.left_out.note_failure(worker.device, occurrence=f"{occurrence}, still", why=why)
 
     def _name_slow(self, watch: Watch, living: Sequence[Worker]) -> list[str]:
         # Of a cluster, each node names its own.

@@ -40,6 +40,9 @@ DEAD_SECONDS = 25.0
 
 _LOOK_SECONDS = 0.5
 
+RAY_RUN = "VLM_RAY_RUN"
+"""In the environment of a run's process on a node: the run's id. Says that Ray chose its device."""
+
 SERVE = "vlm-assets serve"
 """As whom Dagster's daemon beats: a second one on the same database would launch each run twice."""
 

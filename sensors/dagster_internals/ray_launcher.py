@@ -28,7 +28,7 @@ from dagster._grpc.types import ExecuteRunArgs
 from dagster_ray import RayRunLauncher
 
 from resources.state.database import open_state
-from resources.state.nodes import Look, Nodes
+from resources.state.nodes import RAY_RUN, Look, Nodes
 from sensors.dagster_internals.patience import wait_for_postgres
 from sensors.dagster_internals.runs import RAY_JOB, first_ray_job, said_ray_job
 
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 
 NODE_LABEL = "vlm-assets/node"
 """Ray's label of a node: its host name."""
-
-RAY_RUN = "VLM_RAY_RUN"
-"""In the environment of a run's process on a node: the run's id. Says that Ray chose its device."""
 
 _ENTRY = "vlm_assets.cluster.ray_run"
 _PARTITION = "dagster/partition"

@@ -109,9 +109,11 @@ def _liveness_sensors(
             build_taking_over_sensor(stored, ticks=ticks),
         ]
     health = build_health_watcher(settings)
+    gpu = build_gpu(settings)
     leases = LeasesAfterEnd(
-        Path(build_gpu(settings).leases_directory),
+        Path(gpu.leases_directory),
         outbox,
+        gpu.left_out(),
         grace=health.limits.grace,
         silence=health.limits.loading,
     )

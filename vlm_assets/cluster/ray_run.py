@@ -11,11 +11,13 @@ import sys
 
 def main(arguments: list[str]) -> None:
     """Hold the run's lock, and let Dagster execute the run."""
-    from resources.state.nodes import RunLocks
-    from sensors.dagster_internals.ray_launcher import RAY_RUN, execute
+    from resources.state.nodes import RAY_RUN, RunLocks
     from vlm_assets.config.settings import current_settings
 
     with RunLocks(current_settings().state_directory).held(os.environ[RAY_RUN]):
+        # Dagster takes seconds to import, and a loaded machine a minute: the run has begun before that.
+        from sensors.dagster_internals.ray_launcher import execute
+
         execute(arguments)
 
 

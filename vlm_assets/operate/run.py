@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console, RenderableType
@@ -19,6 +19,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn
 from rich.text import Text
 
+from resources.state.sqlite_file import ControlStateError
+from resources.store.bucket import StoreAwayError
 from vlm_assets.assets.partition_state import MEANING, PartitionStates, State, VerifiedFiles
 from vlm_assets.assets.published_rows import unpublished_failures
 from vlm_assets.assets.stored_settings import refuse_at_start
@@ -28,7 +30,14 @@ from vlm_assets.catalog.ingest import close_tail
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.engine_choice import require_models
 from vlm_assets.config.settings import Settings
-from vlm_assets.operate.dagster_server.api import LAUNCHED_BY, DagsterApi, FailingCheck, reload_running
+from vlm_assets.operate.dagster_server.api import (
+    LAUNCHED_BY,
+    DagsterApi,
+    DagsterApiError,
+    DagsterUnreachableError,
+    FailingCheck,
+    reload_running,
+)
 from vlm_assets.operate.dagster_server.home import running_address
 from vlm_assets.operate.dagster_server.process_group import interruptible
 from vlm_assets.operate.dagster_server.server import running_dagster, serve
@@ -40,6 +49,10 @@ from vlm_assets.operate.terminal import Home, Port, TerminalConsole, Yes, agreed
 ASSETS = ("property_descriptions", "property_embeddings")
 
 _SHOWN = 5
+
+_AGAIN_SECONDS = 2.0
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -70,7 +83,11 @@ class Backfill:
     """Ids of the Dagster backfills that this one continues or has launched."""
 
     def begin(self) -> str:
-        """Continue unfinished backfills; launch one for the partitions that they lack. Says what it did."""
+        """Continue unfinished backfills; launch one for the partitions that they lack. Says what it did.
+
+        After an error it may be called again: a backfill whose launch was not answered is found then.
+        """
+        self.followed.clear()
         incomplete = self.status().keys_left(stale_too=self.stale_too).intersection(self.keys)
         if not self.keys:
             return "Nothing to do: there is no such partition."
@@ -298,8 +315,9 @@ def run_backfill(
     summary: BackfillSummary | None = None
     with running_dagster(settings, port=port, console=console, environment=environment) as server:
         server.start_pages(console)
-        work = _backfill(server.api, settings, keys, run_config, stale_too=stale_too)
-        summary = _follow(work, accuracy, console, start=server.start_daemon, watch=server.watch)
+        patience = Patience(console, server.watch)
+        work = _backfill(patience, server.api, settings, keys, run_config, stale_too=stale_too)
+        summary = _follow(work, accuracy, patience, start=server.start_daemon)
         if not exit_when_done:
             where_to_click(console, server.address)
             server.stay()
@@ -336,16 +354,32 @@ def run_partitions(
     with interruptible():
         try:
             console.print(f"Dagster runs on this home already: {address}")
-            work = _backfill(
-                DagsterApi(address, settings.dagster_home), settings, keys, run_config, stale_too=stale_too
-            )
-            summary = _follow(work, lambda: None, console)
+            api = DagsterApi(address, settings.dagster_home)
+            patience = Patience(console, lambda seconds: _wait_for(api, seconds))
+            work = _backfill(patience, api, settings, keys, run_config, stale_too=stale_too)
+            summary = _follow(work, lambda: None, patience)
         except KeyboardInterrupt:
             console.print(f"\nThe backfill goes on in {address}; `vlm-assets status` shows how far it is.")
     return _code(summary)
 
 
+def _wait_for(api: DagsterApi, seconds: float) -> None:
+    """Let so many seconds pass beside a Dagster that another process started.
+
+    Raises DagsterApiError where it has ended.
+    """
+    time.sleep(seconds)
+    address = running_address(api.dagster_home)
+    if address is None:
+        raise DagsterApiError(
+            f"The Dagster of this home at {api.url} has ended. What is done is kept, and the backfill goes on"
+            " with the next start: `vlm-assets serve`, or `vlm-assets run`."
+        )
+    api.url = address  # it may have been started again meanwhile
+
+
 def _backfill(
+    patience: Patience,
     api: DagsterApi,
     settings: Settings,
     keys: KeysOf | None,
@@ -353,48 +387,85 @@ def _backfill(
     *,
     stale_too: bool,
 ) -> Backfill:
-    wanted = keys(api) if keys is not None else all_keys(settings.home)
-    return Backfill(api, settings, wanted, run_config or {}, stale_too)
+    chosen = patience.ask(lambda: keys(api)) if keys is not None else all_keys(settings.home)
+    return Backfill(api, settings, chosen, run_config or {}, stale_too)
 
 
 def _code(summary: BackfillSummary | None) -> int:
     return INTERRUPTED if summary is None else 0 if summary.ok else 1
 
 
+@dataclass(frozen=True)
+class Patience:
+    """Asks again where an answer fails, for as long as the Dagster lives that is asked.
+
+    watch: lets so many seconds pass, and raises if that Dagster has ended.
+    """
+
+    console: Console
+    watch: Callable[[float], None]
+
+    def ask(self, question: Callable[[], _T]) -> _T:
+        """What ``question`` gives, asked again while anything is away; says when that begins and ends."""
+        waits = False
+        while True:
+            try:
+                answer = question()
+            except (DagsterUnreachableError, ControlStateError, StoreAwayError) as error:
+                if not waits:
+                    self.console.print(
+                        f"[yellow]{escape(str(error).rstrip('.'))}. Runs go on meanwhile; asking again until"
+                        " there is an answer.[/]"
+                    )
+                waits = True
+                self.watch(_AGAIN_SECONDS)
+            else:
+                if waits:
+                    self.console.print("There are answers again.")
+                return answer
+
+
 def _follow(
     work: Backfill,
     accuracy: Callable[[], str | None],
-    console: Console,
+    patience: Patience,
     *,
     start: Callable[[], None] = lambda: None,
-    watch: Callable[[float], None] = time.sleep,
 ) -> BackfillSummary:
     """Launch a backfill, show how it stands until it ends, and how it ended.
 
-    start: of what launches its runs. watch: lets so many seconds pass, and raises if Dagster ends meanwhile.
+    start: of what launches its runs. One failed answer ends nothing: Dagster is asked again as long as it
+    lives.
     """
-    console.print(work.begin())
+    console = patience.console
+    console.print(patience.ask(work.begin))
     start()
     if work.followed:
         # Often enough to watch, seldom enough that a large catalogue's keys are no load.
         interval = max(2.0, len(work.keys) / 2000)
         with ProgressLine(console, work.keys) as line:
-            now = work.progress()
-            line.show(now, *work.rate())
-            while not work.ended(now):
-                watch(interval)
+
+            def ended() -> bool:
                 now = work.progress()
                 line.show(now, *work.rate())
-    failing = [check for asset in ASSETS for check in work.api.failing_checks(asset)]
-    status = work.status()
-    summary = BackfillSummary(
-        keys=work.keys,
-        left_keys=status.keys_left(stale_too=work.stale_too),
-        failed_keys=sorted(work.progress().failed),
-        status=status,
-        failing=[check for check in failing if check.partition in work.keys],
-        accuracy=accuracy(),
-    )
+                return work.ended(now)
+
+            while not patience.ask(ended):
+                patience.watch(interval)
+
+    def summarize() -> BackfillSummary:
+        failing = [check for asset in ASSETS for check in work.api.failing_checks(asset)]
+        status = work.status()
+        return BackfillSummary(
+            keys=work.keys,
+            left_keys=status.keys_left(stale_too=work.stale_too),
+            failed_keys=sorted(work.progress().failed),
+            status=status,
+            failing=[check for check in failing if check.partition in work.keys],
+            accuracy=accuracy(),
+        )
+
+    summary = patience.ask(summarize)
     summary.print(console)
     if (compared := compare_with_run(work.settings)) is not None:
         # How far the plan was off, where this run was planned.

@@ -18,6 +18,7 @@ from dagster._core.events import EngineEventData
 from resources.alerts.outbox import Outbox
 from resources.devices.find import Device
 from resources.devices.leases import DeviceLeases
+from resources.devices.left_out import LeftOutDevices
 from resources.processes import ProcessIdentity, boot_id
 from resources.state.database import open_state
 from resources.state.workers import Workers
@@ -59,7 +60,10 @@ class Desk:
         self.workers = Workers(open_state(folder))
         self.outbox = Outbox(open_state(folder))
         self.leases = DeviceLeases(folder / "leases", [DEVICE])
-        self.look_after = LeasesAfterEnd(folder / "leases", self.outbox, grace=GRACE, silence=SILENCE)
+        self.left_out = LeftOutDevices(open_state(folder))
+        self.look_after = LeasesAfterEnd(
+            folder / "leases", self.outbox, self.left_out, grace=GRACE, silence=SILENCE
+        )
         self.watch = Watch(boot=boot_id(), at=1000.0, since=1000.0, devices={DEVICE.id: asdict(DEVICE)})
         self.process = None
 
@@ -132,15 +136,57 @@ def test_the_process_of_a_living_run_is_never_ended(desk):
     assert desk.is_left_alone()
 
 
-def test_who_has_a_heartbeat_is_never_ended(desk):
-    """Whatever Dagster says of its run, which a person may have ended by hand while it works."""
-    run_id = desk.run(DagsterRunStatus.FAILURE)
+@pytest.mark.parametrize("status", [DagsterRunStatus.CANCELED, DagsterRunStatus.FAILURE])
+def test_a_stopped_process_is_killed_after_the_grace_though_it_holds_its_heartbeat(desk, status):
+    """A person ended its run by force: its heartbeat's lock is held for ever, and no SIGTERM reaches it."""
+    run_id = desk.run(status)
+    with desk.workers.begin(run_id=run_id, asset="a", partition="k", expected=9):
+        desk.process.send_signal(signal.SIGSTOP)
+        desk.tick(0)
+        assert not desk.tick(GRACE)
+        assert desk.tick(1)
+        assert desk.is_left_alone(), "told to end first: somebody may let it go on"
+        desk.tick(GRACE)
+        assert desk.ended_by() is signal.SIGKILL
+    assert not desk.leases.holders()
+    assert not desk.tick(5), "told that it is over"
+    assert not desk.left_out.left_out()
+
+
+def test_who_works_on_after_its_run_has_ended_is_told_to_end_and_has_time_to_commit(desk):
+    """Dagster may have started the partition again on another device."""
+    run_id = desk.run(DagsterRunStatus.CANCELED)
+    with desk.workers.begin(run_id=run_id, asset="a", partition="k", expected=9):
+        desk.tick(0)
+        assert not desk.tick(GRACE + 60)
+        assert desk.is_left_alone()
+        assert desk.tick(1)
+        assert desk.ended_by() is signal.SIGTERM
+
+
+def test_who_has_a_heartbeat_is_not_ended_for_a_run_that_dagster_forgot(desk):
+    """With its database lost, whoever works is left to finish."""
+    run_id = str(uuid.uuid4())
+    desk.hold(run_id)
     with desk.workers.begin(run_id=run_id, asset="a", partition="k", expected=9):
         desk.tick(0)
         assert not desk.tick(10 * SILENCE)
     assert desk.is_left_alone()
     desk.tick(0)
-    assert not desk.tick(GRACE + 60), "its time counts from the end of its work"
+    assert not desk.tick(SILENCE), "its time counts from the end of its work"
+
+
+def test_a_device_whose_holder_outlives_sigkill_is_left_out(desk, monkeypatch):
+    """It waits in the driver: nobody is sent to a device that stays held, and a person is told."""
+    monkeypatch.setattr(ProcessIdentity, "send", lambda self, number: True)
+    desk.run(DagsterRunStatus.CANCELED)
+    desk.tick(0)
+    desk.tick(GRACE + 61)
+    desk.tick(GRACE)
+    assert not desk.left_out.left_out(), "it was killed a moment ago"
+    assert desk.tick(GRACE)
+    assert "does not end when it is killed" in desk.left_out.left_out()["cpu-0"].sentence("cpu-0")
+    assert desk.tick(5), "told as long as it is held"
 
 
 def test_a_run_that_dagster_does_not_know_is_waited_for_as_long_as_anything_may_load(desk):

@@ -26,7 +26,10 @@ class DagsterApiError(RuntimeError):
 
 
 class DagsterUnreachableError(DagsterApiError):
-    """No webserver answers at the address (yet)."""
+    """No webserver answers at the address, or it could not answer this time: asking again is safe.
+
+    It starts, it is slow, it loads its definitions again, or Dagster's database is away.
+    """
 
 
 class OtherHomeError(DagsterApiError):
@@ -82,7 +85,7 @@ class DagsterApi:
 
     def __init__(self, url: str, dagster_home: Path) -> None:
         self.url = url
-        self._dagster_home = dagster_home
+        self.dagster_home = dagster_home
 
     def ask(self, query: str, **variables: object) -> dict[str, Any]:
         """The data of a GraphQL query. Raises DagsterUnreachableError, OtherHomeError, DagsterApiError.
@@ -93,7 +96,7 @@ class DagsterApi:
 
         asked = {"query": query, "variables": variables}
         try:
-            mark = {HOME_HEADER: home_id(self._dagster_home)}
+            mark = {HOME_HEADER: home_id(self.dagster_home)}
             # Loopback: a proxy from the environment would only be in the way.
             with httpx2.Client(base_url=self.url, headers=mark, timeout=_SECONDS, trust_env=False) as client:
                 self._refuse_other_home(client.get("/server_info"), mark)
@@ -101,19 +104,27 @@ class DagsterApi:
         except (httpx2.HTTPError, OSError) as error:
             raise DagsterUnreachableError(f"Dagster does not answer at {self.url}: {error}") from error
         self._refuse_other_home(response, mark)
-        if response.is_error:
-            raise DagsterApiError(f"{self.url} answered {response.status_code}: {response.text[:2000]!r}")
-        answer = response.json()
-        if answer.get("errors"):
-            raise DagsterApiError("; ".join(str(error["message"]) for error in answer["errors"]))
-        data: dict[str, Any] = answer["data"]
+        if response.is_client_error:
+            raise DagsterApiError(f"Dagster at {self.url} refused a request: {_first_line(response.text)}")
+        log = f"its log is {self.dagster_home / 'process_logs' / 'webserver.log'}"
+        try:
+            answer = response.json() if response.is_success else {}
+            errors, data = answer.get("errors"), answer.get("data")
+        except (ValueError, AttributeError):
+            errors, data = None, None
+        if errors:
+            messages = "; ".join(dict.fromkeys(_first_line(str(error["message"])) for error in errors))
+            raise DagsterUnreachableError(f"Dagster at {self.url} could not answer ({messages}); {log}")
+        if not isinstance(data, dict):
+            status = f"status {response.status_code}"
+            raise DagsterUnreachableError(f"Dagster at {self.url} gave no answer ({status}); {log}")
         return data
 
     def _refuse_other_home(self, response: httpx2.Response, mark: Mapping[str, str]) -> None:
         if response.headers.get(HOME_HEADER) != mark[HOME_HEADER]:
             raise OtherHomeError(
                 f"At {self.url} the Dagster of another home answers, or another program, not the one of"
-                f" {self._dagster_home}. Nothing was asked of it and nothing was changed. Start this home's"
+                f" {self.dagster_home}. Nothing was asked of it and nothing was changed. Start this home's"
                 " Dagster on another port: `vlm-assets serve --port PORT`."
             )
 
@@ -267,7 +278,8 @@ class DagsterApi:
             a={"path": [asset]},
         )["assetNodeOrError"]
         if node["__typename"] != "AssetNode":
-            raise DagsterApiError(f"Dagster does not know the asset {asset}: {node.get('message')}")
+            # As long as definitions are loaded again, there is none of them.
+            raise DagsterUnreachableError(f"Dagster does not know the asset {asset}: {node.get('message')}")
         return node
 
 
@@ -291,8 +303,15 @@ def _refuse_unloaded(entries: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _refuse_error(result: Mapping[str, Any]) -> None:
+    if result.get("__typename") == "PythonError":
+        raise DagsterUnreachableError(f"Dagster could not answer: {_first_line(result['message'])}")
     if "message" in result:
         raise DagsterApiError(f"{result['__typename']}: {result['message']}")
+
+
+def _first_line(text: str) -> str:
+    """What a person reads of a long message: a database's has its query and a traceback below."""
+    return next((line.strip()[:300] for line in text.splitlines() if line.strip()), "nothing was said")
 
 
 BY_HAND = "A Dagster that was started by hand sees new ranges after Deployment > Reload."

@@ -82,6 +82,10 @@ class ProcessGroup:
         """The process group's id."""
         return self._watchdog.pid
 
+    def pid_of(self, name: str) -> int:
+        """The process that was started under this name."""
+        return next(child.process.pid for child in self._children if child.name == name)
+
     def start(
         self,
         name: str,

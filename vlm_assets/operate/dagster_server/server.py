@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -26,8 +27,10 @@ from resources.alerts.alert import DAY_SECONDS, Alert
 from resources.alerts.outbox import Outbox
 from resources.devices.loaded_servers import end_loaded_servers
 from resources.state.nodes import only_machine_that_serves
+from resources.state.sqlite_file import ControlStateError
 from resources.storage.home_claim import claim_home
 from resources.storage.layout import Home
+from sensors.dagster_internals.code_server import can_launch, serving_process
 from vlm_assets.assets.property_catalog import record_catalog
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.resource_settings import control_state, device_slots
@@ -63,9 +66,17 @@ GRACE_SECONDS = 30.0
 _HOST = "127.0.0.1"
 _LOOK_SECONDS = 0.2
 _LOOK_AFTER_SECONDS = 30.0
+_LAUNCH_SECONDS = 20
+"""For the code server to say that it could launch a run: a loaded machine may take seconds."""
+_LAUNCH_LOOKS = 3
+"""In a row without an answer, after which the code server is restarted. A launch itself has 60 s."""
+LAUNCHING = "Dagster/launching runs"
+"""Subject of the alert that the code server launches nothing."""
 _LOOK_SHARE = 0.005
 """Part of the time that reading the databases may take: their looks get rarer as they grow."""
 _PORTS_TRIED = 100
+
+_CODE_SERVER = "code-server"
 
 _FOREVER = 3600.0
 
@@ -86,6 +97,7 @@ class DagsterServer:
         listening: socket.socket,
         dagster_home: Path,
         scratch: Path,
+        outbox: Outbox,
         environment: Mapping[str, str],
     ) -> None:
         self.group = group
@@ -93,6 +105,7 @@ class DagsterServer:
         self.logs = dagster_home / "process_logs"
         self.logs.mkdir(exist_ok=True)
         self.api = DagsterApi(_address_of(listening), dagster_home)
+        self._outbox = outbox
         self._environment = environment
         self._listening = listening
         self._socket = scratch / "code-server"
@@ -100,6 +113,7 @@ class DagsterServer:
         self.dagster_home = dagster_home
         self._next_look = 0.0
         self._next_look_at_databases = 0.0
+        self._looks_without_launch = 0
         self._workspace.write_text(
             f"load_from:\n  - grpc_server:\n      socket: {self._socket}\n      location_name: vlm_assets\n"
         )
@@ -118,7 +132,7 @@ class DagsterServer:
             console.print(f"Starting Dagster on {self.address} (its logs: {self.logs}) ...")
         # One code server for webserver and daemon alike: each would start one of its own otherwise.
         self._start(
-            "code-server",
+            _CODE_SERVER,
             _program("dagster"), "code-server", "start", "--socket", self._socket,
             "--module-name", "vlm_assets.definitions", "--location-name", "vlm_assets",
         )  # fmt: skip
@@ -140,12 +154,12 @@ class DagsterServer:
         self._start("daemon", _program("dagster-daemon"), "run", "--workspace", self._workspace)
 
     def watch(self, seconds: float) -> None:
-        """Let so many seconds pass, and have definitions that nobody serves any more be loaded again.
+        """Let so many seconds pass, and restart the process that serves the definitions where it must be.
 
-        The process that serves them ends itself where it hears nothing for 30 s (a machine that was
-        suspended), and Dagster leaves it at that, as when it is killed: nothing would run from then on, and
-        nobody be told. Raises ProcessEndedError as soon as a process of the group ends, and
-        DamagedDatabaseError where a database of Dagster's does not read: sensors would fail from then on.
+        It ends itself where it hears nothing for 30 s (a machine that was suspended), and Dagster leaves it
+        at that, as when it is killed. It may also live and launch nothing, for ever. Nothing would run from
+        then on, no sensor either, and nobody be told. Raises ProcessEndedError as soon as a process of the
+        group ends, and DamagedDatabaseError where a database of Dagster's does not read: sensors would fail.
         """
         deadline = time.monotonic() + seconds
         while True:
@@ -154,7 +168,10 @@ class DagsterServer:
             if time.monotonic() >= self._next_look:
                 self._look_after_databases()
                 self._look_after_definitions()
-                self._next_look = time.monotonic() + _LOOK_AFTER_SECONDS
+                self._look_after_launching()
+                # Launches fail meanwhile: no time is lost between two looks.
+                wait = 0.0 if self._looks_without_launch else _LOOK_AFTER_SECONDS
+                self._next_look = time.monotonic() + wait
             if time.monotonic() >= deadline:
                 return
 
@@ -186,6 +203,33 @@ class DagsterServer:
         except DagsterApiError:
             pass  # the pages are slow, or ended, which the group knows
 
+    def _look_after_launching(self) -> None:
+        if can_launch(self._socket, seconds=_LAUNCH_SECONDS):
+            self._looks_without_launch = 0
+            self._tell(
+                lambda: self._outbox.recovered(LAUNCHING, sentence="Runs are launched again.", at=time.time())
+            )
+            return
+        self._looks_without_launch += 1
+        if self._looks_without_launch < _LAUNCH_LOOKS:
+            return
+        self._looks_without_launch = 0
+        self._tell(lambda: self._outbox.post_all([_launches_nothing()], once_while_open=True))
+        _log.warning("The code server launches no run any more. It is killed, and a new one is started.")
+        # Its runs go on by themselves. Told to end, it would wait for ever for the one that it hangs at.
+        serving = serving_process(self.group.pid_of(_CODE_SERVER))
+        if serving is not None:
+            serving.send(signal.SIGKILL)
+        with contextlib.suppress(DagsterApiError):
+            self.api.reload_definitions()
+
+    def _tell(self, tell: Callable[[], object]) -> None:
+        """Tell of an alert where the control state can be written; the log has it in any case."""
+        try:
+            tell()
+        except ControlStateError as error:
+            _log.warning("An alert could not be noted: %s", error)
+
     def _loaded(self) -> bool:
         try:
             return self.api.definitions_loaded()
@@ -206,6 +250,26 @@ class DagsterServer:
             log=log,
             pass_fds=pass_fds,
         )
+
+
+def _launches_nothing() -> Alert:
+    now = time.time()
+    return Alert(
+        kind="launches_nothing",
+        subject=LAUNCHING,
+        occurrence=f"{now:.0f}",
+        severity="error",
+        title="Dagster's code server launched no run any more, and is restarted",
+        next_step=(
+            "Nothing for now: runs under way go on, and what could not be launched is tried again. The usual"
+            " cause is a run that was terminated while its process was stopped or hung in the driver. That"
+            " process is killed, and its device is free again or left out. If this repeats, restart"
+            " `vlm-assets serve` and look at `nvidia-smi` and the kernel log."
+        ),
+        expected=f"an answer within {_LAUNCH_SECONDS} s",
+        found=f"none in {_LAUNCH_LOOKS} looks",
+        at=now,
+    )
 
 
 def _address_of(listening: socket.socket) -> str:
@@ -234,19 +298,21 @@ def dagster_server(
     """
     with contextlib.ExitStack() as stack:
         lock = stack.enter_context(only_dagster(dagster_home, wait_seconds=grace_seconds + 5.0))
-        stack.enter_context(only_machine_that_serves(control_state(load_settings(home=home))))
+        settings = load_settings(home=home)
+        stack.enter_context(only_machine_that_serves(control_state(settings)))
         listening = stack.enter_context(_listen(port))
         # A socket's path may have 107 characters, so it cannot lie in the home.
         scratch = Path(tempfile.mkdtemp(prefix="vlm-assets-"))
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
         # After the runs: a model server outlives a run, to be used by the next, and there is none.
-        stack.callback(end_loaded_servers, load_settings(home=home).state_directory, _log)
+        stack.callback(end_loaded_servers, settings.state_directory, _log)
         group = stack.enter_context(ProcessGroup(grace_seconds=grace_seconds, keep_open=lock.fileno()))
         server = DagsterServer(
             group,
             listening=listening,
             dagster_home=dagster_home,
             scratch=scratch,
+            outbox=Outbox(control_state(settings)),
             environment={
                 **of_env_file(),
                 **os.environ,

@@ -7,12 +7,14 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 
 import dagster as dg
 import psutil
 import pytest
+import yaml
 from rich.console import Console
 
 from examples.rendered_properties import write_example
@@ -20,6 +22,7 @@ from vlm_assets.automation.dataset_progress import progress_metadata
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.settings import load_settings
+from vlm_assets.operate import dagster_server
 from vlm_assets.operate.run import INTERRUPTED, run_backfill
 from vlm_assets.operate.status import read_status
 
@@ -77,6 +80,39 @@ def test_interrupted_backfill_is_gone_on_with(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.long
+def test_run_waits_while_the_database_of_dagster_is_away(tmp_path: Path, postgres_server) -> None:
+    """A real Postgres goes down while partitions run, and comes back: `run` says so, and ends as always."""
+    home = tmp_path / "home"
+    ingest(write_example(home, properties=2 * RANGE_SIZE, seed=7), home, range_size=RANGE_SIZE)
+    postgres_server.empty()
+    settings = load_settings(home=home)
+    settings.dagster_home.mkdir()
+    template = Path(dagster_server.__file__).with_name("dagster.yaml").read_text()
+    storage = {"postgres": {"postgres_url": postgres_server.url}}
+    (settings.dagster_home / "dagster.yaml").write_text(template + yaml.safe_dump({"storage": storage}))
+    script = tmp_path / "run.py"
+    script.write_text(RUN)
+    said = ""
+    with subprocess.Popen(
+        [sys.executable, script, home], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as run:
+        assert run.stdout is not None
+        for line in run.stdout:
+            said += line
+            print(line, end="", flush=True)
+            if " 1 running" in line and "asking again" not in said:
+                postgres_server.stop()
+            elif "asking again" in line:
+                time.sleep(15)  # so long is it away
+                postgres_server.start()
+    assert run.returncode == 0, said
+    assert "asking again until there is an answer" in said, said
+    assert "There are answers again." in said
+    assert "2 of 2 partitions are complete." in said
+    assert '{"' not in said, "sentences alone"
+
+
 def test_run_uses_the_dagster_that_runs_and_takes_the_tail_when_asked(tmp_path: Path) -> None:
     """`run KEY` and `run` leave the tail alone; `run --missing` makes a partition of it and runs that.
 

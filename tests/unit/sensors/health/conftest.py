@@ -65,7 +65,9 @@ def watcher(tmp_path, clock, machine):
 @pytest.fixture
 def leases(tmp_path, watcher, clock):
     """What a worker's device is freed by after its run."""
-    return LeasesAfterEnd(tmp_path / "leases", watcher.outbox, grace=10.0, silence=1800.0)
+    return LeasesAfterEnd(
+        tmp_path / "leases", watcher.outbox, watcher.devices.left_out, grace=10.0, silence=1800.0
+    )
 
 
 @pytest.fixture

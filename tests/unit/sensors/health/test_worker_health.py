@@ -248,6 +248,17 @@ def test_two_partitions_that_had_to_be_killed_leave_a_device_out(end, watcher):
     assert list(watcher.devices.left_out.left_out()) == ["GPU-1"]
 
 
+def test_a_device_whose_worker_outlives_sigkill_is_left_out_at_once(tick, standing, watcher, monkeypatch):
+    """It waits in the driver, and holds the device for as long as that takes."""
+    monkeypatch.setattr(ProcessIdentity, "send", lambda self, number: True)
+    standing.begin("r1", partition="k1", stopped=True)
+    tick(watcher.limits.loading + 1)
+    tick(watcher.limits.grace)
+    assert not watcher.devices.left_out.left_out(), "it was killed a moment ago"
+    tick(watcher.limits.grace)
+    assert list(watcher.devices.left_out.left_out()) == ["GPU-1"]
+
+
 @pytest.mark.parametrize(
     "stalled",
     [

@@ -1,4 +1,4 @@
-"""What ``publish`` says and ``run`` chooses before anything is launched, and a backfill when it has ended."""
+"""What ``publish`` says and ``run`` chooses before a launch, and how a backfill is followed to its end."""
 
 import io
 import json
@@ -12,9 +12,17 @@ from resources.journal.journal import Journal
 from vlm_assets.assets.fingerprint import Meaning, Meanings
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.operate import run as run_module
-from vlm_assets.operate.dagster_server.api import DagsterApi
+from vlm_assets.operate.dagster_server.api import (
+    DagsterApi,
+    DagsterApiError,
+    DagsterUnreachableError,
+    LaunchedBackfill,
+    PartitionKeys,
+)
+from vlm_assets.operate.dagster_server.home import note_address, only_dagster
+from vlm_assets.operate.dagster_server.process_group import ProcessEndedError
 from vlm_assets.operate.main import app
-from vlm_assets.operate.run import Backfill, BackfillSummary
+from vlm_assets.operate.run import Backfill, BackfillSummary, Patience, _follow, _wait_for
 from vlm_assets.operate.status import read_status
 
 ROWS = pa.schema(
@@ -107,6 +115,9 @@ def test_the_summary_counts_what_status_calls_complete(dataset) -> None:
     assert f"{count - 1} of {count} partitions are complete." in said
 
 
+PATIENT = Patience(Console(file=io.StringIO()), lambda seconds: None)
+
+
 class LaunchedKeys(DagsterApi):
     """A Dagster without anything under way, which notes what it is asked to launch."""
 
@@ -135,7 +146,7 @@ def launched_by(dataset, monkeypatch, tmp_path):
         api = LaunchedKeys()
 
         def run_partitions(settings, *, keys, stale_too, **_):
-            print(run_module._backfill(api, settings, keys, None, stale_too=stale_too).begin())
+            print(run_module._backfill(PATIENT, api, settings, keys, None, stale_too=stale_too).begin())
             return 0
 
         monkeypatch.setattr(run_module, "run_partitions", run_partitions)
@@ -176,3 +187,78 @@ def test_what_is_stale_is_not_guessed_at(dataset, launched_by, monkeypatch):
     done, launched = launched_by("--stale")
     assert (done.exit_code, launched) == (1, [])
     assert "the server does not answer" in done.stderr
+
+
+class FalteringApi(DagsterApi):
+    """Dagster whose database is away at each first question of a kind."""
+
+    def __init__(self, settings, keys):
+        super().__init__("http://127.0.0.1:9", settings.dagster_home)
+        self.keys = frozenset(keys)
+        self.asked = set()
+        self.launched = []
+
+    def answers(self, question, answer):
+        if question not in self.asked:
+            self.asked.add(question)
+            raise DagsterUnreachableError("Dagster could not answer: (psycopg2.OperationalError) refused")
+        return answer
+
+    def unfinished_backfills(self, asset):
+        return self.answers("unfinished", [])
+
+    def launch_backfill(self, assets, keys, **_):
+        self.answers("launch", None)
+        self.launched.append(keys)
+        return "b1"
+
+    def partition_keys(self, asset):
+        return self.answers(asset, PartitionKeys(self.keys, frozenset(), frozenset(), frozenset()))
+
+    def runs_in(self, status):
+        return 0
+
+    def backfill(self, backfill_id, asset):
+        return self.answers("backfill", LaunchedBackfill(backfill_id, unfinished=False, keys=self.keys))
+
+    def failing_checks(self, asset):
+        return self.answers("checks", [])
+
+
+def test_a_backfill_is_followed_to_its_end_though_answers_fail(dataset):
+    """Dagster's database is away for a moment: nothing ends, and a person reads one sentence each time."""
+    dataset.descriptions.path(dataset.keys[0]).unlink()
+    api = FalteringApi(dataset.settings, dataset.keys)
+    console = Console(file=io.StringIO(), width=200)
+    waited = []
+    work = Backfill(api, dataset.settings, dataset.keys)
+    summary = _follow(work, lambda: None, Patience(console, waited.append))
+    assert api.launched == [[dataset.keys[0]]]
+    assert not summary.ok, "its file is still gone"
+    said = console.file.getvalue()
+    assert "refused. Runs go on meanwhile; asking again until there is an answer." in said
+    assert said.count("asking again") == said.count("There are answers again.") == 3, "once an outage"
+    assert len(waited) == len(api.asked)
+
+
+def test_a_backfill_is_followed_no_longer_than_dagster_lives(dataset):
+    """What was started ends: that is said, and nobody waits for ever."""
+    dataset.descriptions.path(dataset.keys[0]).unlink()
+
+    def ended(seconds):
+        raise ProcessEndedError("webserver ended with exit code 1.")
+
+    work = Backfill(FalteringApi(dataset.settings, dataset.keys), dataset.settings, dataset.keys)
+    with pytest.raises(ProcessEndedError):
+        _follow(work, lambda: None, Patience(Console(file=io.StringIO()), ended))
+
+
+def test_a_dagster_of_another_process_is_waited_for_as_long_as_it_runs(tmp_path):
+    """Restarted, it is asked where it is now; ended, a person reads what to do."""
+    api = DagsterApi("http://127.0.0.1:9", tmp_path)
+    with only_dagster(tmp_path, wait_seconds=0.0):
+        note_address(tmp_path, "http://127.0.0.1:10")
+        _wait_for(api, 0.0)
+    assert api.url == "http://127.0.0.1:10"
+    with pytest.raises(DagsterApiError, match=r"has ended.*kept.*vlm-assets serve"):
+        _wait_for(api, 0.0)

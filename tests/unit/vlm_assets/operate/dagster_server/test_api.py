@@ -8,7 +8,7 @@ import httpx2
 import pytest
 import uvicorn
 from starlette.applications import Starlette
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
 from vlm_assets.operate.dagster_server import api
@@ -87,6 +87,52 @@ def test_pages_refuse_a_command_of_another_home(dagster_homes):
         answer = httpx2.post(f"{address}/graphql", json={}, headers=sent, trust_env=False)
     assert answer.status_code == 421
     assert asked == []
+
+
+POSTGRES_AWAY = (
+    "(psycopg2.OperationalError) connection refused\n\tIs the server running?\n(Background on this)"
+)
+
+
+@pytest.mark.parametrize(
+    ("status", "answer"),
+    [
+        (500, JSONResponse({"error": POSTGRES_AWAY})),
+        (500, PlainTextResponse("Internal Server Error")),
+        (200, PlainTextResponse("<html>")),
+        (200, JSONResponse(["not", "an", "answer"])),
+        (200, JSONResponse({"errors": [{"message": POSTGRES_AWAY}, {"message": POSTGRES_AWAY}]})),
+        (
+            200,
+            JSONResponse(
+                {"data": {"reloadWorkspace": {"__typename": "PythonError", "message": POSTGRES_AWAY}}}
+            ),
+        ),
+    ],
+)
+def test_a_dagster_that_cannot_answer_this_time_says_so_in_one_line(dagster_homes, status, answer):
+    """Its database is away: no traceback and no JSON for a person, and whoever follows asks again."""
+    ours, _ = dagster_homes
+    answer.status_code = status
+
+    async def says(request):
+        return answer
+
+    app = Starlette(routes=[Route("/{path:path}", says, methods=["GET", "POST"])])
+    guarded = WebGuard(app, home_id=home_id(ours))
+    with pages(guarded) as address, pytest.raises(api.DagsterUnreachableError) as raised:
+        api.DagsterApi(address, ours).reload_definitions()
+    assert "\n" not in str(raised.value)
+    assert "Background" not in str(raised.value)
+
+
+def test_a_request_that_dagster_refuses_is_not_asked_again(dagster_homes):
+    """It would be refused for ever."""
+    ours, _ = dagster_homes
+    refusing = WebGuard(dagster_pages([]), home_id=home_id(ours), with_header=["/graphql"])
+    with pages(refusing) as address, pytest.raises(api.DagsterApiError, match="X-Vlm-Assets") as raised:
+        api.DagsterApi(address, ours).ask("{}")
+    assert not isinstance(raised.value, api.DagsterUnreachableError)
 
 
 def test_a_dagster_that_does_not_answer_is_told_in_sentences(monkeypatch, dagster_homes):

@@ -1,0 +1,97 @@
+"""A run that is frozen and terminated by force: what is launched next runs, and its device is free again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import dagster as dg
+import psutil
+import pytest
+
+from resources.alerts.outbox import Outbox
+from resources.state.database import open_state
+from resources.state.workers import Workers
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.ingest import ingest
+from vlm_assets.operate.dagster_server import server as server_module
+from vlm_assets.operate.dagster_server.api import DagsterUnreachableError
+from vlm_assets.operate.dagster_server.home import prepare_dagster_home
+from vlm_assets.operate.dagster_server.server import LAUNCHING, dagster_server
+
+DESCRIPTIONS = "property_descriptions"
+LONG, SHORT = 3000, 2
+TERMINATE = """
+mutation($run: String!) {
+  terminateRun(runId: $run, terminatePolicy: MARK_AS_CANCELED_IMMEDIATELY) { __typename }
+}
+"""
+
+
+@pytest.mark.serves
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_frozen_run_that_is_terminated_stops_no_launch_and_keeps_no_device(
+    listing: Path, tmp_path: Path, launch_run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its code server waits for it for ever, and each launch for that: it is restarted, and a person is told.
+
+    The frozen process is killed though it holds its heartbeat, and a run beside it goes on.
+    """
+    monkeypatch.setattr(server_module, "_LOOK_AFTER_SECONDS", 5.0)
+    monkeypatch.setattr(server_module, "_LAUNCH_SECONDS", 3)
+    home = tmp_path / "home"
+    images = json.loads(listing.read_text().splitlines()[0])["images"][:1]
+    lines = [json.dumps({"property_id": f"p{n}", "images": images}) + "\n" for n in range(2 * LONG + SHORT)]
+    few = listing.with_name("frozen.jsonl")
+    for start, end in ((0, 2 * LONG), (2 * LONG, len(lines))):
+        few.write_text("".join(lines[start:end]))
+        ingest(few, home, range_size=min(LONG, end - start), close=True)
+    frozen_key, long_key, next_key = (one.key for one in Catalog.open(home).ranges)
+    dagster_home = home / "dagster"
+    prepare_dagster_home(dagster_home, catalog_id=Catalog.open(home).catalog_id, slots=3)
+    environment = {"VLM_ASSETS_DEVICES": "cpu:2", "VLM_ASSETS_BATCH_SIZE": "1"}
+    workers, outbox = Workers(open_state(home / ".state")), Outbox(open_state(home / ".state"))
+
+    def computed(run_id: str) -> int:
+        return next((one.computed for one in workers.living() if one.run_id == run_id), 0)
+
+    with (
+        dagster_server(home, dagster_home, port=3760, grace_seconds=5.0, environment=environment) as server,
+        dg.DagsterInstance.from_config(str(dagster_home)) as instance,
+    ):
+
+        def wait_until(reached: Callable[[], object], what: str) -> None:
+            deadline = time.monotonic() + 300.0
+            while not reached():
+                assert time.monotonic() < deadline, f"{what}: not in time"
+                server.watch(0.2)
+
+        server.start_pages()
+        server.start_daemon()
+        frozen, beside = (launch_run(server.api, [DESCRIPTIONS], key) for key in (frozen_key, long_key))
+        wait_until(lambda: computed(frozen) and computed(beside), "first rows")
+        (pid,) = (one.pid for one in workers.living() if one.run_id == frozen)
+        process = psutil.Process(pid)
+        process.suspend()
+        with monkeypatch.context() as impatient:
+            # Dagster's answer waits for the process too, for a minute.
+            impatient.setattr("vlm_assets.operate.dagster_server.api._SECONDS", 2.0)
+            with contextlib.suppress(DagsterUnreachableError):
+                server.api.ask(TERMINATE, run=frozen)
+        launch_run(server.api, [DESCRIPTIONS], next_key)
+        wait_until(lambda: LAUNCHING in outbox.open_subjects(), "a person is told")
+        wait_until(lambda: LAUNCHING not in outbox.open_subjects(), "runs are launched again")
+        before = computed(beside)
+        wait_until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, "killed")
+        assert instance.get_run_by_id(frozen).status is dg.DagsterRunStatus.CANCELED
+        wait_until(
+            lambda: next_key in server.api.partition_keys(DESCRIPTIONS).materialized, "launched meanwhile"
+        )
+        wait_until(lambda: computed(beside) > before > 0, "the run beside it goes on")
+        wait_until(
+            lambda: not any(one.endswith("/lease") for one in outbox.open_subjects()), "its device is free"
+        )
