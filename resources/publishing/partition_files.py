@@ -34,11 +34,11 @@ from resources.storage.sealed_json import FormatVersionError, refuse_newer_forma
 from resources.storage.version_mark import (
     Standing,
     VersionMark,
-    lower_version_mark,
     mark_copies,
     raise_version_mark,
     read_version_mark,
     standing,
+    write_version_mark,
 )
 
 FORMAT = 2
@@ -384,7 +384,7 @@ class PartitionFiles:
                 self.move_aside(path, notes)
         self._write_settled(replace(older, pending=None))
         # The mark last: until then a start still stops.
-        lower_version_mark(self.paths.version_mark, self._mark(older), self.marks_staging)
+        write_version_mark(self.paths.version_mark, self._mark(older), self.marks_staging)
         return record
 
     def put_in_place(
@@ -475,7 +475,7 @@ class PartitionFiles:
         # The mark first: the record is never settled for a version that the mark does not know of. It is
         # written whatever it says: a version from another machine may have the number of one made here.
         published = PartitionVersions(self.key, pending.record, pending.previous)
-        lower_version_mark(self.paths.version_mark, self._mark(published), self.marks_staging)
+        write_version_mark(self.paths.version_mark, self._mark(published), self.marks_staging)
         kept = [
             version
             for number, version in reversed(list(enumerate(pending.previous, start=1)))

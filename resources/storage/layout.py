@@ -80,11 +80,6 @@ class Home:
         """The folders of one asset, such as ``property_descriptions``."""
         return AssetFolders(self, name)
 
-    def recorded_keys(self) -> set[str]:
-        """The keys that have a record in any asset. Raises OSError."""
-        assets = [self.asset(folder.name) for folder in _folders_in(self.root / _VERSIONS)]
-        return {key for asset in assets for key in asset.recorded_keys()}
-
     def refuse_unusable(self) -> None:
         """Raise UnusableHomeError where files would move between devices.
 

@@ -98,8 +98,10 @@ def raise_version_mark(path: Path, mark: VersionMark, staging: Path | None = Non
     return _write_copies(path, mark, staging)
 
 
-def lower_version_mark(path: Path, mark: VersionMark, staging: Path | None = None) -> None:
-    """Have both copies say ``mark``, whatever they say: a person accepts that newer versions are gone."""
+def write_version_mark(path: Path, mark: VersionMark, staging: Path | None = None) -> None:
+    """Have both copies say ``mark``, whatever they said: after a publication, or where a person accepts an
+    older version.
+    """
     _write_copies(path, mark, staging)
 
 

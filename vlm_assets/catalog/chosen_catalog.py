@@ -24,6 +24,7 @@ from vlm_assets.catalog.catalog_file import (
     stream_rows,
 )
 from vlm_assets.catalog.ingest import only_ingest
+from vlm_assets.catalog.published_ids import PARTITIONED
 from vlm_assets.catalog.stored_catalog import CATALOG_NAME, MOST_BYTES, put_catalog
 
 
@@ -79,7 +80,7 @@ def check_catalog(home: Path, place: str, store: S3Folder | None = None) -> Chos
         )
     newest = versions.get(header.catalog_id, 0)
     keys = {one.key for one in header.ranges}
-    published = Home(home).recorded_keys()
+    published = {key for name in PARTITIONED for key in Home(home).asset(name).recorded_keys()}
     return ChosenCatalog(place, header, newest, tuple(sorted(published - keys)), data, over)
 
 

@@ -18,7 +18,8 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import CatalogError, is_tombstone
 from vlm_assets.catalog.ranges import InvalidRangeError, PropertyRange
 
-_PARTITIONED = ("property_descriptions", "property_embeddings")
+PARTITIONED = ("property_descriptions", "property_embeddings")
+"""The assets with a file for each range."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def unlisted_ids(home: Path, catalog: Catalog | None, store: S3Folder | None = N
     """
     ranges = {one.key: one for one in catalog.ranges} if catalog is not None else {}
     found: dict[str, PublishedIds] = {}
-    for name in _PARTITIONED:
+    for name in PARTITIONED:
         asset = Home(home).asset(name)
         if store is not None:
             for key in {Path(entry).stem for entry, _ in store.names(f"{name}/")}.difference(ranges):

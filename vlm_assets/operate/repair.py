@@ -96,8 +96,8 @@ COMPUTING = frozenset({Way.COMPUTE, Way.RETRY_FAILED, Way.RESUME})
 _OF_THE_FILES = frozenset(
     {Kind.FILE, Kind.SECOND_COPY, Kind.RECORD_COPY, Kind.COLUMNS, Kind.IDS, Kind.MIXED, Kind.PENDING}
 )
-_TOLD = (Kind.PENDING, Kind.PUT_BACK)
-"""Warnings that are put right, or are for a person to decide."""
+_WARNINGS_TO_REPAIR = (Kind.PENDING, Kind.PUT_BACK)
+"""Warnings that a repair lists: it puts them right, or a person decides."""
 
 _OF_THE_ROWS = frozenset({Kind.COLUMNS, Kind.IDS, Kind.MIXED})
 
@@ -166,7 +166,7 @@ def _of_partition(
     why = tuple(
         one.sentence
         for one in problems
-        if (not one.kind.is_warning or one.kind in _TOLD) and one.kind is not Kind.STORE
+        if (not one.kind.is_warning or one.kind in _WARNINGS_TO_REPAIR) and one.kind is not Kind.STORE
     )
     if Kind.JOURNAL in kinds:
         yield Repair(asset, files_.key, Way.BY_HAND, why)

@@ -11,11 +11,11 @@ from resources.storage.sealed_json import FormatVersionError, seal, unseal
 from resources.storage.version_mark import (
     Standing,
     VersionMark,
-    lower_version_mark,
     mark_copies,
     raise_version_mark,
     read_version_mark,
     standing,
+    write_version_mark,
 )
 
 NAME = "property_catalog/catalog"
@@ -63,7 +63,7 @@ def test_a_mark_is_not_lowered_but_by_a_person(tmp_path: Path) -> None:
     found = read_version_mark(path, name=NAME).mark
     assert found is not None
     assert (found.sequence, found.digest) == (5, "d")
-    lower_version_mark(path, mark(4))
+    write_version_mark(path, mark(4))
     found = read_version_mark(path, name=NAME).mark
     assert found is not None
     assert found.sequence == 4

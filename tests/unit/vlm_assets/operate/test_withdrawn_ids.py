@@ -16,6 +16,7 @@ from vlm_assets.assets.partition_state import Kind
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path, mark_path
 from vlm_assets.catalog.catalog_file import WITHDRAWN
+from vlm_assets.catalog.chosen_catalog import check_catalog
 from vlm_assets.catalog.ingest import IngestReport, ingest
 from vlm_assets.catalog.withdrawn_ids import (
     WithdrawnIds,
@@ -282,3 +283,9 @@ def test_an_older_copy_takes_no_change_back(dataset: Dataset, number: int) -> No
     withdrawn = read_withdrawn(home)
     assert withdrawn is not None
     assert "p1" not in withdrawn
+
+
+def test_the_list_is_no_published_partition(dataset: Dataset) -> None:
+    """The list lies beside the copies of the catalogue: a catalogue that a person names does not lack it."""
+    home = dataset.settings.home
+    assert check_catalog(home, str(catalog_path(home))).unlisted == ()
