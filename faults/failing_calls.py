@@ -7,19 +7,22 @@ words in it, or go on; and then a life that nothing happens to must come to the 
 
 from __future__ import annotations
 
+import builtins
 import errno
+import io
 import os
 import random
 import shutil
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from faults.file_operations import Before, FileOperations, Operation, fail_at
 from faults.kills import OPERATIONS, RECOVERY_OPERATIONS
 from faults.ledger import Ledger, PromiseBrokenError
 from faults.lives import Life, act_in_child, live_to_the_end, live_until_operation
-from faults.partition_life import live
+from faults.partition_life import Say, live
 
 _NAMED = frozenset(
     {
@@ -32,8 +35,12 @@ _NAMED = frozenset(
         "OSError",
     }
 )
+_UNREAD = _NAMED | {"JournalLossError", "RecordDamagedError", "SegmentUnreadableError"}
 _NO_MEMORY = _NAMED | {"MemoryError"}
 _CODES = (errno.EIO, errno.ENOSPC)
+
+READS = 40
+"""A few more than a recovery opens."""
 
 
 def in_recovery(chance: random.Random, place: Path, number: int) -> Counter[str]:
@@ -43,6 +50,20 @@ def in_recovery(chance: random.Random, place: Path, number: int) -> Counter[str]
     ledger.hear(live_until_operation(home, chance.randint(1, OPERATIONS), torn=number % 2 == 1))
     code = _CODES[number // RECOVERY_OPERATIONS % len(_CODES)]
     return _met(ledger, fail_at(1 + number % RECOVERY_OPERATIONS, code), os.strerror(code))
+
+
+def reading_in_recovery(chance: random.Random, place: Path, number: int) -> Counter[str]:
+    """A kill, and then EIO at each opening of a file to be read in turn, once: it reads again afterwards."""
+    home = place / f"reading-{number}"
+    ledger = Ledger(home, refused=_UNREAD, unread=True)
+    ledger.hear(live_until_operation(home, chance.randint(1, OPERATIONS), torn=number % 2 == 1))
+
+    def act(say: Say) -> None:
+        _fail_to_read(home, 1 + number % READS)
+        live(home, say)
+
+    life = act_in_child(home, act)
+    return _met_already(ledger, life, "")
 
 
 def out_of_memory(chance: random.Random, place: Path, number: int) -> Counter[str]:
@@ -56,7 +77,10 @@ def out_of_memory(chance: random.Random, place: Path, number: int) -> Counter[st
 
 def _met(ledger: Ledger, before: Before, words: str) -> Counter[str]:
     """Have a life meet a failing call, then one that nothing happens to."""
-    life: Life = act_in_child(ledger.home, partial(live, ledger.home), before)
+    return _met_already(ledger, act_in_child(ledger.home, partial(live, ledger.home), before), words)
+
+
+def _met_already(ledger: Ledger, life: Life, words: str) -> Counter[str]:
     if life.error is not None and words not in life.message:
         raise PromiseBrokenError(f"{words!r} came up as {life.error}: {life.message} (home: {ledger.home})")
     ledger.hear(life)
@@ -76,3 +100,18 @@ def _no_memory_at(at: int) -> Before:
             raise MemoryError
 
     return before
+
+
+def _fail_to_read(root: Path, at: int) -> None:
+    """Raise EIO in place of the ``at``-th opening of a file below ``root`` to be read, in this process."""
+    opened, real = 0, io.open
+
+    def failing(file: Any, mode: str = "r", *rest: Any, **named: Any) -> Any:
+        nonlocal opened
+        if mode.startswith("r") and "+" not in mode and str(file).startswith(f"{root}{os.sep}"):
+            opened += 1
+            if opened == at:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(file))
+        return real(file, mode, *rest, **named)
+
+    io.open = builtins.open = failing

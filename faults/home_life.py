@@ -294,13 +294,26 @@ def tell_contents(home: Path, say: Say) -> None:
     """Say what a reader finds: the ids of the catalogue in their order, and the rows of each file."""
     settings, catalog = settings_of(home), Catalog.open(home)
     tables = [table["property_id"].to_pylist() for _, table in catalog.slices(with_tail=True)]
-    contents: dict[str, Any] = {"catalogue": [one for ids in tables for one in ids]}
+    contents: dict[str, Any] = {"catalogue": [_without_key(id_) for ids in tables for id_ in ids]}
     for folders in (settings.descriptions, settings.embeddings):
         published = PublishedPartitions(folders, lock_seconds=0)
         for key in folders.published_keys():
-            rows = [_without_cause(row) for row in published.read(key).to_table().to_pylist()]
+            rows = _comparable(published.read(key).to_table().to_pylist())
             contents[f"{folders.name}/{key}"] = hashlib.sha256(str(rows).encode()).hexdigest()
     say(contents=contents)
+
+
+def _comparable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of a file without what comes from the key of a home: withdrawn ids, and the fingerprint."""
+    kept = [{**_without_cause(row), "property_id": _without_key(row["property_id"])} for row in rows]
+    if any(is_tombstone(row["property_id"]) for row in rows):
+        for row in kept:
+            row.pop("fingerprint", None)
+    return kept
+
+
+def _without_key(property_id: str) -> str:
+    return WITHDRAWN if is_tombstone(property_id) else property_id
 
 
 def run_command(home: Path, say: Say, words: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from faults.ledger import Ledger
 from faults.lives import Life, live_to_the_end, live_until_operation, live_until_time, random_end
 
-OPERATIONS = 560
+OPERATIONS = 610
 """A few more than a whole life takes, measured by tests/faults/test_campaign.py."""
 RECOVERY_OPERATIONS = 30
 

@@ -32,6 +32,8 @@ class Ledger:
     """Generations whose journals were removed."""
     staging_is_empty: bool = False
     """Whether the last life ended after a publication and before anything else was staged."""
+    unread: bool = False
+    """Whether a file could not be read for a moment: it may be set aside, or its journal be left over."""
     wakes: bool = False
     """Whether a writer wakes that others overtook: it may leave a journal behind that counts for nothing."""
 
@@ -78,11 +80,11 @@ class Ledger:
             self._broken(f"version {self.published} of {VERSIONS} is published at the end")
         left = [path for path in self.home.rglob("*.tmp") if path.is_file()]
         partition = asset(self.home).partition(KEY)
-        if not self.wakes:
+        if not self.wakes and not self.unread:
             left += [*partition.quarantine.glob("*"), *partition.journals.glob("*")]
         if left:
             self._broken(f"left behind: {', '.join(map(str, left))}")
-        if self.wakes:
+        if self.wakes or self.unread:
             return  # One that stood still before the rename of a mark wakes and puts it over a newer one.
         promising = [mark for mark in read_marks(partition.high_water_marks, KEY) if not mark.retired]
         if promising:

@@ -53,6 +53,8 @@ PARTS = (
          "power cuts", 3000, power_cuts.simulated),
     Part("failing-recovery", "6, 7, 8", "EIO or ENOSPC at an operation of a recovery: named, rows exact",
          "failed calls", 600, failing_calls.in_recovery),
+    Part("failing-reads", "8", "EIO at a reading of a recovery, once: named, rows exact",
+         "failed calls", 400, failing_calls.reading_in_recovery),
     Part("no-memory", "27", "no memory at any operation of a life: named, committed rows exact",
          "failed calls", 1000, failing_calls.out_of_memory),
     Part("stopped-writer", "14", "a writer wakes after others finished its partition: rows exact",

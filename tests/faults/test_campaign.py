@@ -33,6 +33,7 @@ CASES: dict[str, range | tuple[int, ...]] = {
     "flips": range(160),
     "power-simulated": range(4),
     "failing-recovery": range(0, 60, 13),
+    "failing-reads": range(2, 40, 6),
     "no-memory": range(20, 1100, 270),
     "stopped-writer": range(60, 560, 130),
     "stopped-beside-care": (40, 21),
