@@ -59,11 +59,13 @@ def reading_in_recovery(chance: random.Random, place: Path, number: int) -> Coun
     ledger.hear(live_until_operation(home, chance.randint(1, OPERATIONS), torn=number % 2 == 1))
 
     def act(say: Say) -> None:
-        _fail_to_read(home, 1 + number % READS)
+        _fail_to_read(home, 1 + number % READS, say)
         live(home, say)
 
     life = act_in_child(home, act)
-    return _met_already(ledger, life, "")
+    met = _met_already(ledger, life, "")
+    # Most lives go on: another copy is read instead.
+    return met | Counter({"failed calls": sum("unread" in report for report in life.said)})
 
 
 def out_of_memory(chance: random.Random, place: Path, number: int) -> Counter[str]:
@@ -102,7 +104,7 @@ def _no_memory_at(at: int) -> Before:
     return before
 
 
-def _fail_to_read(root: Path, at: int) -> None:
+def _fail_to_read(root: Path, at: int, say: Say) -> None:
     """Raise EIO in place of the ``at``-th opening of a file below ``root`` to be read, in this process."""
     opened, real = 0, io.open
 
@@ -111,6 +113,7 @@ def _fail_to_read(root: Path, at: int) -> None:
         if mode.startswith("r") and "+" not in mode and str(file).startswith(f"{root}{os.sep}"):
             opened += 1
             if opened == at:
+                say(unread=str(file))
                 raise OSError(errno.EIO, os.strerror(errno.EIO), str(file))
         return real(file, mode, *rest, **named)
 
