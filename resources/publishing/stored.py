@@ -132,16 +132,21 @@ class StoredPartitions:
         assert record is not None
         # While a publication is under way its machine moves the earlier versions.
         previous = () if theirs.pending is not None else theirs.previous
-        notes = []
+        notes: list[str] = []
         for number, version in enumerate((record, *previous)):
             path = partition.slot(number) if number else partition.published
+            # Before it is judged: what another machine puts meanwhile is not replaced.
+            stored = self._store.head(self._name(path))
             wrong = self._wrong(path, version, deep=True)
             if wrong is None:
                 continue
+            if number == 0 and theirs.pending is not None and _is(stored, theirs.pending.record):
+                return tuple(notes)
             here = (partition.published, *map(partition.slot, VERSION_NUMBERS))
             source = next((file for file in here if partition.holds(file, version)), None)
             if source is not None:
-                self._put_file(path, version, fence=(partition, at), source=source, is_damaged=True)
+                self._refuse_other_record(partition, at)
+                self._put(self._name(path), _verified_bytes(source, version), over=stored)
                 notes.append(f"{wrong} It was put back from {source}.")
             elif number == 0:
                 raise PublishedError(
@@ -336,32 +341,29 @@ class StoredPartitions:
         record: PublishedRecord,
         *,
         fence: tuple[PartitionFiles, Stored | None],
-        source: Path | None = None,
-        is_damaged: bool = False,
     ) -> None:
-        """Have the store hold a file, from ``source`` where it is given. is_damaged: it is put anew."""
+        """Have the store hold a file of this partition."""
         partition, at = fence
         name = self._name(path)
         content: bytes | None = None
         while True:
             found = self._store.head(name)
-            if found is not None and found.sha256 == record.sha256 and not is_damaged:
+            if _is(found, record):
                 return
-            content = content or (source or path).read_bytes()
-            if hashlib.sha256(content).hexdigest() != record.sha256:
-                raise FileDamagedError(f"{path} is not what its record says: it was not copied.")
+            content = content or _verified_bytes(path, record)
             # Another machine may still have had a put under way for an older record: it cannot have a second.
-            if self._store.head(self._name(partition.record_path)) != at:
-                raise OvertakenError(
-                    f"partition {partition.key}: another machine publishes it in {self._store}, and has begun"
-                    " later. Nothing there was changed. Materialize the partition again."
-                )
+            self._refuse_other_record(partition, at)
             try:
                 self._store.put(name, content, over=found)
             except TakenError:
-                is_damaged = False
-            else:
-                return
+                continue
+
+    def _refuse_other_record(self, partition: PartitionFiles, at: Stored | None) -> None:
+        if self._store.head(self._name(partition.record_path)) != at:
+            raise OvertakenError(
+                f"partition {partition.key}: another machine publishes it in {self._store}, and has begun"
+                " later. Nothing there was changed. Materialize the partition again."
+            )
 
     def _put(self, name: str, content: bytes, *, over: Stored | None) -> Stored:
         try:
@@ -380,3 +382,15 @@ def _is_at_or_after(ours: PartitionVersions, theirs: PublishedRecord) -> bool:
     """Whether what is published here is theirs, or was made over it."""
     here = [ours.published, *ours.previous]
     return any(one is not None and one.sha256 == theirs.sha256 for one in here)
+
+
+def _is(stored: Stored | None, record: PublishedRecord) -> bool:
+    """Whether an object is, by its checksum, the file of a record."""
+    return stored is not None and stored.sha256 == record.sha256
+
+
+def _verified_bytes(path: Path, record: PublishedRecord) -> bytes:
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != record.sha256:
+        raise FileDamagedError(f"{path} is not what its record says: it was not copied.")
+    return content

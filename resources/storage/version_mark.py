@@ -6,7 +6,7 @@ that a newer one existed. The mark is never the truth about the data: a mark tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -78,9 +78,18 @@ def mark_copies(path: Path) -> tuple[Path, Path]:
 def read_version_mark(path: Path, *, name: str) -> VersionMarkReading:
     """Read both copies. A mark of another name counts as damaged: its file is in the wrong place.
 
-    Raises FormatVersionError where a newer version of this program wrote a copy.
+    Raises OSError where neither copy has a mark and one could not be read: there may be one. Raises
+    FormatVersionError where a newer version of this program wrote a copy.
     """
-    readings = list(_read_copies(path, name))
+    readings, errors = list[tuple[Path, VersionMark | None]](), list[OSError]()
+    for copy in mark_copies(path):
+        try:
+            readings += _read_copy(copy, name)
+        except OSError as error:
+            readings.append((copy, None))
+            errors.append(error)
+    if errors and not any(mark for _, mark in readings):
+        raise errors[0]
     marks = [mark for _, mark in readings if mark is not None]
     damaged = tuple(copy for copy, mark in readings if mark is None)
     return VersionMarkReading(max(marks, key=lambda mark: mark.sequence, default=None), damaged)
@@ -105,16 +114,14 @@ def write_version_mark(path: Path, mark: VersionMark, staging: Path | None = Non
     _write_copies(path, mark, staging)
 
 
-def _read_copies(path: Path, name: str) -> Iterator[tuple[Path, VersionMark | None]]:
-    for copy in mark_copies(path):
-        try:
-            mark = VersionMark(**read_sealed(copy, format_=FORMAT))
-        except FileNotFoundError:
-            continue
-        except (BrokenSealError, OSError, TypeError):
-            yield copy, None
-        else:
-            yield copy, mark if mark.name == name else None
+def _read_copy(copy: Path, name: str) -> list[tuple[Path, VersionMark | None]]:
+    try:
+        mark = VersionMark(**read_sealed(copy, format_=FORMAT))
+    except FileNotFoundError:
+        return []
+    except (BrokenSealError, TypeError):
+        return [(copy, None)]
+    return [(copy, mark if mark.name == name else None)]
 
 
 def _write_copies(path: Path, mark: VersionMark, staging: Path | None) -> bool:

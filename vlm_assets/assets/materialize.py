@@ -438,6 +438,7 @@ class Materialization:
                 yield from results
                 yield published_file_result(asset, self._record, damage=self._damage())
                 raise refusal
+            clear_refusal(self.partition.paths)
             metadata = self._work.metadata(staged.path) | self._said | computed | self._internals
             if (copying := self._copying) is not None:
                 # The publication below ends only when the store has it: an outage is waited for here. Whoever
@@ -446,7 +447,6 @@ class Materialization:
             yield dg.Output(staged, metadata=metadata)
         # The IO manager has published the file and read both copies back: the journal has done its work.
         journal.retire()
-        clear_refusal(self.partition.paths)
         if copying is not None:
             self._retire_stored(copying.retire)
         yield from results

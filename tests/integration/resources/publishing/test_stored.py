@@ -171,6 +171,43 @@ def test_what_is_lost_twice_here_comes_from_the_store(machines, bucket):
     assert [path.read_bytes() for path in paths.quarantine.iterdir()] == [b"damaged"]
 
 
+def test_a_repair_replaces_nothing_that_another_machine_is_publishing(
+    machines, in_store, bucket, monkeypatch
+):
+    """Its file lands while the repair judges the one before it, which is gone: the newer version stays."""
+    (a, at_a), (_, at_b) = machines
+    publish(a, "first")
+    at_a.push(KEY)
+    at_b.pull(KEY)
+    publish(a, "second")
+    name = f"property_descriptions/{KEY}.parquet"
+    bucket.delete(name)
+    put_file, wrong = StoredPartitions._put_file, StoredPartitions._wrong
+    refused = []
+
+    def repaired_meanwhile(stored, path, record, **fence):
+        if stored is not at_a or path != a.partition(KEY).published or refused:
+            return put_file(stored, path, record, **fence)
+
+        def judged(stored, path, version, **options):
+            sentence = wrong(stored, path, version, **options)
+            put_file(at_a, a.partition(KEY).published, record, **fence)
+            return sentence
+
+        with monkeypatch.context() as patch:
+            patch.setattr(StoredPartitions, "_wrong", judged)
+            with pytest.raises(OvertakenError) as caught:
+                at_b.put_back(KEY)
+            refused.append(caught)
+        return None
+
+    monkeypatch.setattr(StoredPartitions, "_put_file", repaired_meanwhile)
+    at_a.push(KEY)
+    assert refused
+    assert in_store() == {"second"}
+    assert at_a.trouble(KEY) is None
+
+
 @pytest.mark.parametrize("harm", [lambda path: path.write_bytes(b"rot"), lambda path: path.unlink()])
 def test_a_damaged_earlier_version_blocks_no_publication_in_the_store(machines, in_store, bucket, harm):
     """The new version is put there, and the record there names only what is there too."""

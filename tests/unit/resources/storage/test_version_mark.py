@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from resources.storage import version_mark
 from resources.storage.sealed_json import FormatVersionError, seal, unseal
 from resources.storage.version_mark import (
     Standing,
@@ -112,3 +115,22 @@ def test_a_mark_of_a_newer_program_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatVersionError, match="a newer version wrote it"):
         raise_version_mark(path, mark(2))
     assert path.read_bytes() == before
+
+
+def test_marks_that_cannot_be_read_for_a_moment_are_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that fails at both copies says nothing of them: the newest version is not forgotten."""
+    path = tmp_path / "catalog.json"
+    raise_version_mark(path, mark(7))
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as failing:
+        failing.setattr(version_mark, "read_sealed", fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            raise_version_mark(path, mark(6))
+    reading = read_version_mark(path, name=NAME)
+    assert reading.mark is not None
+    assert reading.mark.sequence == 7
