@@ -1,5 +1,6 @@
 """Memory that has no name: what is put there comes out, and nobody who maps it dies of another's doing."""
 
+import ctypes
 import os
 import resource
 from pathlib import Path
@@ -78,6 +79,14 @@ BIG, SMALL = 4500, 40
 
 
 @pytest.fixture
+def memory_of_the_system() -> None:
+    """Large blocks come from the system, as in a new worker, and not from what earlier tests gave back."""
+    libc, mmap_threshold = ctypes.CDLL(None), -3
+    libc.mallopt(mmap_threshold, 1 << 20)
+    libc.malloc_trim(0)
+
+
+@pytest.fixture
 def pictures(tmp_path: Path) -> tuple[str, ...]:
     """Two small files: one takes 81 MB when it is decoded, the other nearly nothing."""
     for name, side in (("big", BIG), ("small", SMALL)):
@@ -94,6 +103,7 @@ def answer(paths: tuple[str, ...], make=lambda images: Made()) -> Parcel:
         os.close(descriptor)
 
 
+@pytest.mark.usefixtures("memory_of_the_system")
 def test_an_image_that_wants_too_much_memory_fails_by_itself(pictures, monkeypatch):
     """Guards: it costs its image and nothing else: the next ones, the output and the machine go on."""
     before = resource.getrlimit(resource.RLIMIT_AS)
@@ -115,6 +125,7 @@ def test_an_image_that_wants_too_much_memory_fails_by_itself(pictures, monkeypat
     assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
+@pytest.mark.usefixtures("memory_of_the_system")
 def test_a_lower_limit_of_the_process_stays(pictures):
     """Guards: an administrator's `ulimit -v` stays as it is, and holds in a worker too."""
     before = resource.getrlimit(resource.RLIMIT_AS)

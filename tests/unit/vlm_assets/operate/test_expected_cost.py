@@ -113,12 +113,13 @@ def test_nothing_committed_has_no_rate() -> None:
     assert Rate().seconds_left(0) == 0.0
 
 
-def test_the_line_of_a_run_says_what_status_says(empty, commit) -> None:
+def test_the_line_of_a_run_says_what_status_says(empty, commit, refuse) -> None:
     """Rate and rows that are done agree: of what is published, under way, and kept back by a check."""
     first, second, third = empty.keys
     empty.describe(first)
     commit(empty.settings, second, 1)
     commit(empty.settings, third, 3)
+    refuse(empty.settings, third)
     rate, done = read_rate(empty.settings, empty.catalog)
     found = read_status(empty.settings.model_copy(update={"devices": "cpu:2"}), empty.catalog)
     assert rate.per_second == found.properties_per_second

@@ -63,6 +63,7 @@ def test_a_model_for_a_gpu_is_computed_without_plans(model_folder, monkeypatch):
 
     assert torch.backends.cuda.cudnn_sdp_enabled()
     monkeypatch.setattr(torch.version, "cuda", "13.0")  # as on a machine with a GPU
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.delattr(torch.nn.Module, "to")  # which moves a model that the host holds as a whole
     try:
         model = load_model(ModelSource(str(model_folder)), AutoModel, device="meta")
