@@ -1,8 +1,10 @@
 """Memory that has no name: what is put there comes out, and nobody who maps it dies of another's doing."""
 
-import ctypes
+import inspect
 import os
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -78,12 +80,26 @@ def test_arrays_that_are_not_there_are_refused(dtype, shape, offset):
 BIG, SMALL = 4500, 40
 
 
-@pytest.fixture
-def memory_of_the_system() -> None:
-    """Large blocks come from the system, as in a new worker, and not from what earlier tests gave back."""
-    libc, mmap_threshold = ctypes.CDLL(None), -3
-    libc.mallopt(mmap_threshold, 1 << 20)
-    libc.malloc_trim(0)
+def in_a_new_process(test):
+    """Run a test in a pytest of its own: memory that earlier tests gave back would be used before a limit."""
+
+    def test_alone(request):
+        if os.environ.get("TESTS_OF_A_NEW_PROCESS"):
+            names = inspect.signature(test).parameters
+            return test(**{name: request.getfixturevalue(name) for name in names})
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", request.node.nodeid]
+        done = subprocess.run(
+            command,
+            cwd=request.config.rootpath,
+            env={**os.environ, "TESTS_OF_A_NEW_PROCESS": "1"},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout
+        return None
+
+    test_alone.__name__, test_alone.__doc__ = test.__name__, test.__doc__
+    return test_alone
 
 
 @pytest.fixture
@@ -103,7 +119,7 @@ def answer(paths: tuple[str, ...], make=lambda images: Made()) -> Parcel:
         os.close(descriptor)
 
 
-@pytest.mark.usefixtures("memory_of_the_system")
+@in_a_new_process
 def test_an_image_that_wants_too_much_memory_fails_by_itself(pictures, monkeypatch):
     """Guards: it costs its image and nothing else: the next ones, the output and the machine go on."""
     before = resource.getrlimit(resource.RLIMIT_AS)
@@ -125,7 +141,7 @@ def test_an_image_that_wants_too_much_memory_fails_by_itself(pictures, monkeypat
     assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
-@pytest.mark.usefixtures("memory_of_the_system")
+@in_a_new_process
 def test_a_lower_limit_of_the_process_stays(pictures):
     """Guards: an administrator's `ulimit -v` stays as it is, and holds in a worker too."""
     before = resource.getrlimit(resource.RLIMIT_AS)
