@@ -30,14 +30,18 @@ STARTING := tests/browser tests/integration
 SERVING := -m 'serves and not long and not vllm' $(STARTING)
 NOT_SERVING := -m 'not serves and not long and not vllm' tests/integration
 
-.PHONY: help run explore test test-long test-gpu test-vllm test-deps vllm faults cluster-demo test-training test-store mutations example-model bench bench-environments bench-gpu clean
+.PHONY: help run rehearse explore test test-long test-gpu test-vllm test-deps vllm faults cluster-demo test-training test-store test-bare gpu-wheels gpu-hour mutations example-embedder example-model bench bench-environments bench-gpu clean
 
 help:
 	@echo "make run            environment, example properties, Dagster UI and a backfill; ARGS='--exit --seed 7'"
+	@echo "make rehearse       the whole run on a simulated clock, with faults; ARGS='--days 25 --devices 10'"
 	@echo "make explore        charts, a table and a map of what was described; ARGS='--home DIR'"
 	@echo "make test           environment, lint, types and all tests"
 	@echo "make test-long      the tests that take many minutes and are left out of make test"
 	@echo "make test-gpu       devices, engine and embedder on a GPU, then its benchmark (half an hour)"
+	@echo "make test-bare      the engine and its benchmark with the packages of a lent GPU machine, on a CPU"
+	@echo "make gpu-wheels     what a GPU machine without a network lacks, in .wheels"
+	@echo "make gpu-hour       tests and figures of a lent GPU; goes on where it was stopped"
 	@echo "make vllm           vLLM for this machine (CUDA or CPU) in an environment of its own (CPU: 3.1 GB)"
 	@echo "make test-vllm      describe through it; on a machine without a GPU"
 	@echo "make test-deps      what the tests need from apt (as root)"
@@ -48,12 +52,16 @@ help:
 	@echo "make test-training  kill a training 100 times: losses and weights must come out equal, bit for bit"
 	@echo "make mutations      take out each safeguard, change each decision: a test must fail"
 	@echo "make example-model  train the small example model anew"
+	@echo "make example-embedder  train the small embedder of texts anew"
 	@echo "make bench          against the best plain loop, Ray Data, Daft and a plain asset; ARGS='--quick', '--micro'"
 	@echo "make bench-gpu      what a GPU describes in a second, random weights; ARGS='--minutes 5'"
 	@echo "make clean          remove the environment and caches; results in data/ stay"
 
 run: .venv/installed
 	@$(BIN)/vlm-assets demo $(ARGS)
+
+rehearse: .venv/installed
+	@$(BIN)/python -m faults.rehearsal $(ARGS)
 
 test: .venv/installed-dev
 	@told=$$(mktemp -d); \
@@ -72,8 +80,36 @@ test-long: .venv/installed-dev
 
 # On a machine with a GPU: without one these tests fail, none is skipped.
 test-gpu: .venv/installed-dev
-	$(BIN)/pytest tests/gpu/resources/engine tests/gpu/resources/devices
+	$(BIN)/pytest tests/gpu/vlm_engine
 	@$(MAKE) bench-gpu
+
+# The packages of a GPU machine that is lent for an hour, and of all others only the wheels that are brought along: no
+# Dagster, no DuckDB. Its torch comes with CUDA's libraries: 2.9 GB and five minutes, too much for CI.
+BARE_PYTHON ?= $(shell for p in python3.12 "$$(pyenv prefix 3.12 2>/dev/null)/bin/python" $(PYTHON); do \
+	"$$p" -c '' 2>/dev/null && echo "$$p" && break; done)
+BARE := .bare
+BARE_PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BARE)/bin/python -m pip -qq install --no-compile
+BARE_TEST := OMP_NUM_THREADS=1 PYTHONPATH=$(BARE)/wheels $(BARE)/bin/python -m pytest -p no:cacheprovider
+# What images cost with shipped processors is told for the transformers of constraints.txt; 5.17 cuts InternVL's otherwise.
+# Fixtures of the folders above need all packages: --confcutdir leaves them out.
+test-bare: $(BARE)/installed
+	$(BARE_TEST) --confcutdir tests/unit/vlm_engine tests/unit/vlm_engine/transformers tests/unit/vlm_engine/devices \
+		--ignore tests/unit/vlm_engine/transformers/test_shipped_processors.py
+	$(BARE_TEST) --confcutdir tests/integration/benchmarks -m 'not vllm' tests/integration/benchmarks/test_gpu.py
+	GPU_TESTS_DEVICE=cpu $(BARE_TEST) --confcutdir tests/gpu -m 'not needs_gpu' tests/gpu/vlm_engine
+
+$(BARE)/installed: constraints.txt benchmarks/gpu_machine/has.txt benchmarks/gpu_machine/engine.txt
+	@echo "Installing into $(@D) with $(BARE_PYTHON) (several minutes) ..."
+	@$(BARE_PYTHON) -m venv --clear $(@D)
+	@$(BARE_PIP) -r benchmarks/gpu_machine/has.txt
+	@$(BARE_PIP) --no-deps --target $(@D)/wheels -c constraints.txt -r benchmarks/gpu_machine/engine.txt
+	@touch $@
+
+gpu-wheels: .venv/installed
+	@$(BIN)/python -m benchmarks.gpu_wheels
+
+gpu-hour:
+	@PYTHONPATH=$(if $(PYTHONPATH),$(PYTHONPATH):). $(or $(wildcard $(BIN)/python),python3) -m benchmarks.gpu_hour $(ARGS)
 
 vllm: $(VLLM)
 
@@ -91,7 +127,7 @@ explore: .venv/installed
 
 # Machines over one S3 store, killed and cut off at more of their puts than CI has time for.
 test-store: .venv/installed-dev
-	FAULTS_ROUNDS=$(or $(ROUNDS),20) $(BIN)/pytest --timeout 3000 -k "killed or stopped" tests/integration/resources/store tests/integration/resources/publishing $(ARGS)
+	FAULTS_ROUNDS=$(or $(ROUNDS),20) $(BIN)/pytest --timeout 3000 -k "killed or stopped" tests/integration/vlm_durable/mirror tests/integration/vlm_durable/versions $(ARGS)
 
 # Machines made of namespaces (root, or user namespaces). One part of a campaign:
 # ARGS='--alone --kills 200 --cuts 50 --minutes 20'.
@@ -116,6 +152,9 @@ test-deps:
 		echo "test-deps: missing" $$missing "- as root: apt-get install" $$missing >&2; exit 1; fi; \
 	export DEBIAN_FRONTEND=noninteractive; \
 	apt-get update -qq && apt-get install -y -qq --no-install-recommends $$missing
+
+example-embedder: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m examples.embedder_training examples/embedder
 
 example-model: .venv/installed
 	VLM_ASSETS_HOME=data/example-model VLM_ASSETS_VARIANTS=examples/variants.yaml $(BIN)/dagster asset materialize \
@@ -144,14 +183,16 @@ bench-gpu:
 	@PYTHONPATH=. $(or $(wildcard $(BIN)/python),python3) -m benchmarks.gpu $(ARGS)
 
 clean:
-	rm -rf .venv .venv-vllm benchmarks/.environments benchmarks/.work *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-vllm .bare .wheels benchmarks/.environments benchmarks/.work *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: install python3.11, or make PYTHON=/path/to/it" >&2; exit 1; }
 	@echo "Installing into .venv (the first time this takes a minute or two) ..."
 	@$(PYTHON) -m venv .venv
-	@$(PIP) -c constraints.txt -e .
+	@( while sleep 10; do echo "  $$(du -sh .venv | cut -f1) are installed so far ..."; done ) & telling=$$!; \
+		trap 'kill $$telling 2>/dev/null' EXIT; $(PIP) -c constraints.txt -e .
+	@echo "Compiling what starts first ..."
 	@$(COMPILE)
 	@touch $@
 

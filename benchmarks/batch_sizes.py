@@ -22,9 +22,9 @@ import dagster as dg
 from benchmarks.gpu_loops import PROMPT, render_jpegs
 from benchmarks.partitions import SCHEMA, make_home, materialize, save_model, seconds_of_work
 from examples.rendered_properties import write_example
-from resources.engine.batch_sizes import BATCH_SECONDS
 from vlm_assets.assets.property_descriptions import ASSET
 from vlm_assets.config.settings import EXAMPLE_MODEL, load_settings
+from vlm_engine.batch_sizes import BATCH_SECONDS
 
 TARGET: Final = 0.95
 RENDERED: Final = 120

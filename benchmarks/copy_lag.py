@@ -18,10 +18,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from faults.s3_server import BUCKET, S3Server
-from resources.journal.journal import Journal
-from resources.storage.layout import Home
-from resources.store.bucket import S3Folder
-from resources.store.stored_journal import Copying, StoredJournal
+from vlm_durable.files.layout import Home
+from vlm_durable.journal.journal import Journal
+from vlm_durable.mirror.bucket import S3Folder
+from vlm_durable.mirror.stored_journal import Copying, StoredJournal
 
 KEY, GENERATION = "000000000-000000999", "generation"
 SCHEMA = pa.schema([("ordinal", pa.int64()), ("property_id", pa.string()), ("text", pa.string())])

@@ -27,7 +27,19 @@ from vlm_assets.definitions import build_defs
 ASSET = "property_descriptions"
 SIZES = (4, 16)
 _CHECKOUT = Path(__file__).resolve().parents[1]
-_OURS = tuple(f"{_CHECKOUT / package}/" for package in ("vlm_assets", "sensors", "resources"))
+_OURS = tuple(
+    f"{_CHECKOUT / package}/"
+    for package in (
+        "vlm_durable",
+        "vlm_engine",
+        "resources",
+        "sensors",
+        "vlm_assets",
+        "vlm_results",
+        "vlm_training",
+        "vlm_cluster",
+    )
+)
 
 
 class Calls(Counter[str]):

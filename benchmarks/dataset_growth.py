@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.health_ticks import make_home
 
 IMPORT = ("-c", "import vlm_assets.definitions")
-STATUS = ("-c", "from vlm_assets.operate.main import main; main()", "status")
+STATUS = ("-c", "from vlm_assets.commands.main import main; main()", "status")
 CASES = {
     "importing the definitions": IMPORT,
     "status, first look": STATUS,

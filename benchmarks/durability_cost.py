@@ -23,17 +23,17 @@ from pathlib import Path
 import pyarrow as pa
 
 from examples.rendered_properties import write_example
-from resources.devices.find import Device
-from resources.devices.leases import pin
-from resources.engine.ladder import describe_batch
-from resources.engine.protocol import Engine
-from resources.images.images import LoadedProperty
 from vlm_assets.assets.partition import Partition
 from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model
 from vlm_assets.config.settings import EXAMPLE_MODEL, Settings, load_settings
+from vlm_engine.devices.find import Device
+from vlm_engine.devices.leases import pin
+from vlm_engine.images.images import LoadedProperty
+from vlm_engine.ladder import describe_batch
+from vlm_engine.protocol import Engine
 
 IMAGES = 3
 

@@ -81,7 +81,7 @@ def _template(folder: Path) -> Path:
     from examples.rendered_properties import write_example
     from vlm_assets.catalog.catalog import Catalog
     from vlm_assets.catalog.ingest import ingest
-    from vlm_assets.operate.dagster_server.home import prepare_dagster_home
+    from vlm_assets.webserver.home import prepare_dagster_home
 
     home = folder / "template"
     ingest(write_example(folder, properties=1, seed=1), home, close=True)
@@ -136,12 +136,12 @@ def _run() -> None:
 
     import dagster as dg
 
-    from resources.engine.models.vision_language_model import VisionLanguageModel
-    from resources.publishing.published import PublishedPartitions
+    from resources.vision_language_model import VisionLanguageModel
     from vlm_assets.assets.property_descriptions import ASSET, DescriptionWork
     from vlm_assets.catalog.catalog import Catalog
     from vlm_assets.config.settings import current_settings
     from vlm_assets.definitions import defs
+    from vlm_durable.versions.published import PublishedPartitions
 
     for name, owner, method in (
         ("model load", VisionLanguageModel, "load"),

@@ -26,6 +26,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from benchmarks.gpu_facts import gpu_readings, versions
 from benchmarks.gpu_loops import (
     PROMPT,
     Answers,
@@ -41,20 +42,18 @@ from benchmarks.gpu_loops import (
 from benchmarks.gpu_meter import DeviceSamples, StageClock, Stages, measure_ceilings, profile_kernels
 from benchmarks.gpu_models import SHAPES, AnswerLengths, AnswerScripts, save_processor_of, vision_layers
 from benchmarks.gpu_report import PLAIN, print_case, print_table
-from resources.engine.model_source import ModelSource
-from resources.engine.protocol import Attempt
-from resources.engine.transformers.collation import Tensors
-from resources.engine.transformers.transformers_engine import TransformersEngine
-from resources.images.images import LoadedProperty, Pixels
+from vlm_engine.images.images import LoadedProperty, Pixels
+from vlm_engine.model_source import ModelSource
+from vlm_engine.protocol import Attempt
+from vlm_engine.transformers.collation import Tensors
+from vlm_engine.transformers.transformers_engine import TransformersEngine
 
 IMAGES_OF_THE_RUN: Final = 12_800_000
 DEVICES_OF_THE_RUN: Final = 10
 PROFILED_STEPS: Final = 24
-SPECULATIVE_TOKENS: Final = 5
-"""As the settings have it."""
 DEFAULT_SIDE: Final = 1182
 """Longest edge in pixels of an image of four to three with as many pixels as the settings allow."""
-_AXES: Final = ("model", "side", "images", "output_tokens", "alike", "batch")
+_AXES: Final = ("model", "side", "images", "output_tokens", "alike", "drafts", "batch")
 TIGHT_GIB: Final = 48
 """Of a device's memory left beside the model: with less, a case's batch may not fit."""
 WORTH_A_LARGER_BATCH: Final = 1.15
@@ -106,7 +105,7 @@ def _run_case(bench: Bench, case: Case, folder: Path) -> dict[str, Any]:
     guided, unguided = (_answers(bench, case, masked=masked) for masked in (True, False))
     bench.free()
     if bench.free_gib() < TIGHT_GIB:
-        case = _fitting(bench, case, _engine(bench, processor, guided))
+        case = _fitting(bench, case, _engine(bench, case, processor, guided))
         guided.restart()
         result["case"] = asdict(case)
     clock = StageClock(bench.model, vision_layers(bench.model), cuda=bench.cuda)
@@ -123,7 +122,7 @@ def _run_case(bench: Bench, case: Case, folder: Path) -> dict[str, Any]:
             return whole | _limits(bench, case, work, stages)
 
         bench.free()
-        engine = _engine(bench, processor, guided)
+        engine = _engine(bench, case, processor, guided)
         work = describe_window(bench, case, engine, output, guided, restart)
         result["engine"] = measured(work)
         result["engine"]["largest_batch"] = engine.largest_batch
@@ -149,7 +148,7 @@ def _run_case(bench: Bench, case: Case, folder: Path) -> dict[str, Any]:
                     result[f"{name}_failed"] = f"{type(error).__name__}: {str(error)[:300]}"
     if case.profile and bench.cuda and bench.has_time_for(2):
         try:
-            result["kernels"] = _kernels(bench, case, _engine(bench, processor, guided))
+            result["kernels"] = _kernels(bench, case, _engine(bench, case, processor, guided))
         except Exception as error:  # a machine without CUPTI, say
             result["kernels_failed"] = f"{type(error).__name__}: {str(error)[:300]}"
     return result
@@ -174,14 +173,14 @@ def _answers(bench: Bench, case: Case, *, masked: bool) -> Answers:
     return AnswerScripts(lengths, bench.tokenizer, vocabulary=vocabulary, alike=case.alike)
 
 
-def _engine(bench: Bench, processor: Any, answers: Answers) -> TransformersEngine:
+def _engine(bench: Bench, case: Case, processor: Any, answers: Answers) -> TransformersEngine:
     return TransformersEngine.around(
         bench.model,
         processor,
         grammar=answers,
         prompt=PROMPT,
         device=bench.device,
-        speculative_tokens=SPECULATIVE_TOKENS,
+        speculative_tokens=case.drafts,
     )
 
 
@@ -289,10 +288,7 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     results: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if device == "cuda" else platform.processor() or "cpu",
-        "cores": cores,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
+        **versions(),
     }
     say("bench-gpu: " + ", ".join(f"{name} {value}" for name, value in results.items()))
     size = (640, 480) if options.tiny else (4000, 3000)
@@ -321,7 +317,7 @@ def main() -> None:
                 results["cases"].append(left_out)
                 continue
             try:
-                result = run_case(bench, case)
+                result = run_case(bench, case) | {"gpus": gpu_readings()}
                 print_case(result, say)
             except Exception as error:  # one model that fails must not cost the figures of the others
                 say(f"   FAILED: {type(error).__name__}: {str(error)[:500]}")
@@ -384,6 +380,7 @@ def _options() -> argparse.Namespace:
         ("--images", "images of a property"),
         ("--output-tokens", "mean of an answer"),
         ("--alike", "tokens of an answer that all answers say, in per cent: what guesses find"),
+        ("--drafts", "tokens that the engine guesses at once, at most; 0: none"),
         ("--batch", "properties in a batch"),
     ):
         grid.add_argument(name, nargs="+", type=int, help=text)

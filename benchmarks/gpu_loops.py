@@ -21,16 +21,18 @@ from PIL import Image
 
 from benchmarks.gpu_meter import Ceilings
 from benchmarks.gpu_models import SHAPES, AnswerLengths, AnswerScripts, build_model, pixels_of, tokenizer_of
-from resources.engine.feeding import Feeding
-from resources.engine.ladder import Described
-from resources.engine.prompt import Prompt
-from resources.engine.transformers.attention import attend_as_shipped
-from resources.engine.transformers.transformers_engine import TransformersEngine
-from resources.images.images import Output, Pixels, PropertyJob
-from resources.images.worker_pool import WorkerPool
+from vlm_engine.feeding import Feeding
+from vlm_engine.images.images import Output, Pixels, PropertyJob
+from vlm_engine.images.worker_pool import WorkerPool
+from vlm_engine.ladder import Described
+from vlm_engine.prompt import Prompt
+from vlm_engine.transformers.attention import attend_as_shipped
+from vlm_engine.transformers.transformers_engine import TransformersEngine
 
 Answers = AnswerLengths | AnswerScripts
 PREFETCH_BATCHES: Final = 2
+SPECULATIVE_TOKENS: Final = 5
+"""As the settings have it."""
 PROMPT: Final = Prompt(
     "These are all images of one property. Look at them together and describe the property. Answer with one "
     "JSON object and nothing else: kind, storeys, roof, facade, condition, garden, rooms, and a summary of "
@@ -45,8 +47,8 @@ class Case:
     side: longest edge of an image in pixels as the model's processor is given it (4:3). images: most of a
     property; every other one has one less. output_tokens: mean of an answer. alike: tokens of an answer, in
     per cent, that all answers say, so that guesses find them; 0: they say what random weights say, and
-    nothing is guessed. plain: compare with plain transformers generation. profile: list the kernels of one
-    batch.
+    nothing is guessed. drafts: tokens that the engine guesses at once, at most. plain: compare with plain
+    transformers generation. profile: list the kernels of one batch.
     """
 
     model: str
@@ -55,13 +57,15 @@ class Case:
     output_tokens: int = 128
     batch: int = 32
     alike: int = 0
+    drafts: int = SPECULATIVE_TOKENS
     plain: bool = False
     profile: bool = False
 
     def __str__(self) -> str:
         images = f"{self.images - 1}-{self.images}" if self.images > 1 else "1"
         alike = f" ({self.alike}% alike)" if self.alike else ""
-        tokens = f"{self.output_tokens} tokens{alike}"
+        drafts = "" if self.drafts == SPECULATIVE_TOKENS else f", {self.drafts} drafts"
+        tokens = f"{self.output_tokens} tokens{alike}{drafts}"
         return f"{self.model}, {self.side} px, {images} images, {tokens}, batch {self.batch}"
 
 

@@ -14,10 +14,10 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from benchmarks.model_families import FAMILIES, save_processor
-from resources.engine.model_source import ModelSource
-from resources.engine.protocol import ImageLimits
-from resources.engine.transformers.attention import avoid_attention_with_plans
-from resources.engine.transformers.image_tokens import fitted_processor
+from vlm_engine.model_source import ModelSource
+from vlm_engine.protocol import ImageLimits
+from vlm_engine.transformers.attention import avoid_attention_with_plans
+from vlm_engine.transformers.image_tokens import fitted_processor
 
 _TILE_TOKENS: Final = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
 _SPECIAL: Final = (

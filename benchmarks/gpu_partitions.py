@@ -43,16 +43,16 @@ from benchmarks.partitions import (
     save_model,
     seconds_of_work,
 )
-from resources.devices.loaded_servers import end_loaded_servers
-from resources.engine.protocol import Attempt, ImageTokens
-from resources.engine.server.chat_completions import EncodedImages, Question, chat_request, data_uris
-from resources.engine.server.server_plan import HOST
-from resources.engine.transformers.image_tokens import fitted_processor
-from resources.images.images import load_image
 from vlm_assets.assets.property_descriptions import ASSET
 from vlm_assets.config.engine_choice import vllm_command
 from vlm_assets.config.resource_settings import build_vision_language_model
 from vlm_assets.config.settings import PREFIX, load_settings
+from vlm_engine.devices.loaded_servers import end_loaded_servers
+from vlm_engine.images.images import load_image
+from vlm_engine.protocol import Attempt, ImageTokens
+from vlm_engine.server.chat_completions import EncodedImages, Question, chat_request, data_uris
+from vlm_engine.server.server_plan import HOST
+from vlm_engine.transformers.image_tokens import fitted_processor
 
 ON_A_CPU: Final = {"VLLM_CPU_KVCACHE_SPACE": "1"}  # GiB
 CPU_ARGUMENTS: Final = "--dtype float32 --enforce-eager --max-num-seqs 8"

@@ -17,13 +17,13 @@ from typing import Any, Final
 import numpy as np
 
 from examples.rendered_properties import list_properties, write_example
-from resources.engine.model_source import ModelSource
-from resources.engine.prompt import build_prompt
-from resources.engine.protocol import Answer, Attempt
-from resources.engine.schema import load_schema
-from resources.engine.transformers.transformers_engine import TransformersEngine
-from resources.images.images import LoadedProperty, load_image
 from vlm_assets.config.settings import EXAMPLE_MODEL, load_settings
+from vlm_engine.images.images import LoadedProperty, load_image
+from vlm_engine.model_source import ModelSource
+from vlm_engine.prompt import build_prompt
+from vlm_engine.protocol import Answer, Attempt
+from vlm_engine.schema import load_schema
+from vlm_engine.transformers.transformers_engine import TransformersEngine
 
 WORK: Final = Path(__file__).resolve().parent / ".work"
 RENDERED, SEED = 240, 7

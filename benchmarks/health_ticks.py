@@ -21,9 +21,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.sensor_ticks import write_history
-from resources.publishing.partition_files import PartitionVersions, PublishedRecord
-from resources.storage.sealed_json import sealed
-from resources.storage.version_mark import VersionMark, mark_copies
 from sensors import published_file_drift
 from vlm_assets.assets.fingerprint import TEXTS
 from vlm_assets.assets.property_descriptions import description_rows
@@ -32,6 +29,9 @@ from vlm_assets.automation.sensors import build_sensors
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.settings import Settings, load_settings
+from vlm_durable.files.sealed_json import sealed
+from vlm_durable.versions.partition_files import PartitionVersions, PublishedRecord
+from vlm_durable.versions.version_mark import VersionMark, mark_copies
 
 _PARTS = {f"part {number}": "0123456789abcdef" for number in range(8)}
 _COUNTED = {"kinds": {"ok": 1}, "stretches": [{"device": "cpu-0", "first": 1.0, "last": 2.0, "rows": 1}]}

@@ -25,12 +25,12 @@ from PIL import Image
 from benchmarks.gpu_loops import PROMPT, render_jpegs
 from benchmarks.gpu_models import build_tokenizer
 from benchmarks.model_families import FAMILIES, save_processor
-from resources.engine.model_source import ModelSource
-from resources.engine.protocol import ImageLimits
-from resources.engine.transformers import model_loading
-from resources.engine.transformers.image_tokens import fitted_processor, processed
-from resources.images.images import fitted_size, load_image
-from resources.images.worker_process import ENVIRONMENT
+from vlm_engine.images.images import fitted_size, load_image
+from vlm_engine.images.worker_process import ENVIRONMENT
+from vlm_engine.model_source import ModelSource
+from vlm_engine.protocol import ImageLimits
+from vlm_engine.transformers import model_loading
+from vlm_engine.transformers.image_tokens import fitted_processor, processed
 
 PIXELS: Final = 1_048_576
 """As the settings have it."""

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from resources.engine.schema import load_schema
-from resources.journal.journal import Journal
 from vlm_assets.assets.property_descriptions import description_rows
 from vlm_assets.config.settings import load_settings
+from vlm_durable.journal.journal import Journal
+from vlm_engine.schema import load_schema
 
 COMMIT_ROWS = 2000
 SEGMENT_ROWS = 60

@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 from benchmarks.gpu_models import LengthsOfBatch
-from resources.engine.transformers.greedy_decoding import GreedyDecoding
+from vlm_engine.transformers.greedy_decoding import GreedyDecoding
 
 SHORTEST, LONGEST = 16, 128
 STOP, WIDTH = 1, 1000

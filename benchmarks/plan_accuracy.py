@@ -57,7 +57,7 @@ def main() -> None:
             planned = run("plan", home, "--json")
             base = base or pace.since(began)
             measured, before = known, content(known)
-            rehearsed = run("rehearse", home, "--faults", "0", "--json")["days_simulated"] * DAY
+            rehearsed = rehearse(home)["days_simulated"] * DAY
             began = time.monotonic()
             run("run", home)
             command, seen = time.monotonic() - began, pace.since(began)
@@ -113,9 +113,19 @@ def content(folder: Path) -> list[bytes]:
 
 def run(command: str, home: Path, *options: str) -> Any:
     """Run a command of the product on a home; what it says as JSON, where it is asked for."""
+    return start([str(PROGRAM), command], home, *options)
+
+
+def rehearse(home: Path) -> Any:
+    """What a rehearsal without faults says as JSON."""
+    return start([sys.executable, "-m", "faults.rehearsal"], home, "--faults", "0", "--json")
+
+
+def start(program: list[str], home: Path, *options: str) -> Any:
+    """Run a program on a home; what it says as JSON, where it is asked for."""
     cores = len(os.sched_getaffinity(0))
     done = subprocess.run(
-        [PROGRAM, command, *options, "--home", home],
+        [*program, *options, "--home", home],
         env={"VLM_ASSETS_DEVICES": f"cpu:{min(cores, 4)}", **os.environ},
         check=True,
         stdout=subprocess.PIPE,

@@ -28,9 +28,9 @@ from benchmarks.gpu_models import (
     save_processor_of,
     tokenizer_of,
 )
-from resources.engine.protocol import Attempt
-from resources.engine.transformers.transformers_engine import TransformersEngine
-from resources.images.images import LoadedProperty
+from vlm_engine.images.images import LoadedProperty
+from vlm_engine.protocol import Attempt
+from vlm_engine.transformers.transformers_engine import TransformersEngine
 
 ATTENTIONS = ("sdpa", "sdpa_by_rows")
 """What transformers does, and what the engine does."""

@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 from faults.s3_server import BUCKET, S3Server
-from resources.images.fetching import Fetch, Fetcher, image_of
-from resources.store.bucket import S3Folder
+from vlm_durable.mirror.bucket import S3Folder
+from vlm_engine.images.fetching import Fetch, Fetcher, image_of
 
 IMAGES_A_PROPERTY = 10
 

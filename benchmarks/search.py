@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from resources.publishing.partition_rows import PartitionRows, write_rows
-from resources.storage.files import TemporaryFile, publish_replacing
 from vlm_assets.assets.property_embeddings import embedding_rows
-from vlm_assets.operate.search import scan
+from vlm_durable.files.files import TemporaryFile, publish_replacing
+from vlm_durable.versions.partition_rows import PartitionRows, write_rows
+from vlm_results.search import scan
 
 ROWS_A_FILE = 1000
 

@@ -26,10 +26,10 @@ from benchmarks.gpu_loops import PROMPT
 from benchmarks.partitions import SCHEMA, save_model, seconds_of_work
 from examples.rendered_properties import write_example
 from faults.s3_server import BUCKET, S3Server
-from resources.store.bucket import S3Folder
 from vlm_assets.assets.property_descriptions import ASSET
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_durable.mirror.bucket import S3Folder
 
 PUTS_AT_ONCE = 8
 Found = dict[str, float]

@@ -19,16 +19,16 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from resources.state.database import open_state
-from resources.state.workers import Phase, Workers
 from sensors.worker_health import INTERVAL_SECONDS, LEARNED_TIMES
 from vlm_assets.automation.sensors import worker_limits
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.resource_settings import build_gpu
 from vlm_assets.config.settings import Settings, load_settings
-from vlm_assets.operate.dagster_server.home import prepare_dagster_home
-from vlm_assets.operate.dagster_server.server import dagster_server
+from vlm_assets.webserver.home import prepare_dagster_home
+from vlm_assets.webserver.server import dagster_server
+from vlm_durable.state.database import open_state
+from vlm_durable.state.workers import Phase, Workers
 
 COMMITS = 3
 DEVICE, PYTHON = "device", "python"

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from faults.training import make_plan, prepare
-from resources.training.checkpoints import interval_seconds
-from resources.training.loop import Training
-from resources.training.ranks import Ranks
+from vlm_training.checkpoints import interval_seconds
+from vlm_training.loop import Training
+from vlm_training.ranks import Ranks
 
 DAY = 86_400.0
 FEW, MANY = 1_000, 20_000

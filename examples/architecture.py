@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from examples.truth import draw_truth
-from resources.engine.schema import description_text
 from vlm_assets.config.property_description import PropertyDescription
+from vlm_engine.schema import description_text
 
 IMAGE_SIDE: Final = 64
 """Width and height in pixels of an image as the model sees it."""

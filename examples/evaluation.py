@@ -23,8 +23,8 @@ from pydantic import ValidationError
 from examples.architecture import answer_text
 from examples.scenes import draw_property, encode_photo, render
 from examples.truth import FIELDS, RARE, draw_truth, known
-from resources.processes import die_with
 from vlm_assets.config.property_description import PropertyDescription
+from vlm_durable.files.processes import die_with
 
 EVALUATION_SEED: Final = 20_260_101
 _BATCH: Final = 32

@@ -26,15 +26,15 @@ from PIL import Image
 
 from examples.scenes import Property, draw_property, encode_photo, render
 from examples.truth import FIELDS, draw_truth, known
-from resources.storage.files import (
+from vlm_assets.config.property_description import PropertyDescription
+from vlm_assets.config.settings import EXAMPLE
+from vlm_durable.files.files import (
     TEMPORARY_SUFFIX,
     make_directory,
     sync_directory,
     write_replacing,
     write_temporary,
 )
-from vlm_assets.config.property_description import PropertyDescription
-from vlm_assets.config.settings import EXAMPLE
 
 Hard = Literal["corrupt_image", "missing_image", "one_image", "rotated_images", "no_readable_image"]
 

@@ -1,6 +1,6 @@
 """What the example model learns: the objective of the variants in ``variants.yaml`` beside this module.
 
-What lives here: the losses, and the shape of a batch. What does not: the loop (``resources/training``), the
+What lives here: the losses, and the shape of a batch. What does not: the loop (``vlm_training``), the
 model's shape (architecture.py), the rendered properties (training_data.py) and how good it is
 (evaluation.py). Two things decide how fast it learns: a token's loss weighs the less the surer the model
 already is of it, because most of a JSON answer is learned at once and then drowns the rest; and every field
@@ -25,9 +25,9 @@ from examples.evaluation import EVALUATION_SEED, evaluate
 from examples.scenes import VIEWS, VISIBLE
 from examples.training_data import Example, classes, shown_once
 from examples.truth import FIELDS
-from resources.training.objective import Figures, build_base, load_images
-from resources.training.training_plan import Sample, TrainingPlan
 from vlm_assets.config.property_description import PropertyDescription
+from vlm_training.objective import Figures, build_base, load_images
+from vlm_training.training_plan import Sample, TrainingPlan
 
 _FLOOR_WEIGHT: Final = 0.03
 """What a token weighs in the loss when the model is certain of it."""
@@ -165,7 +165,7 @@ def likeness_loss(model: Any, tokenizer: Any, truths: Sequence[PropertyDescripti
 
 
 class ExampleObjective:
-    """See ``resources.training.objective.Objective``. Takes rendered properties, or those of a catalogue."""
+    """See ``vlm_training.objective.Objective``. Takes rendered properties, or those of a catalogue."""
 
     def __init__(self, plan: TrainingPlan) -> None:
         self._plan = plan

@@ -1,7 +1,7 @@
 """Training samples for the example model: properties rendered as they are needed.
 
 What lives here: a property of the training stream, rendered small, with what its images show, and how it is
-shown once. What does not: tokens and tensors (training.py) and the order (``resources/training/order.py``).
+shown once. What does not: tokens and tensors (training.py) and the order (``vlm_training/order.py``).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy.typing as npt
 from examples.architecture import IMAGE_SIDE, kept_views
 from examples.scenes import VISIBLE, draw_property, render
 from examples.truth import FIELDS, RARE, draw_truth
-from resources.training.training_plan import TrainingPlan
 from vlm_assets.config.property_description import PropertyDescription
+from vlm_training.training_plan import TrainingPlan
 
 Images = npt.NDArray[np.uint8]
 

@@ -15,17 +15,29 @@ from collections.abc import Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-import resources.journal.recovery as recovery
-import resources.publishing.partition_files as partition_files
+import vlm_durable.journal.recovery as recovery
+import vlm_durable.versions.partition_files as partition_files
 
 NOT_BY_FAULTS = frozenset(
     {
-        # A caller's mistake, files of a newer program, rights that were taken away: unit tests have them.
+        # A file of a newer program.
         "catalog_copies._mark: except FormatVersionError",
+        "partition_files.PartitionVersions.from_bytes: except FormatVersionError",
+        # A caller's mistake: a key that is no name, a version accepted where none was put back.
         "partition_files.PartitionFiles.__init__: if not _KEY.fullmatch(key)",
+        "partition_files.PartitionFiles.accept: if older is None or"
+        " (newest is not None and self.whole_file(newest) is not None)",
+        # Rights that were taken away: root, which mounts file systems here, has all.
         "partition_files.PartitionFiles._content: if error.errno != errno.EIO",
         "partition_files.PartitionFiles.holds: if error.errno != errno.EIO",
-        "partition_files.PartitionVersions.from_bytes: except FormatVersionError",
+        # A store: tests with a real one have them.
+        "catalog_copies.note_store: if last_store(home) == store",
+        "catalog_copies.note_store: if mark is not None",
+        "partition_files.PartitionFiles._newest: if place is None and fetch is not None and"
+        " ((content := fetch(newest)) is not None)",
+        "partition_files.PartitionFiles.note_store: if mark is not None and mark.store != store",
+        # Bytes were read back as they were handed in the moment before: these were a wrong program's.
+        "catalog_copies._verify_written: except UNREADABLE",
     }
 )
 """Branches that no fault of the campaign leads to."""

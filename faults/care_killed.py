@@ -1,4 +1,4 @@
-"""Prune, repair, withdraw and export, killed at each of their file operations, and done again.
+"""Prune, repair, withdraw, export and others, killed at each of their file operations, and done again.
 
 A case is a home with something to do for the command. It is killed before one operation, half of a write's
 bytes let through. Then what readers see must be whole, and the same command must come to the same end as one
@@ -19,30 +19,38 @@ from functools import partial
 from pathlib import Path
 
 from faults.file_operations import strike_at
-from faults.home_life import materialize, run_command, settings_of
+from faults.home_life import RANGE_SIZE, materialize, run_command, settings_of
 from faults.ledger import PromiseBrokenError
 from faults.lives import Life, act_in_child
 from faults.old_data import ASSETS, Archive, Trial, archive_at
 from faults.partition_life import Say
-from resources.journal.inspection import inspect_journals
-from resources.storage.layout import Home, PartitionPaths
+from faults.several_files import partition_family
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.ranges import PropertyRange
+from vlm_durable.files.layout import Home, PartitionPaths
+from vlm_durable.journal.inspection import inspect_journals
 
 _STEP = 10
 _OTHER_SETTINGS = {"max_new_tokens": 50}
 _DESCRIPTIONS = "property_descriptions"
+_FIRST = PropertyRange(0, RANGE_SIZE).key
 _LONG_AGO = time.time() - 86400.0
 
 
 @dataclass(frozen=True)
 class Care:
-    """A command that is killed. prepare: gives a home something to do for it. words: of the command."""
+    """A command that is killed. prepare: gives a home something to do for it. words: of the command.
 
-    prepare: Callable[[Path], None]
+    start, step: the steps of the history that the home is as after, before and after the command.
+    """
+
+    prepare: Callable[[Archive, Path], None]
     words: tuple[str, ...]
+    start: int = _STEP
+    step: int = _STEP
 
 
-def _for_prune(home: Path) -> None:
+def _for_prune(archive: Archive, home: Path) -> None:
     """A journal of other settings that nothing will go on with, and a file that was set aside."""
     settings = settings_of(home, **_OTHER_SETTINGS)
     materialize(settings, Catalog.open(home).ranges[1], lambda **said: None, limit=1)
@@ -53,7 +61,7 @@ def _for_prune(home: Path) -> None:
     (paths.quarantine / "damaged.parquet").write_bytes(b"damaged")
 
 
-def _for_repair(home: Path) -> None:
+def _for_repair(archive: Archive, home: Path) -> None:
     """A published file that is cut off, a second copy that is gone, and a file that is none of ours."""
     paths = _second_partition(home)
     paths.published.write_bytes(paths.published.read_bytes()[:-30])
@@ -61,13 +69,29 @@ def _for_repair(home: Path) -> None:
     paths.published.with_name("mine.parquet").write_bytes(b"mine")
 
 
-def _for_withdraw(home: Path) -> None:
+def _for_withdraw(archive: Archive, home: Path) -> None:
     """The list of what is to be withdrawn."""
     (home.parent / f"{home.name}.ids").write_text("p4\n")
 
 
-def _for_export(home: Path) -> None:
+def _for_export(archive: Archive, home: Path) -> None:
     """Nothing: what is published is exported."""
+
+
+def _for_accept(archive: Archive, home: Path) -> None:
+    """A partition that was put back to its version before, as it was in all its files."""
+    now, then = (partition_family(one, asset=_DESCRIPTIONS, key=_FIRST) for one in (home, archive.home(5)))
+    for label, path in now.items():
+        if "mark" in label:
+            continue
+        path.unlink(missing_ok=True)
+        if then[label].exists():
+            shutil.copy2(then[label], path)
+
+
+def _for_ingest(archive: Archive, home: Path) -> None:
+    """A listing with two properties more."""
+    archive.history.write_listing(home, archive.history.listed_after(_STEP))
 
 
 CARES = {
@@ -75,19 +99,21 @@ CARES = {
     "repair": Care(_for_repair, ("repair", "--deep", "--yes")),
     "withdraw": Care(_for_withdraw, ("withdraw", "--ids", "IDS", "--yes")),
     "export": Care(_for_export, ("export", "EXPORT")),
+    "accept": Care(_for_accept, ("repair", "--accept-version", _FIRST, "--yes")),
+    "ingest": Care(_for_ingest, ("ingest", "LISTING", "--image-root", os.sep), start=8, step=9),
 }
 
 
 def killed(chance: random.Random, place: Path, number: int) -> Counter[str]:
-    """One of the four commands, killed at each of its operations in turn, and done again."""
+    """One of the commands, killed at each of its operations in turn, and done again."""
     name = list(CARES)[number % len(CARES)]
     archive, care = archive_at(place), CARES[name]
     prepared, finished, operations = _prepared(archive, name)
     home = place / f"care-{number}"
     shutil.rmtree(home, ignore_errors=True)
     shutil.copytree(prepared, home)
-    if name == "withdraw":
-        _for_withdraw(home)
+    if name in _LISTED:
+        care.prepare(archive, home)
     at = 1 + number // len(CARES) % operations
     life = _command(home, care, at)
     if not life.killed:
@@ -104,7 +130,7 @@ def killed(chance: random.Random, place: Path, number: int) -> Counter[str]:
         if (found := _result(home)) != finished:
             different = sorted(one for one in {*found, *finished} if found.get(one) != finished.get(one))
             raise PromiseBrokenError(f"done again, it ended otherwise: {', '.join(different)}")
-        Trial(home, archive, _STEP, undisturbed=_finished_home(archive, name)).finish()
+        Trial(home, archive, care.step, undisturbed=_finished_home(archive, name)).finish()
     except PromiseBrokenError as broken:
         raise PromiseBrokenError(f"{what}: {broken} (home: {home})") from broken
     shutil.rmtree(home)
@@ -137,16 +163,18 @@ def _prepared(archive: Archive, name: str) -> tuple[Path, dict[str, str], int]:
     """A home with something to do for a command, what that ends with, and in how many operations."""
     prepared, done = archive.folder / f"{name}-prepared", _finished_home(archive, name)
     if name not in _operations:
-        shutil.copytree(archive.home(_STEP), prepared)
-        _act(prepared, lambda say: CARES[name].prepare(prepared))
+        shutil.copytree(archive.home(CARES[name].start), prepared)
+        _act(prepared, lambda say: CARES[name].prepare(archive, prepared))
         shutil.copytree(prepared, done)
-        if name == "withdraw":
-            _for_withdraw(done)
+        if name in _LISTED:
+            CARES[name].prepare(archive, done)
         _operations[name] = _command(done, CARES[name]).operations
     return prepared, _result(done), _operations[name]
 
 
 _operations: dict[str, int] = {}
+_LISTED = ("withdraw", "ingest")
+"""Commands with a list that lies beside the home."""
 
 
 def _finished_home(archive: Archive, name: str) -> Path:
@@ -155,7 +183,7 @@ def _finished_home(archive: Archive, name: str) -> Path:
 
 def _command(home: Path, care: Care, at: int = 0) -> Life:
     """Run the command; killed before its ``at``-th operation (0: not). Raises PromiseBrokenError."""
-    names = {"IDS": f"{home}.ids", "EXPORT": f"{home}/export"}
+    names = {"IDS": f"{home}.ids", "EXPORT": f"{home}/export", "LISTING": f"{home}.listing.jsonl"}
     words = [names.get(word, word) for word in care.words]
     life = act_in_child(home, partial(_run, home, words=words), strike_at(at, torn=True))
     codes = [one for one in life.said if one.get("code")]
@@ -180,7 +208,8 @@ def _result(home: Path) -> dict[str, str]:
     for path in sorted((home / "export").glob("*.parquet")):
         found[path.name] = str(_digest(path))
     for path in sorted((home / ".quarantine").rglob("*")):
-        if path.is_file():
+        # An ingest that was killed half way leaves the catalogue before it there.
+        if path.is_file() and "property_catalog" not in path.parts:
             found[str(_digest(path))] = "set aside"
     found["journals"] = str(sorted(one.name for one in _second_partition(home).journals.glob("*")))
     return found

@@ -52,6 +52,7 @@ _SERVICE = ("bash", "-c", 'while :; do "$@"; sleep 2; done', "service")
 
 _SETTINGS = {
     "VLM_ASSETS_MODEL": "example",
+    "VLM_ASSETS_EMBEDDING_MODEL": "example",
     "VLM_ASSETS_DEVICES": "cpu:1",
     "VLM_ASSETS_DECODE_WORKERS": "1",
     # A partition of the example takes seconds: small batches and early commits make them like minutes.
@@ -64,8 +65,8 @@ _BACKFILL = f"""
 import json, sys, time
 from pathlib import Path
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.operate.dagster_server.api import DagsterApi, DagsterApiError
-from vlm_assets.operate.dagster_server.home import running_address
+from vlm_assets.webserver.api import DagsterApi, DagsterApiError
+from vlm_assets.webserver.home import running_address
 from vlm_assets.config.settings import load_settings
 
 settings = load_settings()

@@ -22,7 +22,7 @@ from faults.file_operations import Before, FileOperations, Operation, fail_at
 from faults.kills import OPERATIONS, RECOVERY_OPERATIONS
 from faults.ledger import Ledger, PromiseBrokenError
 from faults.lives import Life, act_in_child, live_to_the_end, live_until_operation
-from faults.partition_life import Say, live
+from faults.partition_life import Say, asset, live
 
 _NAMED = frozenset(
     {
@@ -37,10 +37,10 @@ _NAMED = frozenset(
 )
 _UNREAD = _NAMED | {"JournalLossError", "RecordDamagedError", "SegmentUnreadableError"}
 _NO_MEMORY = _NAMED | {"MemoryError"}
-_CODES = (errno.EIO, errno.ENOSPC)
+CODES = (errno.EIO, errno.ENOSPC)
 
-READS = 40
-"""A few more than a recovery opens."""
+READS, ALL_READS, STAGED_READS = 40, 200, 20
+"""A few more than a recovery opens, a whole life, and a life of what it has just written."""
 
 
 def in_recovery(chance: random.Random, place: Path, number: int) -> Counter[str]:
@@ -48,21 +48,30 @@ def in_recovery(chance: random.Random, place: Path, number: int) -> Counter[str]
     home = place / f"in-recovery-{number}"
     ledger = Ledger(home, refused=_NAMED)
     ledger.hear(live_until_operation(home, chance.randint(1, OPERATIONS), torn=number % 2 == 1))
-    code = _CODES[number // RECOVERY_OPERATIONS % len(_CODES)]
+    code = CODES[number // RECOVERY_OPERATIONS % len(CODES)]
     return _met(ledger, fail_at(1 + number % RECOVERY_OPERATIONS, code), os.strerror(code))
 
 
 def reading_in_recovery(chance: random.Random, place: Path, number: int) -> Counter[str]:
-    """A kill, and then EIO at each opening of a file to be read in turn, once: it reads again afterwards."""
+    """A kill, then once EIO or a wrong bit at an opening of a file to be read: it reads again afterwards.
+
+    EIO goes through the openings of a recovery in turn; the wrong bit comes anywhere in the life.
+    """
     home = place / f"reading-{number}"
     ledger = Ledger(home, refused=_UNREAD, unread=True)
     ledger.hear(live_until_operation(home, chance.randint(1, OPERATIONS), torn=number % 2 == 1))
 
+    reads, wrong = number % 2 == 0, random.Random(chance.random())
+    root, count = chance.choice(((home, ALL_READS), (asset(home).staging, STAGED_READS)))
+    at = 1 + number // 2 % READS if reads else chance.randint(1, count)
+
     def act(say: Say) -> None:
-        _fail_to_read(home, 1 + number % READS, say)
+        fail_to_read(home if reads else root, at, say, wrong=None if reads else wrong)
         live(home, say)
 
     life = act_in_child(home, act)
+    for report in life.said:
+        report.pop("verified", None)  # What was read wrong does not verify; the next life verifies again.
     met = _met_already(ledger, life, "")
     # Most lives go on: another copy is read instead.
     return met | Counter({"failed calls": sum("unread" in report for report in life.said)})
@@ -104,8 +113,11 @@ def _no_memory_at(at: int) -> Before:
     return before
 
 
-def _fail_to_read(root: Path, at: int, say: Say) -> None:
-    """Raise EIO in place of the ``at``-th opening of a file below ``root`` to be read, in this process."""
+def fail_to_read(root: Path, at: int, say: Say, *, wrong: random.Random | None = None) -> None:
+    """Raise EIO in place of the ``at``-th opening of a file below ``root`` to be read, in this process.
+
+    wrong: have it read with one wrong bit instead.
+    """
     opened, real = 0, io.open
 
     def failing(file: Any, mode: str = "r", *rest: Any, **named: Any) -> Any:
@@ -114,7 +126,15 @@ def _fail_to_read(root: Path, at: int, say: Say) -> None:
             opened += 1
             if opened == at:
                 say(unread=str(file))
+                if wrong is not None and (data := real(file, "rb").read()):
+                    return _with_a_wrong_bit(data, wrong, mode)
                 raise OSError(errno.EIO, os.strerror(errno.EIO), str(file))
         return real(file, mode, *rest, **named)
 
     io.open = builtins.open = failing
+
+
+def _with_a_wrong_bit(data: bytes, chance: random.Random, mode: str) -> Any:
+    changed = bytearray(data)
+    changed[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+    return io.BytesIO(changed) if "b" in mode else io.StringIO(changed.decode(errors="replace"))

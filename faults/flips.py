@@ -1,26 +1,29 @@
-"""One flipped bit, anywhere: found every time, and never read as another value. Fault table rows 10, 11, 13.
+"""One flipped bit, anywhere: found every time, and never read as another value. Several files of a journal.
 
+Fault table rows 10 to 13.
 One home stands for all cases of a run: a journal of three segments, and a partition published twice. A case
 flips one bit of one file, looks, and puts the byte right again.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from faults import partition_life
 from faults.ledger import PromiseBrokenError
 from faults.partition_life import BATCH, KEY, VERSIONS, open_journal, rows
-from resources.journal.high_water_mark import slots
-from resources.journal.recovery import Survey, survey
-from resources.journal.segments import JournalIdentity
-from resources.publishing.partition_files import PartitionFiles
-from resources.publishing.published import PublishedPartitions
+from vlm_durable.files.sealed_json import seal, unseal
+from vlm_durable.journal.high_water_mark import slots
+from vlm_durable.journal.recovery import Survey, survey
+from vlm_durable.journal.segments import JournalIdentity
+from vlm_durable.versions.partition_files import PartitionFiles
+from vlm_durable.versions.published import PublishedPartitions
 
 SEGMENTS = 3
 _WORK_UNDER_WAY = VERSIONS + 1
@@ -74,6 +77,58 @@ def anywhere(chance: random.Random, place: Path, number: int) -> Counter[str]:
     finally:
         path.write_bytes(whole)
     return Counter({"flips": 1, f"flips in {kind}": 1})
+
+
+def several(chance: random.Random, place: Path, number: int) -> Counter[str]:
+    """Remove, flip or replace several files of one journal: its rows are all restored, or the loss is named.
+
+    What is promised is what the whole manifests and marks say that are left.
+    """
+    home = _home(place)
+    marks = slots(partition_life.high_water_mark(home.root, _WORK_UNDER_WAY))
+    before = {path: path.read_bytes() for path in (*home.journal.glob("*-*"), *marks)}
+    older = sorted(home.journal.glob("manifest-*"))[:-1]
+    struck = {
+        path: chance.choice(("gone", "flipped", "another") if path in older else ("gone", "flipped"))
+        for path in before
+        if chance.random() < 0.4
+    }
+    try:
+        for path, fate in struck.items():
+            if fate == "gone":
+                path.unlink()
+            elif fate == "another":
+                path.write_bytes(seal(json.dumps(unseal(before[path]) | {"epoch": 0}).encode()))
+            else:
+                path.write_bytes(_flipped(before[path], chance))
+        _judge_losses(home, before, struck)
+    finally:
+        for path, data in before.items():
+            path.write_bytes(data)
+    return Counter({"strikes": len(struck), "cases": 1})
+
+
+def _flipped(data: bytes, chance: random.Random) -> bytes:
+    changed = bytearray(data)
+    changed[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+    return bytes(changed)
+
+
+def _judge_losses(home: _Home, before: Mapping[Path, bytes], struck: Mapping[Path, str]) -> None:
+    """Compare a survey with what is left. Raises PromiseBrokenError."""
+    found, left = home.survey(), [path for path in before if path not in struck]
+    segments = sum(path.name.startswith("segment") for path in left)
+    manifests = [unseal(before[path]) for path in left if path.name.startswith("manifest")]
+    marks = [found.mark.mark.rows_written] if found.mark.mark is not None else []
+    promised = max([*marks, *(sum(one["rows"] for one in each["segments"]) for each in manifests)], default=0)
+    what = ", ".join(f"{path.name} {fate}" for path, fate in struck.items())
+    if not found.losses and found.rows != segments * BATCH:
+        raise PromiseBrokenError(f"{what}: {found.rows} rows of {segments} whole segments, and no loss named")
+    if not found.losses and found.rows < promised:
+        raise PromiseBrokenError(f"{what}: {found.rows} rows of {promised} promised, and no loss named")
+    flipped = any(path.name.startswith("manifest") for path, fate in struck.items() if fate == "flipped")
+    if found.losses and segments == SEGMENTS and (marks or (manifests and not flipped)):
+        raise PromiseBrokenError(f"{what}: every segment is whole, and a loss is named: {found.losses}")
 
 
 def _segment(home: _Home, path: Path) -> bool:

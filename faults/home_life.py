@@ -17,29 +17,46 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from datetime import UTC, datetime
+from functools import cache
+from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import duckdb  # noqa: F401  # the product imports it late: here once, not in each child
 import pyarrow as pa
 
 from faults.partition_life import Say
-from resources.publishing.partition_files import CannotRestoreError
-from resources.publishing.published import PublishedPartitions
+from vlm_assets.assets.materialize import BeingWithdrawnError
 from vlm_assets.assets.partition import INPUTS, Partition, adopt_rows, generation_of
 from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.assets.property_embeddings import EmbeddingWork, embedding_rows
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.catalog_copies import check_copies
+from vlm_assets.catalog.catalog_copies import check_copies, has_catalog, last_put_back
 from vlm_assets.catalog.catalog_file import WITHDRAWN, is_tombstone
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.catalog.withdrawn_ids import read_withdrawn
+from vlm_assets.commands.audit import audit
+from vlm_assets.commands.main import main as run_vlm_assets
+from vlm_assets.commands.withdraw import plan_withdrawal, withdraw
 from vlm_assets.config.resource_settings import build_text_embedding_model, build_vision_language_model
-from vlm_assets.config.settings import EXAMPLE_MODEL, Settings, load_settings
-from vlm_assets.operate.audit import audit
-from vlm_assets.operate.main import main as run_vlm_assets
-from vlm_assets.operate.withdraw import plan_withdrawal, withdraw
+from vlm_assets.config.settings import EXAMPLE_EMBEDDER, Settings, load_settings
+from vlm_durable.versions.partition_files import CannotRestoreError
+from vlm_durable.versions.published import PublishedPartitions
+
+for _imported_late in (
+    "dateutil.relativedelta",
+    "duckdb",
+    "numpy.ma",
+    "pyarrow.csv",
+    "vlm_assets.catalog.chosen_catalog",
+    "vlm_assets.config.property_description",
+    "vlm_results.export",
+    "vlm_assets.commands.prune",
+    "vlm_assets.commands.repair",
+):
+    # The product imports these when it needs them: here once, and not in each child.
+    import_module(_imported_late)
 
 RANGE_SIZE = 3
 _MADE_AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -58,13 +75,19 @@ _DESCRIPTION = {
 }
 _EARLIER_SETTINGS = {"max_new_tokens": 100}
 """Under which the first versions were made."""
-_WIDTH = int(json.loads((EXAMPLE_MODEL / "config.json").read_text())["text_config"]["hidden_size"])
+_WIDTH = int(json.loads((EXAMPLE_EMBEDDER / "config.json").read_text())["hidden_size"])
 """Of the vectors. Asked of the model, it costs an import of three seconds in each child."""
 
 
 def settings_of(home: Path, **changes: Any) -> Settings:
     """The settings under which a home is worked on."""
-    return load_settings(home=home, model="example", devices="cpu:1", **changes)
+    return _settings().model_copy(update={"home": home, **changes})
+
+
+@cache
+def _settings() -> Settings:
+    """Read once: it costs a child as much as opening a home."""
+    return load_settings(model="example", embedding_model="example", devices="cpu:1")
 
 
 class History:
@@ -72,6 +95,7 @@ class History:
 
     def __init__(self, prefix: str = "p") -> None:
         self.prefix = prefix
+        settings_of(Path())  # In this process, before it forks children.
         self.steps: tuple[Callable[[Path], None], ...] = (
             lambda home: self.take_in(home, 6),
             lambda home: _materialize(home, 0, earlier=True, limit=1),
@@ -95,13 +119,18 @@ class History:
     def take_in(self, home: Path, count: int, order: random.Random | None = None) -> None:
         """Ingest the listing's first ``count`` properties; in a random order, if one is handed in."""
         home.mkdir(parents=True, exist_ok=True)
+        listing = self.write_listing(home, count, order)
+        ingest(listing, home, range_size=RANGE_SIZE, image_root=Path(os.sep))
+
+    def write_listing(self, home: Path, count: int, order: random.Random | None = None) -> Path:
+        """Write the listing's first ``count`` properties beside the home."""
         ids = self.ids(count)
         if order is not None:
             order.shuffle(ids)
         listing = home.parent / f"{home.name}.listing.jsonl"
         lines = [{"property_id": one, "images": [f"{one}.jpg"]} for one in ids]
         listing.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-        ingest(listing, home, range_size=RANGE_SIZE, image_root=Path(os.sep))
+        return listing
 
     def listed_after(self, steps: int) -> int:
         """How many properties its listing has after so many steps."""
@@ -132,12 +161,24 @@ def go_on(
     First the catalogue is compared with its copies, and the listing is ingested once more. recompute: pairs
     of asset and key that a person asks to have computed anew.
     """
-    check_copies(home)
+    compare_catalog(home)
     history.take_in(home, count, order)
     settings = settings_of(home)
     catalog = Catalog.open(home)
     for wanted in catalog.ranges:
         materialize(settings, wanted, say, recompute=[tuple(pair) for pair in recompute])
+
+
+def compare_catalog(home: Path) -> None:
+    """Compare the catalogue with its copies and read what was put right last, as a sensor does."""
+    if has_catalog(home):
+        check_copies(home)
+        last_put_back(home)
+
+
+def open_catalog(home: Path) -> None:
+    """Open the catalogue and read all of it, as a run does."""
+    Catalog.open(home).verify()
 
 
 def materialize(
@@ -151,6 +192,9 @@ def materialize(
     """Bring both assets of one partition to their end. limit: stop after so many rows of descriptions."""
     catalog = Catalog.open(settings.home)
     described = DescriptionWork.of(settings, catalog, wanted, build_vision_language_model(settings))
+    withdrawn = read_withdrawn(settings.home)
+    if withdrawn is not None and any(one in withdrawn for one in described.ids):
+        raise BeingWithdrawnError("An older catalogue was put back: `vlm-assets withdraw` withdraws again.")
     asset = settings.descriptions.name
     partition = Partition(settings, asset, wanted.key, described.ids, described.fingerprint)
     anew = (asset, wanted.key) in recompute
@@ -318,7 +362,8 @@ def _without_key(property_id: str) -> str:
 
 def run_command(home: Path, say: Say, words: Sequence[str]) -> None:
     """Run a command of the product, as from a terminal: says its exit code and all that it wrote."""
-    os.environ |= {"VLM_ASSETS_HOME": str(home), "VLM_ASSETS_MODEL": "example", "VLM_ASSETS_DEVICES": "cpu:1"}
+    models = dict.fromkeys(("VLM_ASSETS_MODEL", "VLM_ASSETS_EMBEDDING_MODEL"), "example")
+    os.environ |= models | {"VLM_ASSETS_HOME": str(home), "VLM_ASSETS_DEVICES": "cpu:1"}
     sys.argv = ["vlm-assets", *words]
     written, code = StringIO(), 0
     with redirect_stdout(written), redirect_stderr(written):

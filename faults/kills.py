@@ -9,10 +9,21 @@ from __future__ import annotations
 import random
 import shutil
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
+from faults.file_operations import Before, FileOperations, Operation, die
 from faults.ledger import Ledger
-from faults.lives import Life, live_to_the_end, live_until_operation, live_until_time, random_end
+from faults.lives import (
+    Life,
+    act_in_child,
+    live_to_the_end,
+    live_until_operation,
+    live_until_time,
+    random_end,
+)
+from faults.partition_life import KEY, asset, live
+from vlm_durable.versions.version_mark import mark_copies
 
 OPERATIONS = 610
 """A few more than a whole life takes, measured by tests/faults/test_campaign.py."""
@@ -52,6 +63,52 @@ def at_any_moment(chance: random.Random, place: Path, number: int) -> Counter[st
     while ledger.hear(live_until_time(home, chance.uniform(0.0, chance.choice((0.2, 1.0)) * whole))).killed:
         kills += 1
     return _finished(ledger, kills)
+
+
+def then_struck(chance: random.Random, place: Path, number: int) -> Counter[str]:
+    """A kill at any operation, and then one file of the publication is gone, damaged or cut off.
+
+    Each tenth is killed when the second copy is in place, and loses the published file and its marks.
+    """
+    home = place / f"then-struck-{number}"
+    ledger = Ledger(home, unread=True)
+    paths = asset(home).partition(KEY)
+    if number % 10 == 0:
+        life = act_in_child(
+            home, partial(live, home), _die_after(paths.version(0).name, chance.randint(1, 2))
+        )
+        ledger.hear(life)
+        for path in (paths.published, *mark_copies(paths.version_mark)):
+            path.unlink()
+        return _finished(ledger, int(life.killed))
+    life = ledger.hear(live_until_operation(home, chance.randint(1, OPERATIONS), torn=number % 2 == 1))
+    files = [paths.published, paths.version(0)]
+    for copies in ((paths.record, paths.record_copy), mark_copies(paths.version_mark)):
+        if all(copy.exists() for copy in copies):  # The first of all is written before its copy.
+            files += copies
+    standing = [path for path in files if path.exists()]
+    if standing:
+        path = chance.choice(standing)
+        data = path.read_bytes()
+        middle = len(data) // 2
+        path.write_bytes(chance.choice((data[:middle], data[:middle] + b"damage" + data[middle + 6 :])))
+        if chance.random() < 0.5:
+            path.unlink()
+    return _finished(ledger, int(life.killed and bool(standing)))
+
+
+def _die_after(name: str, at: int) -> Before:
+    """Die before the first operation after the ``at``-th file was renamed to this name."""
+    named = 0
+
+    def before(operation: Operation, operations: FileOperations) -> None:
+        nonlocal named
+        last = operations.log[-1] if operations.log else None
+        named += last is not None and last.name == "replace" and last.paths[1].endswith(f"/{name}")
+        if named == at:
+            die()
+
+    return before
 
 
 def _finished(ledger: Ledger, kills: int) -> Counter[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from faults.lives import Life
 from faults.partition_life import KEY, TOTAL, VERSIONS, asset
-from resources.journal.high_water_mark import read_marks
+from vlm_durable.journal.high_water_mark import read_marks
 
 
 class PromiseBrokenError(AssertionError):
@@ -49,10 +49,10 @@ class Ledger:
             elif "restored" in one:
                 self._found_restored(one["version"], one["restored"], one["exact"])
             elif "submitted" in one:
-                self.submitted.setdefault(self.version, set()).update(one["submitted"])
+                self.submitted.setdefault(one.get("of", self.version), set()).update(one["submitted"])
                 self.staging_is_empty = False
             elif "promised" in one:
-                self.promised.setdefault(self.version, set()).update(one["promised"])
+                self.promised.setdefault(one.get("of", self.version), set()).update(one["promised"])
             elif "publishing" in one:
                 self.publishing = one["publishing"]
             elif "published" in one:
@@ -69,6 +69,9 @@ class Ledger:
         for one in life.said:
             if one.get("published", self.published) < self.published:
                 self._broken(f"version {one['published']} was published over version {self.published}")
+            if "restored" in one:
+                # It says what it had read before it was stopped; others may have committed more since.
+                one["restored"] = sorted({*one["restored"], *self.promised.get(one["version"], ())})
         self.hear(life)
 
     def close(self, life: Life) -> None:

@@ -90,11 +90,19 @@ def act_in_child(home: Path, act: Callable[[Say], None], before: Before | None =
 class StoppedLife:
     """A child that is stopped (SIGSTOP) before its ``at``-th file operation, until it is woken.
 
-    Without ``act`` it lives the life of the one partition. A context manager, which ends it for sure.
+    Without ``act`` it lives the life of the one partition. before: stops it instead. A context manager, which
+    ends it for sure.
     """
 
-    def __init__(self, home: Path, at: int, act: Callable[[Say], None] | None = None) -> None:
-        stop = _Orders(at, lambda: os.kill(os.getpid(), signal.SIGSTOP), act=act)
+    def __init__(
+        self,
+        home: Path,
+        at: int,
+        act: Callable[[Say], None] | None = None,
+        *,
+        before: Before | None = None,
+    ) -> None:
+        stop = _Orders(at, stop_here, act=act, before=before)
         self._child, self._reading = _begin(home, stop)
         self._status: int | None = None
         self._heard = bytearray()
@@ -133,6 +141,11 @@ class StoppedLife:
     def __exit__(self, *error: object) -> None:
         self._end()
         os.close(self._reading)
+
+
+def stop_here() -> None:
+    """Stop this process until it is woken."""
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def random_end(chance: random.Random, operations: int) -> dict[str, Any]:
@@ -233,7 +246,7 @@ def _live_and_exit(home: Path, writing: int, orders: _Orders) -> None:
         say(operations=operations.count)
         code = 0
     except BaseException as error:  # whatever it is, the campaign judges it by its name
-        ours = type(error).__module__.startswith(("resources.", "vlm_assets."))
+        ours = type(error).__module__.startswith("vlm_")
         say(error=type(error).__name__, message=str(error), errno=getattr(error, "errno", None), is_ours=ours)
     finally:
         os._exit(code)

@@ -15,6 +15,7 @@ import shlex
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,8 +24,9 @@ from typing import Any
 from faults.home_life import History, go_on, run_command, tell_audit, tell_contents
 from faults.ledger import PromiseBrokenError
 from faults.lives import Life, act_in_child
-from resources.storage.layout import AssetFolders, Home
 from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path
+from vlm_durable.files.layout import AssetFolders, Home
+from vlm_durable.versions.version_mark import mark_copies
 
 ASSETS = ("property_descriptions", "property_embeddings")
 SECTOR = 4096
@@ -77,6 +79,7 @@ class Archive:
         start = start or self.home(step)
         if start not in self.endings:
             home = self.folder / "undisturbed"
+            shutil.rmtree(home, ignore_errors=True)
             shutil.copytree(start, home)
             trial = Trial(home, self, step)
             trial.go_on()
@@ -116,6 +119,9 @@ class Trial:
         if self._look():
             self._command(["repair", "--deep", "--yes"])
             self.go_on()
+            if commands := [words for sentence in self._look() for words in self._commands_in(sentence)]:
+                self._command(commands[0])
+                self.go_on()
             if wrong := self._look():
                 self._broken(f"still wrong after its repair: {wrong}")
         contents = self.contents()
@@ -168,14 +174,18 @@ class Trial:
         if anew := _RECOMPUTE.findall(life.message):
             self.recompute.update(anew)
             return
-        commands = [shlex.split(found[1] or found[2])[1:] for found in _COMMAND.finditer(life.message)]
+        commands = self._commands_in(life.message)
+        if not commands:
+            self._broken(f"it stopped and named no command: {life.error}: {life.message}")
+        self._command(commands[0])
+
+    def _commands_in(self, sentence: str) -> list[list[str]]:
+        """The commands that a sentence names, without those that need a copy which nobody has."""
+        commands = [shlex.split(match[1] or match[2])[1:] for match in _COMMAND.finditer(sentence)]
         if self.copy is not None:
             catalog = str(catalog_path(self.copy))
             commands = [[catalog if word == "FILE" else word for word in words] for words in commands]
-        workable = [words for words in commands if "FILE" not in words]
-        if not workable:
-            self._broken(f"it stopped and named no command: {life.error}: {life.message}")
-        self._command(workable[0])
+        return [words for words in commands if "FILE" not in words]
 
     def _command(self, words: list[str]) -> None:
         if words[0] in ("repair", "withdraw", "prune", "restore") and "--yes" not in words:
@@ -192,9 +202,11 @@ class Trial:
 
     def check_computed(self, ending: Ending, whole: set[tuple[str, str]]) -> None:
         """Finished rows were computed again only where that was said, and as many as was said."""
-        again = self.computed - ending.computed
-        for (asset, key), rows in Counter((asset, key) for asset, key, _ in again.elements()).items():
-            if (asset, key) in whole:
+        again = Counter((asset, key) for asset, key, _ in (self.computed - ending.computed).elements())
+        for (asset, key), rows in again.items():
+            # Vectors are made anew with the descriptions that they are of.
+            follows = asset == ASSETS[1] and (ASSETS[0], key) in again
+            if (asset, key) in whole and not follows:
                 self._broken(
                     f"{rows} rows of {asset} {key} were computed again beside a whole file of them; "
                     f"it was said: {self.said}"
@@ -205,13 +217,18 @@ class Trial:
                 )
 
     def _whole_files(self, ending: Ending) -> set[tuple[str, str]]:
-        """The partitions that were complete before, and of which a whole file is still there."""
+        """The partitions that were complete before, with a whole file still there and what vouches for it."""
         before, done = self.undisturbed or self.archive.home(self.step), ending.computed
         complete = set()
         for asset in ASSETS:
             now, then = Home(self.home).asset(asset), Home(before).asset(asset)
             for key in then.published_keys():
                 if any((asset, key) == (one, its_key) for one, its_key, _ in done):
+                    continue
+                if not any(
+                    _digest(path) == _digest(now_path)
+                    for path, now_path in zip(_vouching(then, key), _vouching(now, key), strict=True)
+                ):
                     continue
                 wanted = _digest(then.partition(key).published)
                 copies = (now.partition(key).published, *map(now.partition(key).version, (0, 1, 2)))
@@ -227,6 +244,12 @@ class Trial:
 
     def _broken(self, what: str) -> None:
         raise PromiseBrokenError(f"{what} (home: {self.home})")
+
+
+def _vouching(asset: AssetFolders, key: str) -> list[Path]:
+    """The files that say which file of a partition is the newest."""
+    paths = asset.partition(key)
+    return [paths.record, paths.record_copy, *mark_copies(paths.version_mark)]
 
 
 def _digest(path: Path) -> str | None:
@@ -362,10 +385,10 @@ def put_back(chance: random.Random, place: Path, number: int) -> Counter[str]:
     if not found:
         return Counter(cases=1)
     now, then, files = chance.choice(found)
-    with _trial(archive, place / f"put-back-{number}", now) as trial:
+    with trial_at(archive, place / f"put-back-{number}", now) as trial:
         for path in files:
             _copy(archive.home(then) / path, trial.home / path)
-        return _ended(trial, chance, "old files", f"{name} of step {then} at step {now}: {', '.join(files)}")
+        return ended(trial, chance, "old files", f"{name} of step {then} at step {now}: {', '.join(files)}")
 
 
 def _may_be_older(name: str, old: Path, new: Path, files: Files) -> bool:
@@ -384,7 +407,7 @@ def exchange(chance: random.Random, place: Path, number: int) -> Counter[str]:
     with_homes = number // len(kinds) % 3 == 2
     now = chance.randint(4, len(archive.history.steps))
     groups = list(kinds[name](archive.home(now)))
-    with _trial(archive, place / f"exchange-{number}", now) as trial:
+    with trial_at(archive, place / f"exchange-{number}", now) as trial:
         if with_homes and groups:
             other, (first, *_) = archive_at(place, "q").home(now), chance.sample(groups, 1)
             pairs = [(one, one) for one in first if (other / one).exists()]
@@ -401,7 +424,7 @@ def exchange(chance: random.Random, place: Path, number: int) -> Counter[str]:
             pairs, what = [], ""
         if not pairs:
             return Counter(cases=1)
-        return _ended(trial, chance, "exchanges", what)
+        return ended(trial, chance, "exchanges", what)
 
 
 def sectors(chance: random.Random, place: Path, number: int) -> Counter[str]:
@@ -413,11 +436,11 @@ def sectors(chance: random.Random, place: Path, number: int) -> Counter[str]:
     how = ("zeroed", "exchanged within", "exchanged between")[number // len(names) % 3]
     now = chance.randint(2, len(archive.history.steps))
     paths = [path for (path,) in kinds[name](archive.home(now)) if (archive.home(now) / path).exists()]
-    with _trial(archive, place / f"sectors-{number}", now) as trial:
+    with trial_at(archive, place / f"sectors-{number}", now) as trial:
         struck = _strike_sectors(chance, trial.home, how, paths)
         if struck is None:
             return Counter(cases=1)
-        return _ended(trial, chance, "sectors", f"{how} {name} at step {now}: {struck}")
+        return ended(trial, chance, "sectors", f"{how} {name} at step {now}: {struck}")
 
 
 def _strike_sectors(chance: random.Random, home: Path, how: str, paths: Sequence[str]) -> str | None:
@@ -447,28 +470,30 @@ def _with_sector(data: bytes | bytearray, at: int, sector: bytes | bytearray) ->
     return bytes(data[:at]) + bytes(sector) + bytes(data[at + len(sector) :])
 
 
-class _trial:  # noqa: N801 - a context manager
-    """A copy of a home that goes on, removed in the end unless a promise was broken."""
+@contextmanager
+def trial_at(archive: Archive, home: Path, step: int, start: int | None = None) -> Iterator[Trial]:
+    """A copy of a home that goes on, removed in the end unless a promise was broken.
 
-    def __init__(self, archive: Archive, home: Path, step: int) -> None:
-        shutil.rmtree(home, ignore_errors=True)
-        shutil.copytree(archive.home(step), home)
-        self.trial = Trial(home, archive, step)
-
-    def __enter__(self) -> Trial:
-        return self.trial
-
-    def __exit__(self, *error: object) -> None:
-        shutil.rmtree(self.trial.home)
+    start: the step that it is as after, where it is compared with one that went on.
+    """
+    shutil.rmtree(home, ignore_errors=True)
+    shutil.copytree(archive.home(step if start is None else start), home)
+    yield Trial(home, archive, step)
+    shutil.rmtree(home)
 
 
-def _ended(trial: Trial, chance: random.Random, unit: str, what: str) -> Counter[str]:
-    """Let a home that was struck go on; the listing in another order, if the newest catalogue is left."""
+def ended(
+    trial: Trial, chance: random.Random, unit: str, what: str, *, has_copy: bool = False
+) -> Counter[str]:
+    """Let a home that was struck go on; the listing in another order, if the newest catalogue is left.
+
+    has_copy: a person has a copy of the home for sure, and not in every second case.
+    """
     newest = catalog_path(trial.archive.home(trial.step))
     catalogs = (catalog_path(trial.home), *backup_paths(trial.home))
     if chance.random() < 0.5 and _digest(newest) in map(_digest, catalogs):
         trial.order = random.Random(chance.random())
-    if chance.random() < 0.5:
+    if has_copy or chance.random() < 0.5:
         trial.copy = trial.archive.home(trial.step)
     try:
         trial.finish()

@@ -14,9 +14,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from resources.journal.journal import Journal, clear_retired
-from resources.publishing.published import PublishedPartitions
-from resources.storage.layout import AssetFolders, Home
+from vlm_durable.files.layout import AssetFolders, Home
+from vlm_durable.journal.journal import Journal, clear_retired
+from vlm_durable.versions.published import PublishedPartitions
 
 KEY = "000000000-000000011"
 TOTAL, BATCH, VERSIONS = 12, 3, 2
@@ -98,10 +98,10 @@ def live(home: Path, say: Say, *, commits: int | None = None) -> None:
             todo = [n for n in range(TOTAL) if f"property-{n:05d}" in journal.missing_ids]
             for start in range(0, len(todo), BATCH)[:commits]:
                 mine = todo[start : start + BATCH]
-                say(submitted=mine)
+                say(submitted=mine, of=version)
                 journal.submit(rows(mine, version))
                 journal.flush()
-                say(promised=mine)
+                say(promised=mine, of=version)
             if journal.missing_ids:
                 return
             staged = published.stage(

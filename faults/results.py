@@ -14,12 +14,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import resources
+import vlm_durable
 from faults.branches import NOT_BY_FAULTS
 from faults.parts import PARTS, Part
 
-SOURCES = Path(resources.__file__).parent.parent
-_UNDER_TEST = ("resources/journal", "resources/publishing", "resources/storage", "vlm_assets/catalog")
+SOURCES = Path(vlm_durable.__file__).parent.parent
+_UNDER_TEST = ("vlm_durable/journal", "vlm_durable/versions", "vlm_durable/files", "vlm_assets/catalog")
 
 
 def code_digest() -> str:

@@ -162,10 +162,10 @@ def _live(order: Order) -> int:
     """The run, as the process of a run on a node: 0 where it succeeded."""
     import dagster as dg
 
-    from resources.processes import boot_id
-    from resources.state.nodes import RunLocks
     from vlm_assets.config.settings import current_settings
     from vlm_assets.definitions import build_defs
+    from vlm_durable.files.processes import boot_id
+    from vlm_durable.state.nodes import RunLocks
 
     os.environ.clear()
     os.environ.update(order.environment)

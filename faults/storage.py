@@ -1,7 +1,7 @@
 """``make faults HOME_DIR=…``: whether a directory's storage can be trusted. Fault table row 9.
 
 What lives here: a short campaign of kills and flips on the spot. What does not: looking and trying
-(``resources/storage/file_systems.py``).
+(``vlm_durable/files/file_systems.py``).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 from faults import flips, kills
 from faults.ledger import PromiseBrokenError
 from faults.runner import FRUITLESS_CASES
-from resources.storage import file_systems
-from resources.storage.file_systems import FileSystemVerdict
+from vlm_durable.files import file_systems
+from vlm_durable.files.file_systems import FileSystemVerdict
 
 
 def examine(directory: Path, *, seconds: float = 20.0) -> FileSystemVerdict:

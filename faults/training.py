@@ -28,14 +28,14 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from examples.rendered_properties import write_example
-from resources.storage.lock_files import taken
-from resources.training.checkpoints import Checkpoints, newest_state
-from resources.training.objective import DescribeObjective
-from resources.training.order import SampleOrder, seed_of
-from resources.training.rank import PLAN
-from resources.training.rank_processes import RankProcesses
-from resources.training.training_plan import Sample, TrainingPlan, write_samples
 from vlm_assets.config.settings import EXAMPLE_MODEL
+from vlm_durable.files.lock_files import taken
+from vlm_training.checkpoints import Checkpoints, newest_state
+from vlm_training.objective import DescribeObjective
+from vlm_training.order import SampleOrder, seed_of
+from vlm_training.rank import PLAN
+from vlm_training.rank_processes import RankProcesses
+from vlm_training.training_plan import Sample, TrainingPlan, write_samples
 
 WORKERS, RANKS = (0, 2, 4), (1, 2)
 FALLEN = "fallen"

@@ -18,13 +18,15 @@ import dagster as dg
 from resources.alerts.alert import DAY_SECONDS, Alert
 from resources.alerts.delivery import Delivery
 from resources.alerts.outbox import Outbox
-from resources.state.database import StateRestoration
 from sensors.dagster_internals.events import FOUND_AT, CheckEvaluation, DagsterFacts
 from sensors.dagster_internals.runs import UNDER_WAY, RunState
 from sensors.device_health import NONE_LEFT
 from sensors.partition_history import LOOK_BACK, PartitionHistory
 from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import ALERTS, ALERTS_SECONDS, Ticks
+from vlm_durable.commands import command
+from vlm_durable.state.database import StateRestoration
+from vlm_durable.wording import counted
 
 DELIVERY_SECONDS = 20.0
 """Of a tick, after which a target that hangs is left for the next one. Dagster gives a tick 60."""
@@ -293,11 +295,11 @@ def queue_stands(queued: int, since: float, *, now: float) -> Alert:
         subject=QUEUE,
         occurrence=f"{since:.0f}",
         severity="error",
-        title=f"{queued} runs are queued and none is started",
+        title=f"{counted(queued, 'runs are', 'run is')} queued and none is started",
         expected="a run under way while others wait",
         found=f"none for {(now - since) / 60:.0f} minutes",
         next_step=(
-            "`vlm-assets devices` says which devices are left out or held: take one back, or end what holds"
+            f"{command('devices')} says which devices are left out or held: take one back, or end what holds"
             " them. With free devices, look at the pool's limit under Deployment > Concurrency: at 0 none"
             " starts. Else look at the daemon's log and start Dagster again."
         ),
@@ -361,7 +363,7 @@ def build_alerts_sensor(
         # A database that is busy for once is not told.
         if failures > 1 and abs(now - unrecorded_at) > _UNRECORDED_AGAIN_SECONDS:
             unrecorded_at = now
-            body = f"{error}\nUntil then nothing else is told. Look: `vlm-assets status`."
+            body = f"{error}\nUntil then nothing else is told. Look: {command('status')}."
             delivery.send_at_once(
                 "Alerts cannot be written down", body, type_="failure", seconds=DELIVERY_SECONDS
             )

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
-from resources.state.database import ControlState
-from resources.state.tables import CANCELS_LOOKED_UNTIL as LOOKED_UNTIL
-from resources.state.tables import cancels, meta
+from vlm_durable.state.database import ControlState
+from vlm_durable.state.tables import CANCELS_LOOKED_UNTIL as LOOKED_UNTIL
+from vlm_durable.state.tables import cancels, meta
 
 if TYPE_CHECKING:
     from sensors.dagster_internals.events import DagsterFacts

@@ -5,7 +5,7 @@ somebody watched: who was away itself, or could not ask the database, declares n
 watched for as long. Ray shortens the wait where it says that a job has ended, and means nothing otherwise.
 Also the pool's limit, which follows the nodes, and taking over what other machines published. What does not:
 which node a run goes to (``dagster_internals/ray_launcher.py``), workers and devices of a node
-(``vlm_assets/cluster/node.py``), and starting anything again (Dagster's run retries do that).
+(``vlm_cluster/node.py``), and starting anything again (Dagster's run retries do that).
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ import dagster as dg
 
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
-from resources.publishing.partition_files import PublishedError
-from resources.publishing.stored import StoredPartitions
-from resources.state.nodes import DEAD_SECONDS, SILENT_SECONDS, Look, Node, Nodes
-from resources.store.bucket import StoreAwayError, StoreError
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.dagster_internals.runs import UNDER_WAY, RunState, first_ray_job
 from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
+from vlm_durable.commands import command
+from vlm_durable.mirror.bucket import StoreAwayError, StoreError
+from vlm_durable.state.nodes import DEAD_SECONDS, SILENT_SECONDS, Look, Node, Nodes
+from vlm_durable.versions.partition_files import PublishedError
+from vlm_durable.versions.stored import StoredPartitions
 
 NAME = "cluster"
 TAKING_OVER = "taking_over"
 INTERVAL_SECONDS = 5
 NODE_DEAD = "node_dead"
 
-STARTING_SECONDS = 180.0
-"""For a run's process to begin on some node, as on one machine (``start_timeout_seconds``).
+STARTING_SECONDS = 900.0
+"""For a run's process to begin: on some node, and by ``dagster.yaml`` on one machine.
 
-Idle, Ray takes 4 to 11 s; at a load of 16 that becomes minutes, and a run that is ended then begins anew on a
+Idle, it takes 4 to 11 s; at a load of 16 that becomes minutes, and a run that is ended then begins anew on a
 machine just as loaded. Where its machine died, Ray says much sooner that its job has ended.
 """
 
@@ -203,7 +204,7 @@ class ClusterWatcher:
                             "Its partitions go on elsewhere by themselves. Look at the machine"
                             f" ({node.record.address}): power, network, `systemctl status vlm-assets-node`."
                             " It is used again when it beats. Where it is gone for good:"
-                            f" `vlm-assets devices --forget-node {name}`."
+                            f" {command('devices', '--forget-node', name)}."
                         ),
                         expected="a heartbeat every 3 s",
                         found=f"none for {node.silent:.0f} s",

@@ -1,7 +1,7 @@
 """Devices over time: a sick one is named and held against it, and those that are left out are told of.
 
 What lives here: the look at devices, its alerts, and how many may still be used. What does not: what speaks
-against one (``resources/devices/health.py``), what leaves it out (``resources/devices/left_out.py``), the
+against one (``vlm_engine/devices/health.py``), what leaves it out (``vlm_engine/devices/left_out.py``), the
 tick (``worker_health.py``), and devices that are held after a run (``leases_after_end.py``).
 """
 
@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass
 
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
-from resources.devices.find import Device, DeviceError
-from resources.devices.health import DeviceHealth
-from resources.devices.left_out import DeviceRecord, LeftOutDevices
 from sensors.health_watch import Watch
+from vlm_durable.commands import command
+from vlm_engine.devices.find import Device, DeviceError
+from vlm_engine.devices.health import DeviceHealth
+from vlm_engine.devices.left_out import DeviceRecord, LeftOutDevices
 
 NONE_LEFT = "devices/none left"
 """Subject of the alert that every device is left out."""
@@ -179,8 +180,8 @@ def tell_left_out(
                     severity="error",
                     title=f"{device} is left out; the others take over",
                     next_step=(
-                        f"Look at `nvidia-smi` and the kernel log. When it is sound again:"
-                        f" vlm-assets devices --take-back {device}"
+                        "Look at `nvidia-smi` and the kernel log. When it is sound again:"
+                        f" {command('devices', '--take-back', device)}"
                     ),
                     expected="a device that works",
                     found=_whys(record),
@@ -216,7 +217,7 @@ def _tell_none_left(watch: Watch, records: Mapping[str, DeviceRecord], outbox: O
                 "No run is started meanwhile: what is queued waits, nothing is lost; it goes on by itself."
                 " Look at `nvidia-smi` and the kernel log; where all failed alike, at what they share:"
                 " driver, power, cooling, storage, the model. Then: "
-                + "; ".join(f"vlm-assets devices --take-back {device}" for device in [*here][:_NAMED])
+                + "; ".join(command("devices", "--take-back", device) for device in [*here][:_NAMED])
             ),
             expected="one device at least to work on",
             found=" ".join(f"{device}: {_whys(record)}" for device, record in here.items()),

@@ -12,16 +12,16 @@ import threading
 from collections import ChainMap, Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import dagster as dg
 
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
-from resources.state.database import ControlState
-from resources.state.pause import pause_of
 from sensors.cancels import Cancels
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.dagster_internals.runs import UNFINISHED, RunState
+from sensors.outlook import why_ended
 from sensors.partition_history import PartitionHistory
 from sensors.retry_decision import INTERRUPTIONS_TOLD, Action, Decision, Facts, Policy, decide
 from sensors.retry_ledger import (
@@ -35,11 +35,16 @@ from sensors.retry_ledger import (
     note_done_again,
     subject,
 )
+from vlm_durable.state.database import ControlState
+from vlm_durable.state.pause import pause_of
 
 _UNTOLD = "decided when the store answers again"
 
 _LAUNCHING_SECONDS = 120.0
 """For which a launch that was written down may still be on its way, made by another process."""
+
+_WHYS_READ = 20
+"""Errors of runs that a tick reads from their logs, at most: each costs milliseconds."""
 
 _SETTLED_SECONDS = 600.0
 """After which the tags of a run that has ended do not change any more."""
@@ -57,7 +62,8 @@ class Watched:
     missing: of an asset and the partitions that should be published, those without a file. rows: committed
     for a partition, ever; None where it cannot be told now. is_stale: whether what is published of an
     asset's partition was made under other settings. working: partitions that a living process works on.
-    heaviest_first: in which order to try.
+    heaviest_first: in which order to try. decides_on_stale: whether a run config says what becomes of a stale
+    partition, which its run and every retry of it hold to.
     """
 
     assets: tuple[str, ...]
@@ -68,6 +74,7 @@ class Watched:
     is_stale: Callable[[str, str], bool]
     working: Callable[[], Collection[str]]
     heaviest_first: Callable[[Collection[str]], Sequence[str]]
+    decides_on_stale: Callable[[Mapping[str, Any]], bool] = lambda run_config: False
 
 
 @dataclass
@@ -185,6 +192,7 @@ class _Tick:
         self.entries: dict[str, Entry] = {}
         self.own: dict[str, RunState] = {}
         self.cut_short: list[Launch] = []
+        self.whys_read = 0
 
     def run(self) -> TickResult:
         owner = self.owner
@@ -291,12 +299,24 @@ class _Tick:
             told = f"person: {entry.reckoned}"
             if entry.told != told:
                 self.alerts.append(left_to_person(entry, decision.why, self.now))
-                self.entries[entry.key] = replace(entry, told=told, alerted=True)
+                self.entries[entry.key] = replace(self._with_why(entry), told=told, alerted=True)
         elif decision.action is Action.GIVE_UP:
             self.alerts.append(given_up(entry, decision.why, self.now))
-            self.entries[entry.key] = replace(entry, alerted=True)
-        elif entry.key in self.entries:
-            self.entries[entry.key] = self._told(entry)
+            self.entries[entry.key] = replace(self._with_why(entry), alerted=True)
+        elif entry.key in self.entries or decision.action is Action.WAIT:
+            self.entries[entry.key] = self._told(self._with_why(entry))
+
+    def _with_why(self, entry: Entry) -> Entry:
+        """The entry with what its last run died of, read once a run."""
+        before, candidate = self.entries.get(entry.key), self.found.get(entry.key)
+        if candidate is None or (before is not None and before.reckoned == entry.reckoned):
+            return entry
+        why = "; ".join(candidate.why)
+        run = next((one for one in candidate.runs if one.run_id == entry.reckoned), None)
+        if run is not None and self.whys_read < _WHYS_READ:
+            self.whys_read += 1
+            why = why_ended(self.dagster, run)
+        return replace(entry, why=why)
 
     def _told(self, entry: Entry) -> Entry:
         """The entry after a person was told, once, that it is interrupted again and again."""
@@ -339,7 +359,7 @@ class _Tick:
                 candidate, entry = self.found[key], self._told(launchable[key].entry)
                 if key in queued:
                     continue
-                if candidate.only_file and self.watched.is_stale(self.watched.assets[candidate.first], key):
+                if self._is_for_a_person(key, candidate):
                     self.counts["made under other settings, left to a person"] += 1
                     continue
                 rows = self._rows(key)
@@ -359,6 +379,14 @@ class _Tick:
         self.counts["under way"] += under_way
         self.counts["waiting for their turn"] += len(launchable) - len(chosen)
         return chosen
+
+    def _is_for_a_person(self, key: str, candidate: Candidate) -> bool:
+        """Whether a run would make anew what is stale, and nobody has said that it should."""
+        if not self.watched.is_stale(self.watched.assets[candidate.first], key):
+            return False
+        run = max(candidate.runs, key=lambda one: one.created_at, default=None)
+        before = self.dagster.run_config(run.run_id) if run is not None else None
+        return before is None or not self.watched.decides_on_stale(before[0])
 
     def _launch(self, key: str, candidate: Candidate, run_key: str) -> Launch:
         # What stands downstream of a new result is made again with it.

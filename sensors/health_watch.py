@@ -10,8 +10,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from resources.devices.find import Device
-from resources.processes import boot_id
+from vlm_durable.files.processes import boot_id
+from vlm_engine.devices.find import Device
 
 _BLIND_SECONDS = 120.0
 """After so long without a tick nothing is known of the time between: everybody's time counts anew."""

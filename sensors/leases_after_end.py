@@ -1,7 +1,7 @@
 """Processes that hold a device though their run has ended: told, ended, and so the device is free.
 
 What lives here: which holders those are, and what is done about each. What does not: workers that stand still
-at their work (``worker_health.py``), the locks (``resources/devices/leases.py``). A process may hang at its
+at their work (``worker_health.py``), the locks (``vlm_engine/devices/leases.py``). A process may hang at its
 very end, in the driver or in a library, when its run is finished and its heartbeat is over. It may also be
 stopped in mid-work while a person ends its run by force: its heartbeat's lock is held, and says nothing.
 """
@@ -18,13 +18,13 @@ from pathlib import Path
 
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
-from resources.devices.find import Device
-from resources.devices.leases import DeviceLeases, HeldDevice, LeaseDirectoryError, LeaseRecord
-from resources.devices.left_out import LeftOutDevices
-from resources.processes import ProcessIdentity, boot_id, is_halted
-from resources.state.workers import Worker
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.health_watch import Watch
+from vlm_durable.files.processes import ProcessIdentity, boot_id, is_halted
+from vlm_durable.state.workers import Worker
+from vlm_engine.devices.find import Device
+from vlm_engine.devices.leases import DeviceLeases, HeldDevice, LeaseDirectoryError, LeaseRecord
+from vlm_engine.devices.left_out import LeftOutDevices
 
 KIND = "lease_held"
 

@@ -1,7 +1,7 @@
 """What a run that died had committed and not copied to the store: it is copied, whether or not it runs again.
 
-What lives here: which journals are looked at, and when. What does not: copying (``resources/store``), and the
-runs of a cluster, whose partitions go on at once on any machine from what the store has.
+What lives here: which journals are looked at, and when. What does not: copying (``vlm_durable/mirror``), and
+the runs of a cluster, whose partitions go on at once on any machine from what the store has.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 
 import dagster as dg
 
-from resources.journal import commits
-from resources.journal.journal_errors import JournalError
-from resources.storage.layout import AssetFolders, PartitionPaths
-from resources.storage.sealed_json import FormatVersionError
-from resources.store.bucket import S3Folder, StoreAwayError, StoreError
-from resources.store.stored_journal import StoredJournal
 from sensors.sensor_definition import Decided, build_sensor
 from sensors.ticks import Ticks
+from vlm_durable.files.layout import AssetFolders, PartitionPaths
+from vlm_durable.files.sealed_json import FormatVersionError
+from vlm_durable.journal import commits
+from vlm_durable.journal.journal_errors import JournalError
+from vlm_durable.mirror.bucket import S3Folder, StoreAwayError, StoreError
+from vlm_durable.mirror.stored_journal import StoredJournal
 
 NAME = "left_copies"
 INTERVAL_SECONDS = 60

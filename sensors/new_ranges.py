@@ -15,6 +15,7 @@ from sensors.dagster_internals.runs import LAUNCHED_BY, UNFINISHED
 from sensors.partition_history import PartitionHistory
 from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
+from vlm_durable.wording import counted
 
 NAME = "new_ranges"
 INTERVAL_SECONDS = 60
@@ -53,7 +54,7 @@ class NewRanges:
         running = sum(run.launched_by == NEW for run in unfinished)
         room = self.cap - running
         if room <= 0 or not self.keys:
-            return [], f"{running} new partitions are queued or running."
+            return [], f"{counted(running, 'new partitions are', 'new partition is')} queued or running."
         self._history.look(dagster)
         # One whose run a person cancelled is not new either: it was tried. One whose run was deleted was not.
         under_way = {run.run_id for run in unfinished}
@@ -67,7 +68,7 @@ class NewRanges:
         never = list(self.untouched(never))
         busy = {run.partition for run in unfinished} | dagster.awaited_partitions(self.assets)
         chosen = self.heaviest_first([key for key in never if key not in busy])[:room]
-        return list(chosen), f"{len(never)} new partitions; {len(chosen)} are launched now."
+        return list(chosen), f"{counted(len(never), 'new partitions')}; launched now: {len(chosen)}."
 
 
 def build_new_ranges_sensor(new_ranges: NewRanges, *, ticks: Ticks) -> dg.SensorDefinition:

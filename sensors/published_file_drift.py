@@ -22,15 +22,16 @@ import sqlalchemy as sa
 
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
-from resources.publishing.partition_files import PUBLISHED_FILE
-from resources.state.database import ControlState
-from resources.state.tables import drift_snapshots
-from resources.state.workers import Workers
-from resources.storage.layout import AssetFolders
 from sensors.dagster_internals.events import FOUND_AT
 from sensors.partition_history import PartitionHistory
 from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
+from vlm_durable.files.layout import AssetFolders
+from vlm_durable.state.database import ControlState
+from vlm_durable.state.tables import drift_snapshots
+from vlm_durable.state.workers import Workers
+from vlm_durable.versions.partition_files import PUBLISHED_FILE
+from vlm_durable.wording import counted
 
 NAME = "published_file_drift"
 INTERVAL_SECONDS = 60
@@ -216,7 +217,7 @@ class DriftWatcher:
             if read and self.monotonic() - began > time_for_looks.left:
                 left = len(changed) - looked
                 is_incomplete = True
-                said.insert(0, f"{left} partitions of {watched.asset.name} are looked at next time.")
+                said.insert(0, f"Looked at next time: {counted(left, 'partitions')} of {watched.asset.name}.")
                 break
             looked += 1
             signature = standing.get(key, "")

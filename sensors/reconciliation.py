@@ -14,15 +14,16 @@ from dataclasses import asdict
 
 import dagster as dg
 
-from resources.processes import ProcessIdentity
-from resources.publishing.partition_files import PublishedRecord, RecordDamagedError
-from resources.publishing.published import PublishedPartitions
-from resources.state.workers import Workers
-from resources.storage.layout import AssetFolders
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.dagster_internals.runs import UNDER_WAY
 from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
+from vlm_durable.files.layout import AssetFolders
+from vlm_durable.files.processes import ProcessIdentity
+from vlm_durable.state.workers import Workers
+from vlm_durable.versions.partition_files import PublishedRecord, RecordDamagedError
+from vlm_durable.versions.published import PublishedPartitions
+from vlm_durable.wording import counted
 
 NAME = "reconciliation"
 INTERVAL_SECONDS = 30
@@ -161,14 +162,19 @@ def build_reconciliation_sensor(
         restored = restore_results_of_cancelled(at.dagster, handled, now=at.now)
         said = []
         if ended:
-            said.append(f"{len(ended)} runs whose process was gone were ended: {', '.join(ended)}.")
+            said.append(f"{counted(len(ended), 'runs')} ended whose process was gone: {', '.join(ended)}.")
         if freed:
             said.append(f"Places in pools were freed of {', '.join(freed)}.")
         if reported:
             first = ", ".join(f"{asset} {key}" for asset, key in reported[:3])
-            said.append(f"{len(reported)} published partitions were not known here: {first} ...")
+            said.append(
+                f"{counted(len(reported), 'published partitions')} not known here before: {first} ..."
+            )
         if restored:
-            said.append(f"{len(restored)} results of checks that cancelled runs had hidden are shown.")
+            said.append(
+                f"{counted(len(restored), 'results')} of checks, hidden by cancelled runs before, can"
+                f" be seen again."
+            )
         all_well = "Every run that is under way has its process; every published partition is known."
         cursor = json.dumps({run: asdict(process) for run, process in still.items()})
         return Decided(" ".join(said) or all_well, cursor)

@@ -8,6 +8,7 @@ a sick model server                       the engine: three restarts
 a run that crashed (killed, no memory)    Dagster's run retries, twice; then this schedule, as an attempt
 a run ended from outside (SIGTERM,        Dagster's run retries; then this schedule: resumed, no attempt
 a reboot, a pause, a stuck worker)        counted; three in a row without a new row are told to a person
+a run that never started (a busy machine) as the line above
 no device came free; a server at an       this schedule: resumed, no attempt counted; told as the line
 address, or the disk of images, is away   above
 every device is left out                  a person, told at once; nothing is started and the queue waits

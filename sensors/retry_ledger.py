@@ -14,10 +14,12 @@ from dataclasses import asdict, dataclass, replace
 import sqlalchemy as sa
 
 from resources.alerts.alert import Alert, Severity
-from resources.state.database import ControlState
-from resources.state.tables import attempts as _table
-from resources.state.tables import done_again as _done
-from resources.state.tables import meta
+from vlm_durable.commands import command
+from vlm_durable.state.database import ControlState
+from vlm_durable.state.tables import attempts as _table
+from vlm_durable.state.tables import done_again as _done
+from vlm_durable.state.tables import meta
+from vlm_durable.wording import counted
 
 _LOOK_ASKED = "look_asked"
 
@@ -41,8 +43,8 @@ class Entry:
     launches: of all time, so that a run key is never used twice. attempts: in a row without a new row
     committed. interruptions: runs in a row that were ended from outside, without a new row. rows: committed
     at the last look. not_before: unix seconds. reckoned: the run whose end was last taken into account.
-    told: what a person was last told of it. alerted: whether an alert of it is open. why: it was last
-    launched.
+    told: what a person was last told of it. alerted: whether an alert of it is open. why: what its
+    last run died of, or why it was last launched.
     """
 
     key: str
@@ -71,11 +73,12 @@ def interrupted_again(entry: Entry, now: float) -> Alert:
         now,
         kind="interrupted_again",
         severity="warning",
-        title=f"Partition {entry.key} was interrupted {entry.interruptions} times without a new row",
+        title=f"Partition {entry.key} was interrupted {counted(entry.interruptions, 'times')} without a"
+        f" new row",
         next_step=(
-            "See what ends its runs (the run's page: no device, a model server or a disk of images that is"
-            " away; the machine's log: a time limit, memory); it is resumed all the same, less and less"
-            " often."
+            "See what ends its runs (the run's page: it never started, no device, a model server or a disk"
+            " of images that is away; the machine's log: a time limit, memory); it is resumed all the same,"
+            " less and less often."
         ),
         expected="a new row committed between two interruptions",
         found=f"{entry.interruptions} in a row without one",
@@ -88,7 +91,9 @@ def given_up(entry: Entry, why: str, now: float) -> Alert:
         entry,
         now,
         kind="partition_given_up",
-        title=f"Partition {entry.key} is given up after {entry.attempts} attempts without a new row",
+        title=(
+            f"Partition {entry.key} is given up after {counted(entry.attempts, 'attempts')} without a new row"
+        ),
         next_step=(
             "Open its last run and read the error. When its cause is gone, materialize the partition by hand:"
             " what is committed is kept, and its attempts count from the start. All that were given up at"
@@ -107,7 +112,8 @@ def left_to_person(entry: Entry, why: str, now: float) -> Alert:
         kind="partition_needs_person",
         title=f"Partition {entry.key} is not tried again by itself",
         next_step=(
-            "`vlm-assets show ID` shows a failed property. Put right what its kind says (missing or damaged"
+            f"{command('show', 'ID')} shows a failed property. Put right what its kind says (missing or"
+            " damaged"
             " images, limits, prompt), then materialize with `retry_failed: true`."
         ),
         expected="failed rows that another try may cure",

@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 import sqlalchemy as sa
 
 from resources.alerts.alert import Alert
-from resources.state.database import ControlState
-from resources.state.tables import ticks as _table
+from vlm_durable.state.database import ControlState
+from vlm_durable.state.tables import ticks as _table
 
 SILENT, DAEMON_SILENT = "sensor_silent", "daemon_silent"
 

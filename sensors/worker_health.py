@@ -19,15 +19,15 @@ import dagster as dg
 
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
-from resources.devices.left_out import at_work_on
-from resources.processes import ProcessIdentity
-from resources.state.workers import Phase, Worker, Workers
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.device_health import DeviceWatcher, tell_left_out, usable_devices
 from sensors.health_watch import Watch
 from sensors.leases_after_end import LeasesAfterEnd
 from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
+from vlm_durable.files.processes import ProcessIdentity
+from vlm_durable.state.workers import Phase, Worker, Workers
+from vlm_engine.devices.left_out import at_work_on
 
 NAME = "worker_health"
 INTERVAL_SECONDS = 5

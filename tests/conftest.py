@@ -13,11 +13,13 @@ import pytest
 from hypothesis import settings as examples
 
 from tests.alert_receiver import AlertReceiver
+from vlm_durable.commands import HOME
 
 _missing: set[str] = set()
 
-# Tests describe by the example model, also in homes that only list an example rendered elsewhere.
+# Tests work with the example's models, also in homes that only list an example rendered elsewhere.
 os.environ.setdefault("VLM_ASSETS_MODEL", "example")
+os.environ.setdefault("VLM_ASSETS_EMBEDDING_MODEL", "example")
 # Torch's threads spin while they wait for each other: beside other tests, two of them take twice the CPU time
 # of one, and longer.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -49,7 +51,12 @@ mutation($run: ExecutionParams!) {
 
 
 HERE = Path(__file__).parent
-WAITING = (HERE / "browser", HERE / "integration" / "faults", HERE / "integration" / "resources")
+QUICK_DAEMON = HERE / "support" / "quick_daemon"
+WAITING = (
+    HERE / "browser",
+    *(HERE / "integration" / name for name in ("faults", "resources", "vlm_durable", "vlm_engine")),
+    HERE / "integration" / "vlm_training" / "test_training_store.py",
+)
 """Folders whose tests mostly wait for servers."""
 
 
@@ -69,6 +76,17 @@ def pytest_sessionstart() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def own_home() -> Iterator[None]:
+    """A command that a test runs in this process names its home in the environment: no other test sees it."""
+    before = os.environ.get(HOME)
+    yield
+    if before is None:
+        os.environ.pop(HOME, None)
+    else:
+        os.environ[HOME] = before
 
 
 @pytest.fixture(scope="session")
@@ -114,6 +132,15 @@ def launch_run() -> Callable[..., str]:
         return str(answer["run"]["runId"])
 
     return launch
+
+
+@pytest.fixture(scope="session")
+def quick_daemon() -> dict[str, str]:
+    """The environment of a Dagster that looks for backfills every two seconds.
+
+    A backfill otherwise waits up to 30 s for its start, and as long for its end.
+    """
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(QUICK_DAEMON), os.environ.get("PYTHONPATH"))))}
 
 
 @pytest.fixture(scope="session")

@@ -12,24 +12,23 @@ from pathlib import Path
 
 import dagster as dg
 
-from resources.storage.files import restrict_umask
-from resources.store.bucket import StoreAwayError
 from vlm_assets.assets import property_catalog as catalog_asset
 from vlm_assets.assets import property_descriptions, property_embeddings
-from vlm_assets.assets.description_model import build_description_model
 from vlm_assets.assets.property_catalog import build_property_catalog
 from vlm_assets.automation.dataset_audit import build_audit_sensor, build_dataset_audit
 from vlm_assets.automation.dataset_plan import build_dataset_plan
 from vlm_assets.automation.dataset_progress import build_dataset_progress, build_progress_sensor
-from vlm_assets.automation.dataset_quality import build_dataset_quality, build_quality_sensor
 from vlm_assets.automation.retries import build_retries
 from vlm_assets.automation.sensors import build_alerts, build_sensors
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError, catalog_path
 from vlm_assets.catalog.ranges import PropertyRange, partitions_definition
 from vlm_assets.catalog.stored_catalog import pull_catalog
+from vlm_assets.config.extensions import installed
 from vlm_assets.config.resource_settings import build_resources, fixed
 from vlm_assets.config.settings import Settings, current_settings
-from vlm_assets.operate.dagster_server.home import claim_for_catalog
+from vlm_assets.webserver.home import claim_for_catalog
+from vlm_durable.files.files import restrict_umask
+from vlm_durable.mirror.bucket import StoreAwayError
 
 _log = logging.getLogger(__name__)
 
@@ -50,11 +49,10 @@ def build_defs(
     watched.append(build_progress_sensor(settings, progress))
     audit = build_dataset_audit(settings, audited=[property_descriptions.ASSET, property_embeddings.ASSET])
     watched.append(build_audit_sensor(settings, audit))
-    trained = build_description_model(settings, upstream=catalog_asset.ASSET)
-    quality = build_dataset_quality(settings, of=[property_descriptions.ASSET])
-    watched.append(build_quality_sensor(settings, quality))
+    extending = [one.definitions(settings) for one in installed()]
+    theirs = [sensor for one in extending for sensor in one.sensors or ()]
     ticking = {retrying.schedule.name: settings.retry_every_minutes * 60.0}
-    return dg.Definitions(
+    core = dg.Definitions(
         assets=[
             build_property_catalog(settings),
             property_descriptions.build_property_descriptions(
@@ -66,16 +64,15 @@ def build_defs(
             audit,
             progress,
             build_dataset_plan(settings),
-            *([] if trained is None else [trained]),
-            quality,
         ],
         jobs=[*retrying.jobs],
         schedules=[retrying.schedule],
-        sensors=[*watched, build_alerts(settings, watched, schedules=ticking)],
+        sensors=[*watched, build_alerts(settings, [*watched, *theirs], schedules=ticking)],
         # One process a run: the device is leased by the process, and both assets of a partition share it.
         executor=dg.in_process_executor,
         resources=fixed({**build_resources(settings), **(resource_overrides or {})}),
     )
+    return dg.Definitions.merge(core, *extending)
 
 
 def _ranges(settings: Settings) -> tuple[PropertyRange, ...]:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from PIL import Image, ImageOps
 
 from benchmarks.contenders.task import Task
-from resources.engine.schema import load_schema
+from vlm_engine.schema import load_schema
 
 
 def decode(path: str, max_pixels: int) -> Image.Image:

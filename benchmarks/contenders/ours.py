@@ -37,8 +37,8 @@ def main() -> None:
 
 
 def _mark_moments(task: Task) -> None:
-    from resources.engine.models.vision_language_model import VisionLanguageModel
-    from resources.journal.journal import Journal
+    from resources.vision_language_model import VisionLanguageModel
+    from vlm_durable.journal.journal import Journal
 
     submitted: list[int] = []
 

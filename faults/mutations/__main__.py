@@ -32,27 +32,42 @@ from faults.mutations import decision_mutants, journal_mutants, publication_muta
 from faults.mutations.mutant import Mutant
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-_COPIED = ("resources", "sensors", "vlm_assets", "examples", "faults", "tests", "pyproject.toml")
-_JOURNAL = "tests/unit/resources/journal"
-_PUBLICATION = "tests/faults/resources/publishing/test_published.py"
+_PACKAGES = (
+    "vlm_durable",
+    "vlm_engine",
+    "resources",
+    "sensors",
+    "vlm_assets",
+    "vlm_results",
+    "vlm_training",
+    "vlm_cluster",
+)
+_COPIED = (*_PACKAGES, "examples", "faults", "tests", "pyproject.toml")
+_JOURNAL = "tests/unit/vlm_durable/journal"
+_PUBLICATION = "tests/faults/vlm_durable/versions/test_published.py"
 _POWER_CUTS = "tests/faults/test_power_cuts.py"
 _QUICK = {
     # Most of what holds the protocol first.
     "journal": [
-        *(f"{_JOURNAL}/test_{name}.py" for name in ("segments", "manifests", "recovery", "superseding")),
-        *(f"tests/unit/resources/storage/test_{name}.py" for name in ("files", "sealed_json")),
+        *(
+            f"tests/unit/vlm_durable/journal/test_{name}.py"
+            for name in ("segments", "manifests", "recovery", "superseding")
+        ),
+        *(f"tests/unit/vlm_durable/files/test_{name}.py" for name in ("files", "sealed_json")),
         _JOURNAL,
     ],
     "publication": [
-        "tests/unit/resources/publishing/test_published.py",
-        "tests/unit/resources/publishing/test_verification.py",
+        "tests/unit/vlm_durable/versions/test_published.py",
+        "tests/unit/vlm_durable/versions/test_put_back.py",
+        "tests/unit/vlm_durable/versions/test_verification.py",
         f"{_PUBLICATION}::test_bytes_changed_before_the_read_back",
+        "tests/unit/vlm_assets/services/test_status.py::test_finished_rows_that_no_check_refused_are_interrupted",
     ],
     **decision_mutants.TESTS,
 }
 _FAULTS = {
-    "journal": [_POWER_CUTS, "tests/faults/resources/journal"],
-    "publication": [_POWER_CUTS, _PUBLICATION, "tests/faults/resources/test_published_states.py"],
+    "journal": [_POWER_CUTS, "tests/faults/vlm_durable/journal"],
+    "publication": [_POWER_CUTS, _PUBLICATION, "tests/faults/vlm_durable/test_published_states.py"],
 }
 # What the publication shares with the journal: both groups' tests must be looked at.
 _SHARED = ("files.py", "sealed_json.py", "segments.py")
@@ -162,9 +177,9 @@ def _run_tests(copy: Path, tests: Iterable[str], output: int) -> NoReturn:
 
 def _refuse_other_code(copy: Path) -> None:
     """The tests must import the copy, not the checkout that is installed."""
-    if any(name.partition(".")[0] == "resources" for name in sys.modules):
+    if any(name.partition(".")[0] in _PACKAGES for name in sys.modules):
         raise RuntimeError("the code under test was imported before it was mutated")
-    ask = [sys.executable, "-c", "import resources; print(resources.__file__)"]
+    ask = [sys.executable, "-c", "import vlm_durable; print(vlm_durable.__file__)"]
     said = subprocess.run(ask, cwd=copy, env=_environment(copy), capture_output=True, text=True, check=True)
     if not Path(said.stdout.strip()).is_relative_to(copy):
         raise RuntimeError(f"the tests would import {said.stdout.strip()} and not the copy in {copy}")
@@ -180,8 +195,7 @@ def _environment(copy: Path) -> dict[str, str]:
 
 
 def _line(outcome: Outcome) -> str:
-    name = outcome.file.removeprefix("resources/")
-    return f"{name:28} {outcome.promise:66} {outcome.killed_by or 'SURVIVED'}"
+    return f"{outcome.file:38} {outcome.promise:66} {outcome.killed_by or 'SURVIVED'}"
 
 
 if __name__ == "__main__":

@@ -9,24 +9,23 @@ from __future__ import annotations
 from faults.mutations.mutant import Mutant
 
 _RETRY = "sensors/retry_decision.py"
-_SEARCH = "vlm_assets/operate/search.py"
-_EXPORT = "vlm_assets/operate/export.py"
-_QUALITY = "vlm_assets/operate/quality.py"
-_INTERVALS = "vlm_assets/operate/intervals.py"
-_COMPARE = "vlm_assets/operate/compare.py"
-_PLAN = "vlm_assets/operate/plan.py"
-_LEASES = "resources/devices/leases.py"
-_WORKER = "resources/images/worker.py"
-_ORDER = "resources/training/order.py"
-_SCHEMA = "resources/engine/schema.py"
+_SEARCH = "vlm_results/search.py"
+_EXPORT = "vlm_results/export.py"
+_QUALITY = "vlm_results/quality.py"
+_INTERVALS = "vlm_results/intervals.py"
+_COMPARE = "vlm_results/compare.py"
+_PLAN = "vlm_assets/commands/plan.py"
+_LEASES = "vlm_engine/devices/leases.py"
+_PROCESSES = "vlm_durable/files/processes.py"
+_ORDER = "vlm_training/order.py"
+_SCHEMA = "vlm_engine/schema.py"
 
-_OPERATE = "tests/unit/vlm_assets/operate"
 
 TESTS = {
     _RETRY: ["tests/unit/sensors/test_retry_decision.py"],
-    _SEARCH: [f"{_OPERATE}/test_search.py"],
+    _SEARCH: ["tests/unit/vlm_results/test_search.py"],
     _EXPORT: [
-        f"{_OPERATE}/test_export.py::test_{name}"
+        f"tests/unit/vlm_results/test_export.py::test_{name}"
         for name in (
             "a_vector_is_given_on_with_the_text_that_it_was_made_from_alone",
             "each_row_gets_its_own_vector_whatever_order_they_lie_in",
@@ -37,7 +36,7 @@ TESTS = {
         )
     ],
     _QUALITY: [
-        f"{_OPERATE}/test_quality.py::test_{name}"
+        f"tests/unit/vlm_results/test_quality.py::test_{name}"
         for name in (
             "many_odd_partitions_are_found_together_that_one_by_one_would_pass_for_chance",
             "odd_by_a_little_is_not_named_however_sure_it_is",
@@ -46,12 +45,12 @@ TESTS = {
             "the_share_of_false_alarms_is_the_one_that_is_set",
         )
     ],
-    _INTERVALS: [f"{_OPERATE}/test_intervals.py"],
-    _COMPARE: [f"{_OPERATE}/test_compare.py"],
-    _PLAN: [f"{_OPERATE}/test_plan.py"],
-    _LEASES: ["tests/unit/resources/devices/test_leases.py"],
-    _WORKER: ["tests/unit/resources/images/test_worker.py"],
-    _ORDER: ["tests/unit/resources/training/test_order.py"],
+    _INTERVALS: ["tests/unit/vlm_results/test_intervals.py"],
+    _COMPARE: ["tests/unit/vlm_results/test_compare.py"],
+    _PLAN: ["tests/unit/vlm_assets/commands/test_plan.py"],
+    _LEASES: ["tests/unit/vlm_engine/devices/test_leases.py"],
+    _PROCESSES: ["tests/unit/vlm_engine/images/test_worker.py"],
+    _ORDER: ["tests/unit/vlm_training/test_order.py"],
     _SCHEMA: ["tests/unit/vlm_assets/assets/test_truth.py"],
 }
 
@@ -71,11 +70,11 @@ MUTANTS = (
     Mutant(_RETRY, "run.needs_person and not at_once", "False", "what a new start would repeat is left to a person"),
     Mutant(_RETRY, "abs(now - (run.ended_at or now)) < _DAGSTER_SECONDS", "True", "a run that Dagster never retries is not left to it"),
     Mutant(_RETRY, "attempts=0, given_up=False, not_before=0.0", "attempts=0, not_before=0.0", "a person's button takes it up again"),
-    Mutant(_SEARCH, "found = sorted([*found, *nearest], reverse=True)[:most]", "found = [*found, *nearest][:most]",
+    Mutant(_SEARCH, "best = sorted([*best, *rows], reverse=True)[:most]", "best = rows[:most]",
            "the nearest of all partitions are kept"),
-    Mutant(_SEARCH, "most=limit + (like is not None)", "most=limit", "as many neighbours as were asked for"),
+    Mutant(_SEARCH, "best = ranked[: limit + (like is not None)]", "best = ranked[:limit]", "as many neighbours as were asked for"),
     Mutant(_SEARCH, "    return sorted(best, reverse=True)[:most], scanned\n", "    return best[:most], scanned\n", "the nearest of all blocks are kept"),
-    Mutant(_SEARCH, "one / max(float(np.linalg.norm(one)), 1e-12) for one in wanted", "one for one in wanted",
+    Mutant(_SEARCH, "[part / max(float(np.linalg.norm(part)), 1e-12) for part in parts]", "parts",
            "a text and a property count alike"),
     Mutant(_SEARCH, " if names[ordinal] != like]", "]", "a property is no neighbour of itself"),
     Mutant(_SEARCH, "            ordinals, scores = ordinals[chosen], scores[chosen]\n", "            pass\n", "only what is chosen is found"),
@@ -131,10 +130,10 @@ MUTANTS = (
     Mutant(_LEASES, "                _refuse_if_locks_do_not_hold(path)\n", "", "a file system without locks is refused"),
     Mutant(_LEASES, "            if reasons and device.given:\n", "            if False:\n", "what a cluster gave is taken"),
     Mutant(_LEASES, "            if not keep:\n", "            if False:\n", "a lock that is not kept is given back"),
-    Mutant(_WORKER, "(min(limits), hard)", "(hard, hard)", "an image that wants too much memory fails by itself"),
-    Mutant(_WORKER, "    finally:\n        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))\n", "    finally:\n        pass\n",
+    Mutant(_PROCESSES, "(min(limits), hard)", "(hard, hard)", "an image that wants too much memory fails by itself"),
+    Mutant(_PROCESSES, "    finally:\n        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))\n", "    finally:\n        pass\n",
            "the limit of memory is for decoding alone"),
-    Mutant(_WORKER, "        *(one for one in (soft, hard) if one != resource.RLIM_INFINITY),\n", "", "a lower limit of the process stays"),
+    Mutant(_PROCESSES, "more, *(one for one in (soft, hard) if one != resource.RLIM_INFINITY)]", "more]", "a lower limit of the process stays"),
     Mutant(_ORDER, 'seed_of("order", seed, epoch)', 'seed_of("order", seed)', "each epoch has an order of its own"),
     Mutant(_ORDER, 'seed_of("marks", seed, epoch)', 'seed_of("marks", seed)', "a sample of another epoch is noticed"),
     Mutant(_SCHEMA, "sorted(map(_plain, said)) == sorted(map(_plain, right))", "set(map(_plain, said)) == set(map(_plain, right))",

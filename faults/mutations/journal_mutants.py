@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from faults.mutations.mutant import Mutant
 
-_FILES = "resources/storage/files.py"
-_SEAL = "resources/storage/sealed_json.py"
-_MARK = "resources/journal/high_water_mark.py"
-_SEGMENTS = "resources/journal/segments.py"
-_RECOVERY = "resources/journal/recovery.py"
-_COMMITS = "resources/journal/commits.py"
-_JOURNAL = "resources/journal/journal.py"
-_LOCK = "resources/journal/writer_lock.py"
-_DISCARDING = "resources/journal/discarding.py"
+_FILES = "vlm_durable/files/files.py"
+_SEAL = "vlm_durable/files/sealed_json.py"
+_MARK = "vlm_durable/journal/high_water_mark.py"
+_SEGMENTS = "vlm_durable/journal/segments.py"
+_RECOVERY = "vlm_durable/journal/recovery.py"
+_COMMITS = "vlm_durable/journal/commits.py"
+_JOURNAL = "vlm_durable/journal/journal.py"
+_LOCK = "vlm_durable/journal/writer_lock.py"
+_DISCARDING = "vlm_durable/journal/discarding.py"
 
 MUTANTS = (
     Mutant(_JOURNAL, "                files.sync_directory(directory)\n", "",
            "a retirement that is finished makes its manifest durable first"),
-    Mutant(_JOURNAL, "                    files.sync_directory(high_water_mark.parent)\n",
-           "                    pass\n", "a retirement that is finished makes its mark durable first"),
+    Mutant(_JOURNAL, "                write_mark(high_water_mark, retired)\n",
+           "                pass\n", "a retirement that is finished makes its mark durable first"),
+    Mutant(_MARK, "    for slot in (own, other) if mark.retired else (own,):\n",
+           "    for slot in (own,):\n", "both slots say that a journal was retired"),
     Mutant(_FILES, "            try:\n                os.fsync(descriptor)\n            finally:\n",
            "            try:\n                pass\n            finally:\n", "a file's bytes are synced before it is named"),
     Mutant(_FILES, "O_DIRECTORY)\n    try:\n        os.fsync(descriptor)\n",
@@ -98,7 +100,7 @@ MUTANTS = (
     Mutant(_COMMITS, "        self._lock.check()\n        sha256", "        sha256", "the lock is looked at before a manifest is named"),
     Mutant(_COMMITS, "            if segment.record.size != len(data) or segment.record.rows != table.num_rows:\n", "            if False:\n", "a segment has the rows that were submitted"),
     Mutant(_COMMITS, "            segment = verify_unlisted(temporary, self._identity, name=name)\n",
-           '            described = __import__("resources.journal.segments", fromlist=["describe"]).describe\n'
+           '            described = __import__("vlm_durable.journal.segments", fromlist=["describe"]).describe\n'
            "            segment = described(name, data, sha256, table, self._identity)\n", "a segment is read back and decoded before it is named"),
     Mutant(_COMMITS, "        write_mark(self._high_water_mark, self._manifest.mark)\n", "", "each commit raises the mark"),
     Mutant(_COMMITS, "        sha256 = publish_manifest(self._directory, following)\n", '        sha256 = ""\n', "a commit has a manifest"),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from faults.mutations.mutant import Mutant
 
-_ROWS = "resources/publishing/partition_rows.py"
-_FILES = "resources/publishing/partition_files.py"
-_IO = "resources/publishing/parquet_io.py"
+_ROWS = "vlm_durable/versions/partition_rows.py"
+_FILES = "vlm_durable/versions/partition_files.py"
+_IO = "resources/parquet_io.py"
 _STATES = "vlm_assets/assets/partition_state.py"
-_PUBLISHED = "resources/publishing/published.py"
+_PUBLISHED = "vlm_durable/versions/published.py"
 
 MUTANTS = (
     Mutant(_PUBLISHED, "        if self.wrong_ids is not None:\n", "        if False:\n", "a wrong id set is not published"),
@@ -49,7 +49,9 @@ MUTANTS = (
     Mutant(_FILES, "        write_version_mark(self.paths.version_mark, self._mark(published), self.marks_staging)\n", "", "a publication is marked when it is durable"),
     Mutant(_FILES, "        return stands in (Standing.OLDER, Standing.OTHER)\n", "        return stands is Standing.OLDER\n", "another version of the same number is not the marked one"),
     Mutant(_FILES, "        if older is not None:\n            raise PutBackError", "        if False:\n            raise PutBackError", "an older version is never silently taken for the newest"),
-    Mutant(_FILES, "        return max(manifest.sequence, marked.sequence if marked else 0) + 1\n", "        return manifest.sequence + 1\n", "a version's number is not given twice"),
+    Mutant(_FILES, "        return max(manifest.sequence, mark.sequence if mark is not None else 0) + 1\n", "        return manifest.sequence + 1\n", "a version's number is not given twice"),
+    Mutant(_FILES, "        if reading.is_unreadable:\n            self._refuse_doubt(records)\n", "", "a mark that cannot be read is not taken for none"),
+    Mutant(_FILES, "        return self.renumber(older, max(highest_known + 1, self.next_sequence(older)))\n", "        return self.renumber(older, older.sequence + 1)\n", "an older version that is accepted gets a number of its own"),
     Mutant(_FILES, "        return next((path for path in places if self.holds(path, record)), None)\n", "        return next((path for path in places if path.exists()), None)\n", "a record is only written for a file that is that version"),
     Mutant(_FILES, "    return max(records, key=lambda record: record.latest_sequence, default=None)\n", "    return next(iter(records), None)\n", "the record of the newest version counts, not the first that reads"),
     Mutant(_FILES, "            was_durable = marked is not None and marked.published == latest\n", "            was_durable = False\n", "a version that was durable is not taken back"),
@@ -59,6 +61,6 @@ MUTANTS = (
     Mutant(_FILES, "        for path in self.marks_staging.glob", "        for path in self.staging.glob", "a mark's temporary file that a killed process left is removed"),
     Mutant(_PUBLISHED, "            if partition.holds(partition.slot(number), version):\n                yield", "            if True:\n                yield", "rows are taken from earlier versions that verify alone"),
     Mutant(_IO, "            partitions.refuse_put_back(key)\n", "            pass\n", "nothing is made from a partition that was put back"),
-    Mutant(_STATES, "        if finished and Refusal.read(asset.partition(found.key), finished) is not None:\n", "        if finished:\n", "rows are refused only where a check refused them"),
+    Mutant(_STATES, "        if finished and (refusal := Refusal.read(asset.partition(found.key), finished)) is not None:\n", "        if finished:\n", "rows are refused only where a check refused them"),
     Mutant(_FILES, '            if content["key"] != key:\n', "            if False:\n", "another partition's record is not read as this one's"),
 )  # fmt: skip

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from vlm_durable.commands import command
+
 DAY_SECONDS = 24 * 3600.0
 
 LONGEST_TEXT = 2000
@@ -122,7 +124,7 @@ def message_about(
         title, lines = f"Alerts: {', '.join(kinds)}", list[str]()
         for kind, (_, one) in zip(kinds, groups, strict=True):
             lines += [f"{kind}, the first: {one.alert.title}", *_details(one, address), ""]
-        lines.append("All of them: `vlm-assets alerts`.")
+        lines.append(f"All of them: {command('alerts')}.")
     lines += [f"From: {origin}", f"Id: {id_}"]
     severities = {one.alert.severity for _, one in groups if one.what not in _ENDS}
     type_ = "failure" if "error" in severities else "warning" if severities else "success"

@@ -22,8 +22,10 @@ import sqlalchemy as sa
 from resources.alerts.alert import DAY_SECONDS, AlertEvent, Message, digest, message_about
 from resources.alerts.outbox import IS_TOLD, Outbox
 from resources.alerts.targets import Target, send
-from resources.state.tables import alert_events as _events
-from resources.state.tables import alert_targets as _targets
+from vlm_durable.commands import command
+from vlm_durable.state.tables import alert_events as _events
+from vlm_durable.state.tables import alert_targets as _targets
+from vlm_durable.wording import counted
 
 FIRST_WAIT_SECONDS = 30.0
 LONGEST_WAIT_SECONDS = 600.0
@@ -60,7 +62,10 @@ class Delivered:
     @property
     def sentence(self) -> str:
         """For people."""
-        told = f"{self.told} messages delivered, {self.waiting} alerts waiting, counted for each target."
+        told = (
+            f"{counted(self.told, 'messages')} delivered, {counted(self.waiting, 'alerts')} waiting,"
+            " counted for each target."
+        )
         return " ".join((told, *self.troubles))
 
 
@@ -142,7 +147,7 @@ class Delivery:
 
     def _in_short(self, message: Message) -> Message:
         """In place of a message that is never taken, so that it holds no later one up: our words alone."""
-        said = f"What it says is in `vlm-assets alerts`.\nFrom: {self.origin}\nId: {message.id}"
+        said = f"What it says is in {command('alerts')}.\nFrom: {self.origin}\nId: {message.id}"
         return Message(message.id, "An alert that could not be sent here whole", said, message.type)
 
     def send_at_once(

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import sqlalchemy as sa
 
 from resources.alerts.alert import DAY_SECONDS, Alert, AlertEvent, Happening, column
-from resources.state.database import ControlState
-from resources.state.tables import alert_events as _events
-from resources.state.tables import alert_targets as _targets
+from vlm_durable.commands import command
+from vlm_durable.state.database import ControlState
+from vlm_durable.state.tables import alert_events as _events
+from vlm_durable.state.tables import alert_targets as _targets
 
 HISTORY_SECONDS = 90 * DAY_SECONDS
 LONGEST_HISTORY = 20_000
@@ -147,7 +148,7 @@ class Outbox:
         old, untold = self.state.read(lambda connection: connection.execute(counts).one())
         if untold:
             said = "%d alerts and recoveries, over by now, are deleted before every target was told"
-            _log.error(f"{said}. See the targets in `vlm-assets alerts`.", untold)
+            _log.error(f"{said}. See the targets in {command('alerts')}.", untold)
         if old:
             self.state.write(lambda connection: connection.execute(_events.delete().where(is_over)).rowcount)
         self._pruned_at = now

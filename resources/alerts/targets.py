@@ -23,7 +23,9 @@ _LONGEST_ANSWER = 300
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]{0,30})://", re.IGNORECASE)
 
 
-_COMMAND = "from resources.processes import die_with; die_with({}); from apprise.cli import main; main()"
+_COMMAND = (
+    "from vlm_durable.files.processes import die_with; die_with({}); from apprise.cli import main; main()"
+)
 """Apprise's command, which ends with the process of this pid: one that was killed cannot note what was sent,
 so another one sends it again."""
 

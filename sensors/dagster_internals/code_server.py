@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from resources.processes import ProcessIdentity, children
+from vlm_durable.files.processes import ProcessIdentity, children
 
 
 def can_launch(socket: Path, *, seconds: int) -> bool:

@@ -71,7 +71,8 @@ class MaterializationEvent:
 class DagsterFacts(InstanceRuns):
     """All that the sensors ask a Dagster instance and tell it.
 
-    A simulation answers from memory instead, on a clock of its own (``rehearsal/dagster_in_memory.py``).
+    A simulation answers from memory instead, on a clock of its own
+    (``faults/rehearsal/dagster_in_memory.py``).
     """
 
     def ray_job_has_ended(self, job: str) -> bool:

@@ -1,7 +1,7 @@
 """How long Dagster waits for its Postgres in the process of a run: a run outlives a restart of the database.
 
 What lives here: the wait for a connection, and what does not wait. What does not: our own control state,
-whose callers go on without it (``resources/state/database.py``).
+whose callers go on without it (``vlm_durable/state/database.py``).
 
 Checked with dagster 1.13.27 and dagster-postgres 0.29.27. Not public: ``retry_pg_connection_fn``, which makes
 each connection and gives up after some 11 s. If it goes, a run that meets a longer outage fails, and the

@@ -27,10 +27,10 @@ from dagster._core.launcher import DefaultRunLauncher, LaunchRunContext
 from dagster._grpc.types import ExecuteRunArgs
 from dagster_ray import RayRunLauncher
 
-from resources.state.database import open_state
-from resources.state.nodes import RAY_RUN, Look, Nodes
 from sensors.dagster_internals.patience import wait_for_postgres
 from sensors.dagster_internals.runs import RAY_JOB, first_ray_job, said_ray_job
+from vlm_durable.state.database import open_state
+from vlm_durable.state.nodes import RAY_RUN, Look, Nodes
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 NODE_LABEL = "vlm-assets/node"
 """Ray's label of a node: its host name."""
 
-_ENTRY = "vlm_assets.cluster.ray_run"
+_ENTRY = "vlm_cluster.ray_run"
 _PARTITION = "dagster/partition"
 _ENDED = frozenset({"FAILED", "STOPPED", "SUCCEEDED"})
 _ANSWER_SECONDS = 5.0

@@ -58,6 +58,11 @@ UNDER_WAY = _AT_WORK | {DagsterRunStatus.CANCELING}
 
 _CHUNK = 500
 
+NEVER_STARTED = "START_TIMEOUT"
+"""What Dagster says of a run whose process did not begin in time: the machine, or its database, was busy."""
+
+_NO_FAULT = frozenset({"UNEXPECTED_TERMINATION", NEVER_STARTED})
+
 _INTERRUPTED = {"dagster/failure_reason": "UNEXPECTED_TERMINATION"}
 """What Dagster says of a run that was ended from outside. Its retries do not inherit this tag."""
 
@@ -115,13 +120,15 @@ class RunState:
     def interrupted_by(self) -> str | None:
         """What ended it, where that is no fault of its partition; ``UNEXPECTED_TERMINATION`` from outside.
 
+        ``START_TIMEOUT`` where it never started.
+
         Nothing did where a person cancelled it, whatever was said of it just before: a stuck worker that is
         told to end ends its run as failed, and as cancelled only where somebody asked Dagster for that.
         """
         if self.status is DagsterRunStatus.CANCELED:
             return None
         reason = self.tags.get(_FAILURE_REASON)
-        outside = reason if reason == "UNEXPECTED_TERMINATION" else None
+        outside = reason if reason in _NO_FAULT else None
         return "no attempt" if self.tags.get(NO_ATTEMPT) == self.run_id else outside
 
     @property
@@ -190,6 +197,19 @@ class InstanceRuns:
             for one in self._runs_where(RunsTable.c.run_id.in_(of_keys)):
                 if one.run_key is not None:
                     found[one.run_key] = one
+        return found
+
+    def latest_runs(self, partitions: Collection[str]) -> dict[str, RunState]:
+        """The newest run of each of these partitions; those without a run are left out."""
+        tags = RunTagsTable
+        wanted = sorted(set(partitions))
+        found: dict[str, RunState] = {}
+        for start in range(0, len(wanted), _CHUNK):
+            chunk = wanted[start : start + _CHUNK]
+            of_keys = db.select(tags.c.run_id).where(tags.c.key == _PARTITION, tags.c.value.in_(chunk))
+            for one in self._runs_where(RunsTable.c.run_id.in_(of_keys)):
+                if one.partition is not None:
+                    found[one.partition] = one
         return found
 
     def runs_ended_since(self, since: float, statuses: Collection[DagsterRunStatus]) -> list[RunState]:

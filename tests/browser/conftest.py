@@ -21,8 +21,8 @@ from tests.alert_receiver import AlertReceiver
 from vlm_assets.assets.property_catalog import record_catalog
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.operate.dagster_server.home import prepare_dagster_home
-from vlm_assets.operate.dagster_server.server import DagsterServer, dagster_server
+from vlm_assets.webserver.home import prepare_dagster_home
+from vlm_assets.webserver.server import DagsterServer, dagster_server
 
 RANGE_SIZE = 6
 FIRST_RANGES = 3

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page, expect
 
-from resources.state.database import open_state
 from sensors.alerts import alert_of, queue_stands
 from sensors.dagster_internals.events import CheckEvaluation
 from sensors.ticks import Ticks
+from vlm_durable.state.database import open_state
 
 pytestmark = pytest.mark.timeout(600)
 

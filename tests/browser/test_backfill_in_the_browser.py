@@ -12,9 +12,9 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from resources.alerts.outbox import Outbox
-from resources.state.database import open_state
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_durable.state.database import open_state
 
 DESCRIPTIONS = "property_descriptions"
 CHECKS = (
@@ -126,7 +126,7 @@ def test_the_alert_of_a_red_partition_leads_to_it(desk, page: Page, picture: Cal
     assert f"Partition: {alert.partition}" in body
     assert f"Found: {RANGE_SIZE} of {RANGE_SIZE} failed" in body
     assert f"Look: {desk.server.address}/runs/" in body
-    assert "Next step: `vlm-assets show ID`" in body
+    assert "Next step: `vlm-assets show ID --home " in body
 
     page.goto(f"/{alert.page}")
     expect(page.get_by_text("Failure", exact=True).first).to_be_visible()

@@ -15,22 +15,22 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 
-from resources.publishing.partition_rows import PartitionRows
-from resources.publishing.published import PublishedPartitions
 from vlm_assets.assets import markdown
 from vlm_assets.assets.partition_page import SheetRow, contact_sheet, read_quality
 from vlm_assets.automation.dataset_audit import audit_metadata
 from vlm_assets.automation.dataset_progress import progress_metadata
-from vlm_assets.automation.dataset_quality import check_results, quality_metadata
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.commands.audit import audit
+from vlm_assets.commands.html_page import Card
+from vlm_assets.commands.html_page import page as html_page
 from vlm_assets.config.settings import Settings
-from vlm_assets.operate.audit import audit
-from vlm_assets.operate.html_page import Card
-from vlm_assets.operate.html_page import page as html_page
-from vlm_assets.operate.quality import look_at_quality
-from vlm_assets.operate.review import Accuracy
-from vlm_assets.operate.status import read_status
+from vlm_assets.services.status import read_status
+from vlm_durable.versions.partition_rows import PartitionRows
+from vlm_durable.versions.published import PublishedPartitions
+from vlm_results.dataset_quality import check_results, quality_metadata
+from vlm_results.quality import look_at_quality
+from vlm_results.review import Accuracy
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -159,7 +159,7 @@ def test_no_page_fetches_what_a_stranger_wrote(desk, page: Page, hostile: Settin
         for name, metadata in {**raw, **ours}.items():
             event = dg.AssetMaterialization(f"hostile_{name}", metadata=metadata)
             instance.report_runless_asset_event(event)
-    with page.expect_request(f"{spy.address}/raw"):
+    with page.expect_response(f"{spy.address}/raw"):
         show(page, "raw", raw["raw"])
     assert spy.paths == ["/raw"]
     for name, metadata in ours.items():

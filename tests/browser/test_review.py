@@ -1,4 +1,4 @@
-"""The review's page in a real browser: a person judges a property by keyboard, and the verdict is kept."""
+"""The review's page in a real browser: a person judges a property by keyboard or mouse, and it is kept."""
 
 import re
 import subprocess
@@ -10,11 +10,11 @@ import pytest
 from PIL import Image
 from playwright.sync_api import expect
 
-from resources.publishing.published import PublishedPartitions
 from vlm_assets.assets.truth import verdicts
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.settings import Settings
+from vlm_durable.versions.published import PublishedPartitions
 
 PROGRAM = Path(sys.executable).with_name("vlm-assets")
 ANSWER = {"floors": 2, "kind": "<b>villa</b>", "has_pool": True}
@@ -22,10 +22,11 @@ ANSWER = {"floors": 2, "kind": "<b>villa</b>", "has_pool": True}
 
 @pytest.fixture
 def home(tmp_path):
-    """Two properties with an image each, described and published."""
+    """Two properties with an image each, and one that cannot be shown, described and published."""
     for name, colour in (("p1", "red"), ("p2", "blue")):
         (tmp_path / "images" / name).mkdir(parents=True)
         Image.new("RGB", (64, 48), colour).save(tmp_path / "images" / name / "1.jpg")
+        (tmp_path / "images" / name / "2 <b>.jpg").write_bytes(b"no image")
     settings = Settings(home=tmp_path / "home")
     ingest(tmp_path / "images", settings.home, close=True)
     (one,) = Catalog.open(settings.home).ranges
@@ -75,4 +76,26 @@ def test_a_property_is_judged_by_keyboard(browser, address, home):
     assert kept.known == {**ANSWER, "floors": 3}
     refused = page.request.post(f"{address}/verdict/0", data="{}", headers={"origin": "http://evil.example"})
     assert refused.status == 403
+    page.close()
+
+
+def test_a_property_is_judged_by_mouse(browser, address, home):
+    """Without a keyboard too, on a tablet; and an image that cannot be shown is named, as text."""
+    page = browser.new_page()
+    page.on("dialog", lambda dialog: dialog.accept("3"))
+    page.goto(address)
+    expect(page.locator("#images .gone")).to_contain_text("2 <b>.jpg cannot be shown")
+    judged = page.locator("#title").inner_text()
+    page.locator("tr", has_text="floors").get_by_role("button", name="correct").click()
+    page.locator("tr", has_text="kind").get_by_role("button", name="wrong").click()
+    page.get_by_role("button", name="All others right").click()
+    page.get_by_role("button", name="Keep and go on").click()
+    expect(page.locator("#note")).to_contain_text("2 of 2, 1 reviewed")
+    page.get_by_role("button", name="Back").click()
+    expect(page.locator("#note")).to_contain_text("1 of 2, 1 reviewed")
+    page.get_by_role("button", name="Skip").click()
+    expect(page.locator("#note")).to_contain_text("2 of 2")
+    (kept,) = verdicts(home).values()
+    assert (kept.property_id, kept.wrong, kept.right) == (judged, ("floors", "kind"), ("has_pool",))
+    assert kept.known == {"floors": 3, "has_pool": True}
     page.close()

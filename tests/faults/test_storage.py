@@ -13,8 +13,8 @@ import pytest
 
 from faults.__main__ import main
 from faults.storage import examine
-from resources.storage import file_systems
-from resources.storage.file_systems import FileSystemVerdict, MountEntry, judge_mount, mount_of
+from vlm_durable.files import file_systems
+from vlm_durable.files.file_systems import FileSystemVerdict, MountEntry, judge_mount, mount_of
 
 
 def against(directory: Path) -> str:

@@ -8,7 +8,14 @@ import pytest
 
 from faults.postgres_server import PostgresServer, programs
 from faults.s3_server import BUCKET, S3Proxy, S3Server, program
-from resources.store.bucket import S3Folder, client
+from tests.integration.desks import (  # noqa: F401 - fixtures
+    desk,
+    listing,
+    published_home,
+    shared_desk,
+)
+from tests.support.scripted_engine import scripted_engine  # noqa: F401 - a fixture
+from vlm_durable.mirror.bucket import S3Folder, client
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,8 @@ PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
 PACKAGES = tuple(name.rstrip("*") for name in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"])
 
 
-OF_EXTRAS = {"dagster-postgres", "dagster-ray", "ray"}
-"""Imported only where an extra installs them: by what runs on Ray."""
+OF_EXTRAS = {"dagster-postgres", "dagster-ray", "pillow-heif", "ray"}
+"""Imported only where an extra installs them: by what runs on Ray, and where a HEIC is met."""
 
 FOR_OTHERS = {"accelerate", "dagster-aws"}
 """Imported by transformers to load weights onto a GPU, and named in dagster.yaml by people who keep Dagster's

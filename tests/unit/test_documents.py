@@ -8,14 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from vlm_assets.commands.main import commands, find_command
 from vlm_assets.config.settings import PREFIX, Settings
-from vlm_assets.operate.main import COMMANDS, find_command
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted(ROOT.glob("*/README.md")),
+]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_settings_that_a_document_names_exist(document: Path) -> None:
     """A misspelt setting is refused at load, so a document must not teach one."""
     known = {PREFIX + name.upper() for name in Settings.model_fields}
@@ -23,31 +27,43 @@ def test_settings_that_a_document_names_exist(document: Path) -> None:
     assert named <= known
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_and_options_that_a_document_names_exist(document: Path) -> None:
     """What a person copies from a document is a command that there is, with options that it has."""
-    commands = {name: find_command(name) for name in COMMANDS}
+    known = {name: find_command(name) for name in commands()}
     options = {
         option
-        for command in commands.values()
+        for command in known.values()
         for one in (command, *getattr(command, "commands", {}).values())
         for parameter in one.params
         for option in parameter.opts
     }
     for line in re.findall(r"vlm-assets ([a-z][^\n`|#]*)", document.read_text()):
         words = line.split()
-        assert words[0] in commands, line
+        assert words[0] in known, line
         assert {word for word in words if re.fullmatch(r"--[a-z-]+", word)} <= options, line
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_that_a_document_links_to_exist(document: Path) -> None:
     """No picture or page is missing."""
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", document.read_text())
     assert [link for link in links if not (document.parent / link).exists()] == []
 
 
-PACKAGES = ("vlm_assets", "sensors", "resources", "faults", "benchmarks", "examples")
+PACKAGES = (
+    "vlm_durable",
+    "vlm_engine",
+    "resources",
+    "sensors",
+    "vlm_assets",
+    "vlm_results",
+    "vlm_training",
+    "vlm_cluster",
+    "faults",
+    "benchmarks",
+    "examples",
+)
 MODULES = [
     path
     for package in PACKAGES
@@ -55,7 +71,9 @@ MODULES = [
     # `make bench` keeps other packages' files there.
     if ".environments" not in path.parts
 ]
-FILES = [f"/{path.relative_to(ROOT)}" for path in (*MODULES, *(ROOT / "tests").rglob("*.py"))]
+FILES = [
+    f"/{path.relative_to(ROOT)}" for path in (*ROOT.glob("*.py"), *MODULES, *(ROOT / "tests").rglob("*.py"))
+]
 PLACEHOLDERS = {"my_schema.py"}
 
 
@@ -68,7 +86,7 @@ def missing(named: Iterable[str]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_modules_that_a_document_names_exist(document: Path) -> None:
     """After a module was moved, a reader is not sent to where it was."""
     assert missing(re.findall(r"`([\w./-]+\.py)`", document.read_text())) == []
@@ -77,7 +95,7 @@ def test_modules_that_a_document_names_exist(document: Path) -> None:
 def test_modules_that_a_docstring_points_to_exist() -> None:
     """What does not live in a module is found where its docstring says."""
     said = [ast.get_docstring(ast.parse(module.read_text())) or "" for module in MODULES]
-    folders = re.findall(r"``((?:vlm_assets|sensors|resources)(?:/\w+)*)``", " ".join(said))
+    folders = re.findall(r"``((?:vlm_[a-z]+|sensors|resources)(?:/\w+)*)``", " ".join(said))
     assert missing(re.findall(r"[\w/-]+\.py\b", " ".join(said))) == []
     assert [folder for folder in folders if not (ROOT / folder).is_dir()] == []
     assert len(folders) > 5
@@ -108,7 +126,7 @@ def kinds_told_by(file: Path) -> set[str]:
 def test_the_runbook_says_what_to_do_of_every_alert_and_of_no_other() -> None:
     """A person who is woken by a kind of alert finds it in the table."""
     told = set()
-    for folder in ("resources", "sensors", "vlm_assets"):
+    for folder in (name for name in PACKAGES if name not in ("faults", "benchmarks", "examples")):
         for file in (ROOT / folder).rglob("*.py"):
             if "Alert(" in file.read_text():
                 told |= kinds_told_by(file)

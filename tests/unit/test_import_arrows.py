@@ -10,16 +10,27 @@ from pathlib import Path
 import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+EXTENSIONS = ("vlm_cluster", "vlm_training", "vlm_results")
+# A package imports those below it, and no other.
+CORE = ("vlm_assets", "sensors", "resources", "vlm_engine", "vlm_durable")
 MODULES = sorted(
-    path
-    for package in ("examples", "vlm_assets", "sensors", "resources")
-    for path in (CHECKOUT / package).rglob("*.py")
+    path for package in ("examples", *EXTENSIONS, *CORE) for path in (CHECKOUT / package).rglob("*.py")
 )
 # The commands that a checkout has and an installed package lacks.
-OF_A_CHECKOUT = "vlm_assets/operate/intake.py"
+OF_A_CHECKOUT = "vlm_assets/commands/intake.py"
 DEFINITIONS = "vlm_assets.definitions"
-# The thin Dagster classes: the only ones below resources/ that may import it.
-THIN = {"resources/publishing/parquet_io.py"}
+NOT_IN = {
+    "vlm_durable": {"dagster", "torch", "transformers", "pydantic", "typer"},
+    "vlm_durable/journal": {"numpy", "duckdb", "sqlalchemy"},
+    "vlm_engine": {"dagster", "typer"},
+    "vlm_assets/services": {"typer", "rich"},
+}
+"""What other people's packages a folder does without. A user of these folders need not have them."""
+
+# Dagster's classes: all other modules of resources/ are plain Python that Dagster hands on.
+OF_DAGSTER = {"resources/parquet_io.py"}
+STILL_NAMED = {"vlm_assets.commands.doctor": {"vlm_results.search"}}
+"""Modules of the core with what they import of an extension. Nothing may be added here."""
 
 
 @cache
@@ -66,22 +77,38 @@ def tops(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(CHECKOUT)))
-def test_imports_point_from_assets_to_sensors_to_resources(path):
-    """examples import all, vlm_assets imports sensors and resources, sensors import resources alone."""
+def test_imports_point_down(path):
+    """examples import all; extensions import the core, and not each other; the core imports what is below."""
     name = str(path.relative_to(CHECKOUT))
     package = name.partition("/")[0]
-    above = ["examples", "vlm_assets", "sensors", "resources"]
-    of_checkout = {"examples"} if name == OF_A_CHECKOUT else set()
-    assert not (tops(path) - of_checkout) & set(above[: above.index(package)])
-    assert "examples" not in {one.partition(".")[0] for one in imported(path, in_functions=False)} or (
-        package == "examples"
-    ), "an installed package has no examples"
-    if package == "resources" and name not in THIN:
-        assert "dagster" not in tops(path), "only the thin classes know Dagster"
-    if name.startswith("resources/journal/"):
-        ours = {module for module in imported(path) if module.partition(".")[0] == "resources"}
-        assert all(module.startswith(("resources.journal", "resources.storage")) for module in ours)
-        assert not tops(path) & {"dagster", "torch", "transformers", "numpy", "duckdb"}
+    ours = tops(path) & {"examples", *EXTENSIONS, *CORE} - {package}
+    if package in EXTENSIONS:
+        assert ours <= set(CORE)
+    elif package in CORE:
+        of_checkout = {"examples"} if name == OF_A_CHECKOUT else set()
+        assert ours - of_checkout - set(EXTENSIONS) <= set(CORE[CORE.index(package) :])
+    at_start = {name.partition(".")[0] for name in imported(path, in_functions=False)}
+    assert package == "examples" or "examples" not in at_start, "an installed package has no examples"
+    for folder, banned in NOT_IN.items():
+        if name.startswith(f"{folder}/"):
+            assert not tops(path) & banned, folder
+    if package == "resources" and name not in OF_DAGSTER:
+        assert "dagster" not in tops(path), "Dagster hands on what is plain Python"
+    if name.startswith("vlm_durable/journal/"):
+        below = {module for module in imported(path) if module.startswith("vlm_durable.")}
+        words = ("vlm_durable.commands", "vlm_durable.wording")
+        lowest = ("vlm_durable.journal", "vlm_durable.files", *words)
+        assert all(module.startswith(lowest) for module in below)
+
+
+def test_the_core_names_no_more_of_the_extensions_than_it_does():
+    """What the core still imports of them is on a list, which only gets shorter."""
+    named = {
+        module: {name for name in imports if name.startswith(EXTENSIONS) and name not in EXTENSIONS}
+        for module, imports in files_that_import().items()
+        if module.startswith(CORE)
+    }
+    assert {module: imports for module, imports in named.items() if imports} == STILL_NAMED
 
 
 def test_no_file_imports_one_that_imports_it():
@@ -98,7 +125,9 @@ def test_no_folder_imports_one_that_imports_it():
     folders = {name: name if name in packages else name.rpartition(".")[0] for name in of_files}
     arrows: dict[str, set[str]] = {folder: set() for folder in folders.values()}
     for name, imports in of_files.items():
-        arrows[folders[name]] |= {folders[one] for one in imports} - {folders[name]}
+        arrows[folders[name]] |= {folders[one] for one in imports - STILL_NAMED.get(name, set())} - {
+            folders[name]
+        }
     assert len(arrows) > 15
     graphlib.TopologicalSorter(arrows).prepare()  # A CycleError names the folders.
 
@@ -116,8 +145,14 @@ def test_nothing_imports_the_definitions():
     assert not [path for path in MODULES if DEFINITIONS in imported_modules(path)]
 
 
-WATCHERS = ("sensors", "vlm_assets.automation", "vlm_assets.operate")
-DATA_PATH = ("vlm_assets/catalog/", "vlm_assets/config/", "vlm_assets/assets/", "resources/")
+WATCHERS = (
+    "sensors",
+    *(f"vlm_assets.{folder}" for folder in ("automation", "commands", "services", "webserver")),
+)
+DATA_PATH = (
+    *(f"vlm_assets/{folder}/" for folder in ("catalog", "config", "assets")),
+    *(f"{package}/" for package in ("resources", "vlm_engine", "vlm_durable")),
+)
 
 
 def test_the_data_path_does_not_import_the_watchers():

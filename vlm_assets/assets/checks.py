@@ -19,9 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from resources.publishing.partition_files import PUBLISHED_FILE, PublishedRecord
-from resources.publishing.partition_rows import PartitionRows
 from vlm_assets.assets.row_counts import DESCRIPTIONS, EMBEDDINGS, FIRST, Counted, RowsFile, count_rows
+from vlm_durable.commands import command
+from vlm_durable.versions.partition_files import PUBLISHED_FILE, PublishedRecord
+from vlm_durable.versions.partition_rows import PartitionRows
+from vlm_durable.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -162,18 +164,18 @@ def _ids(connection: duckdb.DuckDBPyConnection, query: str) -> tuple[int, tuple[
     return count, tuple(row[0] for row in first)
 
 
-def _conservation(counted: Counted, file: tuple[str, str], expected: int) -> Iterator[CheckOutcome]:
-    again = "Materialize the partition again; if it repeats, run `vlm-assets status` and keep the journal."
-    counts = counted.counts.get(file)
+def _conservation(counts_of: Counted, file: tuple[str, str], expected: int) -> Iterator[CheckOutcome]:
+    again = f"Materialize the partition again; if it repeats, run {command('status')} and keep the journal."
+    counts = counts_of.counts.get(file)
     if counts is None:
         for name in ("ids_conserved", "row_count", "unique_ids"):
-            why = counted.uncounted.get(file, "no rows")
+            why = counts_of.uncounted.get(file, "no rows")
             yield CheckOutcome(name, passed=False, expected="rows that can be counted", found=why)
         return
     yield CheckOutcome(
         "ids_conserved",
         passed=not (counts.missing or counts.foreign or counts.unsettled),
-        expected=f"the {expected} ids of the catalogue, each ok or failed",
+        expected=f"the {counted(expected, 'ids')} of the catalogue, each ok or failed",
         found=f"{counts.missing} missing, {counts.foreign} foreign, {counts.unsettled} neither ok nor failed",
         first_ids=counts.first_ids,
         next_step=again,
@@ -181,7 +183,7 @@ def _conservation(counted: Counted, file: tuple[str, str], expected: int) -> Ite
     yield CheckOutcome(
         "row_count",
         passed=counts.rows == expected,
-        expected=f"{expected} rows",
+        expected=counted(expected, "rows"),
         found=str(counts.rows),
         next_step=again,
     )
@@ -207,7 +209,7 @@ def _row_schema(staged: Path, schema: pa.Schema) -> CheckOutcome:
     return CheckOutcome(
         "row_schema",
         passed=not differences,
-        expected=f"{len(schema)} columns of the known types",
+        expected=f"{counted(len(schema), 'columns')} of the known types",
         found="; ".join(differences[:FIRST]) or "these",
         next_step="Another description schema needs its own generation: materialize with recompute: true.",
     )
@@ -226,11 +228,12 @@ def _failed_share(connection: duckdb.DuckDBPyConnection, limits: FailedShareLimi
     by_kind = ", ".join(f"{count} {kind}" for kind, count in kinds)
     accepted, refused = limits.accepted, limits.refuse(failed, rows)
     next_step = (
-        "`vlm-assets show ID` shows one of them. To try them again: put missing or damaged images back, then"
+        f"{command('show', 'ID')} shows one of them. To try them again: put missing or damaged images back,"
+        " then"
         " materialize with `retry_failed: true`."
     )
     if refused:
-        next_step += f" To publish it as it is, this once: `vlm-assets publish {key} --accept-failed`."
+        next_step += f" To publish it as it is, this once: {command('publish', key, '--accept-failed')}."
     return CheckOutcome(
         "failed_share",
         passed=not (judged and share >= limits.warn),
@@ -259,7 +262,7 @@ def _images_used(connection: duckdb.DuckDBPyConnection) -> CheckOutcome:
         passed=not cut,
         severity=Severity.WARN,
         expected="all readable images of every described property to be shown to the model",
-        found=f"{images} images of {cut} properties that were not",
+        found=f"{counted(images, 'images')} of {counted(cut, 'properties')} not",
         first_ids=first,
         next_step=(
             "The column `images_not_used` lists them, and `images_not_used_reason` says why. If the"
@@ -308,15 +311,15 @@ def _vectors_sound(connection: duckdb.DuckDBPyConnection, staged: Path) -> Check
     )
 
 
-def _matches_descriptions(counted: Counted, file: tuple[str, str]) -> CheckOutcome:
-    counts = counted.counts.get(file)
+def _matches_descriptions(counts_of: Counted, file: tuple[str, str]) -> CheckOutcome:
+    counts = counts_of.counts.get(file)
     if counts is None:
         return _not_run("matches_descriptions", "row_schema")
     return CheckOutcome(
         "matches_descriptions",
         passed=not counts.unlike,
         expected="the rows of the published descriptions, a vector for each that is ok",
-        found=f"{counts.unlike} rows that differ",
+        found=f"{counted(counts.unlike, 'rows')} that differ",
         first_ids=counts.first_ids,
         next_step="Materialize property_descriptions and then property_embeddings of this partition.",
     )
@@ -371,7 +374,7 @@ def published_file_result(
     expected = found = "nothing published yet"
     if record is not None:
         expected = "the file that was published last"
-        found = damage or f"{record.rows} rows, digest {record.sha256[:12]}, read back"
+        found = damage or f"{counted(record.rows, 'rows')}, digest {record.sha256[:12]}, read back"
     return check_result(
         asset, CheckOutcome(PUBLISHED_FILE, passed=not damage, expected=expected, found=found)
     )

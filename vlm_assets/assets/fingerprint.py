@@ -11,19 +11,20 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from resources.engine.prompt import Prompt, build_prompt
-from resources.engine.protocol import EngineError
-from resources.engine.schema import DescriptionSchema, load_schema
-from resources.images.images import DECODING
+from vlm_assets.assets.changed_settings import field_kinds
 from vlm_assets.config.resource_settings import build_text_embedding_model, build_vision_language_model
 from vlm_assets.config.settings import Settings
+from vlm_engine.images.images import DECODING
+from vlm_engine.prompt import Prompt, build_prompt
+from vlm_engine.protocol import EngineError
+from vlm_engine.schema import DescriptionSchema, load_schema
 
 if TYPE_CHECKING:
-    from resources.engine.models.text_embedding import TextEmbeddingModel
-    from resources.engine.models.vision_language_model import VisionLanguageModel
+    from resources.text_embedding import TextEmbeddingModel
+    from resources.vision_language_model import VisionLanguageModel
 
 CATALOGUE_SLICE = "catalogue_slice"
 """The part for a range's rows of the catalogue."""
@@ -31,20 +32,41 @@ CATALOGUE_SLICE = "catalogue_slice"
 TEXTS = "texts"
 """The part for the texts that embeddings are made from. The descriptions' record has the same digest."""
 
+ANEW, KEEP = "anew", "keep"
+"""What a run does with a partition that was published under other settings; see ``RunOptions``."""
+
+SETTINGS = "settings"
+"""In a published record's metadata: the settings that made it, as people read them."""
+
+OF_THE_PARTITION = frozenset({CATALOGUE_SLICE, TEXTS})
+"""Parts that differ from partition to partition."""
+
+PROMPT_SHOWN = 200
+"""Characters of a prompt that a record keeps."""
+
 _AGAIN_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Named parts (for people: which one changed) and their digest (for machines: same or not)."""
+    """Named parts (for people: which one changed) and their digest (for machines: same or not).
+
+    settings: the parts as people read them, for what the record says; no part of the digest.
+    """
 
     parts: Mapping[str, str]
+    settings: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def digest(self) -> str:
         """16 hex digits over the parts, whatever their order."""
         canonical = json.dumps(dict(self.parts), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+    @property
+    def settings_digest(self) -> str:
+        """The digest of the parts that the settings decide. See ``settings_digest``."""
+        return settings_digest(self.parts)
 
     def generation(self, recompute_run_id: str | None = None) -> str:
         """The generation's name: the digest, and for a recomputation the root run that asked for it.
@@ -59,6 +81,11 @@ def digest_of(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def settings_digest(parts: Mapping[str, str]) -> str:
+    """A digest of the parts that the settings decide, without those of one partition."""
+    return digest_of({name: part for name, part in parts.items() if name not in OF_THE_PARTITION})
+
+
 def description_parts(
     settings: Settings,
     model: VisionLanguageModel,
@@ -69,7 +96,17 @@ def description_parts(
     """All parts of a description's fingerprint but the catalogue's. Raises SchemaError, ModelLoadError."""
     schema = schema or load_schema(settings.description_schema)
     prompt = prompt or build_prompt(schema, settings.prompt)
-    decoding = {
+    return {
+        # What the model is, and neither its name nor its folder: moving a folder changes no row.
+        "model": model.exact_revision(),
+        "prompt": prompt.digest,
+        "schema": schema.digest,
+        "decoding": digest_of(_decoding(settings, model)),
+    }
+
+
+def _decoding(settings: Settings, model: VisionLanguageModel) -> dict[str, Any]:
+    return {
         "max_images": settings.max_images,
         "max_new_tokens": settings.max_new_tokens,
         "max_pixels": settings.max_pixels,
@@ -79,19 +116,28 @@ def description_parts(
         "thinking": False,
         **model.engine_meaning(),
     }
+
+
+def description_settings(settings: Settings, model: VisionLanguageModel) -> dict[str, Any]:
+    """The parts of ``description_parts`` as people read them. Raises SchemaError, ModelLoadError."""
+    schema = load_schema(settings.description_schema)
+    prompt = build_prompt(schema, settings.prompt)
     return {
-        # What the model is, and neither its name nor its folder: moving a folder changes no row.
-        "model": model.exact_revision(),
-        "prompt": prompt.digest,
-        "schema": schema.digest,
-        "decoding": digest_of(decoding),
+        "model": model.exact()[0],
+        "prompt": {"text": prompt.text[:PROMPT_SHOWN], "made_from_schema": settings.prompt is None},
+        "schema": field_kinds(schema.json_schema),
+        "decoding": _decoding(settings, model),
     }
+
+
+def embedding_settings(model: TextEmbeddingModel) -> dict[str, Any]:
+    """The parts of ``embedding_parts`` as people read them."""
+    return {"embedding_model": model.source.label}
 
 
 def embedding_parts(model: TextEmbeddingModel) -> dict[str, str]:
     """All parts of a vector's fingerprint but that of the texts. Raises ModelLoadError."""
-    pooling = model.pooling or "as the model's files say"
-    return {"embedding_model": model.exact_revision(), "embedding_pooling": pooling}
+    return {"embedding_model": model.exact_revision()}
 
 
 class Meaning:
@@ -102,9 +148,15 @@ class Meaning:
     """
 
     def __init__(
-        self, parts: Callable[[], Mapping[str, str]], clock: Callable[[], float] = time.monotonic
+        self,
+        parts: Callable[[], Mapping[str, str]],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        settings: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self._parts = parts
+        self._settings = settings
+        self._readable: Mapping[str, Any] | None = None
         self._clock = clock
         self._known: Mapping[str, str] | None = None
         self._not_before = clock()
@@ -123,6 +175,16 @@ class Meaning:
                 self._not_before = self._clock() + _AGAIN_SECONDS
         return self._known or {}
 
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The parts as people read them; empty where they are unknown."""
+        if self._readable is None:
+            try:
+                self._readable = self._settings()
+            except (EngineError, ValueError, OSError):
+                return {}
+        return self._readable
+
 
 @dataclass(frozen=True)
 class Meanings:
@@ -137,8 +199,15 @@ class Meanings:
 
     @classmethod
     def of(cls, settings: Settings) -> Meanings:
-        """Nothing is computed before it is asked for."""
+        """Nothing is computed before it is asked for. Without an embedding model, no vector is stale."""
+        embeds = settings.embedding_model is not None
         return cls(
-            Meaning(lambda: description_parts(settings, build_vision_language_model(settings))),
-            Meaning(lambda: embedding_parts(build_text_embedding_model(settings))),
+            Meaning(
+                lambda: description_parts(settings, build_vision_language_model(settings)),
+                settings=lambda: description_settings(settings, build_vision_language_model(settings)),
+            ),
+            Meaning(
+                lambda: embedding_parts(build_text_embedding_model(settings)) if embeds else {},
+                settings=lambda: embedding_settings(build_text_embedding_model(settings)) if embeds else {},
+            ),
         )

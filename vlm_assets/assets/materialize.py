@@ -21,30 +21,8 @@ from typing import Any, Protocol
 import dagster as dg
 import pyarrow as pa
 
-from resources.devices.find import Device
-from resources.devices.leases import NoDeviceFreeError
-from resources.devices.resource import GpuResource
-from resources.engine.ladder import GarbageOutputError
-from resources.engine.server.model_server import ServerOutageError
-from resources.engine.server.running_server import ServerUnreachableError
-from resources.journal.journal import Journal
-from resources.journal.recovery import Recovery
-from resources.publishing.partition_files import CannotRestoreError, PublishedRecord, PutBackError
-from resources.publishing.published import Publication, PublishedPartitions, StagedFile
-from resources.publishing.stored import StoredPartitions
+from resources.gpu import GpuResource
 from resources.run_tags import NEEDS_PERSON, NO_ATTEMPT
-from resources.state.withdrawing import being_withdrawn
-from resources.state.workers import Phase, WorkerBeat, Workers
-from resources.store.bucket import ObjectDeniedError, StoreAwayError, StoreError, UnfitStoreError
-from resources.store.stored_journal import (
-    CopiesWaitError,
-    Copying,
-    StoredJournal,
-    TakenOverError,
-    close_published,
-    pull_closed,
-    pull_others,
-)
 from vlm_assets.assets.checks import (
     NOT_ACCEPTED,
     Acceptance,
@@ -52,7 +30,7 @@ from vlm_assets.assets.checks import (
     check_result,
     published_file_result,
 )
-from vlm_assets.assets.fingerprint import Fingerprint
+from vlm_assets.assets.fingerprint import ANEW, SETTINGS, TEXTS, Fingerprint
 from vlm_assets.assets.partition import Partition, adopt_rows, generation_of, rows_to_try_again
 from vlm_assets.assets.refusal import Refusal, clear_refusal
 from vlm_assets.assets.run_watch import (
@@ -69,6 +47,30 @@ from vlm_assets.catalog.stored_catalog import pull_catalog
 from vlm_assets.catalog.withdrawn_ids import read_withdrawn
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
+from vlm_durable.commands import command
+from vlm_durable.journal.journal import Journal
+from vlm_durable.journal.recovery import Recovery
+from vlm_durable.mirror.bucket import ObjectDeniedError, StoreAwayError, StoreError, UnfitStoreError
+from vlm_durable.mirror.stored_journal import (
+    CopiesWaitError,
+    Copying,
+    StoredJournal,
+    TakenOverError,
+    close_published,
+    pull_closed,
+    pull_others,
+)
+from vlm_durable.state.withdrawing import being_withdrawn
+from vlm_durable.state.workers import Phase, WorkerBeat, Workers
+from vlm_durable.versions.partition_files import CannotRestoreError, PublishedRecord, PutBackError
+from vlm_durable.versions.published import Publication, PublishedPartitions, StagedFile
+from vlm_durable.versions.stored import StoredPartitions
+from vlm_durable.wording import counted
+from vlm_engine.devices.find import Device
+from vlm_engine.devices.leases import NoDeviceFreeError
+from vlm_engine.ladder import GarbageOutputError
+from vlm_engine.server.model_server import ServerOutageError
+from vlm_engine.server.running_server import ServerUnreachableError
 
 Metadata = dict[str, dg.MetadataValue]
 Event = dg.Output[StagedFile | Publication] | dg.AssetCheckResult
@@ -83,11 +85,14 @@ class RunOptions(dg.Config):
     recompute: compute every property of the partition again, beside the old output, which stays until all
     is done. retry_failed: try the properties that ended as failed once more, and keep all others.
     accept_failed: publish, however many properties have failed; the published record says so.
+    stale: of what was published under other settings. "anew" makes it anew; "keep" leaves it as it is; a
+    digest of settings (``Fingerprint.settings_digest``) makes it anew where these are still the settings.
     """
 
     recompute: bool = False
     retry_failed: bool = False
     accept_failed: bool = False
+    stale: str = ANEW
 
 
 class RunRefusedError(ValueError):
@@ -137,7 +142,8 @@ def one_range(context: dg.AssetExecutionContext, settings: Settings) -> tuple[Ca
     keys: Sequence[str] = context.partition_keys
     if len(keys) != 1:
         raise RunRefusedError(
-            f"This run was launched for {len(keys)} partitions at once. A partition is a run of its own here,"
+            f"This run was launched for {counted(len(keys), 'partitions')} at once. A partition is a"
+            f" run of its own here,"
             " so that one can fail, wait or be resumed without the others: launch a backfill without the"
             " option 'single run'."
         )
@@ -219,7 +225,9 @@ class Materialization:
 
     @property
     def is_complete(self) -> bool:
-        """Whether what this run is asked for is published already."""
+        """Whether what this run is asked for is published already, or it is to leave that as it is."""
+        if self._keeps_stale:
+            return True
         record = self._record
         if record is None or record.fingerprint != self.partition.fingerprint.digest:
             return False
@@ -227,9 +235,19 @@ class Materialization:
         asked = self._options.recompute or self._options.retry_failed
         return not asked or record.metadata.get("generation") == self._generation
 
+    @property
+    def _keeps_stale(self) -> bool:
+        """Whether this run leaves alone what was published under other settings: nobody said yes to these."""
+        record, now, option = self._record, self.partition.fingerprint, self._options.stale
+        if record is None or record.fingerprint == now.digest or option in (ANEW, now.settings_digest):
+            return False
+        # Embeddings of other texts follow their descriptions, whatever the settings.
+        return bool(record.metadata.get("parts", {}).get(TEXTS) == now.parts.get(TEXTS))
+
     def verify(self) -> Iterator[Event]:
         """Read every byte of a complete partition, put back what is damaged, and run the checks."""
         record, key = self._record, self.partition.key
+        verified: Metadata
         if record is None:
             raise ValueError(f"partition {key} is not complete: resume it instead")
         verification = self._published.verify(key)
@@ -247,8 +265,18 @@ class Materialization:
         if self._options.recompute or self._options.retry_failed:
             said += " What the re-executed run asked for is published: to compute anew, launch it anew."
         self._finish_retirement(str(record.metadata["generation"]))
-        self._context.log.info(f"{said} Complete and unchanged: no device was needed.")
         file = self._published.path(key)
+        if self._keeps_stale:
+            stays = f"It was made with other settings or images than now, and stays: {command('run', key)}."
+            self._context.log.info(f"{said} {stays}")
+            verified = {"verified": dg.MetadataValue.text(f"{said} {stays}")}
+            yield dg.Output(Publication(record, changed=False), metadata=verified)
+            # They compare it with the settings of now, which it was not made with.
+            for one in self._work.check(file, accepted=self._accepted_before):
+                yield check_result(self.partition.asset, replace(one, severity=dg.AssetCheckSeverity.WARN))
+            yield published_file_result(self.partition.asset, record)
+            return
+        self._context.log.info(f"{said} Complete and unchanged: no device was needed.")
         results, refusal = self._check(file, accepted=self._accepted_before)
         if refusal is not None:
             # Computed again it would come out the same.
@@ -256,7 +284,7 @@ class Materialization:
             yield from results
             yield published_file_result(self.partition.asset, record)
             raise refusal
-        verified: Metadata = {"verified": dg.MetadataValue.text(f"{said} No device was needed.")}
+        verified = {"verified": dg.MetadataValue.text(f"{said} No device was needed.")}
         metadata = self._work.metadata(file) | verified | self._internals
         yield dg.Output(Publication(record, changed=False), metadata=metadata)
         yield from results
@@ -418,6 +446,7 @@ class Materialization:
             metadata={
                 "generation": self._generation,
                 "parts": dict(self.partition.fingerprint.parts),
+                SETTINGS: dict(self.partition.fingerprint.settings),
                 "began": self._beat.worker.started_at,
             },
         )
@@ -485,8 +514,9 @@ class Materialization:
     def _refuse_unfinished(self, ids: Iterable[str]) -> None:
         if unfinished := sorted(ids):
             raise RuntimeError(
-                f"The work on {self.partition.key} of {self.partition.asset} ended, and {len(unfinished)}"
-                f" properties have no row, such as {', '.join(unfinished[:3])}. What is finished is kept:"
+                f"The work on {self.partition.key} of {self.partition.asset} ended, and"
+                f" {counted(len(unfinished), 'properties have', 'property has')} no row, such as"
+                f" {', '.join(unfinished[:3])}. What is finished is kept:"
                 " start it again. If that repeats, it is a defect of this program: please open an issue."
             )
 
@@ -537,7 +567,7 @@ def _refuse_withdrawn(context: dg.AssetExecutionContext, settings: Settings, par
         note_run(context, NO_ATTEMPT)
         raise BeingWithdrawnError(
             f"Properties of {partition.key} are being withdrawn, or were since this run read them, so nothing"
-            " was computed. It goes on by itself. `vlm-assets withdraw` finishes a withdrawal that was cut"
+            f" was computed. It goes on by itself. {command('withdraw')} finishes a withdrawal that was cut"
             " short."
         )
     withdrawn = read_withdrawn(settings.home)
@@ -545,8 +575,8 @@ def _refuse_withdrawn(context: dg.AssetExecutionContext, settings: Settings, par
         note_run(context, NO_ATTEMPT)
         raise BeingWithdrawnError(
             f"Withdrawn properties are back in the catalogue, in {partition.key}, so nothing was computed: an"
-            " older catalogue was put back. `vlm-assets withdraw` withdraws them again; `vlm-assets withdraw"
-            " --undo ID` takes an id off the list."
+            f" older catalogue was put back. {command('withdraw')} withdraws them again;"
+            f" {command('withdraw', '--undo', 'ID')} takes an id off the list."
         )
 
 

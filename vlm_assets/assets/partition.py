@@ -2,9 +2,9 @@
 
 What lives here: the name of the generation that a materialization works at, opening its journal, the rows
 that others have made from the same inputs, and which failed rows are tried again. What does not: where its
-files lie (``resources/storage/layout.py``), the order of a materialization (``materialize.py``), what a row
+files lie (``vlm_durable/files/layout.py``), the order of a materialization (``materialize.py``), what a row
 is (``property_descriptions.py``, ``property_embeddings.py``), which failures may pass
-(``resources/engine/ladder.py``).
+(``vlm_engine/ladder.py``).
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from itertools import chain
 
 import pyarrow as pa
 
-from resources.engine.ladder import TRANSIENT_KINDS
-from resources.journal.high_water_mark import read_mark
-from resources.journal.journal import Journal, clear_retired
-from resources.journal.journal_errors import SegmentUnreadableError
-from resources.journal.segments import segment_paths, verified_rows
-from resources.publishing.partition_files import NotPublishedError, PublishedError, PublishedRecord
-from resources.publishing.partition_rows import PartitionRows
-from resources.publishing.published import PublishedPartitions
-from resources.storage.layout import PartitionPaths
 from vlm_assets.assets.fingerprint import Fingerprint
 from vlm_assets.config.settings import Settings
+from vlm_durable.commands import command
+from vlm_durable.files.layout import PartitionPaths
+from vlm_durable.journal.high_water_mark import read_mark
+from vlm_durable.journal.journal import Journal, clear_retired
+from vlm_durable.journal.journal_errors import SegmentUnreadableError
+from vlm_durable.journal.segments import segment_paths, verified_rows
+from vlm_durable.versions.partition_files import NotPublishedError, PublishedError, PublishedRecord
+from vlm_durable.versions.partition_rows import PartitionRows
+from vlm_durable.versions.published import PublishedPartitions
+from vlm_engine.ladder import TRANSIENT_KINDS
 
 OK, FAILED = "ok", "failed"
 
@@ -85,7 +86,7 @@ class Partition:
         last = read_mark(mark, key=self.key, generation=generation).mark
         if last is not None and last.retired:
             # It was put back from a copy, or its removal was cut short. An open would miss what was removed.
-            return f"{directory} is older than what was published: `vlm-assets prune` removes it."
+            return f"{directory} is older than what was published: {command('prune')} removes it."
         with self.open_journal(generation, rows_schema()) as journal:
             if journal.missing_ids:
                 # Another machine published the partition while this one was half way. Its rows do no harm.

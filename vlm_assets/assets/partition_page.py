@@ -18,8 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from PIL import Image, ImageDraw
 
-from resources.publishing.partition_rows import PartitionRows
 from vlm_assets.assets.markdown import Markdown, escape, paragraphs, picture, table
+from vlm_durable.versions.partition_rows import PartitionRows
+from vlm_durable.wording import counted
 
 THUMBNAIL_HEIGHT = 88
 """Pixels; a thumbnail is at most twice as wide."""
@@ -47,7 +48,8 @@ _COUNTED = ["attempts", "images_seen", "images_failed"]
 class SheetRow:
     """One property on the sheet.
 
-    thumbnails: a JPEG file for each image, ``THUMBNAIL_HEIGHT`` high; None for an image that failed.
+    thumbnails: a JPEG file for each image, ``THUMBNAIL_HEIGHT`` high; None for an image that failed. images:
+    how many the property has.
     description: None where the property failed, and then ``error`` says why.
     """
 
@@ -55,6 +57,7 @@ class SheetRow:
     thumbnails: Sequence[bytes | None]
     description: Mapping[str, object] | None
     error: str | None
+    images: int = 0
 
 
 def contact_sheet(rows: Sequence[SheetRow]) -> Markdown:
@@ -70,7 +73,9 @@ def shown_id(property_id: str) -> Markdown:
 
 def _property(row: SheetRow) -> Markdown:
     images = picture(_strip(row.thumbnails), alt="images of the property", kind="jpeg")
-    return paragraphs(Markdown(f"**{shown_id(row.property_id)}**"), images, _answer(row))
+    shown = min(len(row.thumbnails), IMAGES_A_PROPERTY)
+    more = f"*{shown} of {counted(row.images, 'images')}*" if row.images > shown else ""
+    return paragraphs(Markdown(f"**{shown_id(row.property_id)}**"), images, Markdown(more), _answer(row))
 
 
 def _answer(row: SheetRow) -> Markdown:
@@ -161,7 +166,10 @@ class PartitionQuality:
         failed = sum(self.failed_by_kind.values())
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in self.failed_by_kind.most_common())
         lines: list[tuple[str, str]] = [
-            ("described", f"{self.ok:,} of {self.rows:,} properties ({self.ok / max(1, self.rows):.1%})"),
+            (
+                "described",
+                f"{self.ok:,} of {counted(self.rows, 'properties')} ({self.ok / max(1, self.rows):.1%})",
+            ),
             ("failed", f"{failed:,} ({kinds})" if failed else "none"),
         ]
         if failed:
@@ -169,11 +177,10 @@ class PartitionQuality:
             more = [f"{failed - len(named):,} more"] if failed > len(named) else []
             lines.append(("which", Markdown(", ".join([*named, *more]))))
         images = f"{self.images_failed:,} of {self.images_seen + self.images_failed:,}"
-        of = f"{self.properties_with_failed_images:,} propert"
-        of += "y" if self.properties_with_failed_images == 1 else "ies"
+        of = counted(self.properties_with_failed_images, "properties")
         lines.append(("images left out", f"{images}, in {of}" if self.images_failed else "none"))
         if self.asked_again:
-            lines.append(("asked more than once", f"{self.asked_again:,} properties"))
+            lines.append(("asked more than once", counted(self.asked_again, "properties")))
         return table(("", ""), lines)
 
 

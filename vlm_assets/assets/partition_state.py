@@ -16,29 +16,45 @@ from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 
-from resources.journal.high_water_mark import read_marks
-from resources.journal.inspection import JournalInspection, inspect_journals
-from resources.journal.journal_errors import ACCEPT_LOSS_COMMAND
-from resources.publishing.partition_files import (
-    Finding,
-    FindingKind,
-    PartitionFiles,
-    PartitionVersions,
-    PublishedRecord,
-    RecordDamagedError,
-    highest,
-    judge,
-    put_back_sentence,
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vlm_assets.assets.changed_settings import changed_in_words
+from vlm_assets.assets.fingerprint import (
+    CATALOGUE_SLICE,
+    OF_THE_PARTITION,
+    SETTINGS,
+    TEXTS,
+    Fingerprint,
+    Meanings,
+    digest_of,
 )
-from resources.state.workers import Worker, Workers
-from resources.storage.layout import VERSION_NUMBERS, AssetFolders
-from resources.storage.sealed_json import BrokenSealError, FormatVersionError, read_sealed, write_sealed
-from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, Meanings
+from vlm_assets.assets.partition import INPUTS
 from vlm_assets.assets.refusal import Refusal
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
+from vlm_durable.commands import command
+from vlm_durable.files.layout import VERSION_NUMBERS, AssetFolders
+from vlm_durable.files.sealed_json import BrokenSealError, FormatVersionError, read_sealed, write_sealed
+from vlm_durable.journal.high_water_mark import read_marks
+from vlm_durable.journal.inspection import JournalInspection, inspect_journals
+from vlm_durable.journal.journal_errors import accept_loss_command
+from vlm_durable.state.workers import Worker, Workers
+from vlm_durable.versions.partition_files import (
+    Finding,
+    FindingKind,
+    PartitionFiles,
+    PartitionVersions,
+    PublishedRecord,
+    PutBackError,
+    RecordDamagedError,
+    highest,
+    judge,
+    put_back_sentence,
+)
+from vlm_durable.wording import counted
 
 _LOOKS = 3
 """A publication or a commit moves files while we look: what is found counts if nothing moved meanwhile."""
@@ -76,8 +92,8 @@ MEANING: Mapping[State, str] = {
     State.FAILED: "its last run failed; it is tried again by itself",
     State.GIVEN_UP: "it was tried too often without progress: look at it in the UI",
     State.CANCELLED: "a person cancelled it: launched by hand, it goes on",
-    State.REFUSED: "all rows are there, but a check kept them from being published: look at it in the UI",
-    State.DAMAGED: "its file or record is not what was published: `vlm-assets repair` restores it",
+    State.REFUSED: "all rows are there, but a check kept them from being published",
+    State.DAMAGED: "its file or record is not what was published: a repair restores it",
     State.LOST: "committed rows are missing from its journal",
     State.NOT_STARTED: "nothing is committed yet",
 }
@@ -167,7 +183,9 @@ class PartitionState:
 
     path: of its published file. rows: published, or else committed and there. expected: of the catalogue.
     record: of the published file; None where nothing is published or it does not read. changed: parts of the
-    fingerprint that are not what they would be now. countable: whether the rows of its file can be counted.
+    fingerprint that are not what they would be now; why: in words. new_images: properties whose images are
+    others now; None where their digests do not read. now: the digest of the fingerprint that it would have
+    now, where something is published. countable: whether the rows of its file can be counted.
     note: a sentence about it.
     """
 
@@ -180,6 +198,9 @@ class PartitionState:
     record: PublishedRecord | None = None
     problems: tuple[Problem, ...] = ()
     changed: tuple[str, ...] = ()
+    why: tuple[str, ...] = ()
+    new_images: int | None = 0
+    now: str = ""
     countable: bool = False
     note: str | None = None
 
@@ -285,13 +306,17 @@ class PartitionStates:
         self._catalog = catalog
         self._ranges = {one.key: one for one in catalog.ranges}
         self._described, self._embedded = settings.descriptions, settings.embeddings
+        self._embeds = settings.embedding_model is not None
         self._workers = Workers(control_state(settings))
         self._verified = None if deep else verified
         self._deep = deep
         self.meanings = meanings or Meanings.of(settings)
 
     def all(self) -> list[PartitionState]:
-        """Every partition of both assets, descriptions first, in the order of the catalogue."""
+        """Every partition of both assets, descriptions first, in the order of the catalogue.
+
+        Without an embedding model, of the embeddings only those of which something is published.
+        """
         running = {(worker.asset, worker.partition) for worker in self._workers.living()}
         assets = (self._described, self._embedded)
         touched = {asset.name: asset.touched_keys() for asset in assets}
@@ -307,6 +332,9 @@ class PartitionStates:
                     one = _untouched(asset, wanted)
                 found[asset.name].append(one)
                 described = one
+        if not self._embeds:
+            embedded = found[self._embedded.name]
+            found[self._embedded.name] = [one for one in embedded if one.record or one.problems]
         return [one for asset in assets for one in found[asset.name]]
 
     def of(self, asset: str, key: str) -> PartitionState:
@@ -352,9 +380,7 @@ class PartitionStates:
     ) -> PartitionState:
         found = self._compare_files(files, reading, _untouched(asset, wanted))
         if found.record is not None:
-            changed, problems = self._staleness(asset, wanted, found.record, texts)
-            state = State.STALE if changed else State.DONE
-            found = replace(found, state=state, changed=changed, problems=(*found.problems, *problems))
+            found = self._staleness(asset, wanted, found, found.record, texts)
         elif not found.problems:
             found = self._unfinished(asset, found, check=not is_running)
         if sentence := self._stored.get((asset.name, wanted.key)):
@@ -388,7 +414,16 @@ class PartitionStates:
             and is_settled
             and self._verified.is_unchanged(files, record)
         )
-        newest, older = (None, None) if is_unchanged else files.put_back(reading.records)
+        newest, older, doubt = None, None, None
+        try:
+            if not is_unchanged:
+                newest, older = files.put_back(reading.records)
+        except RecordDamagedError as error:
+            return replace(
+                nothing, problems=(problem(Kind.RECORD, f"{error}"),), countable=files.published.exists()
+            )
+        except PutBackError as error:
+            doubt = error
         if newest is not None and (place := files.whole_file(newest)) is not None:
             sentence = (
                 f"What its record says is lost or older than version {newest.sequence} (published"
@@ -412,7 +447,8 @@ class PartitionStates:
             if vanished is None:
                 return nothing
             sentence = (
-                f"{vanished} rows were published once, says its mark, and neither its record nor its file is"
+                f"{counted(vanished, 'rows were', 'row was')} published once, says its mark, and neither"
+                " its record nor its file is"
                 " there."
             )
             return replace(nothing, problems=(problem(Kind.VANISHED, sentence),))
@@ -429,19 +465,24 @@ class PartitionStates:
             # Readers see the older version: it is what the rest is said of.
             manifest = older
             problems = [problem(Kind.PUT_BACK, put_back_sentence(files, newest, older.published))]
+        elif doubt is not None:
+            problems = [problem(Kind.PUT_BACK, str(doubt))]
         record = files.peek() if manifest.pending else manifest.published
         if record is None:
             return replace(nothing, problems=tuple(problems))
         if is_unchanged:
             judged = None
-        elif self._verified is None or newest is not None:
+        elif self._verified is None or newest is not None or doubt is not None:
             judged = judge(files.published, record, deep=True)
         else:
             judged = self._verified.judge(files, record)
         if judged:
             problems.append(problem(Kind.FILE, judged.sentence, judged.kind))
         elif record.rows != nothing.expected:
-            sentence = f"{record.rows} rows were published where the catalogue has {nothing.expected}."
+            sentence = (
+                f"{counted(record.rows, 'rows were', 'row was')} published where the catalogue has"
+                f" {nothing.expected}."
+            )
             problems.append(problem(Kind.IDS, sentence))
         if not manifest.pending:
             problems += [
@@ -469,12 +510,14 @@ class PartitionStates:
         self,
         asset: AssetFolders,
         wanted: PropertyRange,
+        found: PartitionState,
         record: PublishedRecord,
         texts: PublishedRecord | None,
-    ) -> tuple[tuple[str, ...], list[Problem]]:
-        """The parts of the fingerprint that changed since it was published, and what that means."""
+    ) -> PartitionState:
+        """What is published, with the parts of the fingerprint that changed since, and what that means."""
         made_with: Mapping[str, str] = record.metadata.get("parts", {})
-        now = {**self.meanings.of_asset(asset.name).now, CATALOGUE_SLICE: self._catalog.slice_digest(wanted)}
+        meaning = self.meanings.of_asset(asset.name)
+        now = {**meaning.now, CATALOGUE_SLICE: self._catalog.slice_digest(wanted)}
         described = texts
         if asset.name == self._embedded.name and TEXTS in made_with:
             if described is None or described.metadata.get(TEXTS) != made_with[TEXTS]:
@@ -495,14 +538,49 @@ class PartitionStates:
         elif changed == (CATALOGUE_SLICE,):
             sentence = (
                 "The catalogue's rows of this range were updated after it was published."
-                f" `vlm-assets run {wanted.key}` describes what changed."
+                f" {command('run', wanted.key)} describes what changed."
             )
         elif changed:
             names = ", ".join(name.replace("_", " ") for name in changed)
-            sentence = f"It was made with another {names}. `vlm-assets run {wanted.key}` makes it anew."
+            sentence = f"It was made with another {names}. {command('run', wanted.key)} makes it anew."
+        if asset.name == self._embedded.name:
+            del now[CATALOGUE_SLICE]
+        found = replace(found, state=State.DONE, now=Fingerprint(now).digest)
         if not changed:
-            return (), []
-        return changed, [Problem(kind, asset.name, wanted.key, sentence, str(asset.published))]
+            return found
+        before = record.metadata.get(SETTINGS, {})
+        why = [
+            changed_in_words(
+                part, before, meaning.settings, (made_with[part], now[part]), schema_too="schema" in changed
+            )
+            for part in changed
+            if part not in OF_THE_PARTITION
+        ]
+        images = CATALOGUE_SLICE in changed
+        stale = Problem(kind, asset.name, wanted.key, sentence, str(asset.published))
+        return replace(
+            found,
+            state=State.STALE,
+            changed=changed,
+            why=tuple(filter(None, why)),
+            new_images=self._new_images(asset, wanted, made_with) if images else 0,
+            problems=(*found.problems, stale),
+        )
+
+    def _new_images(
+        self, asset: AssetFolders, wanted: PropertyRange, made_with: Mapping[str, str]
+    ) -> int | None:
+        """How many properties have other images now than those that their rows were made of."""
+        meaning = {name: part for name, part in made_with.items() if name != CATALOGUE_SLICE}
+        path = asset.partition(wanted.key).published
+        try:
+            rows = pq.read_table(path, columns=["property_id", INPUTS], partitioning=None)
+        except (OSError, pa.ArrowException):
+            return None
+        made_of = dict(zip(*(rows[name].to_pylist() for name in ("property_id", INPUTS)), strict=True))
+        listed = self._catalog.slice(wanted)
+        images = zip(*(listed[name].to_pylist() for name in ("property_id", "inputs_digest")), strict=True)
+        return sum(1 for one, now in images if made_of.get(one) != digest_of({"images": now, **meaning}))
 
     def _unfinished(self, asset: AssetFolders, found: PartitionState, *, check: bool) -> PartitionState:
         """A partition that is not published: what its journals hold, and what is missing from them."""
@@ -518,8 +596,9 @@ class PartitionStates:
             return replace(found, state=State.LOST, rows=rows, problems=problems)
         state = State.INTERRUPTED if rows else State.NOT_STARTED
         finished = [one.generation for one in journals if one.rows >= found.expected]
-        if finished and Refusal.read(asset.partition(found.key), finished) is not None:
-            state = State.REFUSED
+        if finished and (refusal := Refusal.read(asset.partition(found.key), finished)) is not None:
+            checks = "; ".join(f"{check}: {sentence}" for check, sentence in refusal.checks.items())
+            return replace(found, state=State.REFUSED, rows=rows, note=f"{MEANING[State.REFUSED]}: {checks}")
         return replace(found, state=state, rows=rows)
 
 
@@ -534,7 +613,8 @@ def stray_files(asset: AssetFolders, keys: Collection[str]) -> Iterator[Problem]
             sentence = (
                 f"{path} was published, and the catalogue does not list its range: the catalogue is an older"
                 " version. Leave the file where it is. Ingest your listings again, which gives its properties"
-                " the same numbers, or put the newer catalogue back: `vlm-assets repair --catalog FILE`."
+                " the same numbers, or put the newer catalogue back:"
+                f" {command('repair', '--catalog', 'FILE')}."
             )
             yield Problem(Kind.UNLISTED, asset.name, None, sentence, str(path))
         else:
@@ -564,9 +644,10 @@ def committed_rows(asset: AssetFolders, key: str) -> int:
 def _lost_rows(asset: AssetFolders, key: str, found: JournalInspection) -> Problem:
     why = f": {'; '.join(found.troubles)}" if found.troubles else ""
     sentence = (
-        f"{found.promised} rows are committed, and its journal (generation {found.generation}) holds"
+        f"{counted(found.promised, 'rows are', 'row is')} committed, and its journal (generation"
+        f" {found.generation}) holds"
         f" {found.rows} of them{why}. A start stops before it computes anything. Put"
-        f" the files back, or give the rows up: `{ACCEPT_LOSS_COMMAND} {key}`."
+        f" the files back, or give the rows up: {accept_loss_command(key)}."
     )
     folder = asset.partition(key).journal(found.generation)
     return Problem(Kind.JOURNAL, asset.name, key, sentence, str(folder))

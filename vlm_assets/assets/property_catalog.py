@@ -1,7 +1,7 @@
 """property_catalog as an asset: the ingest of the source in the settings, or a look at what is catalogued.
 
-What lives here: Dagster's side only. What does not: the ingest (``catalog/ingest.py``) and the file
-(``catalog/catalog.py``).
+What lives here: Dagster's side only. What does not: the ingest (``vlm_assets/catalog/ingest.py``) and the
+file (``vlm_assets/catalog/catalog.py``).
 """
 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.

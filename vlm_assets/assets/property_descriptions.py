@@ -2,7 +2,7 @@
 
 What lives here: the asset, whose function is the story of its materialization, the columns, what decides
 their meaning, and the work that fills them. What does not: the steps that both assets share
-(``materialize.py``), the model (``resources/engine``).
+(``materialize.py``), the model (``vlm_engine``).
 """
 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
@@ -19,37 +19,8 @@ from typing import Any, Self
 import dagster as dg
 import pyarrow as pa
 
-from resources.devices.find import Device
-from resources.devices.resource import GpuResource
-from resources.engine.batch_plan import Batch, BatchSize, PlannedProperty, plan_batches, remaining
-from resources.engine.batch_sizes import (
-    BEGUN,
-    FIRST_IMAGES,
-    BatchMeter,
-    choose,
-    first_size,
-    long_batch,
-    remember,
-)
-from resources.engine.batch_sizes import remembered as remembered_sizes
-from resources.engine.feeding import DescribedBatch, Feeding
-from resources.engine.ladder import AnswerGuard, Described
-from resources.engine.models.vision_language_model import VisionLanguageModel
-from resources.engine.prompt import Prompt, build_prompt
-from resources.engine.protocol import (
-    Engine,
-    ImageTokens,
-    MeasuringEngine,
-    ModelLoadError,
-    SplittingEngine,
-)
-from resources.engine.schema import DescriptionSchema, load_schema
-from resources.engine.server.running_server import ServerUnreachableError
-from resources.images.images import ImageFailure, LoadedProperty, PropertyJob
-from resources.images.thumbnails import make_thumbnails
-from resources.images.worker_pool import WorkerPool
-from resources.journal.journal import Journal
-from resources.publishing.partition_rows import PartitionRows
+from resources.gpu import GpuResource
+from resources.vision_language_model import VisionLanguageModel
 from vlm_assets.assets import markdown
 from vlm_assets.assets.checks import (
     DESCRIPTION_CHECKS,
@@ -59,7 +30,13 @@ from vlm_assets.assets.checks import (
     check_descriptions,
     check_specs,
 )
-from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, Fingerprint, description_parts, digest_of
+from vlm_assets.assets.fingerprint import (
+    CATALOGUE_SLICE,
+    Fingerprint,
+    description_parts,
+    description_settings,
+    digest_of,
+)
 from vlm_assets.assets.materialize import (
     Event,
     Materialization,
@@ -91,6 +68,35 @@ from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.engine_choice import keep_engine
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
+from vlm_durable.journal.journal import Journal
+from vlm_durable.versions.partition_rows import PartitionRows
+from vlm_engine.batch_plan import Batch, BatchSize, PlannedProperty, plan_batches, remaining
+from vlm_engine.batch_sizes import (
+    BEGUN,
+    FIRST_IMAGES,
+    BatchMeter,
+    choose,
+    first_size,
+    long_batch,
+    remember,
+)
+from vlm_engine.batch_sizes import remembered as remembered_sizes
+from vlm_engine.devices.find import Device
+from vlm_engine.feeding import DescribedBatch, Feeding
+from vlm_engine.images.images import ImageFailure, LoadedProperty, PropertyJob
+from vlm_engine.images.thumbnails import make_thumbnails
+from vlm_engine.images.worker_pool import WorkerPool
+from vlm_engine.ladder import AnswerGuard, Described
+from vlm_engine.prompt import Prompt, build_prompt
+from vlm_engine.protocol import (
+    Engine,
+    ImageTokens,
+    MeasuringEngine,
+    ModelLoadError,
+    SplittingEngine,
+)
+from vlm_engine.schema import DescriptionSchema, load_schema
+from vlm_engine.server.running_server import ServerUnreachableError
 
 ASSET = "property_descriptions"
 
@@ -214,7 +220,8 @@ class DescriptionWork:
             {
                 CATALOGUE_SLICE: catalog.slice_digest(wanted),
                 **description_parts(settings, model, schema=schema, prompt=prompt),
-            }
+            },
+            description_settings(settings, model),
         )
         properties = catalog.slice(wanted)
         return cls(settings, catalog, wanted, properties, schema, prompt, model, fingerprint)
@@ -522,8 +529,8 @@ class DescriptionWork:
         ]
         thumbnails = make_thumbnails(shown, height=THUMBNAIL_HEIGHT, fetch=self.catalog.images.fetch)
         return [
-            SheetRow(row["property_id"], files, row.get("description"), row["error"])
-            for row, files in zip(rows, thumbnails, strict=True)
+            SheetRow(row["property_id"], files, row.get("description"), row["error"], len(job.image_uris))
+            for row, files, job in zip(rows, thumbnails, jobs, strict=True)
         ]
 
 

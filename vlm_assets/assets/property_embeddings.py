@@ -2,7 +2,7 @@
 
 What lives here: the asset, whose function is the story of its materialization, the columns, what decides
 their meaning, and the work that fills them. What does not: the steps that both assets share
-(``materialize.py``), the model (``resources/engine/models/text_embedding.py``).
+(``materialize.py``), the model (``resources/text_embedding.py``).
 """
 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
@@ -22,25 +22,26 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from resources.devices.find import Device
-from resources.devices.left_out import ImpossibleResultError
-from resources.devices.resource import GpuResource
-from resources.engine.models.text_embedding import TextEmbedder, TextEmbeddingModel
-from resources.engine.models.vision_language_model import VisionLanguageModel
-from resources.engine.prompt import build_prompt
-from resources.engine.protocol import ModelLoadError
-from resources.engine.schema import SchemaError, description_text, load_schema
-from resources.journal.journal import Journal
-from resources.publishing.partition_rows import PartitionRows
+from resources.gpu import GpuResource
+from resources.text_embedding import TextEmbedder, TextEmbeddingModel
+from resources.vision_language_model import VisionLanguageModel
 from vlm_assets.assets.checks import EMBEDDING_CHECKS, Acceptance, CheckOutcome, check_embeddings, check_specs
-from vlm_assets.assets.fingerprint import TEXTS, Fingerprint, digest_of, embedding_parts
+from vlm_assets.assets.fingerprint import TEXTS, Fingerprint, digest_of, embedding_parts, embedding_settings
 from vlm_assets.assets.materialize import Event, Materialization, Metadata, RunOptions, one_range
 from vlm_assets.assets.partition import INPUTS, OK
 from vlm_assets.assets.run_watch import RunProgress
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
-from vlm_assets.config.engine_choice import require_models
 from vlm_assets.config.settings import Settings
+from vlm_durable.journal.journal import Journal
+from vlm_durable.versions.partition_rows import PartitionRows
+from vlm_durable.wording import counted
+from vlm_engine.devices.find import Device
+from vlm_engine.devices.left_out import ImpossibleResultError
+from vlm_engine.model_source import NO_EMBEDDER
+from vlm_engine.prompt import build_prompt
+from vlm_engine.protocol import ModelLoadError
+from vlm_engine.schema import SchemaError, description_text, load_schema
 
 ASSET = "property_embeddings"
 
@@ -52,6 +53,7 @@ def build_property_embeddings(
     settings: Settings, partitions: dg.PartitionsDefinition[str], *, descriptions: str
 ) -> dg.AssetsDefinition:
     """The asset. ``descriptions``: the asset whose text is embedded."""
+    unnamed = f" {NO_EMBEDDER}" if settings.embedding_model is None else ""
 
     @dg.asset(
         name=ASSET,
@@ -63,7 +65,7 @@ def build_property_embeddings(
         check_specs=check_specs(ASSET, EMBEDDING_CHECKS, partitions),
         description=(
             "One vector a property, made from the text of its description by a text-embedding model. A"
-            " property whose description failed has a row with a null vector."
+            f" property whose description failed has a row with a null vector.{unnamed}"
         ),
     )
     def property_embeddings(
@@ -83,7 +85,6 @@ def build_property_embeddings(
             with run.resume() as journal:
                 computed: Metadata = {}
                 if run.to_do(journal):
-                    require_models(settings)  # An embedder beside a server, before its device is waited for.
                     # The model server that describes stays on the device, where there is one.
                     with run.device(
                         gpu, server_digest=_server_digest(settings, vision_language_model)
@@ -149,7 +150,9 @@ class EmbeddingWork:
         record = descriptions.record
         if record is None:
             raise ValueError(f"{descriptions.path} is not a published partition")
-        fingerprint = Fingerprint({TEXTS: str(record.metadata[TEXTS]), **embedding_parts(model)})
+        fingerprint = Fingerprint(
+            {TEXTS: str(record.metadata[TEXTS]), **embedding_parts(model)}, embedding_settings(model)
+        )
         ids = tuple(catalog.slice(wanted)["property_id"].to_pylist())
         return cls(wanted, ids, descriptions, model, fingerprint)
 
@@ -240,11 +243,14 @@ class EmbeddingWork:
         )
 
     def metadata(self, file: Path) -> Metadata:
-        """Counts of a finished file."""
-        statuses: Counter[str] = Counter()
-        for batch in PartitionRows(file).iter_batches(["status"]):
+        """Counts of a finished file, and what embedded its rows."""
+        statuses, models = Counter[str](), dict[str, None]()
+        for batch in PartitionRows(file).iter_batches(["status", "model", "model_revision"]):
             statuses.update(batch["status"].to_pylist())
+            made_by = zip(batch["model"].to_pylist(), batch["model_revision"].to_pylist(), strict=True)
+            models |= {f"{model} ({revision})": None for model, revision in made_by}
         return {
+            "embedded by": dg.MetadataValue.text(", ".join(models)),
             "expected": dg.MetadataValue.int(len(self.ids)),
             "ok": dg.MetadataValue.int(statuses[OK]),
             "failed": dg.MetadataValue.int(statuses.total() - statuses[OK]),
@@ -259,7 +265,8 @@ def refuse_unsound(ids: Sequence[str], vectors: npt.NDArray[np.float32], device:
         return
     first = [ids[row] for row in np.flatnonzero(~sound)[:5]]
     raise ImpossibleResultError(
-        f"{int((~sound).sum())} of {len(ids)} vectors computed on {device} are zero or not finite (first:"
+        f"{int((~sound).sum())} of {counted(len(ids), 'vectors')} computed on {device} are zero or not"
+        " finite (first:"
         f" {', '.join(map(repr, first))}). Nothing of this batch was taken; what is committed stays. Look at"
         " the device (`nvidia-smi`, ECC errors), which comes last from now on; where another one gives the"
         " same, at the embedding model. Materialize the partition again: it goes on from here."

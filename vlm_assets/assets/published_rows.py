@@ -19,14 +19,15 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from resources.engine.schema import description_text
-from resources.journal.journal_errors import SegmentUnreadableError
-from resources.journal.segments import segment_paths, verified_rows
-from resources.publishing.partition_files import PublishedRecord, RecordDamagedError
-from resources.publishing.partition_rows import PartitionRows
-from resources.publishing.published import PublishedPartitions
-from resources.storage.layout import AssetFolders, PartitionPaths
 from vlm_assets.assets.fingerprint import TEXTS
+from vlm_durable.files.layout import AssetFolders, PartitionPaths
+from vlm_durable.journal.journal_errors import SegmentUnreadableError
+from vlm_durable.journal.segments import segment_paths, verified_rows
+from vlm_durable.versions.partition_files import PublishedRecord, RecordDamagedError
+from vlm_durable.versions.partition_rows import PartitionRows
+from vlm_durable.versions.published import PublishedPartitions
+from vlm_durable.wording import counted
+from vlm_engine.schema import description_text
 
 COUNTED = "counted"
 """In the published record's metadata: its rows by outcome, and the stretches in which they were made.
@@ -79,7 +80,9 @@ class FailedRows:
     def sentence(self) -> str:
         """How many failed, of which kinds, and the first of them with the reason."""
         kinds = ", ".join(f"{count} {kind}" for kind, count in self.kinds.items())
-        said = f"{self.failed} of {self.rows} properties failed" + (f" ({kinds})" if kinds else "")
+        said = f"{self.failed} of {counted(self.rows, 'properties')} failed" + (
+            f" ({kinds})" if kinds else ""
+        )
         return said + (f". First: {self.first[0].sentence()}" if self.first else "")
 
 

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Self
 
-from resources.storage.files import sync_directory
-from resources.storage.layout import PartitionPaths
-from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
+from vlm_durable.files.files import sync_directory
+from vlm_durable.files.layout import PartitionPaths
+from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, write_sealed
 
 _ABOUT = "May be deleted: checks refused these rows. The next start checks them again."
 

@@ -3,8 +3,8 @@
 What lives here: percent, rate and time left as events and log lines of the run; the seconds of its work; the
 looks at the pause, at the start and at each batch; waiting for what is away; and telling a few images that
 are gone from a disk or a store that is away, which would make a failed row of every property. What does not:
-what is done (the journal says that), the pause itself (``resources/state/pause.py``), why one image cannot
-be shown (``resources/images``), what becomes of the answers (``resources/engine/ladder.py``), and the checks
+what is done (the journal says that), the pause itself (``vlm_durable/state/pause.py``), why one image cannot
+be shown (``vlm_engine/images``), what becomes of the answers (``vlm_engine/ladder.py``), and the checks
 of a finished file (``checks.py``). Term: Dagster asset observations, which stream to the run page and stay
 with the partition.
 
@@ -30,17 +30,7 @@ import dagster as dg
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from resources.devices.leases import Clock
-from resources.engine.feeding import TimeSpent
-from resources.engine.ladder import Described
-from resources.engine.protocol import Engine, WaitingEngine
-from resources.journal.journal import Journal
 from resources.run_tags import NO_ATTEMPT
-from resources.state.database import ControlState
-from resources.state.pause import Pause, pause_of, paused_nodes
-from resources.state.sqlite_file import ControlStateError
-from resources.state.workers import Phase, WorkerBeat
-from resources.store.bucket import StoreAwayError
 from sensors.dagster_internals.patience import without_waiting
 from vlm_assets.assets import markdown
 from vlm_assets.assets.markdown import Markdown
@@ -48,6 +38,17 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
+from vlm_durable.commands import command
+from vlm_durable.journal.journal import Journal
+from vlm_durable.mirror.bucket import StoreAwayError
+from vlm_durable.state.database import ControlState
+from vlm_durable.state.pause import Pause, pause_of, paused_nodes
+from vlm_durable.state.sqlite_file import ControlStateError
+from vlm_durable.state.workers import Phase, WorkerBeat
+from vlm_engine.devices.leases import Clock
+from vlm_engine.feeding import TimeSpent
+from vlm_engine.ladder import Described
+from vlm_engine.protocol import Engine, WaitingEngine
 
 INTERVAL_SECONDS = 30.0
 """Between two events: often enough to watch, seldom enough that weeks of them fit the event log."""
@@ -385,7 +386,7 @@ class ImagesWatch:
             f" catalogued can be read now, such as {uri} ({self._why_not(uri)}). No property has failed for"
             f" that, and what is committed stays. {self.catalog.images.advice} Once they are back, the"
             " partition goes on by itself. If these images are gone for good, take them out of the catalogue:"
-            " `vlm-assets ingest SOURCE --update`."
+            f" {command('ingest', 'SOURCE', '--update')}."
         )
 
     def take(self, described: Sequence[Described]) -> None:

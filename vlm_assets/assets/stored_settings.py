@@ -12,19 +12,17 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from resources.storage.sealed_json import BrokenSealError, refuse_newer_format, sealed, unseal
-from resources.store.bucket import ObjectDeniedError, S3Folder, StoreAwayError, StoreError, TakenError
-from resources.store.store_claim import claim_store
-from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, Meanings, digest_of
+from vlm_assets.assets.fingerprint import OF_THE_PARTITION, Meanings, digest_of
 from vlm_assets.config.settings import CHECKOUT, Settings
+from vlm_durable.commands import command
+from vlm_durable.files.sealed_json import BrokenSealError, refuse_newer_format, sealed, unseal
+from vlm_durable.mirror.bucket import ObjectDeniedError, S3Folder, StoreAwayError, StoreError, TakenError
+from vlm_durable.mirror.store_claim import claim_store
 
 FORMAT = 1
 
-ACCEPT_COMMAND = "vlm-assets repair --accept-settings"
-
-_OF_THE_PARTITION = frozenset({CATALOGUE_SLICE, TEXTS})
 _MOST_BYTES = 1 << 20
-_PACKAGES = frozenset({"vlm_assets", "sensors", "resources"})
+_PACKAGES = frozenset({"vlm_durable", "vlm_engine", "resources", "sensors", "vlm_assets"})
 
 
 class MachineDiffersError(StoreError):
@@ -36,7 +34,7 @@ def refuse_other_settings(store: S3Folder, asset: str, parts: Mapping[str, str],
 
     parts: of a fingerprint of the asset. Raises MachineDiffersError, StoreError.
     """
-    ours = {name: part for name, part in parts.items() if name not in _OF_THE_PARTITION}
+    ours = {name: part for name, part in parts.items() if name not in OF_THE_PARTITION}
     ours["code"] = code_digest(asset)
     name, said = _name(asset), {"of": f"{socket.gethostname()}:{home}", "parts": ours}
     if store.head(name) is None:
@@ -54,7 +52,8 @@ def refuse_other_settings(store: S3Folder, asset: str, parts: Mapping[str, str],
     except (BrokenSealError, KeyError) as error:
         raise MachineDiffersError(
             f"{store.address(name)} cannot be read ({error}), so it is not known what the machines must have"
-            f" alike. Nothing was computed. Remove it: `{ACCEPT_COMMAND}` on a machine that is right."
+            f" alike. Nothing was computed. On a machine that is right, remove"
+            f" it: {command('repair', '--accept-settings')}."
         ) from error
     differing = [
         f"{part} ({theirs.get(part, 'none')[:12]} there, {ours.get(part, 'none')[:12]} here)"
@@ -65,8 +64,8 @@ def refuse_other_settings(store: S3Folder, asset: str, parts: Mapping[str, str],
         raise MachineDiffersError(
             f"This machine differs from {found.get('of')}, which began {asset} in {store}, in"
             f" {', '.join(differing)}, so nothing was computed here: give both the same settings, models and"
-            f" version of this program, or, if this one is right, run `{ACCEPT_COMMAND}` here and change the"
-            " others."
+            f" version of this program, or, if this one is right, change the others, and run here"
+            f" {command('repair', '--accept-settings')}."
         )
 
 

@@ -1,7 +1,7 @@
 """What is right of some properties, by a truth file or a person's review.
 
-What lives here: reading both. What does not: when two values mean the same (``resources/engine/schema.py``),
-and who compares what (``operate/compare.py``, ``operate/quality.py``).
+What lives here: reading both. What does not: when two values mean the same (``vlm_engine/schema.py``),
+and who compares what (``vlm_results/compare.py``, ``vlm_results/quality.py``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from resources.storage.sealed_json import FormatVersionError, refuse_newer_format
+from vlm_durable.files.sealed_json import FormatVersionError, refuse_newer_format
 
 REVIEWS: Final = "review.jsonl"
 """The home's file of verdicts."""

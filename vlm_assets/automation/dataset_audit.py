@@ -2,7 +2,7 @@
 
 What lives here: Dagster's side, and when it is audited by itself: once a day, and each hour while something
 is wrong, so that a repair closes the alert of the audit before it. What does not: the audit
-(``operate/audit.py``).
+(``vlm_assets/commands/audit.py``).
 """
 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 import dagster as dg
 
-from resources.state.pause import pause_of
-from resources.state.workers import Workers
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
@@ -21,9 +19,12 @@ from vlm_assets.assets import markdown
 from vlm_assets.assets.markdown import Markdown, table
 from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.commands.audit import Audit, audit
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
-from vlm_assets.operate.audit import Audit, audit
+from vlm_durable.commands import command
+from vlm_durable.state.pause import pause_of
+from vlm_durable.state.workers import Workers
 
 ASSET = "dataset_audit"
 CHECK = "conserved"
@@ -103,7 +104,7 @@ def build_dataset_audit(settings: Settings, *, audited: Sequence[str]) -> dg.Ass
         description=(
             "Expected, ok, failed, missing, duplicate and foreign ids of the whole dataset, and files that"
             " are not what was published, counted from what is on disk. Partitions that are not published"
-            " yet are counted, and are no fault. The same as `vlm-assets audit`."
+            f" yet are counted, and are no fault. The same as {command('audit')}."
         ),
     )
     def dataset_audit(

@@ -1,7 +1,7 @@
 """dataset_plan: what describing the rest will take, as an asset whose page has figures and what-ifs.
 
-What lives here: what the page shows. What does not: the plan (``operate/plan.py``). ``vlm-assets plan`` says
-the same; it also measures, where nothing was measured under the settings of now.
+What lives here: what the page shows. What does not: the plan (``vlm_assets/commands/plan.py``). ``vlm-assets
+plan`` says the same; it also measures, where nothing was measured under the settings of now.
 """
 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
@@ -18,10 +18,11 @@ from vlm_assets.config.resource_settings import (
     build_vision_language_model,
 )
 from vlm_assets.config.settings import Settings
-from vlm_assets.operate.terminal import duration
+from vlm_durable.commands import command
+from vlm_durable.wording import counted, duration
 
 if TYPE_CHECKING:
-    from vlm_assets.operate.plan import Plan
+    from vlm_assets.commands.plan import Plan
 
 ASSET = "dataset_plan"
 
@@ -38,8 +39,9 @@ def plan_metadata(plan: "Plan") -> dict[str, dg.MetadataValue]:
     ]
     metadata: dict[str, dg.MetadataValue] = {
         "all of it anew" if plan.is_anew else "what is left": dg.MetadataValue.text(
-            f"{plan.properties:,} properties, {plan.images:,} images, {plan.partitions:,} partitions:"
-            f" {low} to {high} on {plan.devices} devices"
+            f"{counted(plan.properties, 'properties')}, {counted(plan.images, 'images')},"
+            f" {counted(plan.partitions, 'partitions')}:"
+            f" {low} to {high} on {counted(plan.devices, 'devices')}"
         ),
         "what if": markdown.metadata(markdown.bullets(what_if)),
         "days": dg.MetadataValue.float(float(f"{plan.days:.4g}")),
@@ -65,20 +67,20 @@ def build_dataset_plan(settings: Settings) -> dg.AssetsDefinition:
         group_name="properties",
         kinds={"duckdb"},
         description=(
-            "Days, failures, disk and settings for what is left, from what `vlm-assets try` or"
-            " `vlm-assets plan` measured; and how far the last plan was off."
+            f"Days, failures, disk and settings for what is left, from what {command('try')} or"
+            f" {command('plan')} measured; and how far the last plan was off."
         ),
     )
     def dataset_plan(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
-        from resources.engine.protocol import ModelLoadError
-        from vlm_assets.operate.measurement import measurement_of_now
-        from vlm_assets.operate.plan import compare_with_run, make_plan
+        from vlm_assets.commands.measurement import measurement_of_now
+        from vlm_assets.commands.plan import compare_with_run, make_plan
+        from vlm_engine.protocol import ModelLoadError
 
         catalog, gpu = Catalog.open(settings.home), build_gpu(settings)
         measured = measurement_of_now(settings, build_vision_language_model(settings), gpu)
         if measured is None:
             raise dg.Failure(
-                "Nothing was measured under these settings: `vlm-assets plan` measures.", allow_retries=False
+                f"Nothing was measured under these settings: {command('plan')} measures.", allow_retries=False
             )
         compare_with_run(settings)
         here = max(1, len(gpu.usable()))

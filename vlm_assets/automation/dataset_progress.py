@@ -1,8 +1,8 @@
 """dataset_progress: how far the whole dataset is, as an asset whose page has the picture and the figures.
 
 What lives here: what the page shows, and when it is drawn anew: while something works, and once it has come
-to rest. What does not: what is known (``operate/status.py``) and the drawing (``operate/picture.py``).
-``vlm-assets status`` says the same, and needs no Dagster.
+to rest. What does not: what is known (``vlm_assets/services/status.py``) and the drawing
+(``vlm_assets/automation/picture.py``). ``vlm-assets status`` says the same, and needs no Dagster.
 """
 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
@@ -15,24 +15,31 @@ from pathlib import Path
 import dagster as dg
 import sqlalchemy as sa
 
-from resources.state import tables
-from resources.state.pause import pause_of
-from resources.state.workers import Workers
 from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
 from vlm_assets.assets import markdown
 from vlm_assets.assets.partition_state import State
-from vlm_assets.catalog.catalog import Catalog, catalog_path
+from vlm_assets.automation.picture import progress_picture
+from vlm_assets.catalog.catalog import Catalog, CatalogMissingError, catalog_path
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
-from vlm_assets.operate.picture import progress_picture
-from vlm_assets.operate.status import Status, read_status
+from vlm_assets.services.status import Status, read_status
+from vlm_durable.commands import command
+from vlm_durable.state import tables
+from vlm_durable.state.pause import pause_of
+from vlm_durable.state.workers import Workers
+from vlm_durable.wording import counted
 
 ASSET = "dataset_progress"
 SENSOR = "progress_picture"
 INTERVAL_SECONDS = 60
 DRAW_SECONDS = 1800.0
-"""Between two pictures while something works: the event log keeps each of them, 50 KB on SQLite."""
+"""At most between two pictures while something works. The event log keeps each of them, 50 KB on SQLite."""
+
+LAG_SHARE = 0.05
+"""A picture may be as old as this share of the time that the work has taken: in its first quarter of an hour
+one is drawn each minute, after ten hours one each half hour. That is some ninety more for each time that work
+begins."""
 
 
 def picture_of(status: Status) -> bytes:
@@ -71,6 +78,8 @@ def progress_metadata(status: Status) -> dict[str, dg.MetadataValue]:
     for state in State:
         count = sum(1 for one in described if one.state is state)
         metadata[f"partitions {state.value}"] = dg.MetadataValue.int(count)
+    if status.stale.keys:
+        metadata["what is stale"] = markdown.metadata(markdown.bullets(status.stale.sentences()))
     if status.warnings:
         metadata["could not be read"] = markdown.metadata(markdown.bullets(status.warnings))
     return metadata
@@ -78,7 +87,7 @@ def progress_metadata(status: Status) -> dict[str, dg.MetadataValue]:
 
 def _page(settings: Settings, status: Status) -> dict[str, dg.MetadataValue]:
     """The page; after a run that was planned, with how far the plan was off."""
-    from vlm_assets.operate.plan import compare_with_run
+    from vlm_assets.commands.plan import compare_with_run
 
     compared = compare_with_run(settings)
     said = {} if compared is None else {"the plan": dg.MetadataValue.text(compared.sentence())}
@@ -96,7 +105,7 @@ def build_dataset_progress(settings: Settings) -> dg.AssetsDefinition:
             "How far the whole dataset is: all partitions in one picture, properties described over time,"
             " devices side by side, time left, failed rows by kind; from what is on disk, so that it is right"
             " after anything. A sensor keeps it up to date, without runs; Materialize looks at once."
-            " The same as `vlm-assets status`."
+            f" The same as {command('status')}."
         ),
     )
     def dataset_progress(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
@@ -112,13 +121,15 @@ def build_dataset_progress(settings: Settings) -> dg.AssetsDefinition:
 class Drawn:
     """moved: what the last picture showed; seen: what the last tick saw; at: when it was drawn (unix).
 
-    pause: the sentence of the pause that it showed; empty where it showed none.
+    pause: the sentence of the pause that it showed; empty where it showed none. began: when the work began
+    that is under way (unix seconds); 0 at rest.
     """
 
     moved: str = ""
     seen: str = ""
     at: float = 0.0
     pause: str = ""
+    began: float = 0.0
 
     def is_due(self, moved: str, *, works: bool, now: float, pause: str = "") -> bool:
         """Whether to draw. works: whether anything works now, so that the picture is old in any case."""
@@ -128,7 +139,12 @@ class Drawn:
             return False
         # At rest since the last tick: the end is shown at once.
         settled = not works and moved == self.seen
-        return settled or now - self.at >= DRAW_SECONDS
+        return settled or now - self.at >= self._wait(now)
+
+    def _wait(self, now: float) -> float:
+        # A tick that comes a little early draws too.
+        shortest = 0.75 * INTERVAL_SECONDS
+        return min(DRAW_SECONDS, max(shortest, LAG_SHARE * (now - (self.began or now))))
 
 
 def build_progress_sensor(settings: Settings, progress: dg.AssetsDefinition) -> dg.SensorDefinition:
@@ -138,27 +154,68 @@ def build_progress_sensor(settings: Settings, progress: dg.AssetsDefinition) -> 
     def decide(at: Situation) -> Decided:
         drawn, there, pause = at.remembered(Drawn), _what_moved(settings), pause_of(state)
         if not there:
-            return Decided("Nothing was ever started.")
-        said = pause.sentence() if pause else ""
-        if drawn.is_due(there, works=bool(Workers(state).living()), now=at.now, pause=said):
+            return _to_begin(settings, drawn, at.now)
+        said, works = pause.sentence() if pause else "", bool(Workers(state).living())
+        is_due = drawn.is_due(there, works=works, now=at.now, pause=said)
+        # A moment without a run, between two of them, is no rest yet.
+        began = (drawn.began or at.now) if works or there != drawn.seen else 0.0
+        if is_due:
             status = read_status(settings, Catalog.open(settings.home))
             picture = dg.AssetMaterialization(ASSET, metadata=_page(settings, status))
-            cursor = json.dumps(asdict(Drawn(there, there, at.now, said)))
+            cursor = json.dumps(asdict(Drawn(there, there, at.now, said, began)))
             return Decided("Drawn.", cursor, events=[picture])
         why = f"Nothing is started: {said}." if said else "Nothing has moved, or the picture is young."
-        return Decided(why, json.dumps(asdict(replace(drawn, seen=there))))
+        return Decided(why, json.dumps(asdict(replace(drawn, seen=there, began=began))))
 
     return build_sensor(
         SENSOR,
         decide,
         interval_seconds=INTERVAL_SECONDS,
         description=(
-            "Draws the picture of all partitions anew, without a run: every half hour while something works,"
-            " and once everything is at rest or paused. A tick that draws nothing opens no partition."
+            "Draws the picture of all partitions anew, without a run: each minute when work begins, later"
+            " every half hour, and once everything is at rest or paused. A tick that draws nothing opens no"
+            " partition."
         ),
         ticks=Ticks(state),
         target=progress,
     )
+
+
+def _to_begin(settings: Settings, drawn: Drawn, now: float) -> Decided:
+    """Where nothing was ever started: show once what to do first, and again where that is something else."""
+    steps = first_steps(settings)
+    shown = hashlib.sha256("\n".join(steps).encode()).hexdigest()[:16]
+    if shown == drawn.moved:
+        return Decided("Nothing was ever started.")
+    page = {"what to do first": markdown.metadata(markdown.bullets(steps))}
+    cursor = json.dumps(asdict(Drawn(shown, shown, now)))
+    return Decided(
+        "What to do first is shown.", cursor, events=[dg.AssetMaterialization(ASSET, metadata=page)]
+    )
+
+
+def first_steps(settings: Settings) -> list[str]:
+    """What a person does with a new home, each with its whole command. Raises CatalogUnreadableError."""
+    home = ("--home", settings.home)
+    try:
+        catalog = Catalog.open(settings.home)
+    except CatalogMissingError:
+        return [
+            "This home has no photographs yet.",
+            f"Take them in, in a terminal: {command('ingest', 'FOLDER', *home)}. FOLDER has a folder for each"
+            " property, with its images; a CSV, JSONL or parquet listing does too.",
+            "Then this page says how to go on, within two minutes. docs/first-1000.md has all of the way.",
+        ]
+    # Too few properties to fill a partition wait for more, unless one says otherwise.
+    missing = ("--missing",) if catalog.waiting else ()
+    return [
+        f"{counted(catalog.rows, 'properties')} in the catalogue, and none is described yet.",
+        f"See 20 answers beside their images first: {command('try', *home, '--html', 'tried.html')}",
+        f"How long all of it takes, and what to set: {command('plan', *home)}",
+        f"Describe everything: {command('run', *missing, *home)}. Partitions that are full are on the page of"
+        " property_descriptions too: Materialize.",
+        "Then this page shows how far it is. docs/first-1000.md has all of the way.",
+    ]
 
 
 def _what_moved(settings: Settings) -> str:

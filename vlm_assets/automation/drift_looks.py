@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from resources.publishing.partition_files import FindingKind, PublishedRecord
-from resources.storage.layout import AssetFolders
-from resources.store.bucket import StoreError
 from sensors.published_file_drift import SOUND, STALE, Verdict
 from vlm_assets.assets.fingerprint import TEXTS, Meanings, digest_of
 from vlm_assets.assets.partition_state import Kind, PartitionState, PartitionStates, VerifiedFiles
 from vlm_assets.catalog.catalog import Catalog, catalog_path
 from vlm_assets.config.settings import Settings
-from vlm_assets.operate.expected_cost import ExpectedCost
-from vlm_assets.operate.store_looks import READ_EACH_LOOK, store_looks
+from vlm_assets.services.expected_cost import ExpectedCost
+from vlm_assets.services.store_looks import READ_EACH_LOOK, store_looks
+from vlm_durable.commands import command
+from vlm_durable.files.layout import AssetFolders
+from vlm_durable.mirror.bucket import StoreError
+from vlm_durable.versions.partition_files import FindingKind, PublishedRecord
+from vlm_durable.wording import counted
 
 _STORE_SECONDS = 10.0
 """Of a tick, for looking at the store; what is left is looked at in the next ticks."""
@@ -44,15 +46,20 @@ _RESTORE = (
     "Materialize the partition, or wait for the scheduled re-materialization: it puts the verified second"
     " copy back, without a device. What stood there is kept in .quarantine."
 )
-_NEXT_STEP = {
-    Kind.PUT_BACK: "A run stops until then.",
-    Kind.UNRECORDED: "Move the file away, or materialize the partition, which keeps it in .quarantine.",
-    Kind.RECORD: "Run `vlm-assets repair`: it says what it would do.",
-    Kind.JOURNAL: "Run `vlm-assets status`.",
-    Kind.IDS: "Materialize the partition with `recompute: true`.",
-    Kind.STORE: "The next look puts it back if this machine has it. Else run `vlm-assets repair` on one"
-    " that has it.",
-}
+
+
+def _next_step(kind: Kind) -> str:
+    """What to do about a published file of which this is wrong."""
+    steps = {
+        Kind.PUT_BACK: "A run stops until then.",
+        Kind.UNRECORDED: "Move the file away, or materialize the partition, which keeps it in .quarantine.",
+        Kind.RECORD: f"Run {command('repair')}: it says what it would do.",
+        Kind.JOURNAL: f"Run {command('status')}.",
+        Kind.IDS: "Materialize the partition with `recompute: true`.",
+        Kind.STORE: "The next look puts it back if this machine has it. Else do that on one that has it:"
+        f" {command('repair')}.",
+    }
+    return steps.get(kind, _RESTORE)
 
 
 @dataclass(frozen=True)
@@ -120,20 +127,22 @@ class DriftLooks:
                     "WARN" if kind in _WARNINGS else "ERROR",
                     _expected(found.record),
                     problems[kind].sentence,
-                    _NEXT_STEP.get(kind, _RESTORE),
+                    _next_step(kind),
                 )
         if found.record is None:
             return Verdict(SOUND, None, "nothing published yet", "nothing.")
         if not found.changed:
-            return Verdict(SOUND, None, _expected(found.record), f"{found.rows} rows, to the byte.")
+            return Verdict(
+                SOUND, None, _expected(found.record), f"{counted(found.rows, 'rows')}, to the byte."
+            )
         images = ExpectedCost.of(self.settings, self._catalog()).whole.get(found.key, 0)
-        cost = f"{found.expected} properties with {images} images to describe"
+        cost = f"{counted(found.expected, 'properties')} with {counted(images, 'images')} to describe"
         if self.made_from is not None:
-            cost = f"{found.expected} descriptions to embed"
+            cost = f"{counted(found.expected, 'descriptions')} to embed"
         names = ", ".join(name.replace("_", " ") for name in found.changed)
-        step = f"It stays readable as it is. `vlm-assets run {found.key}` makes it anew; nothing else does."
+        step = f"It stays readable as it is. {command('run', found.key)} makes it anew; nothing else does."
         if TEXTS in found.changed:
-            step = "Materialize it: `vlm-assets run` does so too."
+            step = f"Materialize it: {command('run')} does so too."
         return Verdict(
             STALE,
             "WARN",
@@ -155,4 +164,4 @@ class DriftLooks:
 def _expected(record: PublishedRecord | None) -> str:
     if record is None:
         return "a file with its record"
-    return f"{record.rows} rows, digest {record.sha256[:12]}, as published"
+    return f"{counted(record.rows, 'rows')}, digest {record.sha256[:12]}, as published"

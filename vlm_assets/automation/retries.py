@@ -1,4 +1,4 @@
-"""What the scheduled re-materialization is told of our two assets: keys, files, journals, settings, order.
+"""What the scheduled re-materialization is told of our assets: keys, files, journals, settings, order.
 
 What lives here: the answers, from what is on disk. What does not: what is done with them (``sensors``).
 """
@@ -10,13 +10,7 @@ from typing import Any
 
 import dagster as dg
 
-from resources.devices.find import DeviceError
-from resources.devices.resource import GpuResource
-from resources.journal.high_water_mark import read_marks
-from resources.state.workers import Workers
-from resources.storage.layout import PartitionPaths
-from resources.store.bucket import StoreAwayError, StoreError
-from resources.store.stored_journal import StoredJournal, stored_generations
+from resources.gpu import GpuResource
 from sensors.failed_partitions import FailedPartitions, Watched
 from sensors.retry_decision import Policy
 from sensors.retry_schedule import Retrying, build_retrying
@@ -27,7 +21,13 @@ from vlm_assets.assets.partition_state import PartitionStates, State, VerifiedFi
 from vlm_assets.catalog.catalog import Catalog, CatalogError
 from vlm_assets.config.resource_settings import build_gpu, control_state
 from vlm_assets.config.settings import Settings
-from vlm_assets.operate.expected_cost import heaviest_first
+from vlm_assets.services.expected_cost import heaviest_first
+from vlm_durable.files.layout import PartitionPaths
+from vlm_durable.journal.high_water_mark import read_marks
+from vlm_durable.mirror.bucket import StoreAwayError, StoreError
+from vlm_durable.mirror.stored_journal import StoredJournal, stored_generations
+from vlm_durable.state.workers import Workers
+from vlm_engine.devices.find import DeviceError
 
 ASSETS = (property_descriptions.ASSET, property_embeddings.ASSET)
 
@@ -38,12 +38,13 @@ def build_failed_partitions(settings: Settings, keys: Collection[str]) -> Failed
     """The re-materialization of this home. keys: the partitions of the catalogue."""
     files = _Files(settings)
     watched = Watched(
-        assets=ASSETS,
+        assets=settings.computed_assets,
         keys=frozenset(keys),
         interrupted=files.interrupted,
         missing=files.missing,
         rows=files.rows,
         is_stale=files.is_stale,
+        decides_on_stale=decides_on_stale,
         working=lambda: {worker.partition for worker in Workers(control_state(settings)).living()},
         heaviest_first=heaviest_first(settings),
     )
@@ -68,7 +69,7 @@ def _no_device(gpu: GpuResource) -> Callable[[], str | None]:
 
 
 def build_retries(settings: Settings, partitions: dg.PartitionsDefinition[str]) -> Retrying:
-    """Schedule and button over both assets."""
+    """Schedule and button over the assets that runs make."""
     return build_retrying(
         build_failed_partitions(settings, partitions.get_partition_keys()),
         every_minutes=settings.retry_every_minutes,
@@ -81,13 +82,21 @@ def retry_config(assets: Sequence[str], before: Mapping[str, Any]) -> tuple[Mapp
     """The run config of a new attempt, and whether it goes on with what a person had asked of the one before.
 
     Finished rows are kept. A recomputation that was cut short or refused stays one: without that, the old
-    file would be verified and the wish forgotten.
+    file would be verified and the wish forgotten. What was said of stale partitions is said again.
     """
     ops = before.get("ops", {})
     asked = {asset: ops.get(asset, {}).get("config", {}) for asset in assets}
     if any(one.get("recompute") or one.get("retry_failed") for one in asked.values()):
         return {"ops": {asset: {"config": config} for asset, config in asked.items()}}, True
+    if decides_on_stale(before):
+        said = {asset: {"stale": one["stale"]} if "stale" in one else {} for asset, one in asked.items()}
+        return {"ops": {asset: {"config": config} for asset, config in said.items()}}, False
     return {}, False
+
+
+def decides_on_stale(run_config: Mapping[str, Any]) -> bool:
+    """Whether a run was told what becomes of a stale partition: it holds to that by itself."""
+    return any("stale" in one.get("config", {}) for one in run_config.get("ops", {}).values())
 
 
 class _Files:
@@ -139,12 +148,18 @@ class _Files:
         return sum(found.values())
 
     def is_stale(self, asset: str, key: str) -> bool:
-        """Whether what is published was made under other settings, or that cannot be said."""
+        """Whether what is published was made under other settings, or that cannot be said.
+
+        Not where work under the settings of now is begun: a person wanted that.
+        """
         try:
             states = self._states()
         except CatalogError:
             return True
         found = states.of(asset, key)
+        journals = self._settings.layout.asset(asset).partition(key).journals
+        if found.now and any(journals.glob(f"{found.now}*/")):
+            return False
         # Other texts are no other settings: their embeddings follow them.
         return bool(set(found.changed) - {TEXTS}) or (
             found.record is not None and states.meanings.of_asset(asset).trouble is not None

@@ -1,9 +1,9 @@
 """The queue of runs, heaviest partition first: whoever launched them, in the UI, by schedule or command line.
 
 What lives here: ranking a run as it enters Dagster's queue. What does not: what a partition costs
-(``operate/expected_cost.py``), and taking runs from the queue, which stays Dagster's (it takes the highest
-``dagster/priority`` first). Named in ``dagster.yaml``, so the webserver and the daemon load it: imports are
-inside. Term: run coordinator.
+(``vlm_assets/services/expected_cost.py``), and taking runs from the queue, which stays Dagster's (it takes
+the highest ``dagster/priority`` first). Named in ``dagster.yaml``, so the webserver and the daemon load it:
+imports are inside. Term: run coordinator.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def expected_tags(run: dg.DagsterRun) -> dict[str, str]:
     """
     from vlm_assets.catalog.catalog import Catalog
     from vlm_assets.config.settings import load_settings
-    from vlm_assets.operate.expected_cost import ExpectedCost
+    from vlm_assets.services.expected_cost import ExpectedCost
 
     key = run.tags.get(PARTITION_TAG)
     # A run retry has the tags of its parent: what we ranked, less is left of now.

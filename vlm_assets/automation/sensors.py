@@ -1,7 +1,8 @@
 """The sensors of this home: what the settings let each of them look at, and within which limits.
 
 What does not live here: what a sensor decides (``sensors``), the verdict on a published file
-(``drift_looks.py``), the retry schedule (``retries.py``), whom alerts tell (``operate/alerting.py``).
+(``drift_looks.py``), the retry schedule (``retries.py``), whom alerts tell
+(``vlm_assets/commands/alerting.py``).
 """
 
 from __future__ import annotations
@@ -13,15 +14,6 @@ from pathlib import Path
 import dagster as dg
 
 from resources.alerts.outbox import Outbox
-from resources.devices.find import DriverNvml
-from resources.devices.health import HealthCheck
-from resources.engine.server.running_server import PATIENCE_SECONDS
-from resources.publishing.stored import StoredPartitions
-from resources.state.nodes import Nodes
-from resources.state.pause import pause_of
-from resources.state.workers import Workers
-from resources.storage.layout import AssetFolders
-from resources.store.bucket import StoreError
 from sensors.alerts import AlertScan, build_alerts_sensor
 from sensors.cancels import Cancels
 from sensors.catalog_watch import CatalogWatch, build_catalog_watch_sensor
@@ -34,7 +26,6 @@ from sensors.published_file_drift import DriftWatcher, build_published_file_drif
 from sensors.reconciliation import build_reconciliation_sensor
 from sensors.ticks import Ticks
 from sensors.worker_health import HealthWatcher, WorkerLimits, build_worker_health_sensor
-from vlm_assets.assets import description_model
 from vlm_assets.assets.fingerprint import Meanings
 from vlm_assets.automation.drift_looks import DriftLooks
 from vlm_assets.automation.retries import ASSETS
@@ -44,13 +35,24 @@ from vlm_assets.catalog.catalog_file import CatalogError
 from vlm_assets.catalog.ingest import IngestBusyError, close_tail
 from vlm_assets.catalog.stored_catalog import put_back_catalog
 from vlm_assets.catalog.withdrawn_ids import restore_withdrawn
+from vlm_assets.commands.alerting import build_delivery, pages_address
 from vlm_assets.config.engine_choice import chosen_engine
+from vlm_assets.config.extensions import installed
 from vlm_assets.config.resource_settings import build_gpu, control_state
 from vlm_assets.config.settings import Settings
-from vlm_assets.operate.alerting import build_delivery, pages_address
-from vlm_assets.operate.dagster_server.api import reload_running
-from vlm_assets.operate.dagster_server.home import POOL
-from vlm_assets.operate.expected_cost import heaviest_first
+from vlm_assets.services.expected_cost import heaviest_first
+from vlm_assets.webserver.api import reload_running
+from vlm_assets.webserver.home import POOL
+from vlm_durable.files.layout import AssetFolders
+from vlm_durable.mirror.bucket import StoreError
+from vlm_durable.state.nodes import Nodes
+from vlm_durable.state.pause import pause_of
+from vlm_durable.state.workers import Workers
+from vlm_durable.versions.stored import StoredPartitions
+from vlm_durable.wording import counted
+from vlm_engine.devices.find import DriverNvml
+from vlm_engine.devices.health import HealthCheck
+from vlm_engine.server.running_server import PATIENCE_SECONDS
 
 _SERVER_SLACK_SECONDS = 180.0
 """Beside a start of a model server: until what lived on its device has ended, and has been given up."""
@@ -86,7 +88,7 @@ def build_sensors(settings: Settings, keys: Sequence[str]) -> list[dg.SensorDefi
     ]
     if settings.run_new_ranges:
         new_ranges = NewRanges(
-            assets=ASSETS,
+            assets=settings.computed_assets,
             keys=tuple(keys),
             close=lambda now: close_old_tail(settings, now=now),
             untouched=lambda keys: _untouched(settings, keys),
@@ -146,11 +148,11 @@ def build_alerts(
     state = control_state(settings)
     delivery = build_delivery(settings)
     intervals = {one.name: float(one.minimum_interval_seconds or _USUAL_INTERVAL) for one in watched}
-    trained = () if settings.variants is None else (description_model.ASSET,)
+    by_hand = tuple(asset for one in installed() for asset in one.assets_by_hand(settings))
     scan = AlertScan(
         delivery.outbox,
-        assets=(*ASSETS, *trained),
-        by_hand=trained,
+        assets=(*ASSETS, *by_hand),
+        by_hand=by_hand,
         watched={**intervals, **schedules},
         paused=lambda: pause_of(state) is not None,
         working=lambda: {worker.run_id for worker in Workers(state).living()},
@@ -219,7 +221,8 @@ def close_old_tail(settings: Settings, *, now: float) -> str | None:
     if closed is None:
         return None
     waited = (
-        f"The last {len(closed)} properties have waited long enough: they are partition {closed.key} now."
+        f"The last {counted(len(closed), 'properties have', 'property has')} waited long enough: it is"
+        f" partition {closed.key} now."
     )
     return f"{waited} {reload_running(settings.dagster_home)}"
 

@@ -22,7 +22,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from resources.store.bucket import place_of
 from vlm_assets.catalog.catalog_copies import (
     CatalogUnreadableError,
     catalog_path,
@@ -38,8 +37,11 @@ from vlm_assets.catalog.catalog_file import (
     read_range,
     stream_rows,
 )
-from vlm_assets.catalog.image_root import AnyImageRoot, is_utf8, root_at
+from vlm_assets.catalog.image_root import AnyImageRoot, is_utf8, roots_at
 from vlm_assets.catalog.ranges import PropertyRange
+from vlm_durable.commands import command
+from vlm_durable.mirror.bucket import place_of
+from vlm_durable.wording import counted
 
 _start = attrgetter("start")
 _Read = TypeVar("_Read")
@@ -82,7 +84,7 @@ class Catalog:
         path = catalog_path(home)
         if not has_catalog(home):
             raise CatalogMissingError(
-                f"There is no catalogue in {home}. Make one: vlm-assets ingest SOURCE --home {home}"
+                f"There is no catalogue in {home}. Make one: {command('ingest', 'SOURCE', '--home', home)}"
             )
         return cls(home=home.absolute(), path=path.absolute(), header=newest_header(home))
 
@@ -118,14 +120,14 @@ class Catalog:
 
     @property
     def image_root(self) -> str:
-        """The folder of the images: an absolute path, or an address on S3."""
+        """The folders of the images, for messages: absolute paths, or an address on S3."""
         return self.images.path
 
     @cached_property
     def images(self) -> AnyImageRoot:
-        """The folder that all images lie in."""
-        place = place_of(self.header.image_root)
-        return root_at(self.home / place if isinstance(place, Path) else place)
+        """The folder, or folders, that all images lie in."""
+        places = map(place_of, (self.header.image_root, *self.header.more_roots))
+        return roots_at([self.home / place if isinstance(place, Path) else place for place in places])
 
     def image_path(self, uri: str) -> Path | str:
         """The path or address of an image, links resolved, there or not. Raises ImageOutsideRootError."""
@@ -134,7 +136,9 @@ class Catalog:
     def range_of(self, ordinal: int) -> PropertyRange:
         """The range, or the tail, that an ordinal lies in. Raises CatalogError."""
         if not 0 <= ordinal < self.rows:
-            raise CatalogError(f"{self.path} has no ordinal {ordinal}: it has {self.rows} properties")
+            raise CatalogError(
+                f"{self.path} has no ordinal {ordinal}: it has {counted(self.rows, 'properties')}"
+            )
         if self.tail is not None and ordinal in self.tail:
             return self.tail
         return self.ranges[bisect_right(self.ranges, ordinal, key=_start) - 1]
@@ -146,8 +150,8 @@ class Catalog:
         position = bisect_right(self.ranges, wanted.start, key=_start) - 1
         if position < 0 or self.ranges[position] != wanted:
             raise CatalogError(
-                f"{self.path} has no range {wanted.key}; it has {len(self.ranges)} others, "
-                "which vlm-assets status lists."
+                f"{self.path} has no range {wanted.key}; it has {counted(len(self.ranges), 'others')}, "
+                f"which {command('status')} lists."
             )
         return self.header.digests[position]
 
@@ -194,7 +198,7 @@ class Catalog:
             counts = np.concatenate(lengths) if lengths else np.zeros(0)
             if len(counts) < self.rows:
                 # More rows are a catalogue that has grown since; fewer are damage.
-                raise ValueError(f"it has {len(counts)} rows, but its ranges cover {self.rows}")
+                raise ValueError(f"it has {counted(len(counts), 'rows')}, but its ranges cover {self.rows}")
             return counts[: self.rows].astype(np.int64)
 
         return self._read(read, "its images")

@@ -1,8 +1,8 @@
 """The files of the catalogue on disk: publishing a new one, its second copy, its mark, and putting one back.
 
-Of two whole versions the newer is true. The version mark (``resources/storage/version_mark.py``) says which
-version was the newest, so that a file that was put back to an older one is not believed. At every moment the
-file that readers see has an intact second copy, or is itself the second copy's successor.
+Of two whole versions the newer is true. The version mark (``vlm_durable/versions/version_mark.py``) says
+which version was the newest, so that a file that was put back to an older one is not believed. At every
+moment the file that readers see has an intact second copy, or is itself the second copy's successor.
 ``catalog_file.py`` has the format.
 """
 
@@ -18,25 +18,6 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from resources.storage.files import (
-    TEMPORARY_SUFFIX,
-    DurableWriteError,
-    make_directory,
-    set_aside,
-    sha256_of,
-    write_replacing,
-)
-from resources.storage.layout import AssetFolders, Home
-from resources.storage.lock_files import taken
-from resources.storage.sealed_json import FormatVersionError
-from resources.storage.version_mark import (
-    Standing,
-    VersionMark,
-    mark_copies,
-    raise_version_mark,
-    read_version_mark,
-    standing,
-)
 from vlm_assets.catalog.catalog_file import (
     UNREADABLE,
     CatalogError,
@@ -45,8 +26,30 @@ from vlm_assets.catalog.catalog_file import (
     read_header,
     verify_file,
 )
+from vlm_durable.files.files import (
+    TEMPORARY_SUFFIX,
+    DurableWriteError,
+    make_directory,
+    set_aside,
+    sha256_of,
+    write_replacing,
+)
+from vlm_durable.files.layout import AssetFolders, Home
+from vlm_durable.files.lock_files import taken
+from vlm_durable.files.sealed_json import FormatVersionError
+from vlm_durable.versions.version_mark import (
+    Standing,
+    VersionMark,
+    mark_copies,
+    raise_version_mark,
+    read_version_mark,
+    standing,
+    write_version_mark,
+)
+from vlm_durable.wording import counted
 
 _ASSET, _KEY = "property_catalog", "catalog"
+_NAME = f"{_ASSET}/{_KEY}"
 _NOTE = "put_back.json"
 _WAIT_SECONDS = 60.0
 """For another process that publishes or puts back: each takes a few seconds."""
@@ -54,6 +57,7 @@ _WAIT_SECONDS = 60.0
 _WAS_DAMAGED = "The catalogue was damaged and was put back"
 _WAS_OLDER = "The catalogue was an older version and was put back"
 _MARK_WAS_BEHIND = "The catalogue's version mark was behind"
+_MARK_WAS_DAMAGED = "The catalogue's version mark could not be read"
 
 
 class CatalogUnreadableError(CatalogError):
@@ -179,13 +183,14 @@ def publish_catalog(home: Path, data: bytes) -> None:
         _raise_mark(home, header)
 
 
-def replace_catalog(home: Path, data: bytes) -> None:
+def replace_catalog(home: Path, data: bytes, *, chosen: bool = False) -> None:
     """Put a newer catalogue in place of files that may be damaged or old; they are kept in the quarantine.
 
-    Raises as ``publish_catalog`` does.
+    chosen: a person says that it is the true one, whichever catalogue the mark is of. Raises as
+    ``publish_catalog`` does.
     """
     with only_catalog_writer(home):
-        header = _header_to_publish(home, data)
+        header = read_header(pa.BufferReader(data)) if chosen else _header_to_publish(home, data)
         make_directory(quarantine(home))
         for path in (catalog_path(home), backup_paths(home)[0]):
             if path.exists():
@@ -214,20 +219,39 @@ def last_put_back(home: Path) -> tuple[float, str, str] | None:
 def known_versions(home: Path) -> dict[str, int]:
     """By the id of each catalogue that anything here speaks of, its highest sequence number.
 
-    With a mark that is this home's catalogue alone. Raises CatalogFormatError.
+    With a mark that is this home's catalogue alone, unless neither the catalogue nor its second copy is of
+    that one. Raises CatalogFormatError.
     """
-    mark = _mark(home)
     headers = [_header_of(path) for path in (catalog_path(home), *backup_paths(home))]
+    mark, _ = _mark(home, headers[0], headers[1])
     versions = [(one.catalog_id, one.sequence) for one in headers if isinstance(one, CatalogHeader)]
     if mark is not None:
-        own = mark.digest.partition(":")[0]
-        versions = [(own, mark.sequence), *(one for one in versions if one[0] == own)]
+        ids = {one.catalog_id for one in headers[:2] if isinstance(one, CatalogHeader)}
+        own = [one for one in versions if one[0] == mark.origin or mark.origin not in ids]
+        versions = [(mark.origin, mark.sequence), *own]
     return {id_: max(sequence for other, sequence in versions if other == id_) for id_, _ in versions}
 
 
 def trouble_of(home: Path, header: CatalogHeader) -> str | None:
     """Why a catalogue that is whole must not become this home's, or None. Raises CatalogFormatError."""
-    return _problem(header, _mark(home))
+    mark, doubt = _own_mark(home)
+    return f"may be an older version: {doubt}" if doubt is not None else _problem(header, mark)
+
+
+def last_store(home: Path) -> str | None:
+    """The last store that had this home's catalogue. Raises CatalogFormatError."""
+    mark, _ = _own_mark(home)
+    return mark.store if mark is not None else None
+
+
+def note_store(home: Path, store: str) -> None:
+    """Note that a store has this home's catalogue. Where the disk refuses, the next look does it."""
+    if last_store(home) == store:
+        return
+    with contextlib.suppress(OSError), only_catalog_writer(home):
+        mark, _ = _own_mark(home)
+        if mark is not None:
+            write_version_mark(mark_path(home), mark.noting(store))
 
 
 def choose_command(home: Path, place: object) -> str:
@@ -240,14 +264,15 @@ def unreadable(home: Path, problem: str) -> CatalogUnreadableError:
 
     problem: goes on after the path of the catalogue.
     """
-    described, readable = [], list[tuple[int, Path]]()
+    described, readable, own = [], list[tuple[int, Path]](), _own_id(home)
     for path in (catalog_path(home), *backup_paths(home)):
         if not path.exists():
             continue
         header = _header_of(path)
         if isinstance(header, CatalogHeader):
-            readable.append((header.sequence, path))
-            described.append(f"{path} (ingest {header.sequence}, {header.rows} properties)")
+            if own in (None, header.catalog_id):
+                readable.append((header.sequence, path))
+            described.append(f"{path} (ingest {header.sequence}, {counted(header.rows, 'properties')})")
         else:
             described.append(f"{path} (unreadable)")
     advice = "Bring it back from a copy of your own, which this checks first: " + choose_command(home, "FILE")
@@ -263,25 +288,41 @@ def unreadable(home: Path, problem: str) -> CatalogUnreadableError:
     )
 
 
+def _own_id(home: Path) -> str | None:
+    """The id of this home's catalogue: that of both copies, or else of the mark; None where neither says."""
+    header, copy = (_header_of(path) for path in (catalog_path(home), backup_paths(home)[0]))
+    ids = [one.catalog_id for one in (header, copy) if isinstance(one, CatalogHeader)]
+    if len(ids) == 2 and len(set(ids)) == 1:
+        return ids[0]
+    mark, _ = _mark(home, header, copy)
+    return mark.origin if mark is not None else None
+
+
 @dataclass(frozen=True)
 class _CatalogFiles:
     """The catalogue and its second copy by their headers, beside the mark.
 
-    problem: why the catalogue is not the newest version that is known of; None where it is.
+    doubt: why the mark does not say which version is the newest although there is one. problem: why the
+    catalogue is not the newest version that is known of; None where it is.
     """
 
     header: CatalogHeader | str
     copy: CatalogHeader | str
     mark: VersionMark | None
+    doubt: str | None
     problem: str | None
 
     @classmethod
     def read(cls, home: Path, *, damage: str | None = None) -> _CatalogFiles:
         """damage: what a reader met, so that all of the catalogue is read. Raises CatalogFormatError."""
-        mark = _mark(home)
         header = _header_of(catalog_path(home), wholly=damage is not None)
         copy = _header_of(backup_paths(home)[0])
-        return cls(header, copy, mark, cls._problem_of(header, copy, mark, damage))
+        mark, doubt = _mark(home, header, copy)
+        problem = cls._problem_of(header, copy, mark, damage)
+        # Without a mark two copies that are alike are believed.
+        if doubt is not None and not (_is_alike(header, copy) and problem is None):
+            problem = f"{problem}, and {doubt}" if problem is not None else f"is in doubt: {doubt}"
+        return cls(header, copy, mark, doubt, problem)
 
     @property
     def catalog(self) -> CatalogHeader:
@@ -302,6 +343,8 @@ class _CatalogFiles:
     @property
     def may_take_copy(self) -> bool:
         """Whether the second copy, if it is whole, is the newest version."""
+        if self.doubt is not None:
+            return False
         if not isinstance(self.copy, CatalogHeader) or _problem(self.copy, self.mark) is not None:
             return False
         if not isinstance(self.header, CatalogHeader) or not self.is_sound:
@@ -355,14 +398,21 @@ def _put_right(home: Path, *, damage: str | None = None) -> CatalogHeader:
         elif files.is_sound:
             # An ingest that was killed or a disk has left it; the next look makes it again.
             set_aside(second_copy, quarantine(home))
-    if not isinstance(header, CatalogHeader):
-        raise unreadable(home, files.problem or "cannot be read")
-    before = 0 if files.mark is None else files.mark.sequence
-    if header.sequence > before + 1:
-        # A kill between an ingest and its mark explains one version.
+        else:
+            raise unreadable(home, files.problem)
+    assert isinstance(header, CatalogHeader)
+    if files.doubt is not None:
+        notes.append(
+            (
+                _MARK_WAS_DAMAGED,
+                f"The catalogue and its second copy are alike; {files.doubt}: it was written anew.",
+            )
+        )
+    elif not _is_explained(home, header, files):
+        said = "nothing" if files.mark is None else files.mark.sequence
         sentence = (
             f"The catalogue is ingest {header.sequence}, and its mark in {mark_path(home).parent} said"
-            f" {before or 'nothing'}: .state was lost, or is an older copy. The mark was raised, and nothing"
+            f" {said}: .state was lost, or is an older copy. The mark was raised, and nothing"
             " of the catalogue was changed. Look whether the rest of .state is as new as the data."
         )
         notes.append((_MARK_WAS_BEHIND, sentence))
@@ -376,6 +426,26 @@ def _put_right(home: Path, *, damage: str | None = None) -> CatalogHeader:
     return header
 
 
+def _is_explained(home: Path, header: CatalogHeader, files: _CatalogFiles) -> bool:
+    """Whether the mark says this version, or a kill between a catalogue and its mark left it behind."""
+    if _standing(header, files.mark) is Standing.CURRENT:
+        return True
+    if not backup_paths(home)[0].exists():
+        # In place of nothing a catalogue is marked before it is copied.
+        return True
+    before = _header_of(backup_paths(home)[1])
+    if not isinstance(before, CatalogHeader):
+        return files.mark is None and header.sequence == 1
+    # One that came from a store may be several ingests ahead.
+    return files.mark is not None and _standing(before, files.mark) is Standing.CURRENT
+
+
+def _is_alike(header: CatalogHeader | str, copy: CatalogHeader | str) -> bool:
+    return (
+        isinstance(header, CatalogHeader) and isinstance(copy, CatalogHeader) and header.sha256 == copy.sha256
+    )
+
+
 def _problem(header: CatalogHeader, mark: VersionMark | None) -> str | None:
     """Why a header is not that of the newest version by its mark; None where it is, or is newer."""
     match _standing(header, mark):
@@ -383,8 +453,14 @@ def _problem(header: CatalogHeader, mark: VersionMark | None) -> str | None:
             return None
         case Standing.OLDER if mark is not None:
             return (
-                f"is an older version: ingest {header.sequence}, with {header.rows} properties, where ingest"
+                f"is an older version: ingest {header.sequence}, with {counted(header.rows, 'properties')},"
+                " where ingest"
                 f" {mark.sequence} was durable here ({mark.marked_at})"
+            )
+        case _ if mark is not None and mark.origin != header.catalog_id:
+            return (
+                f"is catalogue {header.catalog_id}, and the mark in .state is that of another one: ingest"
+                f" {mark.sequence} of {mark.origin} ({mark.marked_at}). One of the two is another home's"
             )
         case _:
             assert mark is not None
@@ -392,7 +468,7 @@ def _problem(header: CatalogHeader, mark: VersionMark | None) -> str | None:
 
 
 def _standing(header: CatalogHeader, mark: VersionMark | None) -> Standing:
-    if mark is not None and mark.digest.partition(":")[0] != header.catalog_id:
+    if mark is not None and mark.origin != header.catalog_id:
         return Standing.OTHER
     return standing(mark, header.sequence, _version(header))
 
@@ -402,18 +478,35 @@ def _version(header: CatalogHeader) -> str:
     return f"{header.catalog_id}:{header.sha256}"
 
 
-def _mark(home: Path) -> VersionMark | None:
+def _mark(
+    home: Path, header: CatalogHeader | str, copy: CatalogHeader | str
+) -> tuple[VersionMark | None, str | None]:
+    """The mark of the catalogue, and why it does not say which version is the newest where there is one.
+
+    A copy of the mark that is another home's does not count, unless both are. Raises CatalogFormatError.
+    """
     try:
-        return read_version_mark(mark_path(home), name=f"{_ASSET}/{_KEY}").mark
+        reading = read_version_mark(mark_path(home), name=_NAME)
     except FormatVersionError as error:
         raise CatalogFormatError(str(error)) from None
+    where = " and ".join(map(str, mark_copies(mark_path(home))))
+    if reading.is_unreadable:
+        return None, f"its mark cannot be read ({where})"
+    ids = {one.catalog_id for one in (header, copy) if isinstance(one, CatalogHeader)}
+    own = [mark for mark in reading.marks if mark.origin in ids]
+    if len({mark.origin for mark in own}) > 1:
+        return None, f"the two copies of its mark are those of two homes ({where})"
+    return next(iter(own), reading.mark), None
+
+
+def _own_mark(home: Path) -> tuple[VersionMark | None, str | None]:
+    return _mark(home, _header_of(catalog_path(home)), _header_of(backup_paths(home)[0]))
 
 
 def _raise_mark(home: Path, header: CatalogHeader) -> None:
     """Have the mark say this version. Where the disk refuses, the next opening does it."""
-    mark = VersionMark.now(f"{_ASSET}/{_KEY}", header.sequence, _version(header))
     with contextlib.suppress(OSError):
-        raise_version_mark(mark_path(home), mark)
+        raise_version_mark(mark_path(home), VersionMark.now(_NAME, header.sequence, _version(header)))
 
 
 def _header_of(path: Path, *, wholly: bool = False) -> CatalogHeader | str:
@@ -428,7 +521,7 @@ def _header_of(path: Path, *, wholly: bool = False) -> CatalogHeader | str:
 
 def _header_to_publish(home: Path, data: bytes) -> CatalogHeader:
     header = read_header(pa.BufferReader(data))
-    if problem := _problem(header, _mark(home)):
+    if problem := trouble_of(home, header):
         raise unreadable(home, f"is not replaced: what should replace it {problem}")
     return header
 

@@ -27,8 +27,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from resources.storage.sealed_json import FormatVersionError, refuse_newer_format
 from vlm_assets.catalog.ranges import PropertyRange
+from vlm_durable.files.sealed_json import FormatVersionError, refuse_newer_format
+from vlm_durable.wording import counted
 
 FORMAT = 2
 """Raised with every change of the file. Format 1, which had no tail and no ``inputs_digest``, is read too."""
@@ -85,9 +86,10 @@ class Tail:
 class CatalogHeader:
     """The header in the footer.
 
-    ``image_root`` is relative to the home, absolute, or an address on S3. ``sequence`` counts the changes of
-    the catalogue, from 1. ``digests``: SHA-256 of the rows of each range. ``sha256``: of the header as it
-    stands in the file, which covers all rows; empty before it is written.
+    ``image_root`` is relative to the home, absolute, or an address on S3; ``more_roots`` are folders of
+    images beside it. ``sequence`` counts the changes of the catalogue, from 1. ``digests``: SHA-256 of the
+    rows of each range. ``sha256``: of the header as it stands in the file, which covers all rows; empty
+    before it is written.
     """
 
     catalog_id: str
@@ -97,6 +99,7 @@ class CatalogHeader:
     ranges: tuple[PropertyRange, ...] = field(repr=False)
     digests: tuple[str, ...] = field(repr=False)
     tail: Tail | None = None
+    more_roots: tuple[str, ...] = ()
     sha256: str = field(default="", compare=False, repr=False)
 
     @property
@@ -121,6 +124,7 @@ class CatalogHeader:
                 "catalog_id": self.catalog_id,
                 "sequence": self.sequence,
                 "image_root": self.image_root,
+                **({"more_roots": self.more_roots} if self.more_roots else {}),
                 "range_size": self.range_size,
                 "ranges": [[one.start, one.stop, digest] for one, digest in self.slices()],
                 "tail": tail and [tail.range.start, tail.range.stop, tail.digest, tail.since],
@@ -154,6 +158,7 @@ class CatalogHeader:
             ranges=ranges,
             digests=tuple(digest for _, _, digest in fields["ranges"]),
             tail=tail and Tail(PropertyRange(tail[0], tail[1]), tail[2], tail[3]),
+            more_roots=tuple(fields.get("more_roots", ())),
             sha256=sha256,
         )
         stop = 0
@@ -162,7 +167,7 @@ class CatalogHeader:
                 raise ValueError(f"its ranges do not follow each other at {one.key}")
             stop = one.stop
         if stop != footer.num_rows:
-            raise ValueError(f"it has {footer.num_rows} rows, but its ranges cover {stop}")
+            raise ValueError(f"it has {counted(footer.num_rows, 'rows')}, but its ranges cover {stop}")
         return header
 
 

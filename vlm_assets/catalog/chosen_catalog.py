@@ -13,9 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from resources.storage.layout import Home
-from resources.store.bucket import S3Folder, Stored
-from vlm_assets.catalog.catalog_copies import known_versions, replace_catalog, trouble_of
+from vlm_assets.catalog.catalog_copies import known_versions, note_store, replace_catalog, trouble_of
 from vlm_assets.catalog.catalog_file import (
     UNREADABLE,
     CatalogError,
@@ -26,27 +24,39 @@ from vlm_assets.catalog.catalog_file import (
 from vlm_assets.catalog.ingest import only_ingest
 from vlm_assets.catalog.published_ids import PARTITIONED
 from vlm_assets.catalog.stored_catalog import CATALOG_NAME, MOST_BYTES, put_catalog
+from vlm_durable.files.layout import Home
+from vlm_durable.mirror.bucket import S3Folder, Stored
+from vlm_durable.wording import counted
 
 
 @dataclass(frozen=True)
 class ChosenCatalog:
-    """A whole catalogue, and what is known of newer ones. newest: the highest sequence number."""
+    """A whole catalogue, and what is known of newer ones.
+
+    newest: the highest sequence number. trouble: why it was not believed, other than for its number.
+    """
 
     place: str
     header: CatalogHeader
     newest: int
+    trouble: str | None
     unlisted: tuple[str, ...]
     data: bytes = field(repr=False)
     over: Stored | None = field(repr=False)
 
     def sentences(self) -> list[str]:
         """What a person must know before it is put in place."""
-        said = [f"{self.place} is whole: ingest {self.header.sequence}, with {self.header.rows} properties."]
+        said = [
+            f"{self.place} is whole: ingest {self.header.sequence}, with"
+            f" {counted(self.header.rows, 'properties')}."
+        ]
         if self.header.sequence < self.newest:
             said.append(
                 f"It is an older version: the newest that is known of is ingest {self.newest}. Properties and"
                 " changes that came later are not in it: ingest your listings again afterwards."
             )
+        elif self.trouble is not None:
+            said.append(f"Until now it is not believed: it {self.trouble}.")
         if self.unlisted:
             said.append(
                 f"Published, and not in it: {', '.join(self.unlisted[:5])}"
@@ -81,7 +91,8 @@ def check_catalog(home: Path, place: str, store: S3Folder | None = None) -> Chos
     newest = versions.get(header.catalog_id, 0)
     keys = {one.key for one in header.ranges}
     published = {key for name in PARTITIONED for key in Home(home).asset(name).recorded_keys()}
-    return ChosenCatalog(place, header, newest, tuple(sorted(published - keys)), data, over)
+    unlisted = tuple(sorted(published - keys))
+    return ChosenCatalog(place, header, newest, trouble_of(home, header), unlisted, data, over)
 
 
 def put_in_place(home: Path, chosen: ChosenCatalog, store: S3Folder | None = None) -> CatalogHeader:
@@ -96,7 +107,9 @@ def put_in_place(home: Path, chosen: ChosenCatalog, store: S3Folder | None = Non
             data = _renumbered(data, header)
         if store is not None:
             put_catalog(store, data, over=chosen.over)
-        replace_catalog(home, data)
+        replace_catalog(home, data, chosen=True)
+        if store is not None:
+            note_store(home, str(store))
     return header
 
 

@@ -1,8 +1,9 @@
-"""The image root: the folder, on disk or on S3, that a catalogue's images lie in, and may not leave.
+"""The image root: the folder, or folders, that a catalogue's images lie in, on disk or S3, and may not leave.
 
 What lives here: turning a path as someone wrote it into an image URI (relative to the root, with forward
 slashes, nothing escaped), confinement, an image's size, and whether it can be read now. What does not:
-decoding an image (`resources.images.images`), asking a store (`resources.store`). Look up: path traversal.
+decoding an image (`vlm_engine.images.images`), asking a store (`vlm_durable.mirror`). Look up: path
+traversal.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import os
 import posixpath
 import re
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from resources.images.fetching import image_of
-from resources.store.bucket import NoObjectError, ObjectDeniedError, Place, S3Folder
+from vlm_durable.mirror.bucket import NoObjectError, ObjectDeniedError, Place, S3Folder
+from vlm_engine.images.fetching import image_of
 
 # A relative path of plain ASCII with nothing in it to refuse or to normalize: nearly all of millions.
 _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_. -]*(?:/[A-Za-z0-9_-][A-Za-z0-9_. -]*)*")
@@ -52,6 +54,15 @@ class ImageRoot:
         """The root at ``path``, which need not exist (a home may be opened before its disk is mounted)."""
         absolute = str(path.absolute())
         return cls(path=absolute, real=os.path.realpath(absolute))
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """The folder."""
+        return (Path(self.path),)
+
+    def as_written(self, uri: str) -> str:
+        """A path for which ``uri`` gives this URI."""
+        return uri
 
     def uri(self, written: str) -> str:
         """The image URI of a path as someone wrote it, relative to the root or absolute inside it.
@@ -159,6 +170,15 @@ class S3ImageRoot:
         """What to look at where no image can be read."""
         return f"Is {self.path} there, and may these credentials read it?"
 
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """The folder."""
+        return (self.folder,)
+
+    def as_written(self, uri: str) -> str:
+        """An address for which ``uri`` gives this URI."""
+        return uri
+
     def uri(self, written: str) -> str:
         """The image URI of a key relative to the root, or of a full address inside it.
 
@@ -202,7 +222,101 @@ class S3ImageRoot:
         return image_of(self.folder, address.removeprefix(self.folder.address("")))
 
 
-AnyImageRoot = ImageRoot | S3ImageRoot
+@dataclass(frozen=True)
+class ImageRoots:
+    """Several folders of images. A URI of the first is one of ImageRoot; of the Nth it is ``/N/`` and that.
+
+    searched: positions of the roots that a relative path is looked for in, in this order.
+    """
+
+    roots: tuple[ImageRoot, ...]
+    searched: tuple[int, ...]
+    fetch: ClassVar[None] = None
+
+    @property
+    def path(self) -> str:
+        """All of them, for messages."""
+        return " and ".join(root.path for root in self.roots)
+
+    @property
+    def real(self) -> str:
+        """All of them, links resolved."""
+        return " and ".join(root.real for root in self.roots)
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """The folders."""
+        return tuple(Path(root.path) for root in self.roots)
+
+    @property
+    def advice(self) -> str:
+        """What to look at where no image can be read."""
+        return f"Are the disks of {self.path} mounted, and may this user read them?"
+
+    def uri(self, written: str) -> str:
+        """As ``ImageRoot.uri``. A relative path is of the root in which the file is; else of the first."""
+        if written.startswith("/"):
+            for position, root in enumerate(self.roots):
+                try:
+                    return _numbered(position, root.uri(written))
+                except ImageOutsideRootError:
+                    continue
+            raise ImageOutsideRootError(f"it lies in none of {self.path}")
+        uris = {position: self.roots[position].uri(written) for position in self.searched}
+        there = [at for at, uri in uris.items() if os.path.lexists(f"{self.roots[at].real}/{uri}")]
+        if len(there) > 1:
+            places = " and in ".join(self.roots[at].path for at in there)
+            raise InvalidImagePathError(f"the image is in {places}: write its whole path")
+        at = there[0] if there else self.searched[0]
+        return _numbered(at, uris[at])
+
+    def as_written(self, uri: str) -> str:
+        """A path for which ``uri`` gives this URI."""
+        root, uri = self._root_of(uri)
+        return f"{root.path}/{uri}"
+
+    def locate(self, uri: str) -> Path:
+        """As ``ImageRoot.locate``."""
+        root, uri = self._root_of(uri)
+        return root.locate(uri)
+
+    def size(self, uri: str) -> int | None:
+        """As ``ImageRoot.size``."""
+        root, uri = self._root_of(uri)
+        return root.size(uri)
+
+    def why_not(self, uri: str) -> str | None:
+        """As ``ImageRoot.why_not``."""
+        root, uri = self._root_of(uri)
+        return root.why_not(uri)
+
+    def _root_of(self, uri: str) -> tuple[ImageRoot, str]:
+        if not uri.startswith("/"):
+            return self.roots[0], uri
+        number, _, rest = uri[1:].partition("/")
+        if not number.isdecimal() or not 2 <= int(number) <= len(self.roots) or not rest:
+            raise ImageOutsideRootError(f"the catalogue has no image root of {uri!r}")
+        return self.roots[int(number) - 1], rest
+
+
+AnyImageRoot = ImageRoot | S3ImageRoot | ImageRoots
+
+
+def roots_at(places: Sequence[Place]) -> AnyImageRoot:
+    """The image root at one or several places, which need not be there. Raises InvalidImagePathError."""
+    if len(places) == 1:
+        return root_at(places[0])
+    folders = [place for place in places if isinstance(place, Path)]
+    if len(folders) != len(places):
+        raise InvalidImagePathError(
+            "of several image roots each is a folder of this machine; of images on S3, name the one folder"
+            " above them"
+        )
+    return ImageRoots(tuple(map(ImageRoot.at, folders)), tuple(range(len(folders))))
+
+
+def _numbered(position: int, uri: str) -> str:
+    return f"/{position + 1}/{uri}" if position else uri
 
 
 def root_at(place: Place) -> AnyImageRoot:

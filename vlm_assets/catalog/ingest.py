@@ -21,11 +21,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from resources.storage.files import make_directory
-from resources.storage.home_claim import claim_home
-from resources.storage.layout import Home
-from resources.storage.lock_files import taken
-from resources.store.bucket import Place, S3Folder
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
 from vlm_assets.catalog.catalog_copies import catalog_folders, check_copies
 from vlm_assets.catalog.catalog_file import (
@@ -36,11 +31,13 @@ from vlm_assets.catalog.catalog_file import (
     is_tombstone,
     with_inputs_digest,
 )
-from vlm_assets.catalog.image_root import AnyImageRoot, ImageRoot, root_at
+from vlm_assets.catalog.image_root import AnyImageRoot, ImageRoots, InvalidImagePathError, roots_at
 from vlm_assets.catalog.listed_images import Codes, ListedImages, gather
 from vlm_assets.catalog.listing import (
     FOUND_OUT,
+    INNER_FOLDERS,
     NOT_IMAGES,
+    SINGULAR,
     Listing,
     ListingError,
     Problems,
@@ -63,6 +60,13 @@ from vlm_assets.catalog.withdrawn_ids import (
     save_withdrawn,
     share_withdrawn,
 )
+from vlm_durable.commands import command
+from vlm_durable.files.files import make_directory
+from vlm_durable.files.home_claim import claim_home
+from vlm_durable.files.layout import Home
+from vlm_durable.files.lock_files import taken
+from vlm_durable.mirror.bucket import Place, S3Folder
+from vlm_durable.wording import counted
 
 DEFAULT_RANGE_SIZE = 1000
 """Properties a range where nobody says otherwise: minutes to hours of work for most models."""
@@ -101,6 +105,7 @@ class IngestReport:
     """
 
     home: Path
+    request: IngestRequest
     catalog: Path
     catalog_id: str
     written: bool = False
@@ -139,79 +144,128 @@ class IngestReport:
         """The report in words, the most important first."""
         said = [self.format] if self.format else []
         said.append(
-            f"{self.listed} properties with {self.images_listed} images were listed: {self.new} new, "
+            f"{counted(self.listed, 'properties')} with"
+            f" {counted(self.images_listed, 'images were', 'image was')} listed: {self.new} new, "
             f"{self.unchanged} unchanged, {self.changed_taken + self.changed_not_taken} changed. "
             f"The catalogue {'now holds' if self.written else 'stays as it was, with'} "
-            f"{self.rows} properties."
+            f"{counted(self.rows, 'properties')}."
         )
         said += self.restored
         if self.withdrawn:
             said.append(
-                f"{self.withdrawn} listed properties were withdrawn and stay out. `vlm-assets withdraw --undo"
-                " ID` lets one in again."
+                f"{counted(self.withdrawn, 'listed properties were', 'listed property was')} withdrawn"
+                f" and stay out."
+                f" {command('withdraw', '--undo', 'ID')} lets one in again."
             )
         if self.refused:
             said.append(
-                f"{self.refused} entries were refused and left out, with their properties. They are listed"
-                f" with the reasons in {self.rejects}. Correct them and ingest again."
+                f"{counted(self.refused, 'entries were', 'entry was')} refused and left out, with their"
+                " properties; of a property that is listed twice the first entry stays. They are listed"
+                f" with the reasons in {self.rejects}. Correct them, and take them"
+                f" in: {self.request.command()}."
             )
         if self.new_ranges:
-            said.append(f"{len(self.new_ranges)} new partitions: {_named(_keys(self.new_ranges))}.")
+            said.append(
+                f"{counted(len(self.new_ranges), 'new partitions')}: {_named(_keys(self.new_ranges))}."
+            )
         if self.waiting:
             said.append(
                 f"Waiting: {self.waiting}, too few for a partition of {self.range_size}."
-                " `vlm-assets run --missing` makes a smaller partition of them and runs it;"
-                " `ingest --close` only makes it."
+                f" {command('run', '--missing')} makes a smaller partition of them and runs it;"
+                f" {self.request.command('--close')} only makes it."
             )
         if self.range_size_asked is not None:
             said.append(
-                f"The ranges that were there keep their size of {self.range_size_before} properties, for what"
+                "The ranges that were there keep their size of"
+                f" {self.range_size_before} properties, for what"
                 f" is catalogued never moves; {self.range_size_asked} a range is the size of new properties'"
                 " ranges alone. For another size of all, before their first run: remove"
                 f" {', '.join(map(str, catalog_folders(self.home)))}, and ingest again."
             )
         if self.changed_not_taken:
             said.append(
-                f"{self.changed_not_taken} known properties have other images than in the catalogue. They "
-                f"were not taken ({_named(self.changed_ids, self.changed_not_taken)}): run ingest --update "
-                "to take them, which makes their ranges stale."
+                f"{counted(self.changed_not_taken, 'known properties have', 'known property has')}"
+                f" other images than in the catalogue. They "
+                f"were not taken ({_named(self.changed_ids, self.changed_not_taken)}):"
+                f" {self.request.command('--update')} takes them, which makes their ranges stale."
             )
         if self.stale_ranges:
             said.append(
-                f"The images of {self.changed_taken} known properties were replaced "
-                f"({_named(self.changed_ids, self.changed_taken)}). {len(self.stale_ranges)} ranges are "
+                f"The images of {counted(self.changed_taken, 'known properties')} were replaced "
+                f"({_named(self.changed_ids, self.changed_taken)})."
+                f" {counted(len(self.stale_ranges), 'ranges are', 'range is')} "
                 f"stale now: {_named(_keys(self.stale_ranges))}."
             )
         if self.moved:
             said.append(f"The catalogue's images lie under {self.image_root} from now on.")
         if self.gone:
             said.append(
-                f"{self.gone} known properties are not in this source ({_named(self.gone_ids, self.gone)}). "
+                f"{counted(self.gone, 'known properties are', 'known property is')} not in this source"
+                f" ({_named(self.gone_ids, self.gone)}). "
                 "They stay in the catalogue."
             )
         if self.images_missing:
             said.append(
-                f"{self.images_missing} of {self.images_listed} images could not be found or read "
+                f"{self.images_missing} of {counted(self.images_listed, 'images')} could not be found or"
+                " read "
                 f"({_named(self.missing_uris, self.images_missing)}). Their properties are described without "
                 "them."
             )
             if self.images_missing == self.images_listed:
                 said.append(
                     f"Not one image lies where it should, under {self.image_root}: if they lie elsewhere, "
-                    "ingest again with --image-root FOLDER --update."
+                    f"{self.request.command('--update', image_roots=['FOLDER'])}."
                 )
         if self.more_images:
             said.append(
-                f"{self.more_images} properties have more than {self.max_images} images"
+                f"{counted(self.more_images, 'properties have', 'property has')} more than"
+                f" {counted(self.max_images or 0, 'images')}"
                 " (VLM_ASSETS_MAX_IMAGES). The model is shown the first of them that can be read; each row"
                 " lists the images that were used and those that were not."
             )
         if self.without_images:
-            said.append(f"{self.without_images} properties have no image: they will be failed rows.")
+            said.append(
+                f"{counted(self.without_images, 'properties have', 'property has')} no image: they will be"
+                " failed rows."
+            )
         for what, count in sorted(self.notes.items()):
             names = f" ({_named(self.not_images, count)})" if what == NOT_IMAGES else ""
-            said.append(f"Passed over: {count} {what}{names}.")
+            if what == INNER_FOLDERS:
+                names = f" ({self.request.command('--nested')} takes the images in them)"
+            said.append(f"Passed over: {counted(count, what, SINGULAR.get(what))}{names}.")
         return tuple(said)
+
+
+@dataclass(frozen=True)
+class IngestRequest:
+    """What an ingest was asked for, to be suggested again as a whole command.
+
+    words: of the command line, without the image roots. image_roots: as given; none: the source's folder.
+    """
+
+    words: tuple[str, ...]
+    image_roots: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        source: Place,
+        image_roots: Sequence[Place],
+        range_size: int | None,
+        options: ReadingOptions,
+        flags: Mapping[str, bool],
+    ) -> IngestRequest:
+        """The request that these arguments of ``ingest`` make. flags: by the option's name."""
+        words = ["ingest", str(source), *options.words()]
+        words += [] if range_size is None else ["--range-size", str(range_size)]
+        words += [name for name, is_set in flags.items() if is_set]
+        return cls(tuple(words), tuple(map(str, image_roots)))
+
+    def command(self, *more: object, image_roots: Sequence[object] = ()) -> str:
+        """The same command with more words; image_roots: others than were given."""
+        roots = [word for root in image_roots or self.image_roots for word in ("--image-root", root)]
+        words = [*self.words, *roots]
+        return command(*words, *(one for one in more if one not in words))
 
 
 class IngestBusyError(Exception):
@@ -223,7 +277,7 @@ def ingest(
     home: Path,
     *,
     range_size: int | None = None,
-    image_root: Place | None = None,
+    image_root: Place | Sequence[Place] | None = None,
     update: bool = False,
     close: bool = False,
     skip_bad: bool = False,
@@ -237,12 +291,13 @@ def ingest(
     New properties get new ordinals after the known ones. Every ``range_size`` of them (default: the
     catalogue's own, at first 1,000) become a new range; the rest waits in the tail until it is full, or
     ``close`` makes a smaller range of it. What is in the catalogue stays where it is. Properties whose images
-    changed (another list, other sizes) are taken only with ``update``. ``image_root`` is the folder, on disk
-    or on S3, that image paths are relative to and may not leave; default: the source's folder. ``skip_bad``
-    writes the entries that cannot be taken to a reject file in the home, and takes the rest. ``options``: how
-    a text listing is read. ``max_images``: the report counts the properties that have more. ``progress`` is
-    told how far it is. ``store``: where the catalogue of several machines lies; it is extended first. Nothing
-    is written where nothing changed.
+    changed (another list, other sizes) are taken only with ``update``. ``image_root`` is the folder, or the
+    folders on disk, or the one on S3, that image paths are relative to and may not leave; default: the
+    source's folder, or for a listing those of the catalogue if it has several. ``skip_bad`` writes the
+    entries that cannot be taken to a reject file in the home, and takes the rest. ``options``: how a source
+    is read. ``max_images``: the report counts the properties that have more. ``progress`` is told how far it
+    is. ``store``: where the catalogue of several machines lies; it is extended first. Nothing is written
+    where nothing changed.
 
     Raises ListingError (a family: what is wrong with the source, by line), IngestBusyError,
     CatalogUnreadableError, StoreAwayError, and DurableWriteError where the disk refuses; then the catalogue
@@ -250,16 +305,24 @@ def ingest(
     """
     if range_size is not None and range_size < 1:
         raise ValueError(f"the range size is 1 or more, not {range_size}")
-    root = _image_root(source, image_root)
+    chosen = [image_root] if isinstance(image_root, Place) else list(image_root or ())
+    asked = _asked_roots(source, chosen)
     now = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     rejects = home / "rejected" / f"{source.name}-{now}.csv" if skip_bad else None
-    with Problems(source, rejects) as problems, ThreadPoolExecutor(_THREADS) as pool:
-        listing = open_listing(source, image_root=root.path, pool=pool, problems=problems, options=options)
+    flags = {"--update": update, "--close": close, "--skip-bad": skip_bad}
+    request = IngestRequest.of(source, chosen, range_size, options, flags)
+    with (
+        Problems(source, rejects, request.command("--skip-bad")) as problems,
+        ThreadPoolExecutor(_THREADS) as pool,
+    ):
+        # Where there are several roots, each path is looked for by its whole name.
+        prefix = str(asked[0]) if len(asked) == 1 else ""
+        listing = open_listing(source, image_root=prefix, pool=pool, problems=problems, options=options)
         with only_ingest(home, f"source {source}"):
             restored = [restore_withdrawn(home)]
             there = pull_catalog(home, store)
             known = _known(home)
-            _check_root(known, root, update)
+            root = _roots_for(known, asked, source, request)
 
             def advance(done: int, properties: int, images: int) -> None:
                 progress(IngestProgress("reading", done, listing.total, properties, images))
@@ -274,22 +337,33 @@ def ingest(
             withdrawn = read_withdrawn(home)
             merge = _Merge(listed, update, close, unlisted, source, withdrawn)
             header = _header(known, home, root, range_size)
-            moved = known is not None and header.image_root != known.header.image_root
+            moved = known is not None and _roots(header) != _roots(known.header)
             data = merge.next_catalog(known, header)
+            is_wider = known is not None and _roots(header)[: len(_roots(known.header))] == _roots(
+                known.header
+            )
+            if moved and not is_wider and merge.gone and not (merge.unchanged or merge.changed):
+                raise ListingError(
+                    f"Not one property of this catalogue is in {source}, so nothing was changed: with the"
+                    f" image root {root.path} all would lose their images. Give these properties a home of"
+                    " their own: --home DIR."
+                )
             if merge.tombstones and (withdrawn := merge.withdrawn) is None:
                 raise lost_list(home, len(merge.tombstones))
             if withdrawn is not None and merge.unknown_tombstones:
                 save_withdrawn(home, withdrawn)
                 share_withdrawn(home, store)
                 restored.append(
-                    f"{merge.unknown_tombstones} properties were missing from the list of withdrawn ids,"
+                    f"{counted(merge.unknown_tombstones, 'properties were', 'property was')} missing from"
+                    " the list of withdrawn ids,"
                     " and were restored from the tombstones of the catalogue."
                 )
             images = len(listed.sizes)
             if update and merge.readable_before and images and len(listed.missing()) == images:
                 # An unmounted disk looks like images that are all gone: every range would be stale.
                 raise ListingError(
-                    f"Not one of the {images} images can be read under {root.path}, so nothing was updated."
+                    f"Not one of {counted(images, 'images')} can be read under {root.path}, so nothing"
+                    f" was updated."
                     " Is the disk there, and is this the image root?"
                 )
             written = bool(merge.new or merge.new_ranges or merge.stale or merge.changed_in_tail or moved)
@@ -298,7 +372,7 @@ def ingest(
             else:
                 check_copies(home)
             before = header.range_size if known is None else known.header.range_size
-            report = _report(Catalog.open(home), merge, listing, problems, max_images)
+            report = _report(Catalog.open(home), request, merge, listing, problems, max_images)
             return replace(
                 report,
                 written=written,
@@ -490,35 +564,87 @@ def only_ingest(home: Path, doing: str) -> Iterator[None]:
         lock.close()
 
 
-def _image_root(source: Place, image_root: Place | None) -> AnyImageRoot:
-    if image_root is None:
-        return root_at(source.parent if isinstance(source, Path) and not source.is_dir() else source)
-    if isinstance(image_root, Path) and not image_root.is_dir():
-        raise ListingError(f"There is no image root at {image_root}: it is a folder of images.")
-    return root_at(image_root)
+def _asked_roots(source: Place, image_roots: Sequence[Place]) -> list[Place]:
+    """The folders that were named, absolute; or the source's own."""
+    if not image_roots:
+        return [source.parent if isinstance(source, Path) and not source.is_dir() else source]
+    for place in image_roots:
+        if isinstance(place, Path) and not place.is_dir():
+            raise ListingError(f"There is no image root at {place}: it is a folder of images.")
+    return list(image_roots)
 
 
-def _check_root(known: Catalog | None, root: AnyImageRoot, update: bool) -> None:
-    if known is not None and known.images.real != root.real and not update:
-        raise ListingError(
-            f"The images of this catalogue lie under {known.image_root}, those of this source under "
-            f"{root.path}. If the source's images are among the catalogue's, name the folder: ingest with "
-            f"--image-root {known.image_root}, or set VLM_ASSETS_IMAGE_ROOT to it. If all images have moved: "
-            f"ingest with --image-root {root.path} --update."
-        )
+def _roots_for(
+    known: Catalog | None, asked: Sequence[Place], source: Place, request: IngestRequest
+) -> AnyImageRoot:
+    """The roots of the next catalogue; relative paths of this source are looked for in those asked for.
+
+    Raises ListingError where the catalogue's images lie elsewhere.
+    """
+    try:
+        root = roots_at(asked)
+        if known is None or known.images.real == root.real:
+            return root
+        before = _reals(known.images.places)
+        if not request.image_roots and len(before) > 1 and isinstance(source, Path) and not source.is_dir():
+            return known.images
+        named = _reals(asked)
+        is_wider = set(before) < set(named)
+        if set(named) <= set(before) or is_wider:
+            added = [place for place, real in zip(asked, named, strict=True) if real not in before]
+            wider = roots_at([*known.images.places, *added])
+            if isinstance(wider, ImageRoots):
+                reals = _reals(wider.places)
+                return replace(wider, searched=tuple(map(reals.index, named)))
+            return wider
+    except InvalidImagePathError as error:
+        raise ListingError(f"The image roots cannot be taken: {error}.") from error
+    if "--update" in request.words and len(before) == len(named):
+        return root
+    places = known.images.places
+    raise ListingError(
+        f"The images of this catalogue lie under {known.image_root}, those of this source under"
+        f" {root.path}. Nothing was changed. If these are other properties, give them a home of their"
+        f" own: {request.command('--home', 'DIR')}. If the source's images are among the catalogue's,"
+        f" name that folder: {request.command(image_roots=places)}. If they lie in a further folder of"
+        f" this machine: {request.command(image_roots=[*places, *asked])}. If all images of the catalogue"
+        f" have moved there: {request.command('--update', image_roots=asked)}."
+    )
+
+
+def _reals(places: Sequence[Place]) -> list[str]:
+    return [roots_at([place]).real for place in places]
+
+
+def _roots(header: CatalogHeader) -> tuple[str, ...]:
+    return header.image_root, *header.more_roots
 
 
 def _header(known: Catalog | None, home: Path, root: AnyImageRoot, range_size: int | None) -> CatalogHeader:
     """The next header, its ranges not yet known. A root inside the home is kept relative: homes move."""
-    stored = root.path
-    if isinstance(root, ImageRoot) and Path(stored).is_relative_to(home.absolute()):
-        stored = str(Path(stored).relative_to(home.absolute()))
+    stored = [
+        str(place.relative_to(home.absolute()))
+        if isinstance(place, Path) and place.is_relative_to(home.absolute())
+        else str(place)
+        for place in root.places
+    ]
     if known is None:
-        return CatalogHeader(str(uuid.uuid4()), 1, stored, range_size or DEFAULT_RANGE_SIZE, (), ())
+        return CatalogHeader(
+            str(uuid.uuid4()),
+            1,
+            stored[0],
+            range_size or DEFAULT_RANGE_SIZE,
+            (),
+            (),
+            more_roots=tuple(stored[1:]),
+        )
+    if known.images.real == root.real:
+        stored = list(_roots(known.header))
     return replace(
         known.header,
         sequence=known.header.sequence + 1,
-        image_root=known.header.image_root if known.images.real == root.real else stored,
+        image_root=stored[0],
+        more_roots=tuple(stored[1:]),
         range_size=range_size or known.header.range_size,
     )
 
@@ -526,7 +652,8 @@ def _header(known: Catalog | None, home: Path, root: AnyImageRoot, range_size: i
 def _check_not_empty(listed: ListedImages, source: Place, problems: Problems) -> None:
     if problems.count and not listed.codes:
         raise ListingError(
-            f"{source}: not one of its properties can be taken ({problems.count} entries are refused), so"
+            f"{source}: not one of its properties can be taken"
+            f" ({counted(problems.count, 'entries are', 'entry is')} refused), so"
             " nothing was changed. Without --skip-bad the first of them are listed."
         )
     is_folder = isinstance(source, S3Folder) or source.is_dir()
@@ -537,12 +664,18 @@ def _check_not_empty(listed: ListedImages, source: Place, problems: Problems) ->
 
 
 def _report(
-    catalog: Catalog, merge: _Merge, listing: Listing, problems: Problems, max_images: int | None
+    catalog: Catalog,
+    request: IngestRequest,
+    merge: _Merge,
+    listing: Listing,
+    problems: Problems,
+    max_images: int | None,
 ) -> IngestReport:
     listed = merge.listed
     missing = listed.missing()
     return IngestReport(
         home=catalog.home,
+        request=request,
         catalog=catalog.path,
         catalog_id=catalog.catalog_id,
         rows=catalog.rows,

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from vlm_assets.catalog.image_root import AnyImageRoot, InvalidImagePathError, is_utf8
-from vlm_assets.catalog.listing import Listing, Problems
+from vlm_assets.catalog.listing import MAX_ID, MAX_IMAGES, MAX_PATH, Listing, Problems
 
 _IMAGES_AT_ONCE = 1 << 18
 _IMAGES_A_TASK = 2048
@@ -97,6 +97,7 @@ def gather(
     """
     codes: dict[str, int] = {}
     refused: set[int] = set()
+    counted: dict[int, int] = {}
     first_lines = array("q")
     owners, lines, sizes = array("q"), array("q"), array("q")
     chunks: list[Any] = []
@@ -127,10 +128,21 @@ def gather(
             code = codes[property_id] = len(codes)
             first_lines.append(line)
         elif listing.row_is_property:
-            problems.add(line, f"the id stands in line {first_lines[code]} already", property_id, property_id)
+            first = f"line {first_lines[code]}" if line else "the source"
+            reason = f"the id stands in {first} already; that first entry is kept, and this one left out"
+            problems.add(line, reason, property_id, property_id)
+            continue
+        if code in refused:
+            continue
+        counted[code] = counted.get(code, 0) + len(images)
+        if counted[code] > MAX_IMAGES:
+            problems.add(line, f"more than {MAX_IMAGES:,} images in one property", property_id, property_id)
+            refused.add(code)
             continue
         for written, size in zip(images, known or repeat(None), strict=False):
             try:
+                if len(written) > MAX_PATH:
+                    raise InvalidImagePathError(f"the path has more than {MAX_PATH:,} characters")
                 uri = root.uri(written)
             except InvalidImagePathError as error:
                 problems.add(line, str(error), written, property_id)
@@ -199,6 +211,8 @@ def _measure(root: AnyImageRoot, uri: str, known: int | None) -> int | str:
 
 
 def _refused_id(property_id: str) -> str | None:
+    if len(property_id) > MAX_ID:
+        return f"the id has more than {MAX_ID:,} characters"
     if not property_id.strip():
         return "the id is empty"
     if "\0" in property_id:

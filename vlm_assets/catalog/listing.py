@@ -1,9 +1,11 @@
 """Sources of properties and their images: folder trees, CSV, JSONL and parquet, read record by record.
 
 - A folder: every folder in it is a property and its name the id, in the order of the names' code points;
-  the image files in it are its images, in natural order (2.jpg before 10.jpg, any case). A file with one of
-  IMAGE_SUFFIXES is an image; any other is recognised by its first bytes, whatever its name. Hidden names are
-  passed over; files that are no images are named, and folders deeper down are counted, in the report.
+  the image files in it are its images, in natural order (2.jpg before 10.jpg, any case). If it has no image
+  but a single folder, those in that folder are (ID/photos/1.jpg). Other folders in it are counted in the
+  report, since REGION/ID/1.jpg looks like that too; with ``nested`` their images are taken. A file with one
+  of IMAGE_SUFFIXES is an image; any other is recognised by its first bytes, whatever its name. Hidden names
+  are passed over; files that are no images are named in the report.
 - A folder on S3, in the same way: ``s3://BUCKET/PREFIX`` with ID/IMAGE below it, the ids in the order of the
   store. Sizes come with the listing, so that no object is asked for twice.
 - ``.csv``, ``.tsv``, ``.txt`` with a header; delimiter and encoding are found out (``text_listing.py``):
@@ -33,16 +35,18 @@ from functools import partial
 from io import TextIOWrapper
 from itertools import compress, groupby, islice
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, Final, NamedTuple, TextIO
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from resources.images.images import recognised_format
-from resources.storage.files import make_directory
-from resources.store.bucket import NoObjectError, ObjectDeniedError, Place, S3Folder
 from vlm_assets.catalog.image_root import is_utf8
 from vlm_assets.catalog.text_listing import (
+    Encoding,
+    Lines,
+    LongRowError,
     csv_rows,
     encoding_hint,
     find_delimiter,
@@ -51,13 +55,19 @@ from vlm_assets.catalog.text_listing import (
     likely_reading,
     open_text,
 )
+from vlm_durable.commands import command
+from vlm_durable.files.files import make_directory
+from vlm_durable.files.processes import memory_limit
+from vlm_durable.mirror.bucket import NoObjectError, ObjectDeniedError, Place, S3Folder
+from vlm_durable.wording import counted
+from vlm_engine.images.images import recognised_format
 
 IMAGE_SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jfif", ".png", ".webp", ".avif", ".tif", ".tiff", ".bmp", ".gif"}
     | {".tga", ".heic", ".heif"}
 )
 """Files with these suffixes are not opened: opening 12 million files takes hours on a network disk. If one is
-no image, its row says so; so it does of HEIC, which cannot be read here. TGA has no signature to look for."""
+no image, its row says so. TGA has no signature to look for."""
 
 _LISTINGS = frozenset({".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".parquet"})
 
@@ -65,13 +75,62 @@ ID_COLUMNS = ("property_id", "id")
 LIST_COLUMNS = ("images", "image_uris")
 SINGLE_COLUMNS = ("image", "image_uri", "image_path")
 
+LIKELY_ID_COLUMNS = (
+    "listing_id", "listing", "property", "property_ref", "mls_id", "mls_number", "mls", "object_id",
+    "ad_id", "reference", "ref",
+)  # fmt: skip
+LIKELY_LIST_COLUMNS = ("photos", "pictures", "image_paths", "image_files", "photo_paths", "photo_files")
+LIKELY_SINGLE_COLUMNS = (
+    "photo", "picture", "image_file", "photo_path", "photo_file", "file_name", "file", "path",
+)  # fmt: skip
+"""Names that are taken where none of those above is there, and the report says so."""
+
+MAX_ID = 1000
+"""Characters."""
+
+MAX_IMAGES = 10_000
+"""Images of one property."""
+
+MAX_PATH = 4096
+"""Characters of an image's path: PATH_MAX of Linux."""
+
+_MAX_COLUMNS = 1000
+_MAX_ROW_GROUPS = 100_000
+_MAX_FOOTER_BYTES = 16 << 20
+_ROWS_AT_ONCE = 1024
+_IMAGES_AT_ONCE = 16_384
+_PARQUET_BYTES = 1 << 30
+"""Memory that unpacking a part of a parquet file may take."""
+
+_UNPACKED_SHARE = 200
+_UNPACKED_BYTES = 128 << 20
+_ENTRY_BYTES = 64
+"""A listing unpacks to so many times its size or so many bytes at most: 138 KB once took 3.5 GB."""
+
+INNER_FOLDERS = "folders inside property folders"
+"""A kind of the notes: `--nested` takes the images in them."""
+
 NOT_IMAGES = "files that are not images"
+
+BESIDE = "files beside the property folders"
+
+HIDDEN = "hidden files or folders"
+
+SINGULAR: Final = {
+    INNER_FOLDERS: "folder inside a property folder",
+    NOT_IMAGES: "file that is not an image",
+    BESIDE: "file beside the property folders",
+    HIDDEN: "hidden file or folder",
+}
+"""Of what is passed over."""
 """A kind of the notes, whose first files are named too."""
 
 _NAMED_PROBLEMS = 20
 _NAMED_NOT_IMAGES = 10
 _SIGNATURE_BYTES = 32
 _FOLDERS_AT_ONCE = 4096
+_FOLDERS_DEEP = 8
+"""Folders below a property's own, one in the other, that are looked into."""
 _DIGITS = re.compile(r"([0-9]+)")
 
 
@@ -96,6 +155,26 @@ class ReadingOptions:
     delimiter: str | None = None
     encoding: str | None = None
     image_separator: str = "|"
+    id_column: str | None = None
+    image_column: str | None = None
+    nested: bool = False
+
+    def words(self) -> list[str]:
+        """The options that were given, as words of a command."""
+        words = []
+        if self.delimiter is not None:
+            words += ["--delimiter", "tab" if self.delimiter == "\t" else self.delimiter]
+        if self.encoding is not None:
+            words += ["--encoding", self.encoding]
+        if self.image_separator != "|":
+            words += ["--image-separator", self.image_separator]
+        if self.id_column is not None:
+            words += ["--id-column", self.id_column]
+        if self.image_column is not None:
+            words += ["--image-column", self.image_column]
+        if self.nested:
+            words.append("--nested")
+        return words
 
 
 FOUND_OUT = ReadingOptions()
@@ -106,11 +185,13 @@ FOUND_OUT = ReadingOptions()
 class Problems:
     """Entries of a source that cannot be taken: all of them counted, the first in words.
 
-    rejects: a file that all of them are written to; then the rest of the source is taken.
+    rejects: a file that all of them are written to; then the rest of the source is taken. take_rest: the
+    command that does so.
     """
 
     source: Place
     rejects: Path | None = None
+    take_rest: str = ""
     count: int = 0
     _first: list[str] = field(default_factory=list)
     _reading: str | None = None
@@ -136,13 +217,12 @@ class Problems:
         if self.count and self.rejects is None:
             more = f"\n  and {self.count - len(self._first)} more" if self.count > len(self._first) else ""
             hint = f"\n{encoding_hint(_excerpt(self._reading))}" if self._reading is not None else ""
-            command = shlex.join(["vlm-assets", "ingest", str(self.source), "--skip-bad"])
             raise ListingError(
                 f"{self.source} was refused, nothing was changed: {self.count} of its entries cannot be "
                 "taken:\n"
                 + "\n".join(self._first)
                 + f"{more}{hint}\nCorrect them and ingest again, or take the"
-                f" rest now: {command}"
+                f" rest now: {self.take_rest}"
             )
 
     def __enter__(self) -> Problems:
@@ -202,10 +282,10 @@ def open_listing(
                 f"{source}: a listing is read from a local disk. Copy it here and ingest the copy; its images"
                 " may lie on S3: --image-root s3://BUCKET/PREFIX."
             )
-        return _open_store(source, pool)
+        return _open_store(source, pool, nested=options.nested)
     if source.is_dir():
         prefix = "" if str(source.absolute()) == image_root else f"{source.absolute()}/"
-        return _open_folders(source, prefix, pool, problems)
+        return _open_folders(source, prefix, pool, problems, nested=options.nested)
     if not source.is_file():
         raise ListingError(f"There is no folder or listing at {source}.")
     try:
@@ -215,14 +295,16 @@ def open_listing(
             case ".jsonl" | ".ndjson":
                 return _open_jsonl(source, problems, options)
             case ".parquet":
-                return _open_parquet(source, problems)
+                return _open_parquet(source, problems, options)
+    except MemoryError as error:
+        raise _too_large(source) from error
     except (OSError, pa.ArrowException, UnicodeError) as error:
         raise ListingError(f"{source} cannot be read: {error}") from error
     except LookupError as error:
         raise ListingError(f"{source} cannot be read: {error}. Give another --encoding.") from error
     raise ListingError(
         f"{source} is not a listing that can be read: give a folder, or a .csv, .tsv, .jsonl or .parquet"
-        " file. `vlm-assets ingest --help` shows what belongs in one."
+        f" file. {command('ingest', '--help')} shows what belongs in one."
     )
 
 
@@ -230,20 +312,22 @@ def _readable(source: Path, records: Iterator[Listed]) -> Iterator[Listed]:
     """The records, where the source can be read to its end. Raises ListingError."""
     try:
         yield from records
+    except MemoryError as error:
+        raise _too_large(source) from error
     except (OSError, pa.ArrowException, UnicodeError) as error:
         raise ListingError(f"{source} cannot be read: {error}") from error
 
 
-def _open_folders(source: Path, prefix: str, pool: Executor, problems: Problems) -> Listing:
+def _open_folders(source: Path, prefix: str, pool: Executor, problems: Problems, *, nested: bool) -> Listing:
     notes: Counter[str] = Counter()
     names = []
     try:
         with os.scandir(source) as entries:
             for entry in entries:
                 if entry.name.startswith("."):
-                    notes["hidden files or folders"] += 1
+                    notes[HIDDEN] += 1
                 elif not _is_folder(entry):
-                    notes["files beside the property folders"] += 1
+                    notes[BESIDE] += 1
                 elif not is_utf8(entry.name):
                     problems.add(0, "a folder's name is not UTF-8", entry.path)
                 else:
@@ -256,7 +340,7 @@ def _open_folders(source: Path, prefix: str, pool: Executor, problems: Problems)
         # Sorted as code points: an order that no locale and no file system changes.
         remaining = iter(sorted(names))
         while some := list(islice(remaining, _FOLDERS_AT_ONCE)):
-            listed = pool.map(_list_folder, (f"{source}/{name}" for name in some))
+            listed = pool.map(partial(_list_folder, nested=nested), (f"{source}/{name}" for name in some))
             for name, found in zip(some, listed, strict=True):
                 listing.read += 1
                 if isinstance(found, OSError):
@@ -272,35 +356,53 @@ def _open_folders(source: Path, prefix: str, pool: Executor, problems: Problems)
     return listing
 
 
-def _list_folder(folder: str) -> tuple[list[str], list[str], Counter[str]] | OSError:
-    """Its images, its files that are no images, and how many of each kind were passed over."""
+def _list_folder(folder: str, *, nested: bool) -> tuple[list[str], list[str], Counter[str]] | OSError:
+    """Its images, its files that are no images, and how many of each kind were passed over.
+
+    Names are relative to the folder. A link to a folder is not followed: it may lead back.
+    """
     images: list[str] = []
     not_images: list[str] = []
     passed_over: Counter[str] = Counter()
+    below = [""]
     try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.name.startswith("."):
-                    passed_over["hidden files or folders"] += 1
-                elif _is_folder(entry):
-                    passed_over["folders inside property folders"] += 1
-                elif _is_image(entry):
-                    images.append(entry.name)
-                else:
-                    not_images.append(entry.name)
-                    passed_over[NOT_IMAGES] += 1
+        while below:
+            path, inner = below.pop(), list[str]()
+            with os.scandir(f"{folder}/{path}") as entries:
+                for entry in entries:
+                    if entry.name.startswith("."):
+                        passed_over["hidden files or folders"] += 1
+                    elif _is_folder(entry):
+                        if entry.is_symlink():
+                            passed_over["links to folders inside property folders"] += 1
+                        else:
+                            inner.append(f"{path}{entry.name}/")
+                    elif _is_image(entry):
+                        images.append(path + entry.name)
+                    else:
+                        not_images.append(path + entry.name)
+                        passed_over[NOT_IMAGES] += 1
+            if (nested or (len(inner) == 1 and not images)) and path.count("/") < _FOLDERS_DEEP:
+                below += inner
+            elif inner:
+                passed_over[INNER_FOLDERS] += len(inner)
     except OSError as error:
         return error
     return sorted(images, key=_natural), sorted(not_images, key=_natural), passed_over
 
 
-def _open_store(source: S3Folder, pool: Executor) -> Listing:
+def _open_store(source: S3Folder, pool: Executor, *, nested: bool) -> Listing:
     read = Listing(True)
 
     def records() -> Iterator[Listed]:
         for property_id, objects in groupby(_images_in_store(source, read), lambda one: one[0]):
             read.read += 1
-            found = sorted(((name, size) for _, name, size in objects), key=lambda one: _natural(one[0]))
+            named = [(name, size) for _, name, size in objects]
+            folders = {name.rpartition("/")[0] for name, _ in named}
+            if len(folders) > 1 and not nested:
+                read.notes[INNER_FOLDERS] += len(folders - {""})
+                named = [(name, size) for name, size in named if "/" not in name]
+            found = sorted(named, key=lambda one: _natural(one[0]))
             known = [os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES for name, _ in found]  # noqa: PTH122
             if not all(known):
                 keys = [f"{property_id}/{name}" for name, _ in found]
@@ -329,11 +431,9 @@ def _images_in_store(source: S3Folder, listing: Listing) -> Iterator[tuple[str, 
         if key.endswith("/"):
             continue  # What some tools put in place of a folder.
         if not name:
-            listing.notes["files beside the property folders"] += 1
-        elif "/" in name:
-            listing.notes["files in folders inside property folders"] += 1
-        elif key.startswith(".") or name.startswith("."):
-            listing.notes["hidden files or folders"] += 1
+            listing.notes[BESIDE] += 1
+        elif any(part.startswith(".") for part in key.split("/")):
+            listing.notes[HIDDEN] += 1
         else:
             yield property_id, name, size
 
@@ -389,11 +489,14 @@ def _natural(name: str) -> tuple[list[str | int], str]:
 
 def _open_csv(source: Path, problems: Problems, options: ReadingOptions) -> Listing:
     encoding = find_encoding(source, options.encoding)
-    delimiter, header = find_delimiter(source, encoding, options.delimiter, _fits)
+    delimiter, header = find_delimiter(
+        source, encoding, options.delimiter, lambda names: _fits(names, options)
+    )
     if not header:
         raise ListingError(f"{source} is empty: it has not even a header.")
     looks = ("tab" if delimiter == "\t" else delimiter) + "-separated"
-    id_at, images_at, row_is_property = _columns(source, header, f"; this looks like {looks} text")
+    id_at, images_at, row_is_property = _columns(source, header, options, f"; this looks like {looks} text")
+    row_is_property |= _holds_lists(source, encoding, delimiter, images_at, options)
     stream = open_text(source, encoding)
 
     def records() -> Iterator[Listed]:
@@ -401,7 +504,7 @@ def _open_csv(source: Path, problems: Problems, options: ReadingOptions) -> List
         next(rows)
         for line, row in rows:
             if len(row) != len(header):
-                reason = f"{len(row)} fields where the header has {len(header)}"
+                reason = f"{counted(len(row), 'fields')} where the header has {len(header)}"
                 problems.add(line, reason, ",".join(row))
             elif not row_is_property:
                 yield Listed(row[id_at], (row[images_at],), line)
@@ -419,6 +522,31 @@ def _open_csv(source: Path, problems: Problems, options: ReadingOptions) -> List
     listing = _of_text(source, stream, records(), row_is_property)
     if delimiter != "," or encoding.label != "UTF-8":
         listing.format = f"This looks like {looks} text in {encoding.label}, and was read so."
+    return _with_guess(listing, header[id_at], header[images_at], options)
+
+
+def _holds_lists(
+    source: Path, encoding: Encoding, delimiter: str, images_at: int, options: ReadingOptions
+) -> bool:
+    """Whether a CSV's first rows have several images in a field, whatever the column is called."""
+    with open_text(source, encoding) as stream:
+        rows = csv_rows(stream, delimiter, lambda *_: None)
+        header = next(rows)[1]
+        if _plain(header[images_at]) in _plain_names(SINGLE_COLUMNS):
+            return False
+        cells = (row[images_at] for _, row in islice(rows, 100) if len(row) == len(header))
+        return any(cell.startswith("[") or options.image_separator in cell for cell in cells)
+
+
+def _with_guess(listing: Listing, id_name: str, images_name: str, options: ReadingOptions) -> Listing:
+    """Say which columns were taken, where their names are not the ones of the documentation."""
+    if _plain(id_name) not in _plain_names(ID_COLUMNS) or _plain(images_name) not in _plain_names(
+        LIST_COLUMNS + SINGLE_COLUMNS
+    ):
+        taken = (
+            f"The id is taken from the column {_excerpt(id_name)}, the images from {_excerpt(images_name)}."
+        )
+        listing.format = f"{listing.format} {taken}" if listing.format else taken
     return listing
 
 
@@ -436,7 +564,7 @@ def _split_images(cell: str, separator: str) -> list[str] | None:
     if not cell:
         return []
     if not cell.startswith("["):
-        return cell.split(separator)
+        return cell.split(separator, MAX_IMAGES)
     try:
         images = json.loads(cell)
     except (ValueError, RecursionError):
@@ -449,7 +577,17 @@ def _open_jsonl(source: Path, problems: Problems, options: ReadingOptions) -> Li
     stream = open_text(source, encoding, newline="\n")
 
     def records() -> Iterator[Listed]:
-        for line, data in enumerate(stream, start=1):
+        lines = Lines(stream)
+        while True:
+            lines.begin_row()
+            line = lines.line + 1
+            try:
+                data = next(lines, None)
+            except LongRowError as error:
+                problems.add(line, "too long", str(error))
+                continue
+            if data is None:
+                return
             text = data.rstrip("\r\n")
             if not text.strip():
                 continue
@@ -462,8 +600,10 @@ def _open_jsonl(source: Path, problems: Problems, options: ReadingOptions) -> Li
                 problems.add(line, f"no valid JSON ({error})", text)
                 continue
             keys = record if isinstance(record, dict) else {}
-            property_id = next((keys[name] for name in ID_COLUMNS if name in keys), None)
-            images = next((keys[name] for name in LIST_COLUMNS if name in keys), None)
+            names = list(keys) if len(keys) <= _MAX_COLUMNS else []
+            id_at, images_at = _positions(names, options, lists_only=True)
+            property_id = None if id_at is None else keys[names[id_at]]
+            images = None if images_at is None else keys[names[images_at]]
             if isinstance(property_id, int) and not isinstance(property_id, bool):
                 property_id = str(property_id)
             if not isinstance(property_id, str):
@@ -479,11 +619,38 @@ def _open_jsonl(source: Path, problems: Problems, options: ReadingOptions) -> Li
     return listing
 
 
-def _open_parquet(source: Path, problems: Problems) -> Listing:
-    file = pq.ParquetFile(source)
+def _too_large(source: Path) -> ListingError:
+    return ListingError(
+        f"{source} was refused, nothing was changed: a part of it would take more than"
+        f" {_PARQUET_BYTES >> 20:,} MiB to unpack. Write it again with smaller row groups and pages."
+    )
+
+
+def _open_parquet(source: Path, problems: Problems, options: ReadingOptions) -> Listing:
+    with source.open("rb") as stream:
+        size = stream.seek(0, os.SEEK_END)
+        stream.seek(max(0, size - 8))
+        footer = int.from_bytes(stream.read(8)[:4], "little")
+    if size > 12 and footer > min(size, _MAX_FOOTER_BYTES):
+        raise ListingError(
+            f"{source} cannot be read: its footer would have {footer:,} bytes;"
+            f" {_MAX_FOOTER_BYTES:,} are read at most."
+        )
+    with memory_limit(_PARQUET_BYTES):
+        # Page by page: a row group may be larger than the memory.
+        file = pq.ParquetFile(source, buffer_size=1 << 20, pre_buffer=False)
+    if file.metadata.num_row_groups > _MAX_ROW_GROUPS:
+        raise ListingError(
+            f"{source} has {counted(file.metadata.num_row_groups, 'row groups')}; {_MAX_ROW_GROUPS:,}"
+            f" are read at most."
+        )
     schema = file.schema_arrow
-    id_at, images_at, row_is_property = _columns(source, schema.names)
+    id_at, images_at, row_is_property = _columns(source, schema.names, options)
     id_type, images_type = schema.field(id_at).type, schema.field(images_at).type
+    if pa.types.is_list(images_type) or pa.types.is_large_list(images_type):
+        row_is_property = True
+    elif _plain(schema.names[images_at]) not in _plain_names(LIST_COLUMNS):
+        row_is_property = False
     if row_is_property:
         is_list = pa.types.is_list(images_type) or pa.types.is_large_list(images_type)
         item_type = images_type.value_type if is_list else pa.null()
@@ -498,32 +665,72 @@ def _open_parquet(source: Path, problems: Problems) -> Listing:
     listing = Listing(row_is_property, total=file.metadata.num_rows)
 
     def records() -> Iterator[Listed]:
+        unpacked, most = 0, max(_UNPACKED_BYTES, _UNPACKED_SHARE * source.stat().st_size)
         with file:
-            for batch in file.iter_batches(batch_size=8192, columns=names):
-                ids, images = (_bytes_for_text(batch.column(name)).to_pylist() for name in names)
-                for one_id, some in zip(ids, images, strict=True):
-                    listing.read += 1
-                    listed = some if row_is_property else [some]
-                    if one_id is None or listed is None or None in listed:
-                        problems.add(listing.read, "a null where an id or an image belongs", str(one_id))
-                        continue
-                    property_id = str(one_id) if isinstance(one_id, int) else _decoded(one_id)
-                    yield Listed(property_id, [_decoded(image) for image in listed], listing.read)
+            batches = file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=names, use_threads=False)
+            while True:
+                with memory_limit(_PARQUET_BYTES):
+                    batch = next(batches, None)
+                if batch is None:
+                    return
+                for part in _small_parts(batch, names[1] if row_is_property else None):
+                    with memory_limit(_PARQUET_BYTES):
+                        ids, images = (_bytes_for_text(part.column(name)).to_pylist() for name in names)
+                    for one_id, some in zip(ids, images, strict=True):
+                        listing.read += 1
+                        listed = some if row_is_property else [some]
+                        if one_id is None or listed is None or None in listed:
+                            problems.add(listing.read, "a null where an id or an image belongs", str(one_id))
+                            continue
+                        property_id = str(one_id) if isinstance(one_id, int) else _decoded(one_id)
+                        unpacked += (
+                            len(property_id) + sum(map(len, listed)) + _ENTRY_BYTES * (1 + len(listed))
+                        )
+                        if unpacked > most:
+                            raise ListingError(
+                                f"{source} was refused, nothing was changed: it is {source.stat().st_size:,}"
+                                f" bytes and unpacks to more than {most:,}. Is it a listing? If so, write it"
+                                " as a CSV."
+                            )
+                        yield Listed(property_id, [_decoded(image) for image in listed], listing.read)
 
     listing.records = _readable(source, records())
-    return listing
+    return _with_guess(listing, names[0], names[1], options)
+
+
+def _small_parts(batch: Any, lists: str | None) -> Iterator[Any]:
+    """A batch in parts of few images. lists: the column of lists, if there is one."""
+    if lists is None:
+        yield batch
+        return
+    counts = pc.fill_null(pc.list_value_length(batch.column(lists)), 0).to_pylist()
+    first = images = 0
+    for row, count in enumerate(counts):
+        if images and images + min(count, MAX_IMAGES) > _IMAGES_AT_ONCE:
+            yield batch.slice(first, row - first)
+            first, images = row, 0
+        images += min(count, MAX_IMAGES)
+    yield batch.slice(first)
 
 
 def _bytes_for_text(column: Any) -> Any:
-    """A column with its text as plain bytes, which read whether they are UTF-8 or not."""
+    """A column with its text as plain bytes, which read whether they are UTF-8 or not.
+
+    What is longer than an id or a path may be is cut one character after that, and lists are too: the entry
+    is refused, and not a gigabyte unpacked for it.
+    """
     kind = column.type
     if pa.types.is_integer(kind):
         return column
-    if pa.types.is_dictionary(kind):
-        column = column.dictionary_decode()
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return column.cast(pa.large_list(pa.large_binary()))
-    return column.cast(pa.large_binary())
+        short = pc.list_slice(column, 0, MAX_IMAGES + 1)
+        values = _bytes_for_text(short.flatten())
+        counts = pc.fill_null(pc.list_value_length(short), 0).to_numpy(zero_copy_only=False)
+        offsets = pa.array(np.concatenate(([0], np.cumsum(counts))), pa.int64())
+        return pa.LargeListArray.from_arrays(offsets, values, mask=short.is_null())
+    if pa.types.is_dictionary(kind):
+        return pc.take(_bytes_for_text(column.dictionary), column.indices)
+    return pc.binary_slice(column.cast(pa.large_binary()), 0, 4 * MAX_PATH + 1)
 
 
 def _decoded(data: bytes) -> str:
@@ -536,23 +743,65 @@ def _is_text(kind: Any) -> bool:
     return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
-def _fits(names: Sequence[str]) -> bool:
+def _plain(name: str) -> str:
+    """A column's name without what spreadsheets differ in: case, spaces and underscores."""
+    return re.sub(r"[\s_.-]+", "", name.casefold())
+
+
+def _plain_names(names: Sequence[str]) -> frozenset[str]:
+    return frozenset(map(_plain, names))
+
+
+def _positions(
+    names: Sequence[str], options: ReadingOptions, *, lists_only: bool = False
+) -> tuple[int | None, int | None]:
+    """Positions of the columns of ids and of images; None where not exactly one fits."""
+    plain = [_plain(name) for name in names]
+
+    def position(asked: str | None, *tiers: Sequence[str]) -> int | None:
+        if asked is not None:
+            exact = [at for at, name in enumerate(names) if name == asked]
+            tiers, matching = ((asked,),), exact
+            if len(exact) == 1:
+                return exact[0]
+        for tier in tiers:
+            tier_names = _plain_names(tier)
+            matching = [at for at, name in enumerate(plain) if name in tier_names]
+            if matching:
+                return matching[0] if len(matching) == 1 else None
+        return None
+
+    singles: Sequence[str] = () if lists_only else SINGLE_COLUMNS
+    likely_singles: Sequence[str] = () if lists_only else LIKELY_SINGLE_COLUMNS
+    return (
+        position(options.id_column, ID_COLUMNS, LIKELY_ID_COLUMNS),
+        position(options.image_column, (*LIST_COLUMNS, *singles), (*LIKELY_LIST_COLUMNS, *likely_singles)),
+    )
+
+
+def _fits(names: Sequence[str], options: ReadingOptions) -> bool:
     """Whether a listing with these columns can be read: one column of ids, one of images."""
-    images = LIST_COLUMNS + SINGLE_COLUMNS
-    return sum(name in ID_COLUMNS for name in names) == sum(name in images for name in names) == 1
+    return len(names) <= _MAX_COLUMNS and None not in _positions(names, options)
 
 
-def _columns(source: Path, names: Sequence[str], looks: str = "") -> tuple[int, int, bool]:
+def _columns(
+    source: Path, names: Sequence[str], options: ReadingOptions, looks: str = ""
+) -> tuple[int, int, bool]:
     """Positions of the ids and the images, and whether a row is a property (otherwise it is an image)."""
-    if not _fits(names):
+    if len(names) > _MAX_COLUMNS:
+        raise ListingError(
+            f"{source} has {counted(len(names), 'columns')}; {_MAX_COLUMNS:,} are read at most."
+        )
+    id_at, images_at = _positions(names, options)
+    if id_at is None or images_at is None:
         raise ListingError(
             f"{source} has the columns {', '.join(map(_excerpt, names))}{looks}. Needed are exactly one of "
             f"{', '.join(ID_COLUMNS)} for the id, and exactly one of {', '.join(LIST_COLUMNS)} (one row a "
-            f"property) or {', '.join(SINGLE_COLUMNS)} (one row an image)."
+            f"property) or {', '.join(SINGLE_COLUMNS)} (one row an image). If they have other names, give"
+            " them: --id-column NAME --image-column NAME."
         )
-    (id_at,) = (at for at, name in enumerate(names) if name in ID_COLUMNS)
-    (images_at,) = (at for at, name in enumerate(names) if name in LIST_COLUMNS + SINGLE_COLUMNS)
-    return id_at, images_at, names[images_at] in LIST_COLUMNS
+    lists = _plain_names((*LIST_COLUMNS, *LIKELY_LIST_COLUMNS))
+    return id_at, images_at, _plain(names[images_at]) in lists
 
 
 def _is_list_of_strings(value: object) -> bool:

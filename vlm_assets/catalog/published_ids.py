@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from resources.publishing.published import PublishedPartitions
-from resources.publishing.stored import StoredPartitions
-from resources.storage.layout import Home
-from resources.store.bucket import S3Folder
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import CatalogError, is_tombstone
 from vlm_assets.catalog.ranges import InvalidRangeError, PropertyRange
+from vlm_durable.commands import command
+from vlm_durable.files.layout import Home
+from vlm_durable.mirror.bucket import S3Folder
+from vlm_durable.versions.published import PublishedPartitions
+from vlm_durable.versions.stored import StoredPartitions
+from vlm_durable.wording import counted
 
 PARTITIONED = ("property_descriptions", "property_embeddings")
 """The assets with a file for each range."""
@@ -54,7 +56,8 @@ def unlisted_ids(home: Path, catalog: Catalog | None, store: S3Folder | None = N
         if one.range.start < closed:
             raise CatalogError(
                 f"{one.path} is published, and its range lies across others. Nothing was changed. It is of"
-                " another catalogue: bring that one back with `vlm-assets repair --catalog FILE`, or move the"
+                f" another catalogue: bring that one back with {command('repair', '--catalog', 'FILE')}, or"
+                " move the"
                 " file and its record away."
             )
         closed = one.range.stop
@@ -104,7 +107,7 @@ def _contradiction(unlisted: Sequence[PublishedIds], why: str) -> CatalogError:
     return CatalogError(
         f"{unlisted[0].path} is published, and the catalogue, which is an older version, does not list it:"
         f" {why}. Nothing was changed. Ingest the listing that has these properties first, or put the newer"
-        " catalogue back: `vlm-assets repair --catalog FILE`."
+        f" catalogue back: {command('repair', '--catalog', 'FILE')}."
     )
 
 
@@ -121,5 +124,7 @@ def _ids_of(published: PublishedPartitions, key: str) -> PublishedIds | None:
     rows = published.read(key)
     ids = [id_ for batch in rows.iter_batches(["property_id"]) for id_ in batch["property_id"].to_pylist()]
     if len(ids) != len(one):
-        raise CatalogError(f"{published.path(key)} has {len(ids)} rows where its range has {len(one)}.")
+        raise CatalogError(
+            f"{published.path(key)} has {counted(len(ids), 'rows')} where its range has {len(one)}."
+        )
     return PublishedIds(one, tuple(ids), published.path(key))

@@ -13,19 +13,23 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from resources.storage.files import sha256_of
-from resources.store.bucket import ObjectDamagedError, S3Folder, Stored, TakenError
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
 from vlm_assets.catalog.catalog_copies import (
     CatalogUnreadableError,
     catalog_path,
     choose_command,
+    last_store,
+    note_store,
     publish_catalog,
     replace_catalog,
     trouble_of,
 )
 from vlm_assets.catalog.catalog_file import UNREADABLE, CatalogError, CatalogHeader
 from vlm_assets.catalog.withdrawn_ids import share_withdrawn
+from vlm_durable.files.files import sha256_of
+from vlm_durable.mirror.bucket import ObjectDamagedError, S3Folder, Stored, TakenError
+from vlm_durable.versions.stored import newest_here_command
+from vlm_durable.wording import counted
 
 CATALOG = "property_catalog"
 """The asset of the catalogue."""
@@ -35,14 +39,21 @@ MOST_BYTES = 5 << 30
 
 
 def pull_catalog(home: Path, store: S3Folder | None) -> Stored | None:
-    """Have the home hold the store's catalogue; a store without one gets the home's, if there is one.
+    """Have the home hold the store's catalogue; a new store gets the home's, if there is one.
 
-    The list of withdrawn ids is shared first. Returns what stands in the store. Raises CatalogError,
-    StoreError.
+    The list of withdrawn ids is shared first. Returns what stands in the store. Raises CatalogError, of a
+    store that had a catalogue and has none too; StoreError.
     """
     if store is None:
         return None
     share_withdrawn(home, store)
+    there = _pull(home, store)
+    if there is not None:
+        note_store(home, str(store))
+    return there
+
+
+def _pull(home: Path, store: S3Folder) -> Stored | None:
     there = store.head(CATALOG_NAME)
     here, unreadable_here = None, None
     try:
@@ -54,7 +65,10 @@ def pull_catalog(home: Path, store: S3Folder | None) -> Stored | None:
     if there is None:
         if unreadable_here is not None:
             raise unreadable_here
-        return None if here is None else put_catalog(store, here.path.read_bytes(), over=None)
+        if here is None:
+            return None
+        _refuse_emptied(home, store)
+        return put_catalog(store, here.path.read_bytes(), over=None)
     if here is not None and there.sha256 == sha256_of(here.path):
         return there
     data = store.get(CATALOG_NAME, most=MOST_BYTES)
@@ -99,11 +113,12 @@ def stored_catalog_trouble(home: Path, store: S3Folder, *, deep: bool) -> str | 
     return None
 
 
-def put_back_catalog(home: Path, store: S3Folder) -> list[str]:
+def put_back_catalog(home: Path, store: S3Folder, *, newest_here: bool = False) -> list[str]:
     """Have the store hold the catalogue to the byte; says what was put.
 
-    A damaged one that was not the home's is left alone: a person decides which one counts. Raises
-    CatalogError, StoreError.
+    A damaged one that was not the home's is left alone: a person decides which one counts. newest_here: a
+    person says that no other machine has a newer one than a store that lost it. Raises CatalogError,
+    StoreError.
     """
     trouble = stored_catalog_trouble(home, store, deep=True)
     if trouble is None:
@@ -111,8 +126,21 @@ def put_back_catalog(home: Path, store: S3Folder) -> list[str]:
     here, there = Catalog.open(home).path, store.head(CATALOG_NAME)
     if there is not None and there.sha256 != sha256_of(here):
         raise CatalogUnreadableError(trouble)
+    if there is None and not newest_here:
+        _refuse_emptied(home, store)
     put_catalog(store, here.read_bytes(), over=there)
+    note_store(home, str(store))
     return [f"{trouble} It was put back from {here}."]
+
+
+def _refuse_emptied(home: Path, store: S3Folder) -> None:
+    """Raise CatalogError where a store lost this home's catalogue: another machine may have a newer one."""
+    if last_store(home) == str(store):
+        raise CatalogError(
+            f"{store.address(CATALOG_NAME)} is gone, and was there: was the store emptied? Nothing was"
+            " changed. Another machine may have a newer catalogue than this one, so a person says which"
+            f" machine fills the store again: {newest_here_command()}, on the machine that worked last."
+        )
 
 
 def _contradiction(here: Catalog, header: CatalogHeader, store: S3Folder) -> str | None:
@@ -126,8 +154,10 @@ def _contradiction(here: Catalog, header: CatalogHeader, store: S3Folder) -> str
     if here.header.sequence < header.sequence:
         return None
     return (
-        f"The catalogue in {here.home} (ingest {here.header.sequence}, {here.rows} properties) is not the one"
-        f" that {store} holds (ingest {header.sequence}, {header.rows} properties), and does not come before"
+        f"The catalogue in {here.home} (ingest {here.header.sequence}, {counted(here.rows, 'properties')})"
+        " is not the one"
+        f" that {store} holds (ingest {header.sequence}, {counted(header.rows, 'properties')}), and does"
+        " not come before"
         " it: the store was put back to an older version, or this home was extended while no store was set."
         " Nothing was changed. Say which of them is true; each command checks it and says what it lacks:"
         f" {choose_command(here.home, here.path)} takes this home's,"
@@ -143,6 +173,8 @@ def extend_catalog(home: Path, data: bytes, *, store: S3Folder | None, over: Sto
     if store is not None:
         put_catalog(store, data, over=over)
     publish_catalog(home, data)
+    if store is not None:
+        note_store(home, str(store))
 
 
 def put_catalog(store: S3Folder, data: bytes, *, over: Stored | None) -> Stored:

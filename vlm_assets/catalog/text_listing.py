@@ -19,7 +19,9 @@ from vlm_assets.catalog.image_root import is_utf8
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 
 _LOOKED_AT = 1 << 16
-_LONGEST_FIELD = 16 << 20
+LONGEST_ROW = 4 << 20
+"""Characters of a row: a property with a thousand paths of the longest kind. A line of 1 GB is not held."""
+
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig", "UTF-8 with a byte order mark"),
     (codecs.BOM_UTF32_LE, "utf-32", "UTF-32"),
@@ -97,7 +99,7 @@ def find_delimiter(
     for delimiter in [asked] if asked is not None else DELIMITERS:
         with open_text(source, encoding) as stream:
             try:
-                header = next(csv.reader(stream, strict=True, delimiter=delimiter), [])
+                header = next(csv.reader(Lines(stream), strict=True, delimiter=delimiter), [])
             except csv.Error:
                 continue
         if fits(header):
@@ -107,14 +109,54 @@ def find_delimiter(
     return found
 
 
+class LongRowError(csv.Error):
+    """A row with more characters than are held in memory; the reading can go on behind it."""
+
+
+class Lines:
+    """The lines of a text, each and all of one row at most LONGEST_ROW characters long.
+
+    line: the number of the last one, from 1. An error ends nothing: the next line follows.
+    """
+
+    def __init__(self, stream: TextIOWrapper) -> None:
+        self.line = 0
+        self._stream = stream
+        self._held = 0
+
+    def begin_row(self) -> None:
+        """Count characters from here on."""
+        self._held = 0
+
+    def __iter__(self) -> Lines:
+        return self
+
+    def __next__(self) -> str:
+        text = self._stream.readline(LONGEST_ROW)
+        if not text:
+            raise StopIteration
+        self.line += 1
+        self._held += len(text)
+        rest = text
+        while len(rest) == LONGEST_ROW and not rest.endswith(("\n", "\r")):
+            rest = self._stream.readline(LONGEST_ROW)
+            self._held += LONGEST_ROW
+        if self._held > LONGEST_ROW:
+            self._held = 0
+            raise LongRowError(f"a row has more than {LONGEST_ROW:,} characters")
+        return text
+
+
 def csv_rows(
     stream: TextIOWrapper, delimiter: str, refuse: Callable[[int, str, str], None]
 ) -> Iterator[tuple[int, list[str]]]:
     """Rows with the line that each starts at. A line that is no CSV is refused, and is not the end."""
-    csv.field_size_limit(_LONGEST_FIELD)
-    reader = csv.reader(stream, strict=True, delimiter=delimiter)
+    csv.field_size_limit(LONGEST_ROW)
+    lines = Lines(stream)
+    reader = csv.reader(lines, strict=True, delimiter=delimiter)
     while True:
-        line = reader.line_num + 1
+        line = lines.line + 1
+        lines.begin_row()
         try:
             row = next(reader)
         except StopIteration:

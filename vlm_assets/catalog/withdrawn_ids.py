@@ -15,9 +15,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from resources.storage.files import TEMPORARY_SUFFIX, make_directory, write_replacing
-from resources.storage.layout import Home
-from resources.storage.sealed_json import (
+from vlm_assets.catalog.catalog_copies import backup_paths, only_catalog_writer
+from vlm_assets.catalog.catalog_file import DIGITS, WITHDRAWN, CatalogError, CatalogFormatError
+from vlm_durable.commands import command
+from vlm_durable.files.files import TEMPORARY_SUFFIX, make_directory, write_replacing
+from vlm_durable.files.layout import Home
+from vlm_durable.files.sealed_json import (
     BrokenSealError,
     FormatVersionError,
     read_sealed,
@@ -25,9 +28,8 @@ from resources.storage.sealed_json import (
     sealed,
     unseal,
 )
-from resources.store.bucket import S3Folder, TakenError
-from vlm_assets.catalog.catalog_copies import backup_paths, only_catalog_writer
-from vlm_assets.catalog.catalog_file import DIGITS, WITHDRAWN, CatalogError, CatalogFormatError
+from vlm_durable.mirror.bucket import S3Folder, TakenError
+from vlm_durable.wording import counted
 
 FORMAT = 1
 
@@ -189,9 +191,11 @@ def lost_list(home: Path, tombstones: int) -> WithdrawnListError:
     """The error where a catalogue has tombstones, and no list says of which ids."""
     first, second = list_paths(home)
     return WithdrawnListError(
-        f"The list of withdrawn ids is gone: neither {first} nor {second} is there, and {tombstones}"
-        " properties were withdrawn. An ingest could bring them back, so nothing was changed. Put one of the"
-        " two files back from a copy. If there is none: `vlm-assets withdraw --new-list`, then withdraw again"
+        f"The list of withdrawn ids is gone: neither {first} nor {second} is there, and "
+        f"{counted(tombstones, 'properties were', 'property was')} withdrawn. An ingest could bring"
+        f" them back, so nothing was changed. Put one of the"
+        f" two files back from a copy. If there is none: {command('withdraw', '--new-list')}, then withdraw"
+        " again"
         " what your listing still names."
     )
 
@@ -229,7 +233,7 @@ def _read(home: Path) -> tuple[WithdrawnIds | None, list[Path]]:
             raise WithdrawnListError(
                 f"{'; '.join(damaged)}. It is the list of withdrawn ids, without which an ingest could bring"
                 " them back. Nothing was changed. Put it back from a copy. If there is none: move it away,"
-                " then `vlm-assets withdraw --new-list`."
+                f" then {command('withdraw', '--new-list')}."
             )
         return None, []
     merged, *others = lists.values()

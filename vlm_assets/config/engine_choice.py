@@ -16,11 +16,11 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from resources.devices.find import DeviceError, find_devices
-from resources.engine.protocol import ModelLoadError
-from resources.storage.files import make_directory, write_new
-from resources.storage.sealed_json import BrokenSealError, read_sealed, sealed
 from vlm_assets.config.settings import CHECKOUT, EXAMPLE, EXAMPLE_MODEL, PREFIX, Settings, SettingsError
+from vlm_durable.files.files import make_directory, write_new
+from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, sealed
+from vlm_engine.devices.find import DeviceError, find_devices
+from vlm_engine.protocol import ModelLoadError
 
 _ENVIRONMENT = CHECKOUT / ".venv-vllm"
 """Where ``make vllm`` puts vLLM; a file ``cuda-VERSION`` or ``cpu-VERSION`` says which build."""
@@ -61,10 +61,9 @@ def chosen_engine(settings: Settings) -> ChosenEngine:
 
 
 def require_models(settings: Settings) -> None:
-    """Return if a describing and an embedding model are chosen. Raises SettingsError, which says what to set.
+    """Return if a describing model is chosen. Raises SettingsError, which says what to set.
 
-    A server at an address knows its own model, but nothing that embeds. Beside a server that we start, the
-    describing model's layers would be loaded a second time, so they do not embed.
+    A server at an address knows its own model. Describing waits for no embedding model.
     """
     example = f", or {PREFIX}MODEL={EXAMPLE} for the example model" if EXAMPLE_MODEL.is_dir() else ""
     serves = chosen_engine(settings).engine == "server"
@@ -72,19 +71,6 @@ def require_models(settings: Settings) -> None:
         raise SettingsError(
             f"{PREFIX}MODEL is not set, so nothing can describe your images. Set it to a model's folder or"
             f" hub id{example}."
-        )
-    if settings.embedding_model is not None:
-        return
-    if settings.model is None:
-        raise SettingsError(
-            f"{PREFIX}EMBEDDING_MODEL is not set, and the server at {PREFIX}SERVER_URL only describes. Set it"
-            f" to an embedding model's folder or hub id{example}."
-        )
-    if serves and settings.server_url is None:
-        raise SettingsError(
-            f"{PREFIX}EMBEDDING_MODEL is not set, and the model server that is started here only describes:"
-            " the describing model would be loaded a second time to embed. Set it to an embedding model's"
-            f" folder or hub id, or describe in the run's own process: {PREFIX}ENGINE=transformers."
         )
 
 
@@ -112,7 +98,7 @@ def keep_engine(settings: Settings, log: logging.Logger) -> None:
 
 def vllm_command() -> str | None:
     """The command that starts the vLLM of ``make vllm``; None where there is none: then that of the PATH."""
-    from resources.engine.server.server_plan import VLLM_COMMAND
+    from vlm_engine.server.server_plan import VLLM_COMMAND
 
     program = _ENVIRONMENT / "bin" / "vllm"
     return VLLM_COMMAND.replace("vllm", shlex.quote(str(program)), 1) if program.is_file() else None
@@ -131,11 +117,6 @@ def _found(settings: Settings) -> ChosenEngine:
         why = "it is not installed (`make vllm`)"
     elif any(device.id.startswith("MIG-") for device in devices):
         why = "it was never tried on MIG instances"
-    elif settings.embedding_model is None:
-        why = (
-            f"{PREFIX}EMBEDDING_MODEL is not set, so the describing model's own layers embed, and beside a"
-            " server they would be loaded a second time"
-        )
     if why is None:
         return ChosenEngine("server")
     return ChosenEngine(

@@ -9,19 +9,18 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from resources.state.database import ControlState, open_state
 from vlm_assets.config.engine_choice import chosen_engine, vllm_command
 from vlm_assets.config.settings import Settings
+from vlm_durable.state.database import ControlState, open_state
 
 if TYPE_CHECKING:
     import dagster as dg
 
-    from resources.devices.resource import GpuResource
-    from resources.engine.models.text_embedding import TextEmbeddingModel
-    from resources.engine.models.vision_language_model import ServerSettings, VisionLanguageModel
+    from resources.gpu import GpuResource
+    from resources.text_embedding import TextEmbeddingModel
+    from resources.vision_language_model import ServerSettings, VisionLanguageModel
 
 _AT_ONCE = 1.0
 
@@ -47,7 +46,7 @@ def device_slots(settings: Settings) -> int:
 
 def build_gpu(settings: Settings) -> GpuResource:
     """The devices of these settings."""
-    from resources.devices.resource import GpuResource
+    from resources.gpu import GpuResource
 
     return GpuResource(
         leases_directory=str(settings.state_directory / "leases"),
@@ -62,11 +61,10 @@ def build_gpu(settings: Settings) -> GpuResource:
 
 def build_vision_language_model(settings: Settings) -> VisionLanguageModel:
     """The describing model of these settings."""
-    from resources.engine.models.vision_language_model import VisionLanguageModel
-    from resources.engine.protocol import ImageLimits
+    from resources.vision_language_model import VisionLanguageModel
+    from vlm_engine.protocol import ImageLimits
 
-    embedder = build_text_embedding_model(settings)
-    model = VisionLanguageModel(
+    return VisionLanguageModel(
         model=settings.model or "",
         revision=settings.model_revision,
         trust_remote_code=settings.trust_remote_code,
@@ -81,14 +79,11 @@ def build_vision_language_model(settings: Settings) -> VisionLanguageModel:
         ),
         server=build_model_server(settings) if chosen_engine(settings).engine == "server" else None,
     )
-    # Also where the embedder is named, and is this very model.
-    of_it = embedder.pooling is not None and embedder.source == model.source
-    return replace(model, keeps_language_layers=of_it)
 
 
 def build_model_server(settings: Settings) -> ServerSettings:
     """The model server of these settings."""
-    from resources.engine.models.vision_language_model import ServerSettings
+    from resources.vision_language_model import ServerSettings
 
     key = settings.server_key
     return ServerSettings(
@@ -104,26 +99,25 @@ def build_model_server(settings: Settings) -> ServerSettings:
         # On Ray a run owns its devices, which the next run may be given on another node.
         idle_seconds=settings.server_idle_seconds if settings.ray_address is None else _AT_ONCE,
         devices=settings.devices_per_model,
-        embedder=build_text_embedding_model(settings),
+        embedder=None if settings.embedding_model is None else build_text_embedding_model(settings),
     )
 
 
 def build_text_embedding_model(settings: Settings) -> TextEmbeddingModel:
-    """The embedding model of these settings."""
-    from resources.engine.models.text_embedding import TextEmbeddingModel
+    """The embedding model of these settings; without one, its methods raise a sentence that says so."""
+    from resources.text_embedding import TextEmbeddingModel
 
     return TextEmbeddingModel(
-        model=settings.embedding_model or settings.model or "",
-        revision=settings.embedding_revision if settings.embedding_model else settings.model_revision,
+        model=settings.embedding_model or "",
+        revision=settings.embedding_revision,
         trust_remote_code=settings.trust_remote_code,
         records_directory=str(settings.state_directory / "models"),
-        pooling=settings.embedding_pooling or (None if settings.embedding_model else "mean"),
     )
 
 
 def build_resources(settings: Settings) -> dict[str, object]:
     """All resources by the key under which assets ask for them."""
-    from resources.publishing.parquet_io import ParquetIOManager
+    from resources.parquet_io import ParquetIOManager
 
     return {
         IO_MANAGER: ParquetIOManager(str(settings.home), settings.store),

@@ -1,7 +1,8 @@
 """Every setting of the project, typed and validated: names, defaults, meanings, and errors for wrong ones.
 
-Read from the environment (``VLM_ASSETS_HOME`` for ``home``) and from a ``.env`` file in the checkout, by
-pydantic-settings. Resources are handed values, never this object.
+Read from the environment (``VLM_ASSETS_HOME`` for ``home``) and from a ``.env`` file, by pydantic-settings:
+that of the working folder where it sets any of them, else the checkout's. Resources are handed values, never
+this object.
 """
 
 from __future__ import annotations
@@ -29,20 +30,38 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from resources.storage.layout import AssetFolders, Home, UnusableHomeError
-from resources.store.bucket import S3Folder, place_of
+from vlm_durable.commands import command
+from vlm_durable.files.layout import AssetFolders, Home, UnusableHomeError
+from vlm_durable.mirror.bucket import S3Folder, place_of
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 """The folder of this project. Of an installed package: the folder that holds all packages."""
 IS_CHECKOUT = (CHECKOUT / "pyproject.toml").is_file()
 ROOT = CHECKOUT if IS_CHECKOUT else Path.cwd()
-"""Where ``.env`` and the default home are: the checkout; for an installed package the current folder."""
+"""Where the default home is: the checkout; for an installed package the current folder."""
 PREFIX = "VLM_ASSETS_"
-ENV_FILE = Path(os.environ.get(f"{PREFIX}ENV_FILE") or ROOT / ".env")
-"""Another file can be named in the environment, or /dev/null for none."""
+
+
+def _env_file() -> Path:
+    named = os.environ.get(f"{PREFIX}ENV_FILE")
+    if named:
+        return Path(named).absolute()
+    here = Path.cwd() / ".env"
+    try:
+        sets_any = any(name.upper().startswith(PREFIX) for name in dotenv_values(here))
+    except (OSError, ValueError):
+        return here  # it does not read: that is said where the settings are read
+    return here if sets_any else ROOT / ".env"
+
+
+ENV_FILE = _env_file()
+"""The file of this process: that of the working folder at its start if it sets any setting, else the
+checkout's. ``VLM_ASSETS_ENV_FILE`` names another, or /dev/null for none; children get the same by it."""
 EXAMPLE = "example"
-"""Name of the example model in ``VLM_ASSETS_MODEL``, and of the folder of a home that holds the example."""
+"""Name of the example's models in ``VLM_ASSETS_MODEL`` and ``VLM_ASSETS_EMBEDDING_MODEL``, and of the folder
+of a home that holds the example."""
 EXAMPLE_MODEL = CHECKOUT / "examples" / "model"
+EXAMPLE_EMBEDDER = CHECKOUT / "examples" / "embedder"
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -129,8 +148,7 @@ class Settings(BaseSettings):
     """Seconds for one image, after which its worker is replaced; it has three tries."""
     engine: Literal["auto", "transformers", "server"] = "auto"
     """What runs the model: transformers in the run, or a server (vLLM, SGLang). auto: a server if one is
-    named; vLLM on a GPU where it is installed and VLM_ASSETS_EMBEDDING_MODEL is set; else in the run. Chosen
-    once a home."""
+    named; vLLM on a GPU where it is installed; else in the run. Chosen once a home."""
     speculative_tokens: int = Field(5, ge=0, le=32)
     """Tokens that transformers guesses from earlier answers, and has the model check at once; what is said
     stays the same. 0: one token a step."""
@@ -157,12 +175,10 @@ class Settings(BaseSettings):
     """Order of the properties inside a partition. Not part of a result."""
 
     embedding_model: str | None = None
-    """Text-embedding model: a local folder or a hub id. Default: the model's own layers."""
+    """Text-embedding model, in the layout of sentence-transformers: a local folder or a hub id, or 'example'.
+    Default: none, so nothing is embedded; the example's embedder for a home with the rendered example."""
     embedding_revision: str | None = None
     """Hub revision of the embedding model."""
-    embedding_pooling: Literal["mean", "cls", "lasttoken"] | None = None
-    """How a model whose files do not say so makes one vector of its tokens' states. Default: the embedding
-    model's files say it; mean for the describing model's own layers."""
 
     variants: Path | None = None
     """YAML file of the variants of description_model, the models to train; docs/training.md. Default:
@@ -191,6 +207,9 @@ class Settings(BaseSettings):
     mtbf_hours: PositiveFloat = 5000.0
     """Hours that a device works between two failures of it or its machine, on average; for what `vlm-assets
     plan` expects."""
+    price_per_hour: NonNegativeFloat | None = None
+    """Of one device for an hour, in any currency: with it `vlm-assets plan`, `status` and `run` say what work
+    costs."""
     grace_seconds: PositiveFloat = 30.0
     """Seconds to commit what is finished when Dagster, or a stuck worker, is ended."""
 
@@ -256,7 +275,7 @@ class Settings(BaseSettings):
 
     @field_validator("model", "embedding_model")
     @classmethod
-    def _local_folder_made_absolute(cls, model: str | None) -> str | None:
+    def _local_folder_made_absolute(cls, model: str | None, field: ValidationInfo) -> str | None:
         # A run's working directory is not the shell's, so a relative folder is resolved here. A hub id
         # (owner/name) stays as it is unless a folder of that name is there.
         if model is None:
@@ -264,7 +283,7 @@ class Settings(BaseSettings):
         if model == EXAMPLE:
             if not EXAMPLE_MODEL.is_dir():
                 raise ValueError("only a checkout has the example model; this is an installed package")
-            return str(EXAMPLE_MODEL)
+            return str(EXAMPLE_MODEL if field.field_name == "model" else EXAMPLE_EMBEDDER)
         folder = Path(model).expanduser()
         if folder.is_dir():
             return str(folder.absolute())
@@ -341,6 +360,12 @@ class Settings(BaseSettings):
         return self.layout.asset("property_embeddings")
 
     @property
+    def computed_assets(self) -> tuple[str, ...]:
+        """The assets that runs make, upstream first: without an embedding model only the descriptions."""
+        embedded = () if self.embedding_model is None else (self.embeddings.name,)
+        return (self.descriptions.name, *embedded)
+
+    @property
     def state_directory(self) -> Path:
         """High-water marks and leases; each file says whether it is truth or may be deleted."""
         return self.layout.state
@@ -350,6 +375,13 @@ class Settings(BaseSettings):
         """Where Dagster keeps its own state: in the home, but of the checkout's ``data/`` beside it."""
         is_default = IS_CHECKOUT and self.home == CHECKOUT / "data"
         return CHECKOUT / "dagster_home" if is_default else self.home / "dagster"
+
+
+def env_file_sentence() -> str:
+    """Which file the settings come from, besides the environment, for people."""
+    if ENV_FILE.is_file():
+        return f"Settings are read from {ENV_FILE}; the environment goes before it."
+    return f"No .env is read: {ENV_FILE} is not there. Settings are those of the environment."
 
 
 def of_env_file() -> dict[str, str]:
@@ -366,14 +398,21 @@ def _refuse_unknown_names() -> None:
     # A misspelt setting that is silently ignored costs a run of weeks.
     known = {PREFIX + name.upper() for name in (*Settings.model_fields, "env_file")}
     file = Path(str(Settings.model_config["env_file"]))
-    for where, names in (("the environment", os.environ), (str(file), dotenv_values(file))):
+    try:
+        of_file = dotenv_values(file)
+    except (OSError, ValueError) as error:
+        raise SettingsError(
+            f"The settings in {file} cannot be read ({error}), so nothing was done. Put the file right, or"
+            f" name another in {PREFIX}ENV_FILE (/dev/null for none)."
+        ) from error
+    for where, names in (("the environment", os.environ), (str(file), of_file)):
         for name in sorted(names):
             if name.upper().startswith(PREFIX) and name.upper() not in known:
                 near = difflib.get_close_matches(name.upper(), known, n=1)
                 hint = f" Did you mean {near[0]}?" if near else ""
                 raise SettingsError(
                     f"{name} is set in {where} but there is no such setting.{hint}"
-                    " `vlm-assets settings` lists them all."
+                    f" {command('settings')} lists them all."
                 )
 
 
@@ -395,7 +434,7 @@ def load_settings(**overrides: object) -> Settings:
             f" {item['msg']}"
             for item in error.errors()
         )
-        raise SettingsError(f"{problems}. `vlm-assets settings` lists all settings.") from error
+        raise SettingsError(f"{problems}. {command('settings')} lists all settings.") from error
     if settings.failed_share_warn > settings.failed_share_error:
         raise SettingsError(
             f"{PREFIX}FAILED_SHARE_WARN ({settings.failed_share_warn}) is above"
@@ -413,12 +452,10 @@ def load_settings(**overrides: object) -> Settings:
         # Your module may be a file in the working directory or in the checkout, beside the Makefile. Both
         # come last, so that they hide no installed module.
         sys.path.extend(folder for folder in (str(Path.cwd()), str(CHECKOUT)) if folder not in sys.path)
-    if (
-        settings.model is None
-        and (settings.home / EXAMPLE / "example.json").is_file()
-        and EXAMPLE_MODEL.is_dir()
-    ):
-        settings = settings.model_copy(update={"model": str(EXAMPLE_MODEL)})
+    if (settings.home / EXAMPLE / "example.json").is_file() and EXAMPLE_MODEL.is_dir():
+        of_example = {"model": str(EXAMPLE_MODEL), "embedding_model": str(EXAMPLE_EMBEDDER)}
+        unset = {name: model for name, model in of_example.items() if getattr(settings, name) is None}
+        settings = settings.model_copy(update=unset)
     if settings.engine == "auto" and (settings.server_url or settings.server_command):
         settings = settings.model_copy(update={"engine": "server"})
     _refuse_unused_server_settings(settings)

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from faults.rehearsal.dagster_in_memory import DagsterInMemory
 from resources.alerts.outbox import Outbox
-from resources.devices.health import DeviceHealth
-from resources.devices.leases import LeaseHolder
-from resources.devices.resource import GpuResource
-from resources.state.database import open_state
-from resources.state.workers import Workers
+from resources.gpu import GpuResource
 from sensors.device_health import DeviceWatcher
 from sensors.health_watch import Watch
 from sensors.worker_health import HealthWatcher, WorkerLimits
-from vlm_assets.rehearsal.dagster_in_memory import DagsterInMemory
+from vlm_durable.state.database import open_state
+from vlm_durable.state.workers import Workers
+from vlm_engine.devices.health import DeviceHealth
+from vlm_engine.devices.leases import LeaseHolder
 
 SCRIPT = Path(__file__).with_name("working_process.py")
 LOG = logging.getLogger("test")

@@ -8,9 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-from resources.devices.resource import GpuResource
-from resources.state.database import open_state
-from resources.state.workers import Phase, Workers
+from resources.gpu import GpuResource
+from vlm_durable.state.database import open_state
+from vlm_durable.state.workers import Phase, Workers
 
 
 def main(state: Path, run_id: str, partition: str, seconds: float) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from resources.journal.high_water_mark import read_mark
 from vlm_assets.config.settings import CHECKOUT
+from vlm_durable.journal.high_water_mark import read_mark
 
 DESCRIPTIONS = "property_descriptions"
 

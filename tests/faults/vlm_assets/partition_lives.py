@@ -24,17 +24,17 @@ import duckdb  # noqa: F401  # the checks import it late
 from PIL import Image
 
 from faults.file_operations import FileOperations, die, strike_at
-from resources.devices.find import Device
-from resources.engine.model_source import ModelSource
-from resources.engine.models.text_embedding import TextEmbedder, TextEmbeddingModel
-from resources.engine.models.vision_language_model import VisionLanguageModel
-from resources.engine.prompt import Prompt, build_prompt
-from resources.engine.protocol import Engine
-from resources.engine.schema import DescriptionSchema, load_schema
-from resources.engine.transformers.transformers_engine import TransformersEngine
-from resources.journal.journal import Journal
+from resources.text_embedding import TextEmbedder, TextEmbeddingModel
+from resources.vision_language_model import VisionLanguageModel
 from vlm_assets.config.settings import Settings, load_settings
 from vlm_assets.definitions import build_defs
+from vlm_durable.journal.journal import Journal
+from vlm_engine.devices.find import Device
+from vlm_engine.model_source import ModelSource
+from vlm_engine.prompt import Prompt, build_prompt
+from vlm_engine.protocol import Engine
+from vlm_engine.schema import DescriptionSchema, load_schema
+from vlm_engine.transformers.transformers_engine import TransformersEngine
 
 ASSET = "property_descriptions"
 _loaded: list[Engine] = []
@@ -67,7 +67,7 @@ def live(order: dict[str, Any], say: Callable[..., Any]) -> None:
     """
     settings = load_settings(home=order["home"], devices="cpu:1", **order["settings"])
     model = LoadedModel(model=settings.model)
-    embedder = LoadedEmbedder(model=settings.model, pooling="mean")
+    embedder = LoadedEmbedder(model=settings.embedding_model)
     loaded = {"vision_language_model": model, "text_embedding_model": embedder}
     defs = build_defs(settings, resource_overrides=loaded)
     submit, batches = Journal.submit, 0
@@ -148,7 +148,7 @@ def load_all(settings: Settings) -> None:
     _loaded.append(
         TransformersEngine(ModelSource(settings.model), schema=schema, prompt=prompt, device="cpu")
     )
-    _embedders.append(TextEmbedder(ModelSource(settings.model), device="cpu", pooling="mean"))
+    _embedders.append(TextEmbedder(ModelSource(settings.embedding_model), device="cpu"))
 
 
 def main() -> None:

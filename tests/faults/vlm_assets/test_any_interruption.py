@@ -24,7 +24,7 @@ from vlm_assets.catalog.ingest import ingest
 PROPERTIES = 8
 KEY = f"{0:09d}-{PROPERTIES - 1:09d}"
 ASSETS = ["property_descriptions", "property_embeddings"]
-OPERATIONS = 800
+OPERATIONS = 900
 """File operations of a run that nothing happens to, about: more are drawn than it has now and then."""
 VOLATILE = {"seconds", "described_at", "embedded_at", "device"}
 ROUNDS = int(os.environ.get("FAULTS_ROUNDS", "1"))

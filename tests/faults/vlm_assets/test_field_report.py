@@ -18,7 +18,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.operate.main import app
+from vlm_assets.commands.main import app
 
 PROPERTIES = 50
 DONE = 49

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from resources.devices.find import find_devices
-from resources.devices.loaded_servers import LoadedServers
-from resources.engine.server.owned_server import OwnedServer
-from resources.engine.server.server_plan import ServerPlan
-from resources.state.nodes import RunLocks
-from vlm_assets.operate.dagster_server.server import dagster_server
-from vlm_assets.operate.main import app
+from vlm_assets.commands.main import app
+from vlm_assets.webserver.server import dagster_server
+from vlm_durable.state.nodes import RunLocks
+from vlm_engine.devices.find import find_devices
+from vlm_engine.devices.loaded_servers import LoadedServers
+from vlm_engine.server.owned_server import OwnedServer
+from vlm_engine.server.server_plan import ServerPlan
 
-STUB = Path(__file__).parents[1] / "resources" / "engine" / "server" / "stub_server.py"
+STUB = Path(__file__).parents[1] / "vlm_engine" / "server" / "stub_server.py"
 
 
 @pytest.fixture
@@ -57,11 +57,11 @@ def test_a_pause_ends_model_servers_and_devices_shows_them(home: Path) -> None:
 # A run's process on a node, from its first moment on; what Dagster would execute has come to its model.
 RUN = """
 import sys
-from resources.devices.find import find_devices
-from resources.engine.prompt import build_prompt
-from resources.engine.schema import load_schema
+from vlm_engine.devices.find import find_devices
+from vlm_engine.prompt import build_prompt
+from vlm_engine.schema import load_schema
 from sensors.dagster_internals import ray_launcher
-from vlm_assets.cluster import ray_run
+from vlm_cluster import ray_run
 from vlm_assets.config.resource_settings import build_vision_language_model
 from vlm_assets.config.settings import current_settings
 

@@ -1,8 +1,8 @@
 """How much work a kill at any moment costs: what waits for its commit, and the batch under way.
 
 It takes the time, so it is no part of `make test`: there the commits' clock is simulated
-(tests/unit/resources/journal/test_commits.py). The short form commits every second; FAULTS_COMMIT_SECONDS=30
-measures the default setting, in minutes.
+(tests/unit/vlm_durable/journal/test_commits.py). The short form commits every second;
+FAULTS_COMMIT_SECONDS=30 measures the default setting, in minutes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The GPU benchmark with its tiny models on a CPU: it goes on working as the engine changes.
 
-One case is always measured. All of them, and whole partitions, are marked long: two minutes of two cores.
+One case is always measured. All of them are marked long, a minute of two cores; `make test-bare` runs them.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -18,9 +17,6 @@ from benchmarks import gpu
 from benchmarks.gpu_loops import Bench, render_jpegs
 from benchmarks.gpu_meter import Ceilings
 from benchmarks.gpu_models import SHAPES
-from benchmarks.gpu_partitions import prepare
-from vlm_assets.config.engine_choice import require_models
-from vlm_assets.config.settings import load_settings
 
 ROOT = Path(__file__).parents[3]
 
@@ -44,8 +40,21 @@ def test_a_case_is_measured(tmp_path, request):
 def test_each_option_makes_cases(monkeypatch):
     """The grids and what the options name are cases of models that there are."""
     options = ["--model", "tiny-qwen2.5-vl", "tiny-gemma3", "--side", "56", "--images", "1", "2"]
-    options += ["--output-tokens", "8", "--alike", "0", "50", "--batch", "2", "--plain", "--profile"]
-    for given, count in (([], len(gpu.CASES)), (["--tiny"], len(gpu.TINY_CASES)), (["--tiny", *options], 8)):
+    options += [
+        "--output-tokens",
+        "8",
+        "--alike",
+        "0",
+        "50",
+        "--drafts",
+        "0",
+        "5",
+        "--batch",
+        "2",
+        "--plain",
+        "--profile",
+    ]
+    for given, count in (([], len(gpu.CASES)), (["--tiny"], len(gpu.TINY_CASES)), (["--tiny", *options], 16)):
         monkeypatch.setattr(sys, "argv", ["bench-gpu", *given])
         cases = gpu._cases(gpu._options())
         assert len({str(case) for case in cases}) == len(cases) == count
@@ -119,32 +128,3 @@ def test_guesses_are_compared_with_plain_generation(results):
     # A step that looks at several guessed tokens is a step, and no prompt of its own.
     prompts = {tokens for tokens, _, _ in engine["prompts_padded_rows_steps"]}
     assert prompts == {tokens for tokens, _, _ in plain["prompts_padded_rows_steps"]}
-
-
-@pytest.mark.long
-def test_whole_partitions_are_measured(tmp_path):
-    """What a partition takes with start-up and embedder comes from the product's own runs, two of them."""
-    output = tmp_path / "partitions.json"
-    options = ["--device", "cpu", "--tiny", "--properties", "4", "--model", "tiny-smolvlm2"]
-    ran = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu_partitions", *options, "--no-vllm", "--output", str(output)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    (found,) = json.loads(output.read_text())
-    assert (found["failures"], len(found["outcomes"])) == ({}, 2)
-    for one in found["outcomes"]:
-        assert 0 < one["seconds"] < one["whole"]
-        assert one["images"] == 4 * 3 - 2
-    assert found["arithmetic_share"] > 0
-
-
-@pytest.mark.long
-def test_a_resident_vllm_is_not_refused(tmp_path):
-    """The home that ours with vLLM describes names an embedder, without which a run of ours is refused."""
-    options = argparse.Namespace(tiny=True, device="cpu", properties=2)
-    bench = prepare(options, "tiny-smolvlm2", tmp_path, render_jpegs(tmp_path, 3, (64, 48), 1))
-    require_models(load_settings(**{**bench.settings, "engine": "server"}))

@@ -11,11 +11,11 @@ import pytest
 from resources.alerts.delivery import Delivery
 from resources.alerts.outbox import Outbox
 from resources.alerts.targets import checked_targets
-from resources.state.database import open_state
 from sensors.alerts import AlertScan, build_alerts_sensor
+from vlm_durable.state.database import open_state
 
 ADDRESS = "http://127.0.0.1:3000"
-KEYS = dg.StaticPartitionsDefinition([f"{n:05d}" for n in range(10_000)])
+KEYS = dg.StaticPartitionsDefinition([f"{n:05d}" for n in range(10)])
 KEY = "00007"
 DO = "Put the missing images back."
 

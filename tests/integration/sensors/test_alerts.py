@@ -6,9 +6,9 @@ import time
 import dagster as dg
 import pytest
 
-from resources.state.database import ControlState
-from resources.state.sqlite_file import ControlStateError
 from tests.calls import calls_in
+from vlm_durable.state.database import ControlState
+from vlm_durable.state.sqlite_file import ControlStateError
 
 ADDRESS = "http://127.0.0.1:3000"
 KEY = "00007"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
-from resources.publishing.partition_files import PUBLISHED_FILE
 from sensors.alerts import alert_of
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.partition_history import PartitionHistory
 from sensors.published_file_drift import Verdict, evaluation
+from vlm_durable.versions.partition_files import PUBLISHED_FILE
 
 PARTITIONS = dg.StaticPartitionsDefinition(["k0", "k1"])
 DAMAGED = Verdict("truncated", "ERROR", "3 rows", "a truncated file.", "Materialize it.")

@@ -20,14 +20,14 @@ import pytest
 from resources.alerts.alert import Alert
 from resources.alerts.delivery import LONGEST_WAIT_SECONDS
 from resources.alerts.outbox import Outbox
-from resources.state.pause import pause
 from vlm_assets.assets.property_descriptions import ASSET
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.commands.alerting import build_delivery
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import CHECKOUT, load_settings
-from vlm_assets.operate.alerting import build_delivery
-from vlm_assets.operate.dagster_server.home import prepare_dagster_home
+from vlm_assets.webserver.home import prepare_dagster_home
+from vlm_durable.state.pause import pause
 
 ROUNDS = int(os.environ.get("FAULTS_ROUNDS", "1"))
 KILLS = 2 * ROUNDS

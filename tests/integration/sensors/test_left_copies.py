@@ -2,11 +2,11 @@
 
 import pytest
 
-from resources.journal import commits
-from resources.store import bucket as bucket_module
-from resources.store.bucket import client
 from sensors.left_copies import LeftCopies
-from tests.integration.resources.store.test_stored_journal import Machine, away, commit
+from tests.integration.vlm_durable.mirror.test_stored_journal import Machine, away, commit
+from vlm_durable.journal import commits
+from vlm_durable.mirror import bucket as bucket_module
+from vlm_durable.mirror.bucket import client
 
 
 @pytest.fixture

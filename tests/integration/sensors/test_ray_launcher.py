@@ -13,13 +13,13 @@ from dagster._core.errors import DagsterUserCodeUnreachableError
 from dagster._core.launcher import DefaultRunLauncher, LaunchRunContext
 from dagster._core.storage.dagster_run import DagsterRunStatus
 
-from resources.state import tables
-from resources.state.database import open_state
-from resources.state.nodes import SILENT_SECONDS, NodeRecord, Nodes
-from resources.state.pause import pause_node, resume_node
 from sensors.dagster_internals.ray_launcher import ClusterRunLauncher
 from sensors.dagster_internals.runs import RAY_JOB
-from vlm_assets.operate.dagster_server.home import ClusterPlace, DagsterHomeError, seed_settings
+from vlm_assets.webserver.home import ClusterPlace, DagsterHomeError, seed_settings
+from vlm_durable.state import tables
+from vlm_durable.state.database import open_state
+from vlm_durable.state.nodes import SILENT_SECONDS, NodeRecord, Nodes
+from vlm_durable.state.pause import pause_node, resume_node
 
 PARTITION = {"dagster/partition": "000000000-000000009"}
 

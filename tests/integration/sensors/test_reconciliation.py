@@ -16,15 +16,15 @@ import pytest
 
 from examples.rendered_properties import write_example
 from resources.alerts.outbox import Outbox
-from resources.devices.left_out import LeftOutDevices
-from resources.state.database import open_state
-from resources.state.workers import Workers
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.partition_history import PartitionHistory
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.operate.dagster_server.home import prepare_dagster_home
-from vlm_assets.operate.dagster_server.server import dagster_server
+from vlm_assets.webserver.home import prepare_dagster_home
+from vlm_assets.webserver.server import dagster_server
+from vlm_durable.state.database import open_state
+from vlm_durable.state.workers import Workers
+from vlm_engine.devices.left_out import LeftOutDevices
 
 DESCRIPTIONS = "property_descriptions"
 PROPERTIES = 64

@@ -4,16 +4,18 @@ import dagster as dg
 import pytest
 
 from resources.alerts.outbox import Outbox
-from resources.state.database import open_state
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.reconciliation import restore_results_of_cancelled
 from vlm_assets.automation import dataset_audit
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.commands.audit import audit as look
+from vlm_assets.commands.repair import plan_repairs, put_right
 from vlm_assets.definitions import build_defs
-from vlm_assets.operate.audit import audit as look
-from vlm_assets.operate.repair import plan_repairs, put_right
+from vlm_durable.state.database import open_state
 
 KEY = "000000000-000000007"
+
+pytestmark = pytest.mark.usefixtures("scripted_engine")
 
 
 @pytest.fixture

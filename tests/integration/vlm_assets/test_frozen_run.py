@@ -13,14 +13,14 @@ import psutil
 import pytest
 
 from resources.alerts.outbox import Outbox
-from resources.state.database import open_state
-from resources.state.workers import Workers
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.operate.dagster_server import server as server_module
-from vlm_assets.operate.dagster_server.api import DagsterUnreachableError
-from vlm_assets.operate.dagster_server.home import prepare_dagster_home
-from vlm_assets.operate.dagster_server.server import LAUNCHING, dagster_server
+from vlm_assets.webserver import server as server_module
+from vlm_assets.webserver.api import DagsterUnreachableError
+from vlm_assets.webserver.home import prepare_dagster_home
+from vlm_assets.webserver.server import LAUNCHING, dagster_server
+from vlm_durable.state.database import open_state
+from vlm_durable.state.workers import Workers
 
 DESCRIPTIONS = "property_descriptions"
 LONG, SHORT = 3000, 2
@@ -79,7 +79,7 @@ def test_a_frozen_run_that_is_terminated_stops_no_launch_and_keeps_no_device(
         process.suspend()
         with monkeypatch.context() as impatient:
             # Dagster's answer waits for the process too, for a minute.
-            impatient.setattr("vlm_assets.operate.dagster_server.api._SECONDS", 2.0)
+            impatient.setattr("vlm_assets.webserver.api._SECONDS", 2.0)
             with contextlib.suppress(DagsterUnreachableError):
                 server.api.ask(TERMINATE, run=frozen)
         launch_run(server.api, [DESCRIPTIONS], next_key)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from resources.state.pause import pause, resume
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.commands.audit import audit
 from vlm_assets.config.resource_settings import control_state
-from vlm_assets.operate.audit import audit
-from vlm_assets.operate.status import read_status
+from vlm_assets.services.status import read_status
+from vlm_durable.state.pause import pause, resume
 
 
 @pytest.fixture

@@ -7,14 +7,14 @@ from dagster._core.storage.compute_log_manager import ComputeIOType
 from dagster_aws.s3.compute_log_manager import S3ComputeLogManager
 
 from faults.s3_server import BUCKET, MACHINE, S3Server, program
-from resources.store import bucket as bucket_module
-from resources.store.bucket import ObjectDeniedError, S3Folder, StoreAwayError, client
 from vlm_assets.assets.stored_settings import refuse_at_start
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.operate.audit import audit
-from vlm_assets.operate.prune import plan_prune, remove
-from vlm_assets.operate.store_contents import remove_leftovers
+from vlm_assets.commands.audit import audit
+from vlm_assets.commands.prune import plan_prune, remove
+from vlm_assets.services.store_contents import remove_leftovers
+from vlm_durable.mirror import bucket as bucket_module
+from vlm_durable.mirror.bucket import ObjectDeniedError, S3Folder, StoreAwayError, client
 
 IMAGES, PREFIX = "images", "data/set"
 POLICY = Path(__file__).parents[3] / "deploy" / "s3" / "policy.json"

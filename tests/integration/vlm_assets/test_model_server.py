@@ -10,10 +10,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from resources.devices.loaded_servers import LoadedServers, end_loaded_servers
-from resources.engine.models.vision_language_model import VisionLanguageModel
+from resources.vision_language_model import VisionLanguageModel
 from vlm_assets.config.resource_settings import build_vision_language_model
-from vlm_assets.config.settings import EXAMPLE_MODEL
+from vlm_engine.devices.loaded_servers import LoadedServers, end_loaded_servers
 
 SECOND = "000000008-000000015"
 COMMAND = (
@@ -31,8 +30,6 @@ def server_desk(desk, monkeypatch, tmp_path):
         engine="server",
         server_command=COMMAND,
         server_requests=4,
-        embedding_model=str(EXAMPLE_MODEL),
-        embedding_pooling="mean",
     )
     end_loaded_servers(desk.settings.state_directory, logging.getLogger("test"))
 
@@ -76,7 +73,7 @@ def test_server_describes_as_the_engine_in_this_process_does(desk, server_desk, 
     first = living(state)
 
     killing = KillingModel(**vars(build_vision_language_model(server_desk.settings)))
-    with caplog.at_level(logging.INFO, "resources.engine.server"):
+    with caplog.at_level(logging.INFO, "vlm_engine.server"):
         done = server_desk.materialize(key=SECOND, vision_language_model=killing)
     assert done.success, done.failure
     assert "is used again" in caplog.text

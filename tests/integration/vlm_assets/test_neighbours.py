@@ -14,10 +14,10 @@ from typing import NoReturn
 
 import pytest
 
-from resources.storage.layout import Home
+from vlm_assets.commands import doctor
 from vlm_assets.config.settings import Settings
-from vlm_assets.operate import doctor
-from vlm_assets.operate.dagster_server.home import prepare_dagster_home
+from vlm_assets.webserver.home import prepare_dagster_home
+from vlm_durable.files.layout import Home
 
 PROGRAM = Path(sys.executable).with_name("vlm-assets")
 

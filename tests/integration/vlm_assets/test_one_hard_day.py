@@ -18,9 +18,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.operate.dagster_server.process_group import ProcessEndedError
-from vlm_assets.operate.dagster_server.server import DagsterServer, dagster_server, prepare_home
-from vlm_assets.operate.main import app
+from vlm_assets.commands.main import app
+from vlm_assets.webserver.process_group import ProcessEndedError
+from vlm_assets.webserver.server import DagsterServer, dagster_server, prepare_home
 
 ASSETS = ["property_descriptions", "property_embeddings"]
 PROPERTIES = 120

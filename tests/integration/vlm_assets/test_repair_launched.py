@@ -8,12 +8,12 @@ import dagster as dg
 import pytest
 from typer.testing import CliRunner
 
-from resources.devices import leases
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.operate.audit import audit
-from vlm_assets.operate.dagster_server.home import prepare_dagster_home
-from vlm_assets.operate.dagster_server.server import dagster_server
-from vlm_assets.operate.main import app
+from vlm_assets.commands.audit import audit
+from vlm_assets.commands.main import app
+from vlm_assets.webserver.home import prepare_dagster_home
+from vlm_assets.webserver.server import dagster_server
+from vlm_engine.devices import leases
 
 KEY = "000000000-000000007"
 BOTH = ("property_descriptions", "property_embeddings")

@@ -15,16 +15,16 @@ from typer.testing import CliRunner
 
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.operate.dagster_server.api import CodeLocationError
-from vlm_assets.operate.dagster_server.home import POOL, prepare_dagster_home
-from vlm_assets.operate.dagster_server.server import DagsterServer, dagster_server
-from vlm_assets.operate.doctor import queue_findings
-from vlm_assets.operate.main import app
+from vlm_assets.commands.doctor import queue_findings
+from vlm_assets.commands.main import app
+from vlm_assets.webserver.api import CodeLocationError
+from vlm_assets.webserver.home import POOL, prepare_dagster_home
+from vlm_assets.webserver.server import DagsterServer, dagster_server
 
 DESCRIPTIONS = "property_descriptions"
 LIGHT, MIDDLE, HEAVY = (f"{start:09d}-{start:09d}" for start in range(3))
 
-# Real servers and real runs, each a process with a model; the daemon looks for backfills every 30 s.
+# Real servers and real runs, each a process with a model.
 pytestmark = [pytest.mark.serves, pytest.mark.timeout(600)]
 
 
@@ -51,7 +51,9 @@ class Running:
 
 
 @pytest.fixture(scope="module")
-def running(listing: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def running(
+    listing: Path, tmp_path_factory: pytest.TempPathFactory, quick_daemon: dict[str, str]
+) -> Iterator[Running]:
     """Dagster over the lightest range alone, one for all tests; the listing has two more."""
     home = tmp_path_factory.mktemp("running") / "home"
     images = [uri for line in listing.read_text().splitlines() for uri in json.loads(line)["images"]]
@@ -65,7 +67,9 @@ def running(listing: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     ingest(first, home, range_size=1)
     dagster_home = home / "dagster"
     prepare_dagster_home(dagster_home, catalog_id=Catalog.open(home).catalog_id, slots=1)
-    with dagster_server(home, dagster_home, port=3400, grace_seconds=10.0) as server:
+    with dagster_server(
+        home, dagster_home, port=3400, grace_seconds=10.0, environment=quick_daemon
+    ) as server:
         server.start_pages()
         yield Running(home, uneven, server)
 
@@ -74,7 +78,7 @@ def test_definitions_that_nobody_serves_are_loaded_again(
     running: Running, launch_run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process that serves them is killed, as it ends by itself: what is launched afterwards runs."""
-    monkeypatch.setattr("vlm_assets.operate.dagster_server.server._LOOK_AFTER_SECONDS", 2.0)
+    monkeypatch.setattr("vlm_assets.webserver.server._LOOK_AFTER_SECONDS", 2.0)
     api = running.server.api
     running.start_daemon()
     children = psutil.Process().children(recursive=True)

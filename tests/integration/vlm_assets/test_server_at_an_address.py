@@ -11,15 +11,15 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from resources.engine.models.vision_language_model import VisionLanguageModel
-from resources.engine.protocol import EngineLostError
-from resources.engine.server.running_server import RunningServer
 from resources.run_tags import NO_ATTEMPT
-from resources.state.database import open_state
-from resources.state.pause import pause, resume
-from resources.state.workers import Phase, Workers
+from resources.vision_language_model import VisionLanguageModel
 from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model, control_state
+from vlm_durable.state.database import open_state
+from vlm_durable.state.pause import pause, resume
+from vlm_durable.state.workers import Phase, Workers
+from vlm_engine.protocol import EngineLostError
+from vlm_engine.server.running_server import RunningServer
 
 KEY = "000000000-000000007"
 DESCRIPTION = {

@@ -14,15 +14,15 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from resources.state.database import open_state
-from resources.state.workers import Workers
 from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.resource_settings import build_gpu
 from vlm_assets.config.settings import load_settings
-from vlm_assets.operate.dagster_server.home import prepare_dagster_home
-from vlm_assets.operate.dagster_server.server import DagsterServer, dagster_server
+from vlm_assets.webserver.home import prepare_dagster_home
+from vlm_assets.webserver.server import DagsterServer, dagster_server
+from vlm_durable.state.database import open_state
+from vlm_durable.state.workers import Workers
 
 DESCRIPTIONS = "property_descriptions"
 PROPERTIES = 500

@@ -12,12 +12,8 @@ from pydantic import SecretStr
 from rich.console import Console
 from typer.testing import CliRunner
 
-from resources.engine.models.vision_language_model import VisionLanguageModel
-from resources.engine.protocol import EngineLostError
 from resources.run_tags import NO_ATTEMPT
-from resources.store import bucket as bucket_module
-from resources.store.bucket import UnfitStoreError, client
-from resources.store.store_claim import OtherMachineError
+from resources.vision_language_model import VisionLanguageModel
 from vlm_assets.assets import stored_settings
 from vlm_assets.assets.fingerprint import description_parts
 from vlm_assets.assets.property_descriptions import DescriptionWork
@@ -29,8 +25,9 @@ from vlm_assets.assets.stored_settings import (
 )
 from vlm_assets.automation.retries import _Files
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
-from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path
+from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path, mark_path
 from vlm_assets.catalog.catalog_file import CatalogError
+from vlm_assets.catalog.chosen_catalog import check_catalog, put_in_place
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.catalog.stored_catalog import pull_catalog, put_catalog
 from vlm_assets.catalog.withdrawn_ids import (
@@ -40,16 +37,22 @@ from vlm_assets.catalog.withdrawn_ids import (
     read_withdrawn,
     save_withdrawn,
 )
-from vlm_assets.cluster import node as node_module
+from vlm_assets.commands import run as run_module
+from vlm_assets.commands.audit import audit
+from vlm_assets.commands.main import app
+from vlm_assets.commands.repair import accept_loss, find_losses
+from vlm_assets.commands.withdraw import plan_withdrawal, undo_withdrawal, withdraw
 from vlm_assets.config.resource_settings import build_vision_language_model
 from vlm_assets.definitions import build_defs
-from vlm_assets.operate import run as run_module
-from vlm_assets.operate.audit import audit
-from vlm_assets.operate.main import app
-from vlm_assets.operate.repair import accept_loss, find_losses
-from vlm_assets.operate.withdraw import plan_withdrawal, undo_withdrawal, withdraw
+from vlm_cluster import node as node_module
+from vlm_durable.mirror import bucket as bucket_module
+from vlm_durable.mirror.bucket import UnfitStoreError, client
+from vlm_durable.mirror.store_claim import OtherMachineError
+from vlm_engine.protocol import EngineLostError
 
 KEY = "000000000-000000007"
+
+pytestmark = pytest.mark.usefixtures("scripted_engine")
 
 
 @pytest.fixture
@@ -117,7 +120,7 @@ def test_a_store_that_goes_down_before_publication_is_no_attempt(machines, s3_pr
 
 
 class Interrupted(VisionLanguageModel):
-    """The real model; ``second_batch`` is called before its second batch."""
+    """A model; ``second_batch`` is called before its second batch."""
 
     def load(self, device, **how):
         engine = super().load(device, **how)
@@ -408,6 +411,26 @@ def test_a_store_that_was_put_back_is_not_taken_over(machines, listing, bucket):
     pull_catalog(second.home, bucket)
     assert Catalog.open(second.home).header == Catalog.open(first.home).header
     assert Catalog.open(second.home).find("late") is None
+
+
+def test_a_catalogue_that_a_person_names_counts_in_the_store_and_here(machines, bucket, tmp_path):
+    """Beside marks of another home: what is refused changes nothing in the store, what is taken both."""
+    home, name = machines[0].settings.home, "property_catalog/catalog.parquet"
+    pull_catalog(home, bucket)
+    (tmp_path / "other.jsonl").write_text(json.dumps({"property_id": "x", "images": []}) + "\n")
+    ingest(tmp_path / "other.jsonl", tmp_path / "other")
+    for path in mark_path(home).parent.iterdir():
+        path.write_bytes(mark_path(tmp_path / "other").read_bytes())
+    before = bucket.get(name, most=1 << 30)
+    for read in (Catalog.open, lambda home: pull_catalog(home, bucket)):
+        with pytest.raises(CatalogError, match="One of the two is another home's"):
+            read(home)
+    with pytest.raises(CatalogError, match="is no whole catalogue"):
+        check_catalog(home, str(tmp_path / "other.jsonl"), bucket)
+    assert bucket.get(name, most=1 << 30) == before
+    put_in_place(home, check_catalog(home, str(catalog_path(home)), bucket), bucket)
+    assert bucket.get(name, most=1 << 30) == Catalog.open(home).path.read_bytes() != before
+    pull_catalog(home, bucket)
 
 
 def test_machines_share_the_list_of_withdrawn_ids(machines, listing, bucket):

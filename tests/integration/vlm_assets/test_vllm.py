@@ -11,16 +11,15 @@ import pytest
 from PIL import Image
 from pydantic import BaseModel, Field
 
-from resources.devices.find import find_devices
-from resources.devices.loaded_servers import LoadedServers, end_loaded_servers
-from resources.engine.prompt import Prompt
-from resources.engine.protocol import Answer, Attempt
-from resources.engine.schema import DescriptionSchema
-from resources.engine.server.chat_completions import EncodedImages
-from resources.images.images import LoadedProperty
 from vlm_assets.config.engine_choice import vllm_command
 from vlm_assets.config.resource_settings import build_vision_language_model
-from vlm_assets.config.settings import EXAMPLE_MODEL
+from vlm_engine.devices.find import find_devices
+from vlm_engine.devices.loaded_servers import LoadedServers, end_loaded_servers
+from vlm_engine.images.images import LoadedProperty
+from vlm_engine.prompt import Prompt
+from vlm_engine.protocol import Answer, Attempt
+from vlm_engine.schema import DescriptionSchema
+from vlm_engine.server.chat_completions import EncodedImages
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(2400)]
 
@@ -47,8 +46,6 @@ def vllm_desk(desk, monkeypatch):
         engine="server",
         server_command=command,
         server_requests=8,
-        embedding_model=str(EXAMPLE_MODEL),
-        embedding_pooling="mean",
     )
     assert end_loaded_servers(desk.settings.state_directory, logging.getLogger("test")) == []
 

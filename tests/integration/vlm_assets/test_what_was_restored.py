@@ -6,14 +6,16 @@ import dagster as dg
 import pyarrow.parquet as pq
 import pytest
 
-from resources.engine.models.vision_language_model import VisionLanguageModel
-from resources.engine.protocol import EngineLostError
+from resources.vision_language_model import VisionLanguageModel
+from vlm_engine.protocol import EngineLostError
 
 KEY = "000000000-000000007"
 
+pytestmark = pytest.mark.usefixtures("scripted_engine")
+
 
 class LostAfterOneBatch(VisionLanguageModel):
-    """The real model on a device that is lost after its first batch."""
+    """A model on a device that is lost after its first batch."""
 
     def load(self, device, **how):
         engine = super().load(device, **how)

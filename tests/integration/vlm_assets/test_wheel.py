@@ -1,6 +1,7 @@
 """The installed package, outside of any checkout: a wheel in an environment of its own."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -25,7 +26,7 @@ def installed(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
-    for name in (*PACKAGES, "pyproject.toml", "README.md"):
+    for name in (*PACKAGES, "setup.py", "pyproject.toml", "README.md", "LICENSE"):
         copy = shutil.copytree if (CHECKOUT / name).is_dir() else shutil.copy
         copy(CHECKOUT / name, source / name)
     pip = [sys.executable, "-m", "pip", "-qq", "--disable-pip-version-check"]
@@ -51,16 +52,17 @@ def installed(tmp_path_factory) -> Path:
 def person(installed, listing, tmp_path):
     """Runs a program of the environment in a folder of the person's own, whose .env names the model."""
     folder = tmp_path / "person"
-    # Folders named as ours shadow nothing.
-    (folder / "resources").mkdir(parents=True)
-    (folder / "resources" / "__init__.py").write_text("raise RuntimeError('another project')")
+    # The person's own project, with packages named as ours in a checkout.
+    for name in ("resources", "sensors"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text("OWNER = 'the person'\n")
     (folder / ".env").write_text(
         f"VLM_ASSETS_MODEL={CHECKOUT / 'examples' / 'model'}\nVLM_ASSETS_DEVICES=cpu:1\n"
     )
     environment = {name: os.environ[name] for name in SEES_ONLY if name in os.environ}
 
-    def start(*arguments: object, **how) -> subprocess.Popen:
-        command = [installed / "vlm-assets", *map(str, arguments)]
+    def start(*arguments: object, program: str = "vlm-assets", **how) -> subprocess.Popen:
+        command = [installed / program, *map(str, arguments)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         return subprocess.Popen(command, cwd=folder, env=environment, **pipes, **how)
 
@@ -94,3 +96,18 @@ def test_a_wheel_says_that_the_example_is_in_a_checkout(person):
     """No traceback where rendered properties and the example model are not installed."""
     for command in ("example", "demo"):
         assert "Run this command in a checkout" in said(person(command), 1)
+
+
+def test_a_project_with_packages_of_our_names_keeps_them(person):
+    """Definitions load where ``resources`` and ``sensors`` are the person's, and a wheel installs neither."""
+    code = (
+        "import resources, sensors, vlm_assets.definitions as ours;"
+        "print(resources.OWNER, sensors.OWNER, len(list(ours.defs.sensors)))"
+    )
+    output = said(person("-c", code, program="python"), 0)
+    assert re.search(r"^the person the person \d+$", output, re.MULTILINE), output
+    code = (
+        "import importlib.util as u, sys; sys.path.pop(0);"
+        "print(u.find_spec('resources'), u.find_spec('sensors'))"
+    )
+    assert said(person("-c", code, program="python"), 0) == "None None\n"

@@ -12,10 +12,10 @@ from dagster._core.instance.config import dagster_instance_config
 
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.dagster_internals.runs import set_pool
+from vlm_assets.commands.main import find_command
 from vlm_assets.config.resource_settings import device_slots
 from vlm_assets.config.settings import PREFIX, SECRETS, Settings, load_settings
-from vlm_assets.operate.dagster_server.home import POOL, ClusterPlace, seed_settings
-from vlm_assets.operate.main import find_command
+from vlm_assets.webserver.home import POOL, ClusterPlace, seed_settings
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 DEPLOY = CHECKOUT / "deploy"
@@ -83,7 +83,7 @@ ACTIONS = {
 
 def test_the_policy_allows_what_the_product_asks_of_a_store_and_no_more() -> None:
     """Least privilege: one prefix; and a request that is new in the code is allowed here first."""
-    code = "".join(path.read_text() for path in (CHECKOUT / "resources").rglob("*.py"))
+    code = "".join(path.read_text() for path in CHECKOUT.glob("vlm_*/**/*.py"))
     asked = set(re.findall(r'client\(\)\.(?:get_paginator\()?"?(\w+)', code)) - {"get_paginator"}
     policy = json.loads((DEPLOY / "s3" / "policy.json").read_text())
     data, listed, *_ = policy["Statement"]

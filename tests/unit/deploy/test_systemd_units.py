@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm_assets.operate.main import find_command
+from vlm_assets.commands.main import find_command
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 DEPLOYED = CHECKOUT / "deploy" / "systemd"
@@ -65,3 +65,26 @@ def test_the_folder_of_the_metrics_is_made_for_their_user() -> None:
 def test_each_unit_is_in_the_handbook(unit: Path) -> None:
     """Nobody finds a file that no page names."""
     assert unit.stem in DOCUMENTS
+
+
+@pytest.mark.parametrize(
+    "unit", [unit for unit in UNITS if unit.suffix == ".service"], ids=lambda path: path.name
+)
+def test_each_service_is_closed_in(program: Callable[[str], Path], unit: Path) -> None:
+    """A decoder or a model that is taken over stays in the service; the GPU stays in reach of it."""
+    command = [program("systemd-analyze"), "security", "--offline=true", "--threshold=40", "--no-pager", unit]
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stdout
+    exposure = re.search(r"Overall exposure level for \S+: ([0-9.]+)", said.stdout)
+    assert exposure is not None, said
+    assert float(exposure[1]) < 4
+    service = read(unit)["Service"]
+    hides_devices = {
+        "PrivateDevices",
+        "MemoryDenyWriteExecute",
+        "ProtectClock",
+        "DevicePolicy",
+        "DeviceAllow",
+    }
+    assert hides_devices.isdisjoint(service)
+    assert "@clock" not in service["SystemCallFilter"], "doctor would call any clock right"

@@ -17,11 +17,11 @@ from dagster._core.events import (
 
 from resources.alerts.outbox import Outbox
 from resources.run_tags import NO_ATTEMPT
-from resources.state.database import open_state
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY
 from sensors.failed_partitions import FailedPartitions, Launch, TickResult, Watched
 from sensors.retry_decision import Policy
+from vlm_durable.state.database import open_state
 
 KEYS = ("a", "b", "c", "d", "e", "f")
 MINUTE = 60.0
@@ -36,6 +36,7 @@ class Behaviour:
     missing: set[str] = field(default_factory=set)
     interrupted: set[str] = field(default_factory=set)
     stale: set[str] = field(default_factory=set)
+    decides: bool = False
     working: set[str] = field(default_factory=set)
     no_device: str | None = None
 
@@ -83,6 +84,7 @@ class Orchestrator:
             missing=lambda asset, keys: told.missing & set(keys) if asset == "first" else (),
             rows=lambda key: told.rows.get(key, 0),
             is_stale=lambda asset, key: key in told.stale,
+            decides_on_stale=lambda run_config: told.decides,
             working=lambda: told.working,
             heaviest_first=lambda keys: sorted(keys, reverse=True),
         )
@@ -131,7 +133,7 @@ class Orchestrator:
         self._report(run, DagsterEventType.RUN_SUCCESS, None)
 
     def ends(self, run: dg.DagsterRun, does: str) -> None:
-        """Let a run end without a materialization: ``fail``, ``interrupt``, ``outage``, or ``check``."""
+        """Let a run end without a materialization: ``fail``, ``interrupt``, ``never start``, ``check``."""
         if does == "outage":
             self.instance.add_run_tags(run.run_id, {NO_ATTEMPT: run.run_id})
         if does == "check":
@@ -140,8 +142,11 @@ class Orchestrator:
                 dg.AssetKey("first"), "sound", passed=False, metadata={}, partition=key
             )
             self._report(run, DagsterEventType.ASSET_CHECK_EVALUATION, found)
-        outside = does == "interrupt"
-        why = RunFailureReason.UNEXPECTED_TERMINATION if outside else RunFailureReason.STEP_FAILURE
+        reasons = {
+            "interrupt": RunFailureReason.UNEXPECTED_TERMINATION,
+            "never start": RunFailureReason.START_TIMEOUT,
+        }
+        why = reasons.get(does, RunFailureReason.STEP_FAILURE)
         self.instance.report_run_failed(run, does, JobFailureData(error=None, failure_reason=why))
 
     def _report(self, run: dg.DagsterRun, kind: DagsterEventType, data: object) -> None:

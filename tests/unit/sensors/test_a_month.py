@@ -11,15 +11,8 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 
+from faults.rehearsal.dagster_in_memory import INTERRUPTED, DagsterInMemory, SimulatedClock
 from resources.alerts.outbox import Outbox
-from resources.devices.find import Device
-from resources.devices.health import DeviceHealth
-from resources.devices.left_out import LeftOutDevices
-from resources.publishing.published import PublishedPartitions
-from resources.state.database import ControlState
-from resources.state.pause import pause, resume
-from resources.state.workers import Phase, Workers
-from resources.storage.layout import Home
 from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY, UNFINISHED
 from sensors.device_health import DeviceWatcher
 from sensors.failed_partitions import FailedPartitions, Watched
@@ -28,7 +21,14 @@ from sensors.published_file_drift import DriftWatcher, Verdict, evaluation
 from sensors.reconciliation import end_dead_runs, report_published
 from sensors.retry_decision import INTERRUPTIONS_TOLD, Policy
 from sensors.worker_health import HealthWatcher
-from vlm_assets.rehearsal.dagster_in_memory import INTERRUPTED, DagsterInMemory, SimulatedClock
+from vlm_durable.files.layout import Home
+from vlm_durable.state.database import ControlState
+from vlm_durable.state.pause import pause, resume
+from vlm_durable.state.workers import Phase, Workers
+from vlm_durable.versions.published import PublishedPartitions
+from vlm_engine.devices.find import Device
+from vlm_engine.devices.health import DeviceHealth
+from vlm_engine.devices.left_out import LeftOutDevices
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 ASSET = "first"

@@ -7,14 +7,14 @@ from dataclasses import asdict
 import dagster as dg
 import pytest
 
+from faults.rehearsal.dagster_in_memory import DagsterInMemory, SimulatedClock
 from resources.alerts.alert import DAY_SECONDS, Alert
 from resources.alerts.outbox import Outbox
-from resources.state.database import ControlState
-from resources.state.pause import pause
 from sensors.alerts import RESTORED, STANDSTILL_SECONDS, AlertScan, Cursor, build_alerts_sensor
 from sensors.device_health import NONE_LEFT
 from sensors.ticks import Ticks
-from vlm_assets.rehearsal.dagster_in_memory import DagsterInMemory, SimulatedClock
+from vlm_durable.state.database import ControlState
+from vlm_durable.state.pause import pause
 
 NOW = 1_790_000_000.0
 KEY = "00007"

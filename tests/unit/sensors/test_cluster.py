@@ -8,16 +8,16 @@ import pytest
 from dagster import DagsterRunStatus
 
 from resources.alerts.outbox import Outbox
-from resources.publishing.stored import StoredPartitions
-from resources.state.database import open_state
-from resources.state.nodes import Look, Node, NodeRecord
-from resources.state.pause import Pause
-from resources.storage.layout import Home
-from resources.store.bucket import S3Folder, StoreAwayError, StoreError
-from sensors.cluster import ClusterWatch, ClusterWatcher, Taken, take_over, why_over
+from sensors.cluster import STARTING_SECONDS, ClusterWatch, ClusterWatcher, Taken, take_over, why_over
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.dagster_internals.runs import RAY_JOB, RunState
 from tests.calls import calls_in
+from vlm_durable.files.layout import Home
+from vlm_durable.mirror.bucket import S3Folder, StoreAwayError, StoreError
+from vlm_durable.state.database import open_state
+from vlm_durable.state.nodes import Look, Node, NodeRecord
+from vlm_durable.state.pause import Pause
+from vlm_durable.versions.stored import StoredPartitions
 
 RUN = "0c9f1d0e-0000-4000-8000-000000000001"
 JOB = f"dagster-run-{RUN}"
@@ -133,7 +133,7 @@ def test_a_process_that_is_gone_from_a_node_that_beats_is_ended_at_once(cluster)
     assert cluster.status is DagsterRunStatus.FAILURE
 
 
-@pytest.mark.parametrize(("says_ended", "seconds"), [(False, 185), (True, 10)])
+@pytest.mark.parametrize(("says_ended", "seconds"), [(False, STARTING_SECONDS + 5), (True, 10)])
 def test_no_run_stands_in_starting(tmp_path, monkeypatch, says_ended, seconds):
     """No node began it: it went to a machine that died, or its command was not found there."""
     cluster = Cluster(tmp_path, monkeypatch)
@@ -155,7 +155,7 @@ def test_a_launch_that_was_cut_short_is_ended_and_no_other_runs_job_is_stopped(t
     cluster.runs["one"] = set()
     cluster.starts(DagsterRunStatus.STARTING, tags)
     cluster.looks()
-    cluster.passes(185)
+    cluster.passes(STARTING_SECONDS + 5)
     assert cluster.status is DagsterRunStatus.FAILURE
     assert cluster.stopped == [JOB]
 
@@ -177,7 +177,7 @@ def test_no_run_of_this_machine_stands_in_starting(tmp_path, monkeypatch, status
     cluster.runs["one"] = set()
     cluster.starts(status, OF_THIS_MACHINE)
     cluster.looks()
-    cluster.passes(180)
+    cluster.passes(STARTING_SECONDS)
     assert cluster.status is status
     cluster.passes(5)
     assert cluster.status is then
@@ -190,7 +190,7 @@ def test_a_run_of_this_machine_that_has_begun_is_the_reconciliations(tmp_path, m
     cluster.runs["one"] = set()
     cluster.starts(DagsterRunStatus.STARTING, OF_THIS_MACHINE)
     monkeypatch.setattr(DagsterFacts, "process_of", lambda _, run_id: (4711, 1.0) if run_id == RUN else None)
-    cluster.passes(300)
+    cluster.passes(2 * STARTING_SECONDS)
     assert cluster.status is DagsterRunStatus.STARTING
 
 

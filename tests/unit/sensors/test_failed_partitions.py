@@ -8,8 +8,6 @@ import pytest
 from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
 
 from resources.run_tags import NEEDS_PERSON, NO_ATTEMPT
-from resources.state.database import open_state
-from resources.state.pause import pause, resume
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY
 from sensors.retry_ledger import (
@@ -22,6 +20,8 @@ from sensors.retry_ledger import (
 )
 from sensors.retry_schedule import answer, request
 from sensors.sensor_definition import Situation
+from vlm_durable.state.database import open_state
+from vlm_durable.state.pause import pause, resume
 
 HOUR = 3600.0
 
@@ -430,6 +430,19 @@ def test_a_file_that_is_not_what_was_published_is_put_right(orchestrator):
     ticked = orchestrator.look()
     assert [launch.key for launch in ticked.launches] == ["c", "a"]
     assert "1 made under other settings" in ticked.sentence
+
+
+def test_a_failed_run_over_what_is_stale_by_now_is_left_to_a_person(orchestrator):
+    """Its settings changed since: tried again by itself, it would make everything anew under others."""
+    orchestrator.behaviour.of_key["a"] = "fail"
+    orchestrator.materialize("a")
+    orchestrator.behaviour.stale.add("a")
+    orchestrator.ahead += HOUR
+    ticked = orchestrator.look()
+    assert ticked.launches == ()
+    assert "1 made under other settings" in ticked.sentence
+    orchestrator.behaviour.decides = True
+    assert [one.key for one in orchestrator.look().launches] == ["a"], "the run itself leaves it alone"
 
 
 def test_a_materialization_ends_a_failed_check_of_the_one_before(orchestrator):

@@ -16,15 +16,15 @@ from dagster import DagsterRunStatus
 from dagster._core.events import EngineEventData
 
 from resources.alerts.outbox import Outbox
-from resources.devices.find import Device
-from resources.devices.leases import DeviceLeases
-from resources.devices.left_out import LeftOutDevices
-from resources.processes import ProcessIdentity, boot_id
-from resources.state.database import open_state
-from resources.state.workers import Workers
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.health_watch import Watch
 from sensors.leases_after_end import LeasesAfterEnd
+from vlm_durable.files.processes import ProcessIdentity, boot_id
+from vlm_durable.state.database import open_state
+from vlm_durable.state.workers import Workers
+from vlm_engine.devices.find import Device
+from vlm_engine.devices.leases import DeviceLeases
+from vlm_engine.devices.left_out import LeftOutDevices
 
 DEVICE = Device("cpu-0", "cpu", "CPU slot", None, "")
 SUBJECT = "devices/cpu-0/lease"
@@ -33,9 +33,9 @@ HERE = {".dagster/grpc_info": json.dumps({"host": "localhost", "socket": "/somew
 HANGING = """
 import logging, signal, sys
 from pathlib import Path
-from resources.devices.find import Device
-from resources.devices.leases import LeaseHolder
-from resources.devices.leases import DeviceLeases
+from vlm_engine.devices.find import Device
+from vlm_engine.devices.leases import LeaseHolder
+from vlm_engine.devices.leases import DeviceLeases
 leases = DeviceLeases(Path(sys.argv[1]), [Device("cpu-0", "cpu", "CPU slot", None, "")])
 lease = leases.acquire(LeaseHolder(sys.argv[2], "k", "s"), wait_seconds=0, log=logging.getLogger())
 if sys.argv[3] == "deaf":

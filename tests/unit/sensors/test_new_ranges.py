@@ -5,9 +5,9 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
+from faults.rehearsal.dagster_in_memory import DagsterInMemory, SimulatedClock
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.new_ranges import NewRanges
-from vlm_assets.rehearsal.dagster_in_memory import DagsterInMemory, SimulatedClock
 
 KEYS = tuple(f"{start:09d}-{start:09d}" for start in range(4))
 

@@ -15,20 +15,20 @@ import pytest
 from dagster import DagsterRunStatus
 from dagster._core.events import EngineEventData
 
-from resources.processes import ProcessIdentity
-from resources.publishing.published import PublishedPartitions
-from resources.state.database import open_state
-from resources.state.workers import Workers
-from resources.storage.layout import Home
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.reconciliation import end_dead_runs, report_published
+from vlm_durable.files.layout import Home
+from vlm_durable.files.processes import ProcessIdentity
+from vlm_durable.state.database import open_state
+from vlm_durable.state.workers import Workers
+from vlm_durable.versions.published import PublishedPartitions
 
 HERE = {".dagster/grpc_info": json.dumps({"host": "localhost", "socket": "/somewhere"})}
 HOLDER = """
 import sys
 from pathlib import Path
-from resources.state.database import open_state
-from resources.state.workers import Workers
+from vlm_durable.state.database import open_state
+from vlm_durable.state.workers import Workers
 with Workers(open_state(Path(sys.argv[1]))).begin(run_id=sys.argv[2], asset="a", partition="k", expected=9):
     print("held", flush=True)
     sys.stdin.read()

@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 from dagster import DagsterRunStatus
+from dagster._core.events import RunFailureReason
 
 from resources.run_tags import NEEDS_PERSON, NO_ATTEMPT
-from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY, RunState
+from sensors.dagster_internals.runs import LAUNCHED_BY, NEVER_STARTED, RETRY, RunState
 from sensors.retry_decision import INTERRUPTIONS_TOLD, Action, Facts, Policy, decide
 from sensors.retry_ledger import Entry
 
@@ -42,6 +43,14 @@ def test_a_termination_from_outside_is_resumed_and_no_attempt():
     assert (first.action, first.entry.attempts) == (Action.LAUNCH, 0)
     many = decide(entry(interruptions=INTERRUPTIONS_TOLD), facts(ended), POLICY, now=ENDED + 1)
     assert (many.action, many.entry.attempts) == (Action.WAIT, 0)
+
+
+def test_a_run_that_never_started_is_no_attempt():
+    """A machine too busy to start it says nothing of the partition; Dagster's own name of it is checked."""
+    assert RunFailureReason.START_TIMEOUT.value == NEVER_STARTED
+    late = run(dagster__failure_reason=NEVER_STARTED)
+    first = decide(entry(), facts(late), POLICY, now=ENDED + 1)
+    assert (first.action, first.entry.attempts) == (Action.LAUNCH, 0)
 
 
 def test_no_free_device_is_no_attempt():

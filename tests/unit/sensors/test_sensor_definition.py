@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import dagster as dg
 import pytest
 
-from resources.state.database import ControlState
+from faults.rehearsal.dagster_in_memory import DagsterInMemory, SimulatedClock
 from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
-from vlm_assets.rehearsal.dagster_in_memory import DagsterInMemory, SimulatedClock
+from vlm_durable.state.database import ControlState
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import logging
 
 import pytest
 
-from resources.state.database import ControlState
 from sensors.ticks import LONGEST_SILENCE_SECONDS, Tick, Ticks
+from vlm_durable.state.database import ControlState
 
 NOW = 1_790_000_000.0
 WATCHED = {"drift": 30.0, "retries": 600.0}

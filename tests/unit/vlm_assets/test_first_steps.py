@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.commands import run as run_module
+from vlm_assets.commands.main import app
 from vlm_assets.config.resource_settings import device_slots
 from vlm_assets.config.settings import PREFIX, Settings
-from vlm_assets.operate import run as run_module
-from vlm_assets.operate.main import app
 
 
 @pytest.fixture(autouse=True)

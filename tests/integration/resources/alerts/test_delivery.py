@@ -23,10 +23,10 @@ from resources.alerts.delivery import (
 )
 from resources.alerts.outbox import HISTORY_SECONDS, Outbox
 from resources.alerts.targets import checked_targets, send
-from resources.state.database import ControlState, open_state
-from resources.state.tables import alert_targets
 from tests.alert_receiver import send_from_here
 from tests.calls import calls_in
+from vlm_durable.state.database import ControlState, open_state
+from vlm_durable.state.tables import alert_targets
 
 NOW = 1_790_000_000.0
 SECRET = "s3cret-pw"

@@ -8,14 +8,16 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from resources.publishing.published import PublishedPartitions
 from vlm_assets.assets.materialize import ACCEPTED_FAILED
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.operate.status import read_status
-from vlm_assets.operate.status_view import view
+from vlm_assets.commands.status_view import view
+from vlm_assets.services.status import read_status
+from vlm_durable.versions.published import PublishedPartitions
 
 KEY = "000000000-000000007"
 ACCEPT = {"accept_failed": True}
+
+pytestmark = pytest.mark.usefixtures("scripted_engine")
 
 
 @pytest.fixture

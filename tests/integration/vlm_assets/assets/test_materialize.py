@@ -6,16 +6,19 @@ from types import SimpleNamespace
 import pyarrow.parquet as pq
 import pytest
 
-from resources.devices.resource import GpuResource
-from resources.journal.journal import Journal
-from resources.publishing.published import PublishedPartitions
+from resources.gpu import GpuResource
 from sensors.dagster_internals.events import DagsterFacts
+from vlm_assets.assets.fingerprint import settings_digest
 from vlm_assets.assets.partition_state import PartitionStates, State
 from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
+from vlm_durable.journal.journal import Journal
+from vlm_durable.versions.published import PublishedPartitions
 
 KEY = "000000000-000000007"
 VOLATILE = {"seconds", "described_at"}
+
+pytestmark = pytest.mark.usefixtures("scripted_engine")
 
 
 class NoDevice(GpuResource):
@@ -46,37 +49,6 @@ def stamps(asset):
     }
 
 
-def test_every_property_of_the_range_comes_out_once_in_order(desk):
-    """One terminal row a property, in the catalogue's order, and beside them where the time went."""
-    done = desk.materialize()
-    assert done.success, done.failure
-    found = rows(desk.file)
-    catalog = Catalog.open(desk.settings.home)
-    assert [row["property_id"] for row in found] == catalog.slice(catalog.ranges[0])[
-        "property_id"
-    ].to_pylist()
-    assert {row["status"] for row in found} <= {"ok", "failed"}
-    for row in found:
-        assert (row["description"] is None) == (row["status"] == "failed")
-        assert (row["error_kind"] is not None) == (row["status"] == "failed")
-    assert all(check.passed for check in done.checks.values())
-    assert {check.partition for check in done.checks.values()} == {KEY}
-    said = done.published[0].metadata
-    spent = {name: said[f"seconds in {name}"].value for name in ("model", "prefill", "generation")}
-    assert spent["model"] >= spent["prefill"] + spent["generation"] > 0
-    assert "| answers (generation) |" in said["where the time went"].value
-
-
-def test_embeddings_follow_the_descriptions_row_for_row(desk):
-    """A vector for each ok description, null for each failed one, in the same order."""
-    done = desk.materialize("property_descriptions", "property_embeddings")
-    assert done.success, done.failure
-    embedded = rows(desk.settings.embeddings.partition(KEY).published)
-    for description, embedding in zip(rows(desk.file), embedded, strict=True):
-        assert embedding["property_id"] == description["property_id"]
-        assert (embedding["embedding"] is None) == (description["status"] == "failed")
-
-
 @pytest.fixture
 def text_embedder(tmp_path, desk):
     """A folder of a text embedder with random weights: first token, unit length, 32 numbers, 40 tokens."""
@@ -100,7 +72,7 @@ def text_embedder(tmp_path, desk):
 
 @pytest.mark.published("property_descriptions", "property_embeddings")
 def test_another_text_embedder_makes_other_vectors_of_the_same_descriptions(desk, text_embedder):
-    """A named text embedder replaces the vectors of the describing model's layers, and no description."""
+    """Another text embedder replaces the vectors, and no description."""
     before = stamps(desk.settings.descriptions)
     named = desk.changed(embedding_model=str(text_embedder))
     done = named.materialize("property_embeddings")
@@ -115,15 +87,16 @@ def test_another_text_embedder_makes_other_vectors_of_the_same_descriptions(desk
         event.metadata["texts cut off"].value
         == f"{len(described)} are longer than the 40 tokens that the model takes"
     )
+    assert event.metadata["embedded by"].value.startswith("text-embedder (sha256:")
     assert stamps(desk.settings.descriptions) == before
 
 
 @pytest.mark.published("property_descriptions")
-def test_embeddings_alone_are_refused_where_the_describer_would_be_loaded_again(desk, no_device):
-    """Beside a server of ours an embedder must be named: said before a device is leased."""
-    done = desk.changed(engine="server").materialize("property_embeddings", gpu=no_device)
+def test_embeddings_without_an_embedder_are_refused(desk, no_device):
+    """Nothing but a named embedder embeds: one sentence says the setting, before a device is leased."""
+    done = desk.changed(embedding_model=None).materialize("property_embeddings", gpu=no_device)
     assert not done.success
-    assert "VLM_ASSETS_EMBEDDING_MODEL is not set" in done.failure
+    assert "set VLM_ASSETS_EMBEDDING_MODEL" in done.failure
 
 
 @pytest.mark.published("property_descriptions")
@@ -306,6 +279,32 @@ def test_retry_failed_describes_only_what_had_failed(desk, images_taken_away):
 
 
 @pytest.mark.published("property_descriptions")
+def test_a_run_that_was_not_told_leaves_what_is_stale(desk, no_device):
+    """Whoever launched it agreed to no settings, or to others: the file stays, damage is undone."""
+    before = stamps(desk.settings.descriptions)
+    later = desk.changed(max_images=1)
+    for option in ("keep", "other settings"):
+        if option == "keep":
+            desk.file.write_bytes(b"damaged")
+        kept = later.materialize(config={"stale": option}, gpu=no_device)
+        assert kept.success, kept.failure
+        assert "stays: `vlm-assets run" in kept.published[0].metadata["verified"].value
+        assert {path: size for path, (size, _) in stamps(desk.settings.descriptions).items()} == {
+            path: size for path, (size, _) in before.items()
+        }
+    states = PartitionStates(later.settings, Catalog.open(later.settings.home))
+    stale = states.of("property_descriptions", KEY)
+    assert (stale.state, stale.why) == (
+        State.STALE,
+        ("processor and decoding options: max_images: 12 -> 1",),
+    )
+    agreed = settings_digest(states.meanings.descriptions.now)
+    done = later.materialize(config={"stale": agreed})
+    assert done.success, done.failure
+    assert PublishedPartitions(desk.settings.descriptions).record(KEY).sequence == 2
+
+
+@pytest.mark.published("property_descriptions")
 def test_recompute_is_done_once_however_often_its_run_is_retried(desk, no_device):
     """A run retry of a finished recomputation verifies it; a new request computes again."""
     first = PublishedPartitions(desk.settings.descriptions).record(KEY)
@@ -353,9 +352,9 @@ def test_other_settings_are_another_generation_and_the_old_one_is_kept(desk, no_
     assert desk.file.read_bytes() == desk.paths.version(2).read_bytes() == old
 
 
-@pytest.mark.published("property_descriptions")
 def test_rows_of_an_earlier_version_that_is_damaged_are_computed_again(desk):
     """A flipped bit in a version of before is found before a row is taken from it."""
+    assert desk.materialize().success
     old = rows(desk.file)
     assert desk.changed(max_pixels=40_000).materialize().success
     damaged = bytearray(desk.paths.version(1).read_bytes())

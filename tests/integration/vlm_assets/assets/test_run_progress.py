@@ -10,13 +10,13 @@ import pytest
 from pydantic import SecretStr
 from typer.testing import CliRunner
 
-from resources.engine.models.vision_language_model import VisionLanguageModel
-from resources.state.nodes import NodeRecord, Nodes, RunLocks
-from resources.state.pause import pause, paused_nodes, resume, resume_node
+from resources.vision_language_model import VisionLanguageModel
 from sensors.dagster_internals.events import DagsterFacts
 from vlm_assets.assets.partition_state import committed_rows
+from vlm_assets.commands.main import app
 from vlm_assets.config.resource_settings import build_vision_language_model, control_state
-from vlm_assets.operate.main import app
+from vlm_durable.state.nodes import NodeRecord, Nodes, RunLocks
+from vlm_durable.state.pause import pause, paused_nodes, resume, resume_node
 
 KEY = "000000000-000000007"
 

@@ -8,10 +8,10 @@ import pytest
 
 from faults.s3_server import BUCKET
 from resources.run_tags import NO_ATTEMPT
-from resources.store import bucket as bucket_module
-from resources.store.bucket import S3Folder, client
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_durable.mirror import bucket as bucket_module
+from vlm_durable.mirror.bucket import S3Folder, client
 
 SAME = ["property_id", "status", "error_kind", "description", "images_used", "images_not_used"]
 

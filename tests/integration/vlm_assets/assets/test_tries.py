@@ -6,19 +6,21 @@ import pyarrow.parquet as pq
 import pytest
 from dagster import DagsterExecutionInterruptedError
 
-from resources.engine.batch_plan import BatchSize
-from resources.engine.batch_sizes import BEGUN, Measured, remember, remembered
-from resources.engine.models.vision_language_model import VisionLanguageModel
-from resources.publishing.published import PublishedPartitions
 from resources.run_tags import NEEDS_PERSON
+from resources.vision_language_model import VisionLanguageModel
 from vlm_assets.assets import property_descriptions
 from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.commands.property_view import lines, read_property
 from vlm_assets.config.resource_settings import build_vision_language_model, control_state
-from vlm_assets.operate.property_view import lines, read_property
+from vlm_durable.versions.published import PublishedPartitions
+from vlm_engine.batch_plan import BatchSize
+from vlm_engine.batch_sizes import BEGUN, Measured, remember, remembered
 
 KEY = "000000000-000000007"
+
+pytestmark = pytest.mark.usefixtures("scripted_engine")
 
 ailing: set[str] = set()
 """Properties at which the engine raises."""
@@ -33,7 +35,7 @@ interrupted_at: set[str] = set()
 
 
 class AilingModel(VisionLanguageModel):
-    """The real model, which raises for some properties as a driver in trouble does."""
+    """A model that raises for some properties as a driver in trouble does."""
 
     def load(self, device, **how):
         engine = super().load(device, **how)

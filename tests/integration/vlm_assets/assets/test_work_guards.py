@@ -6,12 +6,12 @@ import shutil
 import pyarrow.parquet as pq
 import pytest
 
-from resources.devices.resource import GpuResource
-from resources.engine.ladder import WINDOW
-from resources.journal.journal import Journal
+from resources.gpu import GpuResource
 from resources.run_tags import NEEDS_PERSON, NO_ATTEMPT
 from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.catalog.ingest import ingest
+from vlm_durable.journal.journal import Journal
+from vlm_engine.ladder import WINDOW
 
 PROPERTIES = 10
 ANSWERED = 56

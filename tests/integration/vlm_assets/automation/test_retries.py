@@ -12,16 +12,16 @@ import dagster as dg
 import pytest
 from typer.testing import CliRunner
 
-from resources.storage.layout import Home
 from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY
 from sensors.retry_schedule import BUTTON, SCHEDULE
 from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.commands.main import app
 from vlm_assets.config.settings import load_settings
-from vlm_assets.operate.dagster_server.home import prepare_dagster_home
-from vlm_assets.operate.dagster_server.server import DagsterServer, dagster_server
-from vlm_assets.operate.main import app
+from vlm_assets.webserver.home import prepare_dagster_home
+from vlm_assets.webserver.server import DagsterServer, dagster_server
+from vlm_durable.files.layout import Home
 
 DESCRIPTIONS, EMBEDDINGS = "property_descriptions", "property_embeddings"
 BOTH = [DESCRIPTIONS, EMBEDDINGS]

@@ -2,11 +2,11 @@
 
 import pytest
 
-from resources.store import bucket as bucket_module
-from resources.store.bucket import S3Folder, StoreAwayError, client
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.catalog.listing import ListingError
+from vlm_durable.mirror import bucket as bucket_module
+from vlm_durable.mirror.bucket import S3Folder, StoreAwayError, client
 
 JPEG = b"\xff\xd8\xff\xe0 and more"
 
@@ -45,7 +45,12 @@ def test_a_folder_on_s3_is_read_as_one_on_disk(images, tmp_path, s3_proxy):
     }
     assert list(catalogued(tmp_path / "home")["b"]) == ["b/2.JPG", "b/10.jpg", "b/without suffix"]
     said = " ".join(report.sentences())
-    for what in ("1 hidden", "1 files beside", "1 files in folders", "1 files that are not images (a/notes"):
+    for what in (
+        "1 hidden",
+        "1 files beside",
+        "1 folders inside property folders",
+        "1 files that are not images (a/notes",
+    ):
         assert what in said
     asked = [path.rpartition("/")[2] for method, path in s3_proxy.requests if "list-type" not in path]
     assert sorted(asked) == ["notes", "without%20suffix"]

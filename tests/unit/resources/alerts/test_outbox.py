@@ -6,9 +6,9 @@ import pytest
 import sqlalchemy as sa
 
 from resources.alerts.outbox import Outbox
-from resources.state import tables
-from resources.state.database import ControlState
 from tests.calls import calls_in
+from vlm_durable.state import tables
+from vlm_durable.state.database import ControlState
 
 
 @pytest.fixture

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from faults.rehearsal.dagster_in_memory import DagsterInMemory, SimulatedClock
 from resources.alerts.outbox import Outbox
-from resources.devices.find import Device, DeviceError
-from resources.devices.health import DeviceHealth
-from resources.devices.left_out import LeftOutDevices
-from resources.processes import boot_id
-from resources.state.database import ControlState, open_state
-from resources.state.workers import Workers
 from sensors.device_health import DeviceWatcher
 from sensors.health_watch import Watch
 from sensors.leases_after_end import LeasesAfterEnd
 from sensors.worker_health import HealthWatcher
-from vlm_assets.rehearsal.dagster_in_memory import DagsterInMemory, SimulatedClock
+from vlm_durable.files.processes import boot_id
+from vlm_durable.state.database import ControlState, open_state
+from vlm_durable.state.workers import Workers
+from vlm_engine.devices.find import Device, DeviceError
+from vlm_engine.devices.health import DeviceHealth
+from vlm_engine.devices.left_out import LeftOutDevices
 
 
 class Machine:

@@ -13,9 +13,6 @@ import pytest
 from dagster import DagsterRunStatus
 
 from resources.alerts.alert import Alert
-from resources.processes import ProcessIdentity, boot_id
-from resources.state.database import open_state
-from resources.state.workers import Phase, Workers
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.health_watch import Watch
 from sensors.ticks import Ticks
@@ -26,6 +23,9 @@ from sensors.worker_health import (
     slow_workers,
     stuck_workers,
 )
+from vlm_durable.files.processes import ProcessIdentity, boot_id
+from vlm_durable.state.database import open_state
+from vlm_durable.state.workers import Phase, Workers
 
 LIMITS = WorkerLimits()
 

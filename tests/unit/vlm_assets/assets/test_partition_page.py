@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from resources.publishing.partition_rows import PartitionRows
 from vlm_assets.assets.partition_page import (
     IMAGES_A_PROPERTY,
     SAMPLED,
@@ -18,6 +17,7 @@ from vlm_assets.assets.partition_page import (
     contact_sheet,
     read_quality,
 )
+from vlm_durable.versions.partition_rows import PartitionRows
 
 
 def jpeg(colour="red", width=100):

@@ -8,15 +8,15 @@ import pyarrow as pa
 import pytest
 from pydantic import BaseModel
 
-from resources.devices.find import find_devices
-from resources.engine.batch_sizes import long_batch
-from resources.engine.ladder import Described, describe_batch
-from resources.engine.protocol import Answer, ImageTokens, RequestTooLargeError
-from resources.engine.schema import DescriptionSchema
-from resources.images.images import ImageFailure, LoadedProperty
 from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.resource_settings import build_vision_language_model
+from vlm_engine.batch_sizes import long_batch
+from vlm_engine.devices.find import find_devices
+from vlm_engine.images.images import ImageFailure, LoadedProperty
+from vlm_engine.ladder import Described, describe_batch
+from vlm_engine.protocol import Answer, ImageTokens, RequestTooLargeError
+from vlm_engine.schema import DescriptionSchema
 
 
 def described(images: int) -> Described:

@@ -8,13 +8,13 @@ import dagster as dg
 import pyarrow as pa
 from dagster_postgres.utils import DagsterPostgresException
 
-from resources.engine.feeding import TimeSpent
-from resources.journal.journal import Journal
-from resources.state.database import open_state
-from resources.state.sqlite_file import ControlStateError
-from resources.state.workers import Phase, Workers
 from vlm_assets.assets import run_watch
 from vlm_assets.assets.run_watch import RunProgress, WorkTime
+from vlm_durable.journal.journal import Journal
+from vlm_durable.state.database import open_state
+from vlm_durable.state.sqlite_file import ControlStateError
+from vlm_durable.state.workers import Phase, Workers
+from vlm_engine.feeding import TimeSpent
 
 SCHEMA = pa.schema([("property_id", pa.string()), ("ordinal", pa.int64())])
 

@@ -9,19 +9,19 @@ from vlm_assets.config.settings import CHECKOUT
 
 MAKES_ROWS = {
     "property_descriptions": (
-        "resources/engine/prompt.py",
-        "resources/engine/ladder.py",
-        "resources/engine/schema.py",
-        "resources/engine/transformers/guided.py",
-        "resources/engine/server/chat_completions.py",
-        "resources/images/images.py",
-        "resources/images/worker.py",
-        "resources/journal/segments.py",
+        "vlm_engine/prompt.py",
+        "vlm_engine/ladder.py",
+        "vlm_engine/schema.py",
+        "vlm_engine/transformers/guided.py",
+        "vlm_engine/server/chat_completions.py",
+        "vlm_engine/images/images.py",
+        "vlm_engine/images/worker.py",
+        "vlm_durable/journal/segments.py",
         "vlm_assets/assets/property_descriptions.py",
         "vlm_assets/__init__.py",
     ),
     "property_embeddings": (
-        "resources/engine/models/text_embedding.py",
+        "resources/text_embedding.py",
         "vlm_assets/assets/property_embeddings.py",
     ),
 }
@@ -31,7 +31,7 @@ MAKES_ROWS = {
 def checkout(tmp_path_factory):
     """A copy of the program, to change."""
     folder = tmp_path_factory.mktemp("checkout")
-    for package in ("resources", "sensors", "vlm_assets"):
+    for package in ("vlm_durable", "vlm_engine", "resources", "sensors", "vlm_assets"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(CHECKOUT / package, folder / package, ignore=ignored)
     return folder
@@ -53,7 +53,7 @@ def changed_digest(asset, checkout, names):
 def test_only_a_change_in_what_makes_rows_parts_the_machines(asset, checkout):
     """A typo that is mended in the doctor on one machine makes no other machine refuse its runs."""
     same = code_digest(asset)
-    watching = ("vlm_assets/operate/doctor.py", "sensors/alerts.py", "vlm_assets/definitions.py")
+    watching = ("vlm_assets/commands/doctor.py", "sensors/alerts.py", "vlm_assets/definitions.py")
     assert changed_digest(asset, checkout, watching) == same, "wherever the checkout lies"
     for name in MAKES_ROWS[asset][:2]:
         assert changed_digest(asset, checkout, [name]) != same, name

@@ -4,8 +4,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from resources.engine.schema import same
 from vlm_assets.assets.truth import TruthError, read_truth
+from vlm_engine.schema import same
 
 
 @pytest.mark.parametrize(

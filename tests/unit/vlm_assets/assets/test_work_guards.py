@@ -9,17 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from resources.devices.find import Device
-from resources.devices.left_out import ImpossibleResultError
-from resources.devices.resource import GpuResource
-from resources.engine.ladder import (
-    WINDOW,
-    AnswerGuard,
-    Described,
-    GarbageOutputError,
-    describe_batch,
-)
-from resources.images.images import ImageFailure, LoadedProperty
+from resources.gpu import GpuResource
 from vlm_assets.assets.property_embeddings import refuse_unsound
 from vlm_assets.assets.run_watch import (
     WHOLE_RANGE,
@@ -28,6 +18,16 @@ from vlm_assets.assets.run_watch import (
 )
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_engine.devices.find import Device
+from vlm_engine.devices.left_out import ImpossibleResultError
+from vlm_engine.images.images import ImageFailure, LoadedProperty
+from vlm_engine.ladder import (
+    WINDOW,
+    AnswerGuard,
+    Described,
+    GarbageOutputError,
+    describe_batch,
+)
 
 
 @dataclass

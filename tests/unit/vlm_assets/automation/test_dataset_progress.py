@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -13,10 +14,6 @@ import dagster as dg
 import pytest
 from PIL import Image
 
-from resources.publishing.published import PublishedPartitions
-from resources.state.database import open_state
-from resources.state.pause import pause, resume
-from resources.state.workers import Workers
 from vlm_assets.assets.partition_state import State
 from vlm_assets.automation.dataset_progress import (
     Drawn,
@@ -26,9 +23,14 @@ from vlm_assets.automation.dataset_progress import (
     progress_metadata,
 )
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings, load_settings
-from vlm_assets.operate.status import read_status
+from vlm_assets.services.status import read_status
+from vlm_durable.state.database import open_state
+from vlm_durable.state.pause import pause, resume
+from vlm_durable.state.workers import Workers
+from vlm_durable.versions.published import PublishedPartitions
 
 
 class Ticks:
@@ -53,6 +55,8 @@ class Ticks:
         assert not found.run_requests
         (event,) = found.asset_events
         assert event.asset_key == dg.AssetKey("dataset_progress")
+        if "progress" not in event.metadata:
+            return str(event.metadata["what to do first"].value)
         assert "base64," in event.metadata["progress"].value
         return DRAWN
 
@@ -102,7 +106,7 @@ def test_a_picture_is_drawn_where_something_moved_and_came_to_rest(dataset) -> N
     assert [ticks.tick() for _ in range(3)] == [RESTS, DRAWN, RESTS]
     workers = Workers(open_state(dataset.settings.state_directory))
     with workers.begin(run_id="r", asset="property_descriptions", partition=dataset.keys[0], expected=3):
-        assert ticks.tick() == RESTS, "the last picture is not half an hour old"
+        assert ticks.tick() == RESTS, "the last picture is not a minute old"
     # The worker is gone, and a picture may still show it: one more, when the next tick finds all at rest.
     assert [ticks.tick() for _ in range(3)] == [RESTS, DRAWN, RESTS]
 
@@ -117,7 +121,7 @@ def test_a_pause_is_drawn_once_when_all_is_at_rest_and_its_end_too(dataset) -> N
     ):
         pause(control_state(dataset.settings), "the night", now=time.time())
         assert "the night" in ticks.tick(), "it still commits"
-    assert ticks.tick() == DRAWN, "drawn without waiting for half an hour to pass"
+    assert ticks.tick() == DRAWN, "drawn without waiting"
     assert all("Nothing is started: paused since" in ticks.tick() for _ in range(3)), "drawn once"
     resume(control_state(dataset.settings))
     assert ticks.tick() == DRAWN, "it does not say that it is paused for longer than it is"
@@ -150,9 +154,20 @@ def _height(png: bytes) -> int:
     return Image.open(io.BytesIO(png)).height
 
 
-def test_a_home_where_nothing_started_has_no_picture(tmp_path: Path) -> None:
-    """Before anything ran there is nothing to show."""
-    assert Ticks(load_settings(home=tmp_path / "nothing")).tick() == "Nothing was ever started."
+def test_a_new_home_says_what_to_do_first(tmp_path: Path) -> None:
+    """Whoever opens the pages of a new home sees the next command, whole, and not "No metadata found"."""
+    home = tmp_path / "my home"
+    ticks = Ticks(load_settings(home=home))
+    assert f"`vlm-assets ingest FOLDER --home '{home}'`" in ticks.tick()
+    assert ticks.tick() == "Nothing was ever started.", "said once"
+    listing = tmp_path / "listing.jsonl"
+    listing.write_text('{"property_id": "p", "images": ["1.jpg"]}\n')
+    ingest(listing, home, range_size=1)
+    said = ticks.tick()
+    assert "1 property in the catalogue" in said
+    assert f"`vlm-assets try --home '{home}' --html tried.html`" in said
+    assert f"`vlm-assets run --home '{home}'`" in said
+    assert ticks.tick() == "Nothing was ever started.", "said once"
 
 
 def test_a_tick_opens_no_partition(dataset, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,9 +183,26 @@ def test_a_tick_opens_no_partition(dataset, monkeypatch: pytest.MonkeyPatch) -> 
     assert ticks.tick() == RESTS
 
 
+def test_a_picture_is_right_within_a_minute_or_two_of_the_first_hours_progress() -> None:
+    """0% for the first half hour is no progress page; a month of pictures, one a minute, is no event log."""
+    drawn, pictures = Drawn(), list[float]()
+    for now in range(60, 36_000, 60):
+        if drawn.is_due(f"{now}", works=True, now=now):
+            drawn = Drawn(f"{now}", f"{now}", at=now, began=60.0)
+            pictures.append(now)
+    waits = {at: after - at for at, after in itertools.pairwise(pictures)}
+    assert max(wait for at, wait in waits.items() if at < 1200) == 60
+    assert max(wait for at, wait in waits.items() if at < 2400) <= 120
+    assert all(
+        wait <= 60 + 0.05 * after
+        for (_, after), wait in zip(itertools.pairwise(pictures), waits.values(), strict=True)
+    )
+    assert len(pictures) < 100
+
+
 def test_while_something_works_a_picture_is_drawn_every_half_hour() -> None:
     """Not at every tick: the event log keeps each of them."""
-    drawn = Drawn("a", "a", at=1000.0)
+    drawn = Drawn("a", "a", at=1000.0, began=1000.0 - 36_000)
     assert not drawn.is_due("b", works=True, now=2799.0)
     assert drawn.is_due("b", works=True, now=2800.0)
     assert drawn.is_due("a", works=True, now=2800.0)

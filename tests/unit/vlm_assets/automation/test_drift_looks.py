@@ -13,16 +13,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from resources.alerts.outbox import Outbox
-from resources.engine.server.running_server import ServerUnreachableError
-from resources.journal.high_water_mark import HighWaterMark, write_mark
-from resources.publishing.partition_files import PartitionVersions, PendingPublication
-from resources.state.database import open_state
-from resources.state.workers import Workers
-from resources.storage.files import make_directory, write_replacing
 from sensors.published_file_drift import Snapshot, evaluation
 from vlm_assets.assets import fingerprint, property_descriptions, property_embeddings
 from vlm_assets.assets.fingerprint import Meaning
 from vlm_assets.automation.sensors import build_drift_watcher
+from vlm_durable.files.files import make_directory, write_replacing
+from vlm_durable.journal.high_water_mark import HighWaterMark, write_mark
+from vlm_durable.state.database import open_state
+from vlm_durable.state.workers import Workers
+from vlm_durable.versions.partition_files import PartitionVersions, PendingPublication
+from vlm_engine.server.running_server import ServerUnreachableError
 
 ASSET = property_descriptions.ASSET
 

@@ -5,11 +5,17 @@ import time
 import dagster as dg
 import pytest
 
-from resources.journal.high_water_mark import HighWaterMark, write_mark
 from sensors.dagster_internals.events import DagsterFacts
 from vlm_assets.assets import fingerprint
-from vlm_assets.automation.retries import ASSETS, _Files, build_failed_partitions, retry_config
+from vlm_assets.automation.retries import (
+    ASSETS,
+    _Files,
+    build_failed_partitions,
+    decides_on_stale,
+    retry_config,
+)
 from vlm_assets.config.resource_settings import build_gpu
+from vlm_durable.journal.high_water_mark import HighWaterMark, write_mark
 
 DESCRIPTIONS, EMBEDDINGS = ASSETS
 
@@ -69,6 +75,25 @@ def test_what_was_made_under_other_settings_is_stale(dataset, files, monkeypatch
     paths.record_copy.unlink()
     dataset.descriptions.set_aside(key)
     assert not files.is_stale(DESCRIPTIONS, key), "nothing is recorded as published"
+
+
+def test_work_that_is_begun_under_the_settings_of_now_goes_on(dataset, files, monkeypatch):
+    """A person wanted it: what is stale is tried again there, and nowhere else."""
+    key = dataset.keys[0]
+    monkeypatch.setattr(fingerprint, "description_parts", lambda *_: {"maker": "another"})
+    files = _Files(dataset.settings)
+    assert files.is_stale(DESCRIPTIONS, key)
+    now = files._states().of(DESCRIPTIONS, key).now
+    dataset.settings.descriptions.partition(key).journal(now).mkdir(parents=True)
+    assert not files.is_stale(DESCRIPTIONS, key)
+
+
+def test_what_was_said_of_stale_partitions_is_said_to_the_next_run():
+    """A retry makes nothing anew that the run before it was to keep."""
+    before = {"ops": {DESCRIPTIONS: {"config": {"stale": "keep"}}, EMBEDDINGS: {"config": {}}}}
+    assert decides_on_stale(before)
+    assert not decides_on_stale({"ops": {DESCRIPTIONS: {"config": {"recompute": True}}}})
+    assert retry_config(ASSETS, before) == (before, False)
 
 
 def test_a_recomputation_that_was_cut_short_stays_one():

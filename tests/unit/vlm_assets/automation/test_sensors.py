@@ -6,8 +6,6 @@ from datetime import UTC, datetime
 import dagster as dg
 import pytest
 
-from resources.engine.server.running_server import PATIENCE_SECONDS
-from resources.state.tables import cancels
 from sensors.failed_partitions import FailedPartitions
 from sensors.published_file_drift import DriftWatcher
 from sensors.ticks import Ticks
@@ -20,6 +18,8 @@ from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import load_settings
 from vlm_assets.definitions import build_defs
+from vlm_durable.state.tables import cancels
+from vlm_engine.server.running_server import PATIENCE_SECONDS
 
 NAMES = [
     "failed_partitions_again",

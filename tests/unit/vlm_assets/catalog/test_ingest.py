@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from vlm_assets.catalog.catalog import Catalog, CatalogUnreadableError
 from vlm_assets.catalog.catalog_copies import backup_paths
 from vlm_assets.catalog.catalog_file import CatalogHeader, CatalogWriter, verify_file
+from vlm_assets.catalog.image_root import ImageOutsideRootError
 from vlm_assets.catalog.ingest import IngestBusyError, close_tail, ingest
 from vlm_assets.catalog.listing import ListingError
 from vlm_assets.catalog.ranges import PropertyRange
@@ -181,7 +182,7 @@ def test_changed_images_are_taken_only_with_update(tree: Path, tmp_path: Path, c
     left = ingest(tree, home)
     assert (left.changed_not_taken, left.changed_taken, left.changed_ids) == (1, 0, ("x",))
     assert left.unchanged == 4
-    assert any("run ingest --update" in sentence for sentence in left.sentences())
+    assert any("--update` takes them" in sentence for sentence in left.sentences())
     assert Catalog.open(home).path.read_bytes() == bytes_before
 
     before = Catalog.open(home)
@@ -315,6 +316,51 @@ def test_another_image_root_needs_update(tree: Path, tmp_path: Path) -> None:
     report = ingest(moved, home, update=True)
     assert (report.moved, report.stale_ranges, report.unchanged) == (True, (), 5)
     assert Catalog.open(home).image_path("a/1.jpg") == moved / "a" / "1.jpg"
+
+
+def test_an_update_with_other_properties_elsewhere_takes_no_image_away(tree: Path, tmp_path: Path) -> None:
+    """Somebody's own photographs in a home of others: with their root, no known image would be found."""
+    home = tmp_path / "home"
+    ingest(tree, home)
+    other = tmp_path / "other"
+    (other / "zz").mkdir(parents=True)
+    (other / "zz" / "1.jpg").write_bytes(b"x")
+    before = Catalog.open(home).path.read_bytes()
+    for update in (False, True):
+        with pytest.raises(ListingError, match="a home of their own"):
+            ingest(other, home, update=update)
+    assert Catalog.open(home).path.read_bytes() == before
+
+
+def test_several_image_roots(tmp_path: Path) -> None:
+    """Each path is found in its own root and may leave none; roots come to those known; each may move."""
+    home, roots = tmp_path / "home", [tmp_path / name for name in ("one", "two", "three")]
+    for root, image in zip(roots, ("a.jpg", "b.jpg", "c.jpg"), strict=True):
+        root.mkdir()
+        for name in (image, "both.jpg"):
+            (root / name).write_bytes(root.name.encode())
+    first = write_jsonl(tmp_path / "first.jsonl", {"a": ["a.jpg"], "b": ["b.jpg", f"{roots[1]}/both.jpg"]})
+    ingest(first, home, image_root=roots[:2])
+    known = {"a": ["a.jpg"], "b": ["/2/b.jpg", "/2/both.jpg"]}
+    assert catalogued(home) == known
+    assert Catalog.open(home).image_path("/2/b.jpg") == roots[1] / "b.jpg"
+    # The roots are remembered; and one of them alone, as a folder tree or for a listing, is among them.
+    assert ingest(first, home).unchanged == 2
+    for bad, why in (("both.jpg", "write its whole path"), (f"{roots[2]}/c.jpg", "lies in none of")):
+        with pytest.raises(ListingError, match=why):
+            ingest(write_jsonl(tmp_path / "bad.jsonl", {"x": [bad]}), home)
+    third = write_jsonl(tmp_path / "third.jsonl", {"c": ["c.jpg"]})
+    with pytest.raises(ListingError, match=f"further folder of this machine: .*--image-root {roots[2]}"):
+        ingest(third, home, image_root=roots[2])
+    report = ingest(third, home, image_root=roots)
+    assert (report.new, report.moved, catalogued(home)) == (1, True, {**known, "c": ["/3/c.jpg"]})
+    assert ingest(third, home, image_root=roots[2]).unchanged == 1
+    with pytest.raises(ImageOutsideRootError):
+        Catalog.open(home).image_path("/4/a.jpg")
+    moved = [roots[0], roots[1].rename(tmp_path / "moved"), roots[2]]
+    report = ingest(third, home, image_root=moved, update=True)
+    assert (report.moved, report.stale_ranges) == (True, ())
+    assert Catalog.open(home).image_path("/2/b.jpg") == moved[1] / "b.jpg"
 
 
 def test_an_update_without_a_readable_image_is_refused(tree: Path, tmp_path: Path) -> None:

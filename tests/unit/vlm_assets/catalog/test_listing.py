@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,10 +18,13 @@ import pytest
 from PIL import Image
 
 from vlm_assets.catalog.listing import (
+    FOUND_OUT,
+    INNER_FOLDERS,
     NOT_IMAGES,
     Listing,
     ListingError,
     Problems,
+    ReadingOptions,
     open_listing,
 )
 
@@ -29,12 +34,12 @@ def read(source: Path) -> dict[str, list[str]]:
     return grouped(opened(source)[0], source)[0]
 
 
-def opened(source: Path) -> tuple[Listing, Problems]:
-    problems = Problems(source)
+def opened(source: Path, options: ReadingOptions = FOUND_OUT) -> tuple[Listing, Problems]:
+    problems = Problems(source, take_rest=f"`vlm-assets ingest {source} --skip-bad`")
     root = source if source.is_dir() else source.parent
     # The pool is only asked while a folder tree is read; it ends with the process.
     pool = ThreadPoolExecutor(2)
-    return open_listing(source, image_root=str(root), pool=pool, problems=problems), problems
+    return open_listing(source, image_root=str(root), pool=pool, problems=problems, options=options), problems
 
 
 def grouped(listing: Listing, source: Path) -> tuple[dict[str, list[str]], Listing]:
@@ -78,6 +83,23 @@ def test_folder_trees_are_read_in_a_fixed_order(tmp_path: Path) -> None:
         "folders inside property folders": 1,
         "files beside the property folders": 1,
     }
+
+
+def test_images_in_folders_below_a_propertys_own(tmp_path: Path) -> None:
+    """A single inner folder is looked into; several, perhaps properties, only when asked; never a link."""
+    source = tmp_path / "tree"
+    for name in ("1/photos/large/2.jpg", "2/front.jpg", "2/thumbs/front.jpg", "3/a/x.jpg", "3/b/.hidden.jpg"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).touch()
+    (source / "1" / "photos" / "again").symlink_to(source / "1")
+    listing, _ = opened(source)
+    found, _ = grouped(listing, source)
+    assert found == {"1": ["1/photos/large/2.jpg"], "2": ["2/front.jpg"], "3": []}
+    assert listing.notes == {INNER_FOLDERS: 3, "links to folders inside property folders": 1}
+    listing, _ = opened(source, ReadingOptions(nested=True))
+    found, _ = grouped(listing, source)
+    assert found["2"] == ["2/front.jpg", "2/thumbs/front.jpg"]
+    assert found["3"] == ["3/a/x.jpg"]
 
 
 def test_files_without_a_known_suffix_are_recognised_by_content(tmp_path: Path) -> None:
@@ -195,7 +217,7 @@ def test_broken_csv_lines_are_all_counted_and_named(tmp_path: Path) -> None:
     )
     message = refused(source)
     assert "5 of its entries" in message
-    assert "line 4: 1 fields where the header has 2: 2" in message
+    assert "line 4: 1 field where the header has 2: 2" in message
     assert "line 5: 3 fields where the header has 2: 3,a.jpg,extra" in message
     assert "line 6: the images are no JSON array of strings: [1]" in message
     assert "line 7: the images are no JSON array" in message
@@ -210,12 +232,12 @@ def test_only_the_first_twenty_of_many_are_named(tmp_path: Path) -> None:
     assert message.count("line ") == 20
     assert "25 of its entries" in message
     assert "and 5 more" in message
-    assert message.endswith(f"or take the rest now: vlm-assets ingest {source} --skip-bad")
+    assert message.endswith(f"or take the rest now: `vlm-assets ingest {source} --skip-bad`")
 
 
 @pytest.mark.parametrize(
     "header",
-    ["a,b", "property_id,photo", "property_id,images,image", "property_id,id,images", "property_id;photo"],
+    ["a,b", "property_id,bild", "property_id,images,image", "property_id,id,images", "property_id;bild"],
 )
 def test_csv_without_the_columns_names_those_needed(tmp_path: Path, header: str) -> None:
     """A listing with other columns, or with two that fit, says which it has and which are needed."""
@@ -311,3 +333,83 @@ def test_sources_that_are_none_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.csv").touch()
     with pytest.raises(ListingError):
         opened(tmp_path / "empty.csv")
+
+
+_IN_LITTLE_MEMORY = """
+import resource, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from concurrent.futures import ThreadPoolExecutor
+from vlm_assets.catalog.image_root import ImageRoot
+from vlm_assets.catalog.listed_images import gather
+from vlm_assets.catalog.listing import ListingError, Problems, open_listing
+source = Path(sys.argv[1])
+pool, problems = ThreadPoolExecutor(1), Problems(source)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    listing = open_listing(source, image_root="/nowhere", pool=pool, problems=problems)
+    gather(listing, ImageRoot.at(Path("/nowhere")), pool=pool, problems=problems, advance=lambda *_: None)
+    problems.refuse()
+except ListingError as error:
+    print(str(error)[:2000])
+grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+assert grown < 1 << 20, f"{grown} KiB"
+"""
+
+
+def _attack(kind: str, folder: Path) -> Path:
+    source = folder / f"{kind}.parquet"
+    if kind == "a long line":
+        source = folder / "line.jsonl"
+        with source.open("w") as stream:
+            for _ in range(200):
+                stream.write("x" * (1 << 20))
+        return source
+    if kind == "a long value":
+        images = pa.DictionaryArray.from_arrays(pa.array([0] * 4096, pa.int32()), ["a/" + "x" * (1 << 20)])
+        pq.write_table(pa.table({"id": [str(at) for at in range(4096)], "image": images}), source)
+    elif kind == "a long list":
+        values = pa.DictionaryArray.from_arrays(pa.array([0] * 2_000_000, pa.int32()), ["x" * 4000])
+        lists = pa.ListArray.from_arrays(pa.array([0, 2_000_000], pa.int32()), values)
+        pq.write_table(pa.table({"id": ["1"], "images": lists}), source)
+    else:
+        images = pa.DictionaryArray.from_arrays(pa.array([0] * 1_000_000, pa.int32()), ["x" * 4000])
+        pq.write_table(pa.table({"id": pa.array(range(1_000_000)), "image": images}), source)
+    return source
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("a long value", "more than 4,096 characters"),
+        ("a long list", "more than 10,000 images"),
+        ("many rows", "unpacks to more than"),
+        ("a long line", "more than 4,194,304 characters"),
+    ],
+)
+def test_a_small_file_does_not_fill_the_memory(kind: str, words: str, tmp_path: Path) -> None:
+    """A listing of some KB that unpacks to gigabytes is refused with a sentence; 138 KB once took 3.5 GB."""
+    checkout = Path(__file__).resolve().parents[4]
+    command = [sys.executable, "-c", _IN_LITTLE_MEMORY, _attack(kind, tmp_path), checkout]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert words in done.stdout
+
+
+def test_real_columns_are_taken_by_likely_names_or_those_given(tmp_path: Path) -> None:
+    """A listing goes in as somebody's program wrote it; what fits no name is refused with its columns."""
+    likely = tmp_path / "likely.csv"
+    likely.write_text("Listing ID,Price,Photos\n1,5,a.jpg|b.jpg\n")
+    listing, _ = opened(likely)
+    assert grouped(listing, likely)[0] == {"1": ["a.jpg", "b.jpg"]}
+    assert listing.format is not None
+    assert "Listing ID" in listing.format
+    other = tmp_path / "other.csv"
+    other.write_text("Objekt,Bilder\n1,a.jpg|b.jpg\n")
+    with pytest.raises(ListingError, match=r"Objekt, Bilder.*--id-column NAME --image-column NAME"):
+        opened(other)
+    options = ReadingOptions(id_column="objekt", image_column="BILDER")
+    listing = open_listing(
+        other, image_root="/", pool=ThreadPoolExecutor(1), problems=Problems(other), options=options
+    )
+    assert grouped(listing, other)[0] == {"1": ["a.jpg", "b.jpg"]}

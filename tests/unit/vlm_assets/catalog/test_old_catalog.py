@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,10 @@ from vlm_assets.catalog.catalog_copies import (
     publish_catalog,
     quarantine,
 )
+from vlm_assets.catalog.catalog_file import CatalogError
+from vlm_assets.catalog.chosen_catalog import check_catalog, put_in_place
 from vlm_assets.catalog.ingest import close_tail, ingest
+from vlm_durable.versions.version_mark import mark_copies
 
 
 def add(listing: Path, home: Path) -> None:
@@ -129,6 +133,29 @@ def test_a_kill_between_the_catalogue_and_its_mark_is_explained(
     assert "said 1: .state was lost, or is an older copy" in sentence
 
 
+@pytest.mark.parametrize("before", [None, 1, 2])
+def test_a_kill_between_a_catalogue_of_a_store_and_its_mark_is_explained(
+    versions: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int | None
+) -> None:
+    """One that comes from a store may be several ingests ahead: no alarm that ``.state`` was lost."""
+    home = tmp_path / "home"
+    if before is not None:
+        shutil.copytree(versions[before], home)
+
+    def die(*_: object) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as killed, pytest.raises(SystemExit):
+        killed.setattr("vlm_assets.catalog.catalog_copies._raise_mark", die)
+        publish_catalog(home, catalog_path(versions[3]).read_bytes())
+    assert Catalog.open(home).rows == 30
+    assert last_put_back(home) is None
+    if before is not None:
+        put_back(home, versions[3 - before], "mark")
+        Catalog.open(home)
+        assert last_put_back(home) is not None
+
+
 def test_a_lost_mark_is_written_again_and_told(home: Path) -> None:
     """Without a mark the catalogue is believed, and is marked from then on."""
     shutil.rmtree(mark_path(home).parent)
@@ -145,7 +172,7 @@ def test_a_mark_that_cannot_be_written_stops_no_reader(home: Path, monkeypatch: 
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("vlm_assets.catalog.catalog_copies.write_replacing", refuse)
-    monkeypatch.setattr("resources.storage.version_mark.write_replacing", refuse)
+    monkeypatch.setattr("vlm_durable.versions.version_mark.write_replacing", refuse)
     assert Catalog.open(home).rows == 30
 
 
@@ -158,7 +185,7 @@ def test_the_catalogue_of_another_home_is_not_believed(home: Path, tmp_path: Pat
     catalog_path(home).write_bytes(foreign)
     assert Catalog.open(home).rows == 30
     assert catalog_path(home).read_bytes() == mine
-    with pytest.raises(CatalogUnreadableError, match="is not the catalogue that was ingest 3 of this home"):
+    with pytest.raises(CatalogUnreadableError, match="is that of another one: ingest 3 of"):
         publish_catalog(home, foreign)
     catalog_path(home).write_bytes(foreign)
     shutil.rmtree(mark_path(home).parent)
@@ -166,6 +193,148 @@ def test_the_catalogue_of_another_home_is_not_believed(home: Path, tmp_path: Pat
         Catalog.open(home)
     assert catalog_path(home).read_bytes() == foreign
     assert backup_paths(home)[0].read_bytes() == mine
+
+
+def copy_marks(source: Path, home: Path, *numbers: int) -> None:
+    """Have some copies of a home's mark be those of another home."""
+    for number in numbers:
+        shutil.copyfile(mark_copies(mark_path(source))[number], mark_copies(mark_path(home))[number])
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.promise("Of two valid versions the newer is true")
+def test_a_mark_of_another_home_stops_no_sound_catalogue(home: Path, tmp_path: Path, number: int) -> None:
+    """One copy of it does not count, however high, and is written over; of the other nothing is forgotten."""
+    for count in (1, 2, 3, 4):
+        add(list_properties(tmp_path, count), tmp_path / "other")
+    copy_marks(tmp_path / "other", home, number)
+    assert Catalog.open(home).rows == 30
+    add(list_properties(home.parent, 40), home)
+    assert [path.read_bytes() for path in mark_copies(mark_path(home))] == [mark_path(home).read_bytes()] * 2
+    newest = {path: path.read_bytes() for path in FILES["mark"](home)}
+    older = backup_paths(home)[1].read_bytes()
+    copy_marks(tmp_path / "other", home, number)
+    for path in (catalog_path(home), backup_paths(home)[0]):
+        path.write_bytes(older)
+    with pytest.raises(CatalogUnreadableError, match="is an older version: ingest 3"):
+        Catalog.open(home)
+    assert newest[mark_copies(mark_path(home))[1 - number]] in [
+        path.read_bytes() for path in mark_copies(mark_path(home))
+    ]
+
+
+@pytest.mark.parametrize("with_version_before", [False, True])
+def test_two_marks_of_another_home_stop_until_a_person_names_the_catalogue(
+    home: Path, tmp_path: Path, with_version_before: bool
+) -> None:
+    """Nobody can tell which of them is this home's: the command in the sentence settles it."""
+    for count in (1, 2, 3, 4):
+        add(list_properties(tmp_path, count), tmp_path / "other")
+    copy_marks(tmp_path / "other", home, 0, 1)
+    if with_version_before:
+        shutil.copyfile(backup_paths(tmp_path / "other")[1], backup_paths(home)[1])
+    with pytest.raises(CatalogUnreadableError, match=f"--catalog {catalog_path(home)}"):
+        Catalog.open(home)
+    chosen = check_catalog(home, str(catalog_path(home)))
+    assert any("is that of another one" in one for one in chosen.sentences())
+    put_in_place(home, chosen)
+    assert Catalog.open(home).rows == 30
+    with pytest.raises(CatalogError, match="is the catalogue of another home"):
+        check_catalog(home, str(catalog_path(tmp_path / "other")))
+
+
+def test_another_homes_catalogue_beside_a_mark_alone_is_not_offered(home: Path, tmp_path: Path) -> None:
+    """The command that a sentence names does not put the catalogue of strangers in place."""
+    add(list_properties(tmp_path, 1), tmp_path / "other")
+    mine = catalog_path(home).read_bytes()
+    shutil.copyfile(catalog_path(tmp_path / "other"), catalog_path(home))
+    backup_paths(home)[0].write_bytes(b"damaged")
+    backup_paths(home)[1].unlink()
+    mark_path(home).write_bytes(b"damaged")
+    with pytest.raises(CatalogUnreadableError, match="is that of another one") as stopped:
+        Catalog.open(home)
+    assert re.findall("--catalog ([^`]+)`", str(stopped.value)) == ["FILE"]
+    kept = tmp_path / "kept.parquet"
+    kept.write_bytes(mine)
+    put_in_place(home, check_catalog(home, str(kept)))
+    assert Catalog.open(home).rows == 30
+
+
+@pytest.mark.parametrize("whose", ["another's", "older"])
+@pytest.mark.promise("Of two valid versions the newer is true")
+def test_a_second_copy_with_damaged_rows_has_nobody_believe_what_the_mark_refuses(
+    home: Path, tmp_path: Path, whose: str
+) -> None:
+    """Its footer reads, so it is taken for whole until its rows are read: then everything stops."""
+    add(list_properties(tmp_path, 1), tmp_path / "other")
+    wrong = catalog_path(tmp_path / "other") if whose == "another's" else backup_paths(home)[1]
+    shutil.copyfile(wrong, catalog_path(home))
+    copy = bytearray(backup_paths(home)[0].read_bytes())
+    copy[200:208] = bytes(255 - byte for byte in copy[200:208])
+    backup_paths(home)[0].write_bytes(copy)
+    marks = mark_path(home).read_bytes()
+    with pytest.raises(CatalogUnreadableError, match=r"another one|an older version"):
+        Catalog.open(home)
+    assert mark_path(home).read_bytes() == marks
+    assert catalog_path(home).read_bytes() == wrong.read_bytes()
+
+
+@pytest.mark.parametrize("of_the_mark", [0, 1])
+def test_files_of_two_homes_beside_marks_of_both_stop(home: Path, tmp_path: Path, of_the_mark: int) -> None:
+    """A foreign catalogue with a copy of its mark is not believed for its higher number."""
+    for count in (1, 2, 3, 4):
+        add(list_properties(tmp_path, count), tmp_path / "other")
+    copy_marks(tmp_path / "other", home, of_the_mark)
+    mine = backup_paths(home)[0].read_bytes()
+    shutil.copyfile(catalog_path(tmp_path / "other"), catalog_path(home))
+    with pytest.raises(CatalogUnreadableError, match="are those of two homes"):
+        Catalog.open(home)
+    put_in_place(home, check_catalog(home, str(backup_paths(home)[0])))
+    assert Catalog.open(home).rows == 30
+    assert backup_paths(home)[0].read_bytes() != mine, "it has a number of its own"
+
+
+def damage_marks(home: Path) -> None:
+    for path in mark_copies(mark_path(home)):
+        path.write_bytes(b"?")
+
+
+@pytest.mark.promise("Of two valid versions the newer is true")
+def test_damaged_marks_are_written_anew_beside_two_copies_that_are_alike(home: Path) -> None:
+    """Unreadable is not the same as none: it is told, once."""
+    damage_marks(home)
+    for _ in range(2):
+        assert Catalog.open(home).rows == 30
+    title, sentence = last_put_back(home)[1:]
+    assert title == "The catalogue's version mark could not be read"
+    assert str(mark_path(home)) in sentence and "was written anew" in sentence
+
+
+@pytest.mark.parametrize("harm", ["older", "damaged", "gone"])
+@pytest.mark.parametrize("name", ["catalogue", "second copy"])
+@pytest.mark.promise("Of two valid versions the newer is true")
+def test_damaged_marks_beside_copies_that_differ_stop(
+    home: Path, versions: dict[int, Path], name: str, harm: str
+) -> None:
+    """Nobody can tell which version was the newest: nothing changes until a person names it."""
+    (path,) = FILES[name](home)
+    other = backup_paths(home)[0] if name == "catalogue" else catalog_path(home)
+    if harm == "older":
+        put_back(home, versions[2], name)
+    elif harm == "damaged":
+        path.write_bytes(b"damaged")
+    else:
+        path.unlink()
+    damage_marks(home)
+    before = other.read_bytes()
+    for read in (Catalog.open, check_copies):
+        with pytest.raises(CatalogUnreadableError, match="its mark cannot be read"):
+            read(home)
+    with pytest.raises(CatalogUnreadableError):
+        publish_catalog(home, before)
+    assert other.read_bytes() == before
+    put_in_place(home, check_catalog(home, str(other)))
+    assert Catalog.open(home).rows == 30
 
 
 def test_two_versions_of_one_number_are_told_apart(home: Path, tmp_path: Path) -> None:

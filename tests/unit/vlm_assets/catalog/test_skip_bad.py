@@ -102,5 +102,5 @@ def test_ingest_says_how_many_properties_have_more_images_than_are_shown(tmp_pat
     source.write_text("property_id,images\n1,a.jpg|b.jpg|c.jpg\n2,a.jpg|b.jpg\n")
     report = ingest(source, tmp_path / "home", max_images=2)
     assert report.more_images == 1
-    assert any("1 properties have more than 2 images" in sentence for sentence in report.sentences())
+    assert any("1 property has more than 2 images" in sentence for sentence in report.sentences())
     assert not any("more than" in one for one in ingest(source, tmp_path / "home", max_images=3).sentences())

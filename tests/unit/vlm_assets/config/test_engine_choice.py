@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from resources.devices import find
-from resources.devices.find import DeviceError, GpuReading
-from resources.engine.protocol import ModelLoadError
-from resources.storage.sealed_json import seal
 from vlm_assets.config import engine_choice
 from vlm_assets.config.engine_choice import (
     ChosenEngine,
     chosen_engine,
     keep_engine,
-    require_models,
     vllm_command,
 )
+from vlm_assets.config.resource_settings import build_model_server
 from vlm_assets.config.settings import SettingsError, load_settings
+from vlm_durable.files.sealed_json import seal
+from vlm_engine.devices import find
+from vlm_engine.devices.find import DeviceError, GpuReading
+from vlm_engine.protocol import ModelLoadError
 
 LOG = logging.getLogger("test_engine_choice")
 GPU, MIG = GpuReading(0, "GPU-a", "H100", 80 << 30), GpuReading(0, "MIG-a", "H100 MIG", 40 << 30)
@@ -54,7 +54,7 @@ def settings(tmp_path: Path, **changed):
 
 
 def test_auto_takes_vllm_on_a_gpu(tmp_path, machine):
-    """With a GPU, vLLM's CUDA build and an embedder of its own, a server describes."""
+    """With a GPU and vLLM's CUDA build a server describes."""
     machine(GPU, build="cuda")
     assert chosen_engine(settings(tmp_path)) == ChosenEngine("server")
     assert vllm_command().startswith(f"'{tmp_path}/vllm environment/bin/vllm' serve {{model}} ")
@@ -69,9 +69,8 @@ def test_auto_takes_vllm_on_a_gpu(tmp_path, machine):
         ([GPU], None, {}, "`make vllm`"),
         ([GPU], "cpu", {}, "`make vllm`"),
         ([MIG], "cuda", {}, "MIG"),
-        ([GPU], "cuda", {"embedding_model": None}, "VLM_ASSETS_EMBEDDING_MODEL is not set"),
     ],
-    ids=["no GPU", "no answer", "no vLLM", "vLLM for CPUs", "MIG", "own layers embed"],
+    ids=["no GPU", "no answer", "no vLLM", "vLLM for CPUs", "MIG"],
 )
 def test_auto_stays_in_the_run_and_says_what_is_lost(
     tmp_path, machine, caplog, readings, build, changed, lost
@@ -100,17 +99,14 @@ def test_choice_is_kept_in_the_home(tmp_path, machine, caplog):
     assert chosen_engine(served) == ChosenEngine("server")
 
 
-@pytest.mark.parametrize("changed", [{"engine": "server"}, {"server_command": "s --port {port}"}, {}])
-def test_a_model_is_not_loaded_again_beside_its_server(tmp_path, machine, changed):
-    """Where a server is started, the embedder is another model: said before anything is described."""
+@pytest.mark.parametrize("changed", [{"engine": "server"}, {"server_url": "http://h:1/v1"}, {}])
+def test_a_server_describes_without_an_embedder(tmp_path, machine, changed):
+    """Describing waits for no embedding model: a server is chosen, and nothing is kept free beside it."""
     machine(GPU, build="cuda")
-    keep_engine(settings(tmp_path, **changed), LOG)  # a home of auto keeps its server
     chosen = settings(tmp_path, **changed, embedding_model=None)
-    chosen_engine.cache_clear()
-    for asked in (lambda: require_models(chosen), lambda: keep_engine(chosen, LOG)):
-        with pytest.raises(SettingsError, match=r"loaded a second time .* VLM_ASSETS_ENGINE=transformers"):
-            asked()
-    require_models(settings(tmp_path, server_url="http://h:1/v1", embedding_model=None))
+    keep_engine(chosen, LOG)
+    assert chosen_engine(chosen).engine == "server"
+    assert build_model_server(chosen).embedder is None
 
 
 def test_a_driver_that_fails_at_the_first_run_decides_nothing(tmp_path, machine):

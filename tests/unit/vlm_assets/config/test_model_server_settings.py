@@ -2,11 +2,11 @@
 
 import pytest
 
-from resources.engine.protocol import ModelLoadError
-from resources.images.images import DECODING
 from vlm_assets.assets.fingerprint import description_parts, digest_of
 from vlm_assets.config.resource_settings import build_vision_language_model
 from vlm_assets.config.settings import SettingsError, load_settings
+from vlm_engine.images.images import DECODING
+from vlm_engine.protocol import ModelLoadError
 
 
 @pytest.fixture(autouse=True)
@@ -57,22 +57,6 @@ def test_settings_that_would_be_ignored_are_refused(tmp_path, wrong, sentence):
     """A server that is named and not used, or a key for nobody, costs weeks: it is refused at load."""
     with pytest.raises(SettingsError, match=sentence):
         settings_of(tmp_path, **wrong)
-
-
-@pytest.mark.parametrize(
-    ("changed", "keeps"),
-    [
-        ({}, True),
-        ({"embedding_model": "owner/model", "embedding_pooling": "mean"}, True),
-        ({"embedding_model": "owner/model"}, False),
-        ({"embedding_model": "owner/model", "embedding_pooling": "cls", "embedding_revision": "v2"}, False),
-        ({"embedding_model": "owner/other", "embedding_pooling": "mean"}, False),
-    ],
-)
-def test_the_describer_is_not_loaded_a_second_time_to_embed(tmp_path, changed, keeps):
-    """Its layers are kept where they embed, also where they are named; nowhere else."""
-    settings = settings_of(tmp_path, model="owner/model", **changed)
-    assert build_vision_language_model(settings).keeps_language_layers == keeps
 
 
 def test_key_is_shown_nowhere(tmp_path):

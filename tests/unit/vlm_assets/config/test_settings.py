@@ -1,15 +1,25 @@
 """Settings are validated when they are read, and a wrong one is named with what would do."""
 
 import itertools
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from resources.engine.protocol import ModelLoadError
-from vlm_assets.assets.fingerprint import embedding_parts
+from vlm_assets.assets.fingerprint import Meanings
 from vlm_assets.config import settings as settings_module
 from vlm_assets.config.engine_choice import require_models
 from vlm_assets.config.resource_settings import build_text_embedding_model, build_vision_language_model
-from vlm_assets.config.settings import CHECKOUT, EXAMPLE_MODEL, Settings, SettingsError, load_settings
+from vlm_assets.config.settings import (
+    CHECKOUT,
+    EXAMPLE_EMBEDDER,
+    EXAMPLE_MODEL,
+    Settings,
+    SettingsError,
+    load_settings,
+)
+from vlm_engine.protocol import ModelLoadError
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +48,41 @@ def test_a_misspelt_setting_in_the_file_is_refused_too(monkeypatch, tmp_path):
         load_settings()
     file.write_text("VLM_ASSETS_MODEL=a/b\nOTHER=1\n")
     assert load_settings().model == "a/b"
+
+
+PROGRAM = Path(sys.executable).with_name("vlm-assets")
+OF_A_CHILD = "import os, subprocess, sys; from vlm_assets.config.settings import ENV_FILE; print(ENV_FILE)"
+
+
+def said_in(folder: Path, *command: str | Path) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+    return done.stdout + done.stderr
+
+
+def test_the_env_file_of_the_working_folder_goes_before_that_of_the_checkout(tmp_path):
+    """A file that is silently not read would have a command act on another home."""
+    file, home = tmp_path / ".env", tmp_path / "home"
+    assert f"{CHECKOUT / '.env'}" in said_in(tmp_path, PROGRAM, "settings")
+    file.write_text("OTHER=1\n")
+    assert f"{CHECKOUT / '.env'}" in said_in(tmp_path, PROGRAM, "settings"), "another program's"
+    file.write_text(f"VLM_ASSETS_HOME={home}\n")
+    said = said_in(tmp_path, PROGRAM, "settings")
+    assert f"Settings are read from {file}" in said
+    assert f"VLM_ASSETS_HOME={home}" in said
+    file.write_bytes(b"VLM_ASSETS_HOME=\xff\n")
+    said = said_in(tmp_path, PROGRAM, "settings")
+    assert str(file) in said and "Traceback" not in said
+
+
+def test_an_env_file_that_was_named_holds_in_every_folder(monkeypatch, tmp_path):
+    """So children of a command, which work elsewhere, read what the command read."""
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (inner / ".env").write_text("VLM_ASSETS_SEED=2\n")
+    monkeypatch.setenv("VLM_ASSETS_ENV_FILE", str(tmp_path / ".env"))
+    assert said_in(inner, sys.executable, "-c", OF_A_CHILD).strip() == str(tmp_path / ".env")
+    monkeypatch.delenv("VLM_ASSETS_ENV_FILE")
+    assert said_in(inner, sys.executable, "-c", OF_A_CHILD).strip() == str(inner / ".env")
 
 
 def test_every_wrong_value_is_named(monkeypatch):
@@ -95,38 +140,29 @@ def test_no_model_is_chosen_by_itself(monkeypatch, tmp_path):
     require_models(settings)
 
 
-def test_a_server_at_an_address_needs_an_embedding_model_beside_it(monkeypatch, tmp_path):
-    """Embeddings never come from the example model because only a server's address was set."""
-    monkeypatch.setenv("VLM_ASSETS_ENGINE", "server")
-    monkeypatch.setenv("VLM_ASSETS_SERVER_URL", "http://127.0.0.1:1/v1")
-    with pytest.raises(SettingsError, match="VLM_ASSETS_EMBEDDING_MODEL is not set"):
-        require_models(load_settings(home=tmp_path))
-    with pytest.raises(ModelLoadError, match="VLM_ASSETS_EMBEDDING_MODEL"):
-        build_text_embedding_model(load_settings(home=tmp_path)).exact_revision()
+def test_describing_waits_for_no_embedding_model(monkeypatch, tmp_path):
+    """Without an embedder descriptions are made, and no other model embeds in its place."""
+    settings = load_settings(home=tmp_path, model="example")
+    assert settings.embedding_model is None
+    require_models(settings)
+    assert settings.computed_assets == ("property_descriptions",)
+    assert Meanings.of(settings).embeddings.now == {}
+    with pytest.raises(ModelLoadError, match="set VLM_ASSETS_EMBEDDING_MODEL"):
+        build_text_embedding_model(settings).exact_revision()
     monkeypatch.setenv("VLM_ASSETS_EMBEDDING_MODEL", "owner/name")
-    require_models(load_settings(home=tmp_path))
+    named = load_settings(home=tmp_path, model="example")
+    assert named.computed_assets == ("property_descriptions", "property_embeddings")
+    assert build_text_embedding_model(named).model == "owner/name"
 
 
-def test_only_the_describing_models_own_layers_have_a_pooling_by_default(monkeypatch, tmp_path):
-    """A named embedder's pooling comes from its files; one that the settings name is in the fingerprint."""
-    monkeypatch.setenv("VLM_ASSETS_MODEL", "example")
-    own = build_text_embedding_model(load_settings(home=tmp_path))
-    assert (own.model, own.pooling) == (str(EXAMPLE_MODEL), "mean")
-    monkeypatch.setenv("VLM_ASSETS_EMBEDDING_MODEL", "owner/name")
-    assert build_text_embedding_model(load_settings(home=tmp_path)).pooling is None
-    monkeypatch.setenv("VLM_ASSETS_EMBEDDING_MODEL", str(EXAMPLE_MODEL))
-    monkeypatch.setenv("VLM_ASSETS_EMBEDDING_POOLING", "cls")
-    named = build_text_embedding_model(load_settings(home=tmp_path))
-    assert (named.model, named.pooling) == (own.model, "cls")
-    assert embedding_parts(named) != embedding_parts(own)
-
-
-def test_a_home_with_the_rendered_example_has_the_example_model(monkeypatch, tmp_path):
+def test_a_home_with_the_rendered_example_has_the_examples_models(monkeypatch, tmp_path):
     """What `make run` began, every later command and service goes on with, without a setting."""
     (tmp_path / "example").mkdir()
     (tmp_path / "example" / "example.json").write_text("{}")
-    assert load_settings(home=tmp_path).model == str(EXAMPLE_MODEL)
-    assert load_settings(home=tmp_path, model="owner/name").model == "owner/name"
+    settings = load_settings(home=tmp_path)
+    assert (settings.model, settings.embedding_model) == (str(EXAMPLE_MODEL), str(EXAMPLE_EMBEDDER))
+    named = load_settings(home=tmp_path, model="owner/name", embedding_model="owner/embedder")
+    assert (named.model, named.embedding_model) == ("owner/name", "owner/embedder")
 
 
 def test_an_installed_package_says_that_it_has_no_example_model(monkeypatch, tmp_path):

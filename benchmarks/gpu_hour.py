@@ -1,0 +1,177 @@
+"""What half an hour on a lent GPU can tell, the most worth first: ``make gpu-hour``.
+
+A command there may end after ten minutes, or at any moment. So each step is a process with its own limit, its
+result is written when it ends, and the next call goes on at the first step without a result. What lives here:
+the steps, their order and their results. What a step measures is in gpu.py and gpu_partitions.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.gpu_facts import gpu_readings, versions
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+TRIES: Final = 2
+"""A step that took the whole machine down with it twice is not begun a third time."""
+_LAST_WORDS: Final = 4000
+_ENGINE_TESTS: Final = "tests/gpu/vlm_engine/test_engine_on_a_gpu.py"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One process. seconds: after which it is ended. measures: it takes ``--output FILE`` for its figures.
+
+    needs: a package without which it is left for a call that has it.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    seconds: int
+    measures: bool = True
+    needs: str | None = None
+
+
+def steps(*, device: str, tiny: bool) -> list[Step]:
+    """All steps in the order of their worth. tiny: of models and images, to try the hour itself."""
+    on_cpu = device == "cpu"
+    tests = ("pytest", "-q", "-p", "no:cacheprovider")
+    device_tests = "tests/unit/vlm_engine/devices" if on_cpu else "tests/gpu/vlm_engine/devices"
+    # Beside the engine's tests are fixtures of tests that need all of our packages.
+    alone = ("--confcutdir", "tests/unit/vlm_engine") if on_cpu else ()
+    listed = [
+        Step("device tests", (*tests, *alone, device_tests), 120, measures=False),
+        Step(
+            "engine tests",
+            (*tests, *(("-m", "not needs_gpu") if on_cpu else ()), _ENGINE_TESTS),
+            270,
+            measures=False,
+        ),
+    ]
+    options = ("--device", device, *(("--tiny",) if tiny else ()))
+    case = (
+        "benchmarks.gpu",
+        *options,
+        "--partitions",
+        "0",
+        *(("--seconds", "0.2", "--images", "2") if tiny else ()),
+    )
+    models = ("tiny-qwen2.5-vl", "tiny-smolvlm2") if tiny else ("qwen2.5-vl-3b", "smolvlm2-2.2b")
+    small, large = ("1", "2") if tiny else ("6", "24")
+    drafts = ("--alike", "50", "--drafts", "0", "5")
+    partitions = ("benchmarks.gpu_partitions", *options, "--no-vllm", "--properties", "4" if tiny else "200")
+    figures = [
+        *(
+            Step(f"plain {one}", (*case, "--model", one, "--batch", small, large, "--plain"), 240)
+            for one in models
+        ),
+        *(Step(f"drafts {one}", (*case, "--model", one, "--batch", large, *drafts), 200) for one in models),
+        *(Step(f"partitions {one}", (*partitions, "--model", one), 270, needs="dagster") for one in models),
+    ]
+    # Measured twice, a figure shows its spread.
+    again = [Step(f"{one.name}, again", one.command, one.seconds, needs=one.needs) for one in figures]
+    return [*listed, *figures, *again]
+
+
+def run_steps(
+    listed: Sequence[Step], file: Path, *, seconds: float, environment: Mapping[str, str]
+) -> list[str]:
+    """Run what has no result yet, for so many seconds at most; returns the names of the steps that are left.
+
+    file: the results of all calls, as JSON. It is replaced whole, before and after each step.
+    """
+    ends = time.monotonic() + seconds
+    results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    left: list[str] = []
+    out_of_time = False
+    for step in listed:
+        tries = results.get(step.name, {}).get("tries", 0)
+        if "returned" in results.get(step.name, {}) or tries >= TRIES:
+            continue
+        absent = step.needs is not None and importlib.util.find_spec(step.needs) is None
+        out_of_time = out_of_time or (not absent and time.monotonic() + step.seconds > ends)
+        if absent or out_of_time:
+            left.append(step.name)
+            continue
+        print(f"== {step.name}: {' '.join(step.command)}", flush=True)
+        result: dict[str, Any] = {"tries": tries + 1, "versions": versions(), "before": gpu_readings()}
+        results[step.name] = result
+        _replace(file, results)
+        result |= _run(step, environment) | {"after": gpu_readings()}
+        _replace(file, results)
+        print(
+            f"   {result['returned']} after {result['seconds']:.0f} s\n{result['last_words'][-800:]}",
+            flush=True,
+        )
+    return left
+
+
+def _run(step: Step, environment: Mapping[str, str]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as name:
+        figures, log = Path(name, "figures.json"), Path(name, "log")
+        words = [sys.executable, "-m", *step.command, *(("--output", str(figures)) if step.measures else ())]
+        began = time.monotonic()
+        with log.open("wb") as written:
+            process = subprocess.Popen(
+                words,
+                cwd=ROOT,
+                env=dict(environment),
+                stdout=written,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                returned: int | str = process.wait(step.seconds)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                returned = "ended at its limit"
+        return {
+            "command": list(step.command),
+            "returned": returned,
+            "seconds": time.monotonic() - began,
+            "last_words": log.read_text(errors="replace")[-_LAST_WORDS:],
+            # What was measured before the limit stands all the same.
+            "figures": json.loads(figures.read_text()) if figures.exists() else None,
+        }
+
+
+def _replace(file: Path, results: Mapping[str, Any]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    beside = file.with_suffix(".new")
+    beside.write_text(json.dumps(results, indent=1) + "\n")
+    beside.replace(file)
+
+
+def main() -> None:
+    """Go on with the steps, and say what is left."""
+    parser = argparse.ArgumentParser(prog="gpu-hour", description=__doc__)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="tiny models, to try the hour on a CPU")
+    parser.add_argument("--minutes", type=float, default=9.3, help="begin no step that may last longer")
+    parser.add_argument("--results", type=Path, default=ROOT / ".gpu-hour" / "results.json")
+    options = parser.parse_args()
+    environment = {**os.environ, "GPU_TESTS_DEVICE": options.device, "PYTHONUNBUFFERED": "1"}
+    listed = steps(device=options.device, tiny=options.tiny)
+    left = run_steps(listed, options.results, seconds=60 * options.minutes, environment=environment)
+    results = json.loads(options.results.read_text()) if options.results.exists() else {}
+    print(f"results: {options.results}; left for the next call: {', '.join(left) or 'nothing'}")
+    failed = [name for name, result in results.items() if result.get("returned") != 0]
+    if failed:
+        sys.exit(f"gpu-hour: failed, see the results: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

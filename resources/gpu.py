@@ -1,0 +1,155 @@
+"""The GPU resource: settings in, a leased and pinned device out.
+
+A plain object, not a configurable Dagster resource: run config cannot set any of its fields.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from vlm_durable.state.database import ControlState, open_state
+from vlm_engine.devices.find import Device, DriverNvml, find_devices, grouped
+from vlm_engine.devices.health import HealthCheck
+from vlm_engine.devices.leases import DeviceLeases, Lease, LeaseHolder, NoDeviceFreeError, lease_for_process
+from vlm_engine.devices.left_out import LeftOutDevices, at_work_on, device_failure, is_impossible_result
+from vlm_engine.devices.loaded_servers import LoadedServerError, LoadedServers
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class GpuResource:
+    """Leases one device to the process that materializes, and makes it the only one that CUDA sees there.
+
+    leases_directory: folder of the locks, on a local disk, the same for all runs. devices: auto, given, cpu,
+    cpu:N, or a list of numbers or UUIDs. wait_seconds: how long to wait for a free device.
+    min_free_memory_gib: refuse a GPU with less free memory. per_model: GPUs that work on one model and count
+    as one device. state: says which devices are left out; None: the one beside the leases' folder. node: of
+    a cluster, this machine's name.
+    """
+
+    leases_directory: str
+    devices: str = "auto"
+    wait_seconds: float = 600.0
+    min_free_memory_gib: float = 0.0
+    per_model: int = 1
+    state: ControlState | None = None
+    node: str = ""
+
+    def find(self) -> list[Device]:
+        """The devices that the settings mean on this machine. Raises DeviceError."""
+        return grouped(find_devices(self.devices, os.environ, node=self.node), self.per_model)
+
+    def left_out(self) -> LeftOutDevices:
+        """The devices that failed twice."""
+        return LeftOutDevices(self.state or open_state(Path(self.leases_directory).parent))
+
+    def usable(self) -> list[Device]:
+        """The devices of this machine that are not left out. Raises DeviceError, ControlStateError."""
+        left_out = self.left_out().left_out()
+        return [one for one in self.find() if left_out.keys().isdisjoint({one.id, *one.members})]
+
+    def loaded_servers(self) -> LoadedServers:
+        """The model servers that stay loaded on the devices, kept beside the leases' folder."""
+        return LoadedServers(Path(self.leases_directory).parent)
+
+    def leases(self, *, server_digest: str | None = None, log: logging.Logger = _log) -> DeviceLeases:
+        """The leases of those devices, refusing sick ones; ``holders()`` of it says who has which.
+
+        Devices that have failed before come last; those that failed twice are refused. server_digest: of the
+        model server that the run will use. A device where that is loaded comes first, and its memory counts
+        as the run's; any other server is ended before the memory of its device is looked at.
+        """
+        health = HealthCheck(DriverNvml(), min_free_bytes=round(self.min_free_memory_gib * (1 << 30)))
+        left_out = self.left_out()
+        records = left_out.records()
+        servers = self.loaded_servers()
+        loaded = {one.device: one.digest for one in servers.living()}
+
+        def refusals(device: Device) -> Sequence[str]:
+            against = left_out.left_out()
+            if found := [one for one in {device.id: None, **dict.fromkeys(device.members)} if one in against]:
+                return [against[one].sentence(one) for one in found]
+            try:
+                stays = servers.make_way(device.id, server_digest, log)
+            except LoadedServerError as error:
+                return [str(error)]
+            return (replace(health, min_free_bytes=0) if stays else health)(device)
+
+        def preference(device: Device) -> tuple[int, bool]:
+            failures = len(records[device.id].failures) if device.id in records else 0
+            return failures, server_digest is not None and loaded.get(device.id) != server_digest
+
+        found = sorted(self.find(), key=preference)
+        # A run of a cluster is shown its own devices alone.
+        there = len(find_devices("auto", {})) // self.per_model if self.node else 0
+        devices = [replace(one, at_once=max(len(found), there)) for one in found]
+        return DeviceLeases(Path(self.leases_directory), devices, refusals)
+
+    def lease(
+        self, *, run_id: str, partition: str, step: str, log: logging.Logger, server_digest: str | None = None
+    ) -> Lease:
+        """This process's device, pinned; the same at every call, and held until the process ends.
+
+        server_digest: see ``leases``. Raises NoDeviceFreeError after ``wait_seconds``, where every device is
+        left out too: one that is taken back meanwhile is used, and a backfill's queue does not run
+        through at once. Raises DeviceError where torch already runs CUDA on something else, and the
+        other children of DeviceError.
+        """
+        holder = LeaseHolder(run_id=run_id, partition=partition, step=step)
+        try:
+            return lease_for_process(
+                partial(self.leases, server_digest=server_digest, log=log),
+                holder,
+                wait_seconds=self.wait_seconds,
+                log=log,
+            )
+        except NoDeviceFreeError:
+            self._refuse_if_all_are_left_out()
+            raise
+
+    @contextlib.contextmanager
+    def blamed(self, device: Device, *, asset: str, partition: str, log: logging.Logger) -> Iterator[None]:
+        """Note an error of the device itself, or what none computes, against it, once a partition; it passes.
+
+        What comes out again on another device counts on the first alone.
+        """
+        try:
+            yield
+        except Exception as error:
+            why = device_failure(error)
+            if why is not None and self.left_out().note_failure(
+                device.id,
+                occurrence=at_work_on(asset, partition),
+                why=why,
+                on_one_device=is_impossible_result(error),
+            ):
+                log.error("%s has failed twice and is left out from now on.", device.id)
+            raise
+
+    def all_left_out(self) -> str | None:
+        """Why each device is left out, where every one is; else None. Raises DeviceError.
+
+        One that a cluster gave is taken whatever is held against it.
+        """
+        left_out = self.left_out().left_out()
+        if not left_out:
+            return None
+        devices = self.find()
+        if any(device.id not in left_out or device.given for device in devices):
+            return None
+        return " ".join(left_out[device.id].sentence(device.id) for device in devices)
+
+    def _refuse_if_all_are_left_out(self) -> None:
+        held_against = self.all_left_out()
+        if held_against is not None:
+            raise NoDeviceFreeError(
+                f"No device is left to work on, and none was taken back within {self.wait_seconds:.0f} s."
+                f" {held_against}"
+            )

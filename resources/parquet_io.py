@@ -1,0 +1,122 @@
+"""The IO manager of partitioned assets: publishes what an asset staged, loads partitions lazily.
+
+What lives here: Dagster's side only. What may be published, and how, is in
+``vlm_durable.versions.published``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dagster import (
+    AssetKey,
+    InputContext,
+    IOManager,
+    MetadataValue,
+    OutputContext,
+)
+
+from resources.run_tags import NO_ATTEMPT
+from vlm_durable.files.layout import Home
+from vlm_durable.mirror.bucket import S3Folder, StoreAwayError, StoreError
+from vlm_durable.versions.partition_files import PublishedError
+from vlm_durable.versions.partition_rows import PartitionRows
+from vlm_durable.versions.published import Publication, PublishedPartitions, StagedFile
+from vlm_durable.versions.stored import OvertakenError, StoredPartitions
+from vlm_durable.wording import counted
+
+
+class ParquetIOManager(IOManager):
+    """One parquet file a partition, under ``HOME/<asset key>/KEY.parquet``.
+
+    An asset hands over a StagedFile, or the Publication that stands where its partition is complete. What
+    loads a partition gets PartitionRows; what loads several gets a dict of them by partition key.
+    """
+
+    def __init__(self, home: str, store: S3Folder | None = None) -> None:
+        """home: the folder that holds a folder for each asset. store: what has to hold a partition too."""
+        self._home = home
+        self._store = store
+
+    def handle_output(self, context: OutputContext, obj: StagedFile | Publication) -> None:
+        """Publish the staged file, as the last line of defence, here and then in the store.
+
+        Raises as ``PublishedPartitions.publish`` and ``StoredPartitions.push``.
+        """
+        key = self._one_partition(context.asset_key, context.asset_partition_keys)
+        partitions = self.partitions(context.asset_key)
+        if not isinstance(obj, StagedFile | Publication):
+            raise PublishedError(
+                f"asset {context.asset_key.to_user_string()} returned a {type(obj).__name__}: it must return "
+                "what PublishedPartitions.stage() gives, or the publication that stands"
+            )
+        if obj.record.key != key:
+            raise PublishedError(
+                f"partition {key} was handed the file of partition {obj.record.key}, which is not published. "
+                "Stage the file with context.partition_key."
+            )
+        publication = partitions.publish(obj) if isinstance(obj, StagedFile) else obj
+        record, changed = publication.record, publication.changed
+        for note in publication.notes:
+            context.log.warning(note)
+        if self._store is not None:
+            try:
+                StoredPartitions(partitions.asset, self._store).push(key)
+            except (StoreError, OvertakenError):
+                context.step_context.instance.add_run_tags(context.run_id, {NO_ATTEMPT: context.run_id})
+                raise
+        path = partitions.path(key)
+        context.log.info(
+            f"{'Published' if changed else 'Unchanged'}: {path}, version {record.sequence},"
+            f" {counted(record.rows, 'rows')}, digest {record.sha256[:12]}."
+        )
+        context.add_output_metadata(
+            {
+                "path": MetadataValue.path(str(path)),
+                "dagster/partition_row_count": record.rows,
+                "bytes": record.bytes,
+                "digest": record.sha256[:12],
+                "version": record.sequence,
+                "changed": changed,
+            }
+        )
+
+    def load_input(self, context: InputContext) -> PartitionRows | dict[str, PartitionRows]:
+        """A lazy handle on the partition, or on each of several, taken over from the store first.
+
+        Raises PutBackError where an older version stands, and as ``PublishedPartitions.read`` and
+        ``StoredPartitions.pull``.
+        """
+        if not context.has_asset_partitions:
+            folder = self.partitions(context.asset_key).asset.published
+            raise PublishedError(
+                f"asset {context.asset_key.to_user_string()} is read by partition; to read all of it, "
+                f"query {folder}/*.parquet with DuckDB (union_by_name=true)"
+            )
+        partitions = self.partitions(context.asset_key)
+        keys = context.asset_partition_keys
+        if self._store is not None:
+            stored = StoredPartitions(partitions.asset, self._store)
+            try:
+                for note in (note for key in keys for note in stored.pull(key)):
+                    context.log.warning(note)
+            except StoreAwayError as error:
+                # What stands here is read then; the asset itself waits for the store before it works.
+                context.log.warning(str(error))
+        for key in keys:
+            partitions.refuse_put_back(key)
+        rows = {key: partitions.read(key) for key in keys}
+        return next(iter(rows.values())) if len(rows) == 1 else rows
+
+    def partitions(self, asset_key: AssetKey) -> PublishedPartitions:
+        """The published partitions of an asset."""
+        return PublishedPartitions(Home(Path(self._home)).asset("/".join(asset_key.path)))
+
+    def _one_partition(self, asset_key: AssetKey, keys: Sequence[str]) -> str:
+        if len(keys) != 1:
+            raise PublishedError(
+                f"asset {asset_key.to_user_string()} is published one partition a run, and this run has "
+                f"{len(keys)}: launch a backfill with one run a partition (leave the backfill policy unset)"
+            )
+        return keys[0]

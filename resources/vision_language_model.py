@@ -1,0 +1,293 @@
+"""The model that describes properties, as the assets get it: settings in, an engine on the leased device out.
+
+What lives here: whether it runs in this process, on a server that we start, or on one at a URL; and for each
+of them the model's exact name and revision, what decides an answer's meaning, and what workers make of
+images. What does not: running it (``engine/transformers``, ``engine/server``). A plain object, not a
+configurable Dagster resource: run config cannot set any of its fields.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from vlm_engine.devices.find import Device
+from vlm_engine.devices.leases import refuse_another_gpu
+from vlm_engine.model_source import ModelSource, exact_revision
+from vlm_engine.prompt import Prompt
+from vlm_engine.protocol import ModelLoadError
+from vlm_engine.schema import DescriptionSchema
+
+if TYPE_CHECKING:
+    from resources.text_embedding import TextEmbeddingModel
+    from vlm_engine.images.images import Output
+    from vlm_engine.protocol import Engine, ImageLimits, ImageTokens
+    from vlm_engine.server.model_server import ModelServer, ServerAddress
+    from vlm_engine.server.server_plan import ServerPlan
+
+_OF_THE_CONFIGURATION: Final = frozenset({"image_grid_pinpoints"})
+"""Options that vLLM reads from the model's configuration, whatever the processor is told (LLaVA)."""
+
+_MANY_IMAGES: Final = 1000
+"""From here on workers run the processor: what they import for it takes 4 s of a core."""
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """A model server, as values.
+
+    url: up to and including ``/v1``; None: one is started with ``command`` (None: vLLM's), a template, on the
+    leased device. key: of the server at ``url``. model: its name for the model; None: what the settings call
+    it, or the only one that it serves. devices: for the one model. embedder: the model that embeds beside it
+    on the same device.
+    """
+
+    state_directory: str
+    command: str | None = None
+    url: str | None = None
+    key: str | None = field(default=None, repr=False)
+    model: str | None = None
+    most_at_once: int = 128
+    token_seconds: float = 120.0
+    answer_seconds: float = 900.0
+    start_seconds: float = 1200.0
+    idle_seconds: float = 300.0
+    devices: int = 1
+    embedder: TextEmbeddingModel | None = None
+
+    @property
+    def address(self) -> ServerAddress | None:
+        """Of a server that somebody else runs; None for one that we start."""
+        from vlm_engine.server.model_server import ServerAddress
+
+        return None if self.url is None else ServerAddress(self.url.rstrip("/"), self.key)
+
+    def plan(self, source: ModelSource, prompt: Prompt, limits: ImageLimits | None) -> ServerPlan | None:
+        """Of a server that we start; None for one at a URL. Raises ModelLoadError."""
+        from vlm_engine.server.server_plan import VLLM_COMMAND, ServerPlan
+
+        if self.url is not None:
+            return None
+        exact = exact_revision(source)
+        question = json.dumps([prompt.digest, limits and asdict(limits)], sort_keys=True)
+        beside = self.embedder and [self.embedder.model, self.embedder.revision]
+        return ServerPlan(
+            devices=self.devices,
+            images=limits.images if limits is not None else 1,
+            question=hashlib.sha256(question.encode()).hexdigest(),
+            beside=json.dumps(beside),
+            command=self.command or VLLM_COMMAND,
+            model=source.location,
+            revision=None if source.folder is not None else exact,
+            exact=exact,
+            start_seconds=self.start_seconds,
+            idle_seconds=self.idle_seconds,
+        )
+
+
+@dataclass(frozen=True)
+class VisionLanguageModel:
+    """The model that describes properties.
+
+    model: a local folder or a hub id; empty where none is chosen. revision: commit, tag or branch on the hub.
+    trust_remote_code: run Python code that comes with the model. records_directory: folder that remembers
+    which commit and weights the model is. speculative_tokens: see TransformersEngine. limits: what images may
+    cost; None: as the model's files say. server: what describes instead of an engine in this process.
+    """
+
+    model: str
+    revision: str | None = None
+    trust_remote_code: bool = False
+    records_directory: str | None = None
+    speculative_tokens: int = 5
+    limits: ImageLimits | None = None
+    server: ServerSettings | None = None
+
+    @property
+    def source(self) -> ModelSource:
+        """Where the model comes from."""
+        records = Path(self.records_directory) if self.records_directory else None
+        return ModelSource(self.model, self.revision, self.trust_remote_code, records)
+
+    @property
+    def is_at_address(self) -> bool:
+        """Whether it computes on a server that somebody else runs, and nothing of it on the leased device."""
+        return self.server is not None and self.server.url is not None
+
+    def exact(self) -> tuple[str, str]:
+        """The model's name for the rows, and what exactly it is now; needs no device and no torch.
+
+        Of what runs at a URL only what it says is known. Raises ModelLoadError.
+        """
+        if self.server is None or (address := self.server.address) is None:
+            return self.source.label, exact_revision(self.source)
+        from vlm_engine.server.running_server import served_model
+
+        served = served_model(address, self.server.model, self.source.location)
+        return served.name, served.revision(self.revision)
+
+    def exact_revision(self) -> str:
+        """What exactly the model is now. See ``exact``."""
+        return self.exact()[1]
+
+    def engine_meaning(self) -> dict[str, Any]:
+        """What of the engine decides an answer's meaning, beside the model; nothing of the one in process.
+
+        A server gets images compressed once more, decodes by its own grammar, and may compute in fewer bits.
+        What its operator told a server at a URL is unknown; of our own the arguments count, but for those
+        that cannot change an answer. Raises ModelLoadError.
+        """
+        if self.server is None:
+            return {}
+        from vlm_engine.server.chat_completions import JPEG_QUALITY
+        from vlm_engine.server.server_plan import VLLM_COMMAND, answering_arguments
+
+        meaning: dict[str, Any] = {"engine": "server", "images_sent": f"jpeg {JPEG_QUALITY}"}
+        if self.server.url is None:
+            command = self.server.command or VLLM_COMMAND
+            try:
+                meaning["server"] = answering_arguments(command)
+            except ValueError as error:
+                raise ModelLoadError(f"VLM_ASSETS_SERVER_COMMAND={command!r}: {error}") from error
+        return meaning
+
+    def server_digest(self, prompt: Prompt) -> str | None:
+        """The digest of the server that is to live on the device: what a lease is told. See GpuResource.
+
+        None where none is started. Raises ModelLoadError.
+        """
+        plan = None if self.server is None else self.server.plan(self.source, prompt, self.limits)
+        return None if plan is None else plan.digest
+
+    def device_name(self, device: Device) -> str:
+        """Where the model computes, for the rows: the leased device, or a server's host and port."""
+        if self.server is None or self.server.url is None:
+            return device.id
+        return f"server {urlsplit(self.server.url).netloc.rpartition('@')[2]}"
+
+    def output(self, device: Device, prompt: Prompt, *, images: int) -> Output:
+        """What workers are to make of each property's images; images: how many there are to load."""
+        if self.server is not None:
+            from vlm_engine.server.chat_completions import EncodedImages
+
+            return EncodedImages()
+        if images < _MANY_IMAGES:
+            from vlm_engine.images.images import Pixels
+
+            return Pixels()
+        from vlm_engine.transformers.collation import Tensors
+
+        dtype = "float32" if device.kind == "cpu" else "bfloat16"
+        return Tensors(self.source, prompt.text, dtype, self.limits)
+
+    def load(self, device: Device, *, schema: DescriptionSchema, prompt: Prompt) -> Engine:
+        """An engine on the leased device, or one whose server answers by then.
+
+        Raises ModelLoadError, LoadedServerError, and DeviceError where torch has another GPU.
+        """
+        if self.server is not None:
+            return self._server_engine(self.server, device, schema, prompt)
+        if len(device.members) > 1:
+            raise ModelLoadError(
+                f"VLM_ASSETS_DEVICES_PER_MODEL is {len(device.members)}, and in the run's own process a model"
+                " computes on one device. Set it to 1, or describe with vLLM (`make vllm`,"
+                " VLM_ASSETS_ENGINE=server)."
+            )
+        from vlm_engine.transformers.transformers_engine import TransformersEngine
+
+        engine = TransformersEngine(
+            self.source,
+            schema=schema,
+            prompt=prompt,
+            device=device.kind,
+            speculative_tokens=self.speculative_tokens,
+            limits=self.limits,
+        )
+        refuse_another_gpu(device)
+        return engine
+
+    def _server_engine(
+        self, settings: ServerSettings, device: Device, schema: DescriptionSchema, prompt: Prompt
+    ) -> Engine:
+        from vlm_engine.server.chat_completions import RequestLimits
+        from vlm_engine.server.server_engine import ServerEngine
+
+        server, name, (model, revision), costs = self._server(settings, device, prompt)
+        try:
+            return ServerEngine(
+                server,
+                name=name,
+                model=model,
+                revision=revision,
+                schema=schema,
+                prompt=prompt,
+                limits=RequestLimits(settings.most_at_once, settings.token_seconds, settings.answer_seconds),
+                image_tokens=costs,
+            )
+        except BaseException:
+            server.release()
+            raise
+
+    def _server(
+        self, settings: ServerSettings, device: Device, prompt: Prompt
+    ) -> tuple[ModelServer, str, tuple[str, str], ImageTokens | None]:
+        """The server, its name for the model, what ``exact`` says of the server that was got, and what images
+        cost there, where that is known: of a server at a URL it is not.
+        """
+        from vlm_engine.server.owned_server import OwnedServer
+        from vlm_engine.server.running_server import RunningServer, served_model
+        from vlm_engine.transformers.model_loading import refuse_what_vllm_does_not_load
+
+        source, address = self.source, settings.address
+        plan = settings.plan(source, prompt, self.limits)
+        if plan is not None:
+            exact = self.exact()
+            if plan.is_vllm:
+                refuse_what_vllm_does_not_load(source)
+            costs = self._costs(plan, prompt)
+            plan = plan.for_device(
+                device,
+                costs,
+                answer_tokens=2 * self.limits.answer_tokens if self.limits is not None else 0,
+                beside_bytes=0 if settings.embedder is None else settings.embedder.weight_bytes(),
+                cores=len(os.sched_getaffinity(0)),
+            )
+            owned = OwnedServer(device, plan, state_directory=Path(settings.state_directory))
+            return owned, source.location, exact, costs
+        assert address is not None
+        running = RunningServer(
+            address, serves=partial(served_model, address, settings.model, source.location, ask_anew=True)
+        )
+        served = running.served
+        return running, served.name, (served.name, served.revision(self.revision)), None
+
+    def _costs(self, plan: ServerPlan, prompt: Prompt) -> ImageTokens | None:
+        """What images cost on a server of ours, whose command takes the options of the image processor.
+
+        None where it does not, or transformers cannot load the processor. Raises ModelLoadError where the
+        user has set what images may cost.
+        """
+        from vlm_engine.server.server_plan import PROCESSOR_OPTIONS
+        from vlm_engine.transformers.image_tokens import fitted_processor
+
+        limits = self.limits
+        if limits is None or PROCESSOR_OPTIONS not in plan.command:
+            return None
+        if unread := sorted(limits.options.keys() & _OF_THE_CONFIGURATION):
+            raise ModelLoadError(
+                f"VLM_ASSETS_PROCESSOR_OPTIONS: a model server reads {', '.join(unread)} from the model's own"
+                " config.json alone. Change it there, in a folder of your own, or set"
+                " VLM_ASSETS_ENGINE=transformers."
+            )
+        try:
+            return fitted_processor(self.source, prompt.text, limits, without=_OF_THE_CONFIGURATION)[1]
+        except ModelLoadError:
+            if limits.options or limits.tokens is not None:
+                raise
+            return None

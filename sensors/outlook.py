@@ -1,0 +1,89 @@
+"""What becomes of a partition whose last run did not end well: tried again, or left to a person.
+
+What lives here: the sentences. What does not: what is decided (``retry_decision.py``), and who shows them
+(``vlm-assets run``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from dagster import DagsterRunStatus
+
+from sensors.dagster_internals.runs import NEVER_STARTED, InstanceRuns, RunState
+from sensors.retry_decision import Action, Facts, Policy, decide
+from sensors.retry_ledger import Entry
+from vlm_durable.commands import command
+
+_LONGEST = 400
+
+_BY_PERSON = frozenset({Action.PERSON, Action.GIVE_UP, Action.GIVEN_UP})
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """One partition. how: its last run ended. again: when it is tried again; None where a person must act."""
+
+    key: str
+    how: str
+    again: str | None
+    why: str
+
+    def sentence(self) -> str:
+        """All of it, and what to do."""
+        if self.again is None:
+            return (
+                f"partition {self.key} needs you: {self.why}. Put that right, then {command('run', self.key)}"
+            )
+        return f"partition {self.key} is tried again {self.again}, because {self.why}"
+
+
+def outlooks(
+    dagster: InstanceRuns,
+    entries: Mapping[str, Entry],
+    rows: Mapping[str, int],
+    policy: Policy,
+    *,
+    every_minutes: int,
+    now: float,
+    most: int,
+) -> tuple[Sequence[Outlook], int]:
+    """What becomes of the partitions whose last run did not end well, those that need a person first.
+
+    rows: committed, by key, of the partitions that are looked at. most: how many are told; gives how many
+    there are besides.
+    """
+    decided = []
+    for key, run in dagster.latest_runs(rows).items():
+        if run.status is DagsterRunStatus.FAILURE or run.interrupted_by is not None:
+            facts = Facts(key, "", run, rows[key])
+            decided.append((decide(entries.get(key, Entry(key)), facts, policy, now=now), run))
+    decided.sort(key=lambda one: (one[0].action not in _BY_PERSON, one[0].entry.key))
+    found = []
+    for decision, run in decided[:most]:
+        entry, again = decision.entry, None
+        if decision.action is Action.DAGSTER:
+            again = "at once"
+        elif decision.action not in _BY_PERSON:
+            every = every_minutes * 60.0
+            at = math.ceil(max(now, entry.not_before) / every) * every
+            again = f"at {datetime.fromtimestamp(at).astimezone():%H:%M}"
+        found.append(Outlook(entry.key, _how(run), again, why_ended(dagster, run)))
+    return found, len(decided) - len(found)
+
+
+def _how(run: RunState) -> str:
+    if run.interrupted_by == NEVER_STARTED:
+        return "Not started"
+    return "Failed" if run.interrupted_by is None else "Interrupted"
+
+
+def why_ended(dagster: InstanceRuns, run: RunState) -> str:
+    """Why a run did not end well, in one line that goes on with "because"."""
+    if run.interrupted_by == NEVER_STARTED:
+        return "the machine was too busy to start its run: no failure of the partition, and no attempt"
+    said = dagster.error_of(run.run_id) or f"run {run.run_id[:8]} ended without a word"
+    return " ".join(said.split()).rstrip(".")[:_LONGEST]

@@ -1,0 +1,127 @@
+"""A small example, rendered once, and homes over it; the example model describes what it really sees."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from examples.rendered_properties import write_example
+from vlm_assets.catalog.ingest import ingest
+from vlm_assets.config.settings import Settings, load_settings
+from vlm_assets.definitions import build_defs
+from vlm_durable.files.layout import PartitionPaths
+
+KEY = "000000000-000000007"
+
+
+@pytest.fixture(scope="session")
+def listing(tmp_path_factory) -> Path:
+    """Sixteen rendered properties, a few of them hard."""
+    return write_example(tmp_path_factory.mktemp("example"), properties=16, seed=7)
+
+
+@dataclass
+class Materialized:
+    """What a run did: its result, and its check evaluations by name."""
+
+    result: dg.ExecuteInProcessResult
+
+    @property
+    def success(self) -> bool:
+        return self.result.success
+
+    @property
+    def published(self) -> list[dg.AssetMaterialization]:
+        return self.result.asset_materializations_for_node("property_descriptions")
+
+    @property
+    def checks(self) -> dict[str, dg.AssetCheckEvaluation]:
+        return {one.check_name: one for one in self.result.get_asset_check_evaluations()}
+
+    @property
+    def failure(self) -> str:
+        """The sentence that a person reads on the failed run's page."""
+        events = [event for event in self.result.all_events if event.is_step_failure]
+        data = events[-1].step_failure_data
+        return data.user_failure_data.description if data.user_failure_data else data.error.to_string()
+
+
+@dataclass
+class Desk:
+    """A home with its Dagster instance: what a person has in front of them."""
+
+    settings: Settings
+    instance: dg.DagsterInstance = field(default_factory=dg.DagsterInstance.ephemeral)
+
+    def materialize(
+        self, *assets: str, key: str = KEY, config: dict | None = None, tags: dict | None = None, **overrides
+    ) -> Materialized:
+        """Materialize assets of one partition in this process, as a run of Dagster's."""
+        names = assets or ("property_descriptions",)
+        defs = build_defs(self.settings, resource_overrides=overrides)
+        run_config = {"ops": {name: {"config": config} for name in names}} if config else None
+        result = dg.materialize(
+            defs.assets,
+            selection=list(names),
+            partition_key=key,
+            instance=self.instance,
+            resources=defs.resources,
+            run_config=run_config,
+            tags=tags,
+            raise_on_error=False,
+        )
+        return Materialized(result)
+
+    def changed(self, **settings) -> "Desk":
+        """The same home under other settings."""
+        return Desk(self.settings.model_copy(update=settings), self.instance)
+
+    @property
+    def paths(self) -> PartitionPaths:
+        return self.settings.descriptions.partition(KEY)
+
+    @property
+    def file(self) -> Path:
+        return self.paths.published
+
+
+def settings_of(home: Path) -> Settings:
+    return load_settings(home=home, devices="cpu:1", batch_size=4, decode_workers=1)
+
+
+@pytest.fixture(scope="session")
+def published_home(listing, tmp_path_factory) -> Callable[..., Path]:
+    """A home whose first range has these assets published, made once; a home may be copied."""
+
+    @cache
+    def make(*assets: str) -> Path:
+        home = tmp_path_factory.mktemp("published") / "home"
+        ingest(listing, home, range_size=8)
+        done = Desk(settings_of(home)).materialize(*assets)
+        assert done.success, done.failure
+        return home
+
+    return make
+
+
+@pytest.fixture
+def desk(listing, tmp_path, request, published_home) -> Desk:
+    """A home over the example: two ranges of eight, and what the mark ``published`` names of the first."""
+    home = tmp_path / "home"
+    if published := request.node.get_closest_marker("published"):
+        shutil.copytree(published_home(*published.args), home)
+    else:
+        ingest(listing, home, range_size=8)
+    return Desk(settings_of(home))
+
+
+@pytest.fixture
+def shared_desk(desk, tmp_path):
+    """The desk with its instance on disk: two threads at once lock each other out of one in memory."""
+    (tmp_path / "dagster").mkdir()
+    with dg.DagsterInstance.local_temp(str(tmp_path / "dagster")) as instance:
+        yield replace(desk, instance=instance)

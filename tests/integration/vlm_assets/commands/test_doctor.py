@@ -1,0 +1,149 @@
+"""``vlm-assets doctor``: what is tried for real, and that each trouble is found and said."""
+
+import json
+import os
+import re
+import resource
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+from typer.testing import CliRunner
+
+from resources.alerts.outbox import Outbox
+from vlm_assets.commands import doctor
+from vlm_assets.commands.doctor import QUICK, SLOW, examine
+from vlm_assets.commands.main import app
+from vlm_assets.config.resource_settings import control_state
+from vlm_durable.state.nodes import NodeRecord, Nodes
+from vlm_durable.state.pause import pause
+
+
+@pytest.fixture
+def said(desk, monkeypatch):
+    """What one check says of the desk's home under some settings: the levels, and all sentences."""
+
+    def look(check, **settings):
+        monkeypatch.setattr(doctor, "QUICK", {check: (QUICK | SLOW)[check]})
+        monkeypatch.setattr(doctor, "SLOW", {})
+        found = list(examine(desk.changed(**settings).settings))
+        return [one.level for one in found], " ".join(one.message for one in found)
+
+    return look
+
+
+def test_a_sound_home_has_no_error(desk, monkeypatch, receiver):
+    """All is tried for real: a property is described, a message sent, processes killed; exit code 0."""
+    monkeypatch.setenv("VLM_ASSETS_DEVICES", "cpu:1")
+    monkeypatch.setenv("VLM_ASSETS_ALERT_TARGETS", f"json://127.0.0.1:{receiver.port}/hook")
+    monkeypatch.setattr(doctor, "_CAMPAIGN_MINUTES", 0.02)
+    done = CliRunner().invoke(app, ["doctor", "--home", str(desk.settings.home), "--json"])
+    found = json.loads(done.stdout)
+    assert [one for one in found if one["level"] == "error"] == []
+    assert done.exit_code == 0
+    of = {one["check"]: one["message"] for one in found}
+    assert set(of) == {*QUICK, *SLOW}
+    assert "images fit" in of["model"]
+    assert "kills: nothing committed was lost" in of["storage"]
+    assert "images/s a core" in of["images"]
+    assert re.search(r"JPEG.*; 0\.\d\d MB, .*; \d+\.\d% cannot be read", of["images"])
+    assert "a vector of 96 numbers" in of["embedder"]
+    assert [one["title"] for one in receiver.messages] == ["This is a test"]
+    assert Outbox(control_state(desk.settings)).open_subjects() == {}
+
+
+def test_quick_checks_take_no_device_and_send_nothing(desk):
+    """``serve`` runs them at each start."""
+    quick = list(examine(desk.settings, quick=True))
+    assert {one.check for one in quick} >= {"settings", "space", "devices", "limits", "state"}
+    assert not {one.check for one in quick} & {"model", "storage", "images", "alerts"}
+
+
+def test_images_that_are_away_are_an_error(desk, said, listing):
+    """A disk that is not mounted is found before the first property fails."""
+    source, images = listing.parent / "images", desk.settings.home / "away"
+    source.rename(images)
+    try:
+        levels, message = said("images")
+    finally:
+        images.rename(source)
+    assert levels == ["error"]
+    assert "mounted" in message
+
+
+@pytest.mark.parametrize(
+    ("check", "settings", "level", "words"),
+    [
+        ("settings", {"commit_seconds": 700.0}, "error", "VLM_ASSETS_STUCK_SECONDS"),
+        ("settings", {"server_token_seconds": 1000.0}, "error", "VLM_ASSETS_SERVER_TOKEN_SECONDS"),
+        ("settings", {"batch_images": 4}, "warning", "a batch alone"),
+        ("settings", {"description_schema": "nothing:There"}, "error", "nothing"),
+        ("settings", {"model": None, "embedding_model": "a/b"}, "error", "VLM_ASSETS_MODEL"),
+        ("devices", {"devices": "7"}, "error", "VLM_ASSETS_DEVICES"),
+        ("model", {"model": "/nothing/there"}, "error", "/nothing/there"),
+        ("state", {"state_url": SecretStr("postgresql+psycopg2://u@127.0.0.1:1/x")}, "error", "127.0.0.1"),
+        ("catalogue", {"home": Path("/nowhere")}, "error", "vlm-assets ingest"),
+        ("alerts", {}, "warning", "VLM_ASSETS_ALERT_TARGETS"),
+        ("embedder", {"embedding_model": None}, "warning", "set VLM_ASSETS_EMBEDDING_MODEL"),
+        ("embedder", {"embedding_model": "/nothing/there"}, "error", "/nothing/there"),
+        ("settings", {"truth": Path("/nowhere/truth.csv")}, "error", "/nowhere/truth.csv"),
+        ("settings", {"embedding_revision": "main"}, "warning", "VLM_ASSETS_EMBEDDING_REVISION"),
+    ],
+)
+def test_each_trouble_is_said_with_what_to_do(said, check, settings, level, words):
+    """A wrong setting or a missing part is a finding of its own check, never a traceback."""
+    levels, message = said(check, **settings)
+    assert level in levels
+    assert words in message
+
+
+def test_too_little_room_is_an_error(desk, said, monkeypatch):
+    """A disk that will be full in the night is found in the evening."""
+    real = os.statvfs(desk.settings.home)
+    full = os.statvfs_result([*real[:3], 0, 0, *real[5:]])
+    monkeypatch.setattr(os, "statvfs", lambda path: full)
+    levels, message = said("space")
+    assert levels == ["error"]
+    assert "prune" in message
+
+
+def test_few_open_files_and_little_memory_are_said(said, monkeypatch):
+    """Limits of a shell or a container are found before a worker meets them."""
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 256))
+    monkeypatch.setattr(doctor, "memory_bytes", lambda: 1e6)
+    levels, message = said("limits")
+    assert (levels[0], levels[-1]) == ("error", "warning")
+    assert "LimitNOFILE" in message
+
+
+def test_a_pause_is_said(desk, said):
+    """Nobody wonders for a night why nothing starts."""
+    pause(control_state(desk.settings), "new kernel", now=1.0)
+    assert "new kernel" in said("state")[1]
+
+
+def test_a_store_is_tried_and_one_that_is_away_is_an_error(said, bucket, s3_proxy):
+    """A real S3 server is asked what the order of writers depends on; a closed door is found before a run."""
+    assert said("store", store=bucket)[0] == ["ok"]
+    assert list(bucket.names()) == [], "nothing is left of the probe"
+    bucket = replace(bucket, prefix="another/")
+    s3_proxy.breaks(lambda passing: passing.answer(403, "AccessDenied"))
+    levels, message = said("store", store=bucket)
+    assert levels == ["error"]
+    assert str(bucket) in message
+
+
+def test_a_real_postgres_is_tried_by_a_write_that_changes_nothing(said, postgres_url):
+    """A user of the database that may read alone is found before the night."""
+    levels, message = said("state", state_url=SecretStr(postgres_url))
+    assert (levels, "Postgres" in message) == (["ok"], True)
+
+
+def test_in_a_cluster_as_many_runs_may_work_as_its_nodes_hold(desk):
+    """The head's own devices say nothing of the pool: a sound cluster is not warned of."""
+    clustered = desk.changed(ray_address="http://127.0.0.1:8265").settings
+    assert doctor.places(clustered) == 0
+    Nodes(control_state(clustered)).beat(NodeRecord("n1", "b", 1, "10.0.0.2", slots=3))
+    assert doctor.places(clustered) == 3
+    assert doctor.places(desk.settings) == 1

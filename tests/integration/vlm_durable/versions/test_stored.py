@@ -1,0 +1,456 @@
+"""Partitions in a real S3 store: two machines publish, one is cut off, and the store is not always well."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from faults.s3_server import S3Proxy
+from vlm_durable.files.layout import AssetFolders, Home
+from vlm_durable.mirror import bucket as bucket_module
+from vlm_durable.mirror.bucket import StoreAwayError, UnfitStoreError, client
+from vlm_durable.versions.partition_files import (
+    CannotRestoreError,
+    PartitionFiles,
+    PublishedError,
+    PutBackError,
+)
+from vlm_durable.versions.published import PublishedPartitions
+from vlm_durable.versions.stored import (
+    OvertakenError,
+    StoredPartitions,
+)
+
+KEY = "000000000-000000001"
+NAMES = [
+    f"property_descriptions/{KEY}.parquet",
+    f".versions/property_descriptions/{KEY}.json",
+    f".versions/property_descriptions/{KEY}.1.parquet",
+]
+SCHEMA = pa.schema([("property_id", pa.string()), ("ordinal", pa.int64()), ("text", pa.string())])
+
+
+def publish(asset, text):
+    """Publish two rows with this text on a machine."""
+    rows = pa.record_batch([["a", "b"], [0, 1], [text, text]], schema=SCHEMA)
+    here = PublishedPartitions(asset)
+    staged = here.stage(KEY, [rows], SCHEMA, expected_ids=("a", "b"), fingerprint=text)
+    with staged:
+        return here.publish(staged)
+
+
+def text_of(asset):
+    return set(pq.read_table(asset.partition(KEY).published)["text"].to_pylist())
+
+
+@pytest.fixture
+def machines(tmp_path, bucket):
+    """Two machines over one store: the folders of their asset, and their partitions in the store."""
+    assets = [Home(tmp_path / name).asset("property_descriptions") for name in "ab"]
+    return [(one, StoredPartitions(one, bucket)) for one in assets]
+
+
+@pytest.fixture
+def in_store(bucket):
+    """The text of the file that readers of the store see."""
+
+    def read():
+        data = bucket.get(f"property_descriptions/{KEY}.parquet", most=1 << 20)
+        return set(pq.read_table(pa.BufferReader(data))["text"].to_pylist())
+
+    return read
+
+
+def test_another_machine_goes_on_from_the_store_alone(machines, in_store, bucket):
+    """File, record and earlier versions are in the store, under the names that they have in a home."""
+    (a, at_a), (b, at_b) = machines
+    publish(a, "first")
+    at_a.push(KEY)
+    at_b.pull(KEY)
+    assert text_of(b) == {"first"}
+    assert PublishedPartitions(b).verify(KEY).ok
+    publish(b, "second")
+    at_b.push(KEY)
+    at_a.pull(KEY)
+    assert text_of(a) == in_store() == {"second"}
+    assert PublishedPartitions(a).verify(KEY).ok
+    # Asked one by one: SeaweedFS lists nothing below a folder named .versions.
+    assert [bucket.head(name) is not None for name in NAMES] == [True, True, True]
+    assert at_a.pull(KEY) == ()
+
+
+def test_readers_read_the_folder_in_the_store(machines, bucket, s3_server):
+    """Any reader may be pointed at the folder: it holds finished partitions and nothing else."""
+    from pyarrow.fs import S3FileSystem
+
+    (a, at_a), _ = machines
+    publish(a, "first")
+    at_a.push(KEY)
+    there = S3FileSystem(
+        access_key="testkey",
+        secret_key="testsecret",
+        endpoint_override=f"127.0.0.1:{s3_server.port}",
+        scheme="http",
+    )
+    table = pq.read_table(f"{bucket.bucket}/{bucket.prefix}property_descriptions", filesystem=there)
+    assert table["property_id"].to_pylist() == ["a", "b"]
+
+
+def test_a_machine_that_was_overtaken_publishes_nothing(machines, in_store):
+    """What another machine published since stays; this one's file is kept as an earlier version."""
+    (a, at_a), (b, at_b) = machines
+    publish(a, "late")
+    publish(b, "first")
+    at_b.push(KEY)
+    with pytest.raises(OvertakenError, match="Materialize the partition again"):
+        at_a.push(KEY)
+    assert in_store() == {"first"}
+    at_a.pull(KEY)
+    assert text_of(a) == {"first"}
+    assert set(pq.read_table(a.partition(KEY).version(1))["text"].to_pylist()) == {"late"}
+
+
+def test_an_older_version_in_the_store_replaces_no_newer_one(machines, in_store, bucket):
+    """A store put back from a backup changes nothing here; the sentence's way out puts it right."""
+    (a, at_a), (b, at_b) = machines
+    publish(b, "old")
+    at_b.push(KEY)
+    for text in ("first", "second"):
+        publish(a, text)
+    with pytest.raises(PublishedError, match=r"version 2 is published here, and .* has version 1"):
+        at_a.pull(KEY)
+    assert (text_of(a), in_store()) == ({"second"}, {"old"})
+    bucket.delete(NAMES[1])
+    assert at_a.pull(KEY) == ()
+    with pytest.raises(PublishedError, match="does not have the version that was published there"):
+        at_a.push(KEY)
+    bucket.delete(NAMES[0])
+    at_a.put_back(KEY, newest_here=True)
+    assert in_store() == {"second"}
+
+
+def lose(asset):
+    """Lose all files of a partition on a machine, and its record; its mark stays."""
+    paths = asset.partition(KEY)
+    for path in (paths.published, paths.record, paths.record_copy, *map(paths.version, range(3))):
+        path.unlink(missing_ok=True)
+
+
+@pytest.mark.promise("Of two valid versions the newer is true")
+def test_what_was_lost_here_is_not_replaced_by_an_older_version_of_the_store(machines, in_store):
+    """A mark is never lowered: a person accepts the older version, under a number that nobody had."""
+    (a, at_a), (b, at_b) = machines
+    publish(a, "first")
+    at_a.push(KEY)
+    at_b.pull(KEY)
+    for text in ("second", "third"):
+        publish(a, text)
+    lose(a)
+    for _ in range(2):
+        with pytest.raises(PutBackError, match=r"version 3 was published here, .* --accept-version"):
+            at_a.pull(KEY)
+        assert PartitionFiles(a, KEY).marked().sequence == 3
+    assert "as version 4" in at_a.accept_older(KEY)[0]
+    with pytest.raises(PublishedError, match="nothing to accept"):
+        at_a.accept_older(KEY)
+    assert text_of(a) == in_store() == {"first"}
+    # Every machine takes the number over, so that the next version follows it wherever it is made.
+    assert at_b.pull(KEY) == ()
+    assert [PublishedPartitions(one).record(KEY).sequence for one in (a, b)] == [4, 4]
+    assert PublishedPartitions(b).verify(KEY).ok
+    assert publish(b, "fourth").record.sequence == 5
+    at_b.push(KEY)
+    at_a.pull(KEY)
+    assert text_of(a) == {"fourth"}
+
+
+def test_a_partition_that_was_put_back_here_comes_from_the_store(machines):
+    """The newest version has a whole file in the store: it is fetched, not given up and not computed."""
+    (a, at_a), _ = machines
+    publish(a, "first")
+    paths = a.partition(KEY)
+    before = {
+        path: path.read_bytes()
+        for path in (paths.published, paths.record, paths.record_copy, paths.version(0))
+    }
+    newest = publish(a, "second").record
+    at_a.push(KEY)
+    for path, content in before.items():
+        path.write_bytes(content)
+    paths.version(1).unlink()
+    with pytest.raises(PutBackError):
+        PublishedPartitions(a).settled(KEY)
+    at_a.pull(KEY)
+    assert text_of(a) == {"second"}
+    assert PublishedPartitions(a).verify(KEY).ok
+    assert PublishedPartitions(a).record(KEY) == newest
+
+
+def test_what_is_lost_twice_here_comes_from_the_store(machines, bucket):
+    """Neither the file nor its second copy is whole: the store has a third."""
+    (a, at_a), _ = machines
+    record = publish(a, "first").record
+    at_a.push(KEY)
+    paths = a.partition(KEY)
+    paths.published.write_bytes(b"damaged")
+    paths.version(0).unlink()
+    assert at_a.has(record)
+    with pytest.raises(CannotRestoreError):
+        PublishedPartitions(a).restore(KEY)
+    PublishedPartitions(a).restore(KEY, at_a.content_of)
+    assert PublishedPartitions(a).verify(KEY).ok
+    assert [path.read_bytes() for path in paths.quarantine.iterdir()] == [b"damaged"]
+
+
+def test_a_repair_replaces_nothing_that_another_machine_is_publishing(
+    machines, in_store, bucket, monkeypatch
+):
+    """Its file lands while the repair judges the one before it, which is gone: the newer version stays."""
+    (a, at_a), (_, at_b) = machines
+    publish(a, "first")
+    at_a.push(KEY)
+    at_b.pull(KEY)
+    publish(a, "second")
+    name = f"property_descriptions/{KEY}.parquet"
+    bucket.delete(name)
+    put_file, wrong = StoredPartitions._put_file, StoredPartitions._wrong
+    refused = []
+
+    def repaired_meanwhile(stored, path, record, **fence):
+        if stored is not at_a or path != a.partition(KEY).published or refused:
+            return put_file(stored, path, record, **fence)
+
+        def judged(stored, path, version, **options):
+            sentence = wrong(stored, path, version, **options)
+            put_file(at_a, a.partition(KEY).published, record, **fence)
+            return sentence
+
+        with monkeypatch.context() as patch:
+            patch.setattr(StoredPartitions, "_wrong", judged)
+            with pytest.raises(OvertakenError) as caught:
+                at_b.put_back(KEY)
+            refused.append(caught)
+        return None
+
+    monkeypatch.setattr(StoredPartitions, "_put_file", repaired_meanwhile)
+    at_a.push(KEY)
+    assert refused
+    assert in_store() == {"second"}
+    assert at_a.trouble(KEY) is None
+
+
+@pytest.mark.parametrize("harm", [lambda path: path.write_bytes(b"rot"), lambda path: path.unlink()])
+def test_a_damaged_earlier_version_blocks_no_publication_in_the_store(machines, in_store, bucket, harm):
+    """The new version is put there, and the record there names only what is there too."""
+    (a, at_a), (_, at_b) = machines
+    for text in ("first", "second", "third"):
+        publish(a, text)
+    harm(a.partition(KEY).version(1))
+    at_a.push(KEY)
+    assert in_store() == {"third"}
+    standing, _ = at_a._record(PartitionFiles(a, KEY))
+    assert (standing.pending, [one.fingerprint for one in standing.previous]) == (None, ["first"])
+    assert bucket.head(NAMES[2]) is None
+    assert bucket.head(NAMES[2].replace(".1.", ".2.")).sha256 == standing.previous[0].sha256
+    at_b.pull(KEY)
+    assert text_of(a) == {"third"}
+
+
+def test_a_process_that_was_stopped_and_overtaken_publishes_nothing_when_it_goes_on(
+    machines, in_store, s3_server, tmp_path, bucket
+):
+    """At whatever request a machine is cut off, what the other one published meanwhile stands, whole."""
+    _, (b, at_b) = machines
+    program = f"""
+        import sys
+        from pathlib import Path
+        from vlm_durable.versions.stored import StoredPartitions
+        from vlm_durable.files.layout import Home
+        from vlm_durable.mirror.bucket import S3Folder
+
+        asset = Home(Path(sys.argv[1])).asset("property_descriptions")
+        StoredPartitions(asset, S3Folder.parse(sys.argv[2])).push("{KEY}")
+        """
+    with S3Proxy(s3_server) as proxy:
+        for number in (1, 2, 3):
+            asset = Home(tmp_path / f"c{number}").asset("property_descriptions")
+            StoredPartitions(asset, bucket).pull(KEY)
+            publish(asset, f"late {number}")
+            machine = Stopped(number, f"meanwhile {number}", b, at_b)
+            proxy.breaks(machine.breaks)
+            machine.process = subprocess.Popen(
+                [sys.executable, "-c", textwrap.dedent(program), asset.home.root, str(bucket)],
+                env=os.environ | proxy.environment,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            _, said = machine.process.communicate(timeout=120)
+            assert (machine.puts >= number, machine.process.returncode) == (True, 1), said
+            assert "OvertakenError" in said
+            assert in_store() == {f"meanwhile {number}"}
+            assert at_b.pull(KEY) == ()
+
+
+@dataclass
+class Stopped:
+    """A process that is stopped at one of its puts, before it arrives, and overtaken by another machine."""
+
+    at: int
+    text: str
+    asset: AssetFolders
+    other: StoredPartitions
+    puts: int = 0
+    process: subprocess.Popen | None = None
+
+    def breaks(self, passing):
+        if passing.command == "PUT" and "probe" not in passing.path:
+            self.puts += 1
+            if self.puts == self.at:
+                self.process.send_signal(signal.SIGSTOP)
+                self.other.pull(KEY)
+                publish(self.asset, self.text)
+                self.other.push(KEY)
+                self.process.send_signal(signal.SIGCONT)
+        return False
+
+
+def test_killed_at_any_request_it_is_finished_by_doing_it_again(machines, in_store, s3_proxy, bucket):
+    """A publication that ends between two requests can be read, and is finished by the next one."""
+    (a, at_a), (b, at_b) = machines
+    publish(a, "first")
+    at_a.push(KEY)
+    for number in range(1, 6):
+        text = f"version {number}"
+        publish(a, text)
+        puts = 0
+
+        def breaks(passing, number=number):
+            nonlocal puts
+            puts += passing.command == "PUT"
+            if puts == number and passing.command == "PUT":
+                passing.forward()  # It arrives, and its answer is lost with the process.
+            return puts >= number and passing.answer(403, "AccessDenied")
+
+        s3_proxy.breaks(breaks)
+        with contextlib.suppress(bucket_module.StoreError):
+            at_a.push(KEY)
+        s3_proxy.heal()
+        at_b.pull(KEY)
+        assert PublishedPartitions(b).verify(KEY).ok
+        assert text_of(b) <= {text, f"version {number - 1}", "first"}
+        at_a.push(KEY)
+        assert in_store() == {text}
+        at_b.pull(KEY)
+        assert text_of(b) == {text}
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(bucket_module, "PATIENCE_SECONDS", 0.0)
+    client.cache_clear()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_store_that_is_down_is_an_outage_and_nothing_is_lost(machines, in_store, s3_proxy):
+    """Publication does not end before the store has the file; done again, it does."""
+    (a, at_a), _ = machines
+    publish(a, "first")
+    s3_proxy.breaks(lambda passing: passing.answer(503, "SlowDown"))
+    for ask in (at_a.push, at_a.pull):
+        with pytest.raises(StoreAwayError):
+            ask(KEY)
+    s3_proxy.heal()
+    at_a.push(KEY)
+    assert in_store() == text_of(a) == {"first"}
+
+
+def test_a_lost_object_of_the_store_is_named_and_put_back(machines, in_store, bucket):
+    """A lifecycle rule takes nothing that a machine still has; what nobody has is an error, never empty."""
+    (a, at_a), (_, at_b) = machines
+    publish(a, "first")
+    at_a.push(KEY)
+    bucket.delete(f"property_descriptions/{KEY}.parquet")
+    with pytest.raises(PublishedError, match="lifecycle rule"):
+        at_b.pull(KEY)
+    at_a.push(KEY)
+    assert in_store() == {"first"}
+
+
+@pytest.mark.promise("Of two valid versions the newer is true")
+def test_a_store_that_was_emptied_is_filled_only_from_the_machine_that_a_person_names(
+    machines, in_store, bucket
+):
+    """A machine that is behind cannot tell an emptied store from a new one by what is there: its mark can."""
+    (a, at_a), (_, at_b) = machines
+    publish(a, "first")
+    at_a.push(KEY)
+    at_b.pull(KEY)
+    publish(a, "second")
+    at_a.push(KEY)
+    for name in NAMES:
+        bucket.delete(name)
+    for machine in (at_a, at_b):
+        assert machine.pull(KEY) == ()
+        for fill in (machine.push, machine.put_back):
+            with pytest.raises(PublishedError, match=r"was the\s+store emptied.*--newest-here"):
+                fill(KEY)
+    assert [bucket.head(name) for name in NAMES] == [None] * 3
+    at_a.put_back(KEY, newest_here=True)
+    assert in_store() == {"second"}
+    at_a.push(KEY)
+    at_b.pull(KEY)
+    # A lost record beside the file that it stood for proves which version there was.
+    bucket.delete(NAMES[1])
+    at_b.push(KEY)
+    assert at_a.put_back(KEY) == ()
+
+
+@pytest.mark.parametrize(
+    ("header", "named"),
+    [
+        ("If-None-Match", "name must be free"),
+        ("If-Match", "in place of what was read"),
+        ("x-amz-checksum-sha256", "SHA-256"),
+    ],
+)
+def test_a_store_that_does_not_honour_what_the_fence_needs_is_refused(machines, bucket, header, named):
+    """Conditions or checksums that a store ignores are found out before anything is put there."""
+    (a, at_a), _ = machines
+    publish(a, "first")
+
+    # To the server it is as if the header had not been sent: the server itself honours all of them.
+    def drop(request, **_):
+        del request.headers[header]
+
+    client().meta.events.register("before-sign.s3.PutObject", drop)
+    with pytest.raises(UnfitStoreError, match=named):
+        at_a.push(KEY)
+    assert [bucket.head(name) for name in NAMES] == [None, None, None]
+
+
+def test_a_machine_that_only_verifies_takes_back_no_publication_under_way(machines, in_store, s3_proxy):
+    """While one publishes a new version, another one that has the old one changes nothing there."""
+    (a, at_a), (_, at_b) = machines
+    publish(a, "first")
+    at_a.push(KEY)
+    at_b.pull(KEY)
+    publish(a, "second")
+    meanwhile = []
+
+    def breaks(passing):
+        if passing.command == "PUT" and passing.path.endswith(".1.parquet") and not meanwhile:
+            meanwhile.append(passing.path)
+            at_b.push(KEY)
+        return False
+
+    s3_proxy.breaks(breaks)
+    at_a.push(KEY)
+    assert meanwhile
+    assert in_store() == {"second"}

@@ -1,0 +1,261 @@
+"""A dataset of made rows: catalogue, published descriptions and embeddings of nine properties, no model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from vlm_assets.assets.published_rows import COUNTED, row_counts
+from vlm_assets.assets.refusal import Refusal
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.ingest import ingest
+from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.config.settings import Settings, load_settings
+from vlm_durable.journal.journal import Journal
+from vlm_durable.versions.partition_files import PublishedRecord
+from vlm_durable.versions.published import PublishedPartitions
+
+COMMON = [
+    ("property_id", pa.string()),
+    ("ordinal", pa.int64()),
+    ("status", pa.string()),
+    ("fingerprint", pa.string()),
+]
+DESCRIPTIONS = pa.schema(
+    [
+        *COMMON,
+        ("error_kind", pa.string()),
+        ("error", pa.string()),
+        ("raw_text", pa.string()),
+        ("images_seen", pa.int32()),
+        ("inputs_digest", pa.string()),
+        ("model", pa.string()),
+        ("model_revision", pa.string()),
+        ("device", pa.string()),
+        ("described_at", pa.timestamp("us", tz="UTC")),
+        ("description", pa.struct([("floors", pa.int64()), ("has_pool", pa.bool_())])),
+    ]
+)
+BEGAN = datetime(2026, 11, 1, tzinfo=UTC)
+EMBEDDINGS = pa.schema([*COMMON, ("embedding", pa.list_(pa.float32(), 2)), ("model", pa.string())])
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass
+class Dataset:
+    """A home with three ranges of three properties, p0 to p8; p4 could not be described."""
+
+    settings: Settings
+
+    @property
+    def catalog(self) -> Catalog:
+        return Catalog.open(self.settings.home)
+
+    @property
+    def keys(self) -> list[str]:
+        return [one.key for one in self.catalog.ranges]
+
+    @property
+    def descriptions(self) -> PublishedPartitions:
+        return PublishedPartitions(self.settings.descriptions, lock_seconds=0)
+
+    @property
+    def embeddings(self) -> PublishedPartitions:
+        return PublishedPartitions(self.settings.embeddings, lock_seconds=0)
+
+    def rows(self, key: str) -> Rows:
+        """The rows of a range as they should be."""
+        wanted = next(one for one in self.catalog.ranges if one.key == key)
+        return [
+            {
+                "property_id": row["property_id"],
+                "ordinal": row["ordinal"],
+                "status": "failed" if row["property_id"] == "p4" else "ok",
+            }
+            for row in self.catalog.slice(wanted).to_pylist()
+        ]
+
+    def describe(
+        self,
+        key: str,
+        change: Callable[[Rows], Rows] = lambda rows: rows,
+        *,
+        text: str = "a house",
+        settings: str = "s",
+    ) -> PublishedRecord:
+        """Publish descriptions of a range, after ``change`` has had its way with the rows."""
+        wanted = next(one for one in self.catalog.ranges if one.key == key)
+        rows = [
+            {
+                "description": {"floors": 2, "has_pool": False} if row["status"] == "ok" else None,
+                "error_kind": "missing" if row["status"] == "failed" else None,
+                "error": "its image is gone" if row["status"] == "failed" else None,
+                "raw_text": text,
+                "images_seen": 2,
+                "inputs_digest": f"in-{settings}",
+                "model": f"model-{settings}",
+                "device": "cpu-0",
+                # A batch of one property each two seconds.
+                "described_at": BEGAN + timedelta(seconds=2 * (row["ordinal"] or 0)),
+                "fingerprint": f"fp-{settings}",
+                **row,
+            }
+            for row in change(self.rows(key))
+        ]
+        parts = {"catalogue_slice": self.catalog.slice_digest(wanted), "maker": settings}
+        return publish(self.descriptions, key, rows, DESCRIPTIONS, f"fp-{settings}", parts, texts=text)
+
+    def embed(self, key: str, change: Callable[[Rows], Rows] = lambda rows: rows) -> PublishedRecord:
+        """Publish embeddings of the descriptions published now."""
+        described = self.descriptions.record(key)
+        texts = described.metadata["texts"] if described else "none"
+        rows = [
+            {
+                "embedding": [1.0, float(row["ordinal"])] if row["status"] == "ok" else None,
+                "fingerprint": f"fp-{texts[:8]}",
+                **row,
+            }
+            for row in change(self.rows(key))
+        ]
+        parts = {"texts": texts, "embedder": "m"}
+        return publish(self.embeddings, key, rows, EMBEDDINGS, f"fp-{texts[:8]}", parts)
+
+    def copy_of(self, key: str, number: int = 0) -> Path:
+        """A backup of a range's descriptions."""
+        return self.settings.descriptions.partition(key).version(number)
+
+
+def publish(
+    published: PublishedPartitions,
+    key: str,
+    rows: Rows,
+    schema: pa.Schema,
+    fingerprint: str,
+    parts: dict[str, str],
+    **remembered: str,
+) -> PublishedRecord:
+    ids: Sequence[str] = [row["property_id"] for row in rows]
+    staged = published.stage(
+        key,
+        pa.Table.from_pylist(rows, schema=schema).to_batches(),
+        schema,
+        expected_ids=set(ids),
+        fingerprint=fingerprint,
+        metadata={"generation": fingerprint, "parts": parts, **remembered},
+    )
+    if schema == DESCRIPTIONS:
+        staged.remember({COUNTED: row_counts(staged.path)})
+    if len(set(ids)) < len(ids):
+        # Publishing refuses a repeated id: what an audit must find is made behind its back.
+        staged.wrong_ids = None
+    return published.publish(staged).record
+
+
+JOURNALED = pa.schema([*COMMON, ("error_kind", pa.string()), ("raw_text", pa.string())])
+
+
+def commit_rows(
+    settings: Settings, key: str, rows: int, asset: str = "property_descriptions", generation: str = "g"
+) -> None:
+    """Bring a partition's journal to so many committed rows, in a real journal."""
+    wanted = PropertyRange.from_key(key)
+    table = Catalog.open(settings.home).slice(wanted)
+    ids = table["property_id"].to_pylist()
+    paths = settings.layout.asset(asset).partition(key)
+    with Journal.open(
+        paths.journal(generation),
+        key=key,
+        generation=generation,
+        fingerprints={},
+        schema=JOURNALED,
+        expected_ids=ids,
+        high_water_mark=paths.high_water_mark(generation),
+        quarantine=paths.quarantine,
+    ) as journal:
+        for number in range(journal.committed_rows, rows):
+            row = {"property_id": ids[number], "ordinal": wanted.start + number, "status": "ok"}
+            journal.submit(pa.Table.from_pylist([row], schema=JOURNALED))
+            journal.flush()
+
+
+@pytest.fixture
+def refuse() -> Callable[..., None]:
+    """Writes down that a check refused the finished rows of a partition."""
+
+    def write(
+        settings: Settings, key: str, asset: str = "property_descriptions", generation: str = "g"
+    ) -> None:
+        found = {"failed_share": "2 of 2 properties failed"}
+        Refusal(generation, found).write(settings.layout.asset(asset).partition(key))
+
+    return write
+
+
+@pytest.fixture
+def commit() -> Callable[..., None]:
+    """Commits rows of a partition that is not published."""
+    return commit_rows
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two homes over nine properties whose images do not exist, in ranges of three: empty and published."""
+    folder = tmp_path_factory.mktemp("made")
+    listing = folder / "listing.jsonl"
+    listing.write_text(
+        "".join(json.dumps({"property_id": f"p{n}", "images": [f"{n}.jpg"]}) + "\n" for n in range(9))
+    )
+    ingest(listing, folder / "empty", range_size=3)
+    shutil.copytree(folder / "empty", folder / "published")
+    dataset = Dataset(load_settings(model="example", home=folder / "published"))
+    for key in dataset.keys:
+        dataset.describe(key)
+        dataset.embed(key)
+    return folder
+
+
+def _copied(made: Path, name: str, target: Path) -> Dataset:
+    shutil.copytree(made / name, target / "home")
+    return Dataset(load_settings(model="example", home=target / "home"))
+
+
+@pytest.fixture
+def empty(made: Path, tmp_path: Path) -> Dataset:
+    """Nothing published yet."""
+    return _copied(made, "empty", tmp_path)
+
+
+@pytest.fixture
+def dataset(made: Path, tmp_path: Path) -> Dataset:
+    """Everything published."""
+    return _copied(made, "published", tmp_path)
+
+
+@pytest.fixture
+def uneven(tmp_path: Path) -> Settings:
+    """Four ranges of two properties, with 2, 23, 4 and 5 images, none described."""
+    listing = tmp_path / "listing.jsonl"
+    lines = [
+        {"property_id": f"p{number}", "images": [f"{number}/{image}.jpg" for image in range(count)]}
+        for number, count in enumerate((1, 1, 3, 20, 2, 2, 1, 4))
+    ]
+    listing.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ingest(listing, tmp_path / "home", range_size=2)
+    return load_settings(model="example", home=tmp_path / "home")
+
+
+@pytest.fixture
+def published(uneven: Settings) -> None:
+    """The four uneven ranges are described."""
+    described = Dataset(uneven)
+    for key in described.keys:
+        described.describe(key)

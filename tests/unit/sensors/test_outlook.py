@@ -1,0 +1,43 @@
+"""What a person reads of partitions whose last run did not end well."""
+
+import time
+
+from resources.run_tags import NEEDS_PERSON
+from sensors.outlook import outlooks
+from sensors.retry_decision import Policy
+
+POLICY = Policy(attempts=5, backoff_seconds=600.0)
+
+
+def test_what_is_tried_again_and_what_needs_a_person_are_told_apart(orchestrator):
+    """With the time, the reason and the command; a run that never started is not called failed."""
+    garbage = orchestrator.created("a")
+    orchestrator.instance.add_run_tags(garbage.run_id, {NEEDS_PERSON: garbage.run_id})
+    orchestrator.ends(garbage, "the model's answers are garbage.")
+    for key, does in (("b", "the disk is full."), ("c", "never start"), ("d", "fail")):
+        orchestrator.ends(orchestrator.created(key), does)
+    orchestrator.materialize("d")
+    rows = dict.fromkeys("abcdef", 0)
+    told, more = outlooks(orchestrator.dagster, {}, rows, POLICY, every_minutes=10, now=time.time(), most=9)
+    left, failed, late = told
+    assert more == 0
+    assert (left.how, failed.how, late.how) == ("Failed", "Failed", "Not started")
+    assert left.sentence() == (
+        "partition a needs you: the model's answers are garbage. Put that right, then `vlm-assets run a`"
+    )
+    begin, because, why = failed.sentence().partition(", because ")
+    assert begin == f"partition b is tried again {failed.again}"
+    assert (because, why) == (", because ", "the disk is full")
+    assert failed.again is not None and failed.again[-1] == "0", "when the schedule looks"
+    assert "no failure of the partition, and no attempt" in late.sentence()
+    told, more = outlooks(orchestrator.dagster, {}, rows, POLICY, every_minutes=10, now=0.0, most=1)
+    assert ([one.key for one in told], more) == (["a"], 2)
+
+
+def test_the_ledger_says_what_a_run_died_of_from_its_first_failure_on(orchestrator):
+    """A status without Dagster says it too; a run that never started is no attempt."""
+    orchestrator.ends(orchestrator.created("b"), "the disk is full.")
+    orchestrator.tick()
+    entry = orchestrator.failed_partitions.attempts.read()["b"]
+    assert (entry.why, entry.attempts) == ("the disk is full", 0)
+    assert entry.not_before > time.time()

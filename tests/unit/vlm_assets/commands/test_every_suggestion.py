@@ -1,0 +1,128 @@
+"""Every command that the program suggests anywhere is one that the command line understands."""
+
+from __future__ import annotations
+
+import ast
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.core import TyperCommand, TyperGroup
+from typer.testing import CliRunner
+
+from vlm_assets.commands import main as cli
+from vlm_assets.commands.terminal import given_command, note_given
+from vlm_durable.commands import command
+
+ROOT = Path(__file__).parents[4]
+PACKAGES = (
+    "vlm_durable",
+    "vlm_engine",
+    "resources",
+    "sensors",
+    "vlm_assets",
+    "vlm_results",
+    "vlm_training",
+    "vlm_cluster",
+)
+FILLED_IN = "3"
+"""Stands for what a message or a person fills in: a key, a number, an id, a file."""
+SPREAD = {"*home": ["--home", "a home"], "*missing": ["--missing"]}
+"""Lists of words in a call, as they are written there, and what they hold."""
+WRITERS = {"command", "given_command"}
+"""Functions that write down words that others give them."""
+
+
+def suggested_words(call: ast.Call) -> list[str]:
+    """The words of a suggested command; none where the call suggests nothing."""
+    words: list[str] = []
+    match call.func:
+        case ast.Name("command"):
+            pass
+        case ast.Attribute(value=made_by, attr="command") if "request" in ast.unparse(made_by):
+            # An ingest with what it was given, and more.
+            words += ["ingest", FILLED_IN, *(["--image-root", FILLED_IN] if call.keywords else [])]
+        case _:
+            return []
+    for word in call.args:
+        if isinstance(word, ast.Constant):
+            words.append(FILLED_IN if str(word.value).isupper() else str(word.value))
+        else:
+            words += SPREAD[ast.unparse(word)] if isinstance(word, ast.Starred) else [FILLED_IN]
+    return words
+
+
+def suggestions() -> dict[str, str]:
+    """Each suggested command of the program, and where the first message with it is written."""
+    places: dict[str, str] = {}
+    for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        place = str(path.relative_to(ROOT))
+        tree = ast.parse(path.read_text())
+        passed_on = {
+            id(node)
+            for function in ast.walk(tree)
+            if isinstance(function, ast.FunctionDef) and function.name in WRITERS
+            for node in ast.walk(function)
+        }
+        for node in ast.walk(tree):
+            if id(node) in passed_on or not isinstance(node, ast.Call):
+                continue
+            if words := suggested_words(node):
+                places.setdefault(shlex.join(words), f"{place}:{node.lineno}")
+    return places
+
+
+@pytest.fixture
+def parsed(monkeypatch):
+    """Has the command line parse a command, and gives its options; nothing is done."""
+    contexts: list[Any] = []
+    # Of a command and of a group; typer brings its own click.
+    of_all = TyperCommand.__mro__[1]
+    assert of_all in TyperGroup.__mro__
+    monkeypatch.setattr(of_all, "invoke", lambda _, context: contexts.append(context))
+
+    def parse(line: str):
+        contexts.clear()
+        done = CliRunner().invoke(cli.app, shlex.split(line.strip("`"))[1:], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return contexts[-1].params if contexts else None
+
+    return parse
+
+
+@pytest.mark.parametrize("words", suggestions())
+def test_a_suggested_command_exists_and_keeps_its_home(words, parsed, tmp_path, monkeypatch):
+    """No message names a command or an option that is not there, and none leads to another home."""
+    home = tmp_path / "my home's folder"
+    monkeypatch.setenv("VLM_ASSETS_HOME", str(home))
+    monkeypatch.chdir(tmp_path)
+    Path(FILLED_IN).touch()  # where it stands for a file
+    given = shlex.split(words)
+    options = parsed(command(*given))
+    if "--help" not in given:
+        named = given[given.index("--home") + 1] if "--home" in given else home
+        assert options["home"] == Path(named)
+
+
+def test_suggestions_are_collected():
+    """The test above runs what messages hold: one with a key, one with a home, one of an ingest."""
+    assert {"run 3", "run --missing --home 'a home'", "ingest 3 --update", "withdraw --undo 3"} <= set(
+        suggestions()
+    )
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["prune", "withdraw --ids 3", "repair", "repair --catalog 3", "repair --accept-loss 3", "publish 3"],
+)
+def test_a_command_that_asks_can_be_given_its_answer(given, parsed, monkeypatch, tmp_path):
+    """Without a terminal a command says how it is told yes; that command exists, in the same home."""
+    home = tmp_path / "my home"
+    monkeypatch.setenv("VLM_ASSETS_HOME", str(home))
+    monkeypatch.chdir(tmp_path)
+    Path(FILLED_IN).touch()
+    note_given(given.split())
+    options = parsed(given_command("--yes"))
+    assert options["yes"] is True
+    assert options["home"] == home

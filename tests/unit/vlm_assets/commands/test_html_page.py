@@ -1,0 +1,70 @@
+"""Pages that are sent to somebody: which image is which, how many there are; nothing is loaded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from PIL import Image
+from typer.testing import CliRunner
+
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.ingest import ingest
+from vlm_assets.commands.html_page import Card, page, thumbnails
+from vlm_assets.commands.main import app
+from vlm_assets.commands.measurement import Trial, cards
+from vlm_engine.images.images import ImageFailure
+from vlm_engine.ladder import Described
+
+
+def home_of(folder: Path, uris: list[str]) -> Path:
+    listing = folder / "listing.jsonl"
+    listing.write_text(json.dumps({"property_id": "p <b>", "images": uris}) + "\n")
+    home = folder / "home"
+    ingest(listing, home, range_size=1)
+    return home
+
+
+def test_an_image_that_cannot_be_shown_is_named_in_its_place(tmp_path):
+    """A link out of the image root is never opened, and moves no other image to its place."""
+    (tmp_path / "elsewhere").mkdir()
+    root = tmp_path / "root"
+    root.mkdir()
+    for name, colour in (("1.jpg", "red"), ("3.jpg", "blue")):
+        Image.new("RGB", (64, 48), colour).save(root / name)
+    catalog = Catalog.open(home_of(root, ["1.jpg", "2.jpg", "3.jpg"]))
+    (root / "2.jpg").symlink_to(tmp_path / "elsewhere" / "secret.jpg")
+    [[first, second, third]] = thumbnails(catalog, [["1.jpg", "2.jpg", "3.jpg"]], height=40)
+    assert first and third and second is None
+    uris = ["1.jpg", "<i>2.jpg", "3.jpg"]
+    text = page("p", [Card("p", "", [first, second, third], {}, uris=uris, of=9)])
+    assert "&lt;i&gt;2.jpg cannot be shown" in text and "3 of 9 images" in text
+    assert "default-src &#x27;none&#x27;" in text and "<script" not in text and "http:" not in text
+
+
+def test_show_writes_its_page(tmp_path):
+    """The pictures of a property can be sent to somebody, as one file with nothing to run in it."""
+    Image.new("RGB", (64, 48), "red").save(tmp_path / "1.jpg")
+    home, file = home_of(tmp_path, ["1.jpg", "2.jpg"]), tmp_path / "p.html"
+    arguments = ["show", "p <b>", "--home", str(home), "--html", str(file)]
+    said = CliRunner().invoke(app, arguments, catch_exceptions=False).output
+    text = file.read_text()
+    assert f"Page: {file}" in said
+    assert text.count("data:image/jpeg;base64,") == 1 and "2.jpg cannot be shown" in text
+    assert "p &lt;b&gt;" in text and "<b>" not in text
+
+
+def test_a_page_of_a_trial_says_of_how_many_images_an_answer_is(tmp_path):
+    """4 of 9 images is another answer than one from all of them."""
+    home = home_of(tmp_path, [f"{number}.jpg" for number in range(9)])
+    left_out = ImageFailure("1.jpg", "missing", "<u>it is gone")
+    answer = {"floors": 2}
+    one = Described("p <b>", 0, "ok", None, None, answer, None, 1, 4, (left_out,), 0, 0, "stop", 1.0)
+    trial = Trial(
+        (one,), 1, "cpu-0", 1, 1.0, 1.0, 10, ((1, 4, 1.0),), images_listed={"p <b>": 9}
+    )  # fmt: skip
+    text = page("tried", cards(trial, Catalog.open(home)))
+    assert "described from 4 of 9 images; 1.jpg left out (missing): &lt;u&gt;it is gone" in text
+    failed = replace(one, status="failed", images_seen=0)
+    assert trial.images_sentence(failed).startswith("saw 0 of 9 images; "), "nothing was described"

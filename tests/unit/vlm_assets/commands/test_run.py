@@ -1,0 +1,321 @@
+"""What ``publish`` says and ``run`` chooses before a launch, and how a backfill is followed to its end."""
+
+import io
+import json
+
+import pyarrow as pa
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from vlm_assets.assets.fingerprint import Meaning, Meanings
+from vlm_assets.catalog.ingest import ingest
+from vlm_assets.commands import run as run_module
+from vlm_assets.commands.main import app
+from vlm_assets.commands.run import Backfill, BackfillSummary, Patience, _follow, _wait_for
+from vlm_assets.services.status import read_status
+from vlm_assets.webserver.api import (
+    DagsterApi,
+    DagsterApiError,
+    DagsterUnreachableError,
+    LaunchedBackfill,
+    PartitionKeys,
+)
+from vlm_assets.webserver.home import note_address, only_dagster
+from vlm_assets.webserver.process_group import ProcessEndedError
+from vlm_durable.journal.journal import Journal
+
+ASSETS = ("property_descriptions", "property_embeddings")
+
+ROWS = pa.schema(
+    [
+        ("property_id", pa.string()),
+        ("ordinal", pa.int64()),
+        ("status", pa.string()),
+        ("error_kind", pa.string()),
+        ("error", pa.string()),
+        ("tries", pa.int32()),
+    ]
+)
+
+
+def publish(dataset, *arguments):
+    return CliRunner().invoke(
+        app, ["publish", dataset.keys[0], "--home", str(dataset.settings.home), *arguments]
+    )
+
+
+@pytest.fixture
+def refused(empty, refuse):
+    """The first of the three ranges is finished and not published: two of three properties failed."""
+    paths = empty.settings.descriptions.partition(empty.keys[0])
+    failed = {"status": "failed", "error_kind": "io_error", "error": "the disk is bad", "tries": 3}
+    ok = {"status": "ok", "error_kind": None, "error": None, "tries": 1}
+    first = [{"property_id": f"p{n}", "ordinal": n, **(ok if n == 0 else failed)} for n in range(3)]
+    for row in first[1:]:
+        row["tries"] = 1
+    with Journal.open(
+        paths.journal("g"),
+        key=paths.key,
+        generation="g",
+        fingerprints={},
+        schema=ROWS,
+        expected_ids=["p0", "p1", "p2"],
+        high_water_mark=paths.high_water_mark("g"),
+        quarantine=paths.quarantine,
+    ) as journal:
+        journal.submit(pa.Table.from_pylist(first, schema=ROWS))
+        journal.flush()
+        journal.submit(pa.Table.from_pylist([{**first[1], "tries": 2, "error": "still bad"}], schema=ROWS))
+    refuse(empty.settings, empty.keys[0])
+    return empty
+
+
+def test_the_failed_rows_are_named_before_anything_is_accepted(refused):
+    """How many of how many, of which kinds, and the first with its reason, that of its last try."""
+    said = publish(refused)
+    assert said.exit_code == 1
+    assert "2 of 3 properties failed (2 io_error). First: p1: io_error: still bad." in said.output
+    assert "--accept-failed" in said.output
+
+
+def test_without_a_yes_nothing_is_published(refused):
+    """Without a terminal to ask in, only --yes accepts."""
+    said = publish(refused, "--accept-failed")
+    assert said.exit_code == 1
+    assert "Nothing was changed" in said.output
+    assert not refused.settings.descriptions.partition(refused.keys[0]).published.exists()
+
+
+def test_what_is_published_already_is_left_alone(dataset):
+    """There is nothing to accept."""
+    said = publish(dataset, "--accept-failed", "--yes")
+    assert said.exit_code == 0
+    assert "published. Nothing was done." in said.output
+
+
+def summary_of(dataset) -> tuple[bool, str]:
+    work = Backfill(
+        DagsterApi("http://127.0.0.1:9", dataset.settings.dagster_home), dataset.settings, dataset.keys
+    )
+    status = work.status()
+    found = BackfillSummary(dataset.keys, status.keys_left(), ((), 0), status, [], None)
+    console = Console(file=io.StringIO(), width=200)
+    found.print(console)
+    return found.ok, console.file.getvalue()
+
+
+def test_the_summary_counts_what_status_calls_complete(dataset) -> None:
+    """A partition whose file is gone is not complete, whatever Dagster shows: the exit code says so."""
+    ok, said = summary_of(dataset)
+    count = len(dataset.keys)
+    assert ok, said
+    assert f"{count} of {count} partitions are complete." in said
+    dataset.descriptions.path(dataset.keys[0]).unlink()
+    ok, said = summary_of(dataset)
+    assert not ok
+    assert f"{count - 1} of {count} partitions are complete." in said
+
+
+PATIENT = Patience(Console(file=io.StringIO()), lambda seconds: None)
+
+
+class LaunchedKeys(DagsterApi):
+    """A Dagster without anything under way, which notes what it is asked to launch."""
+
+    def __init__(self):
+        super().__init__("http://127.0.0.1:9", None)
+        self.keys = []
+        self.unfinished = []
+        self.stale = {}
+
+    def unfinished_backfills(self, asset):
+        return self.unfinished
+
+    def launch_backfill(self, assets, keys, *, run_config, **_):
+        self.keys = list(keys)
+        self.stale = {asset: run_config["ops"][asset]["config"]["stale"] for asset in assets}
+        return "b"
+
+
+@pytest.fixture
+def launched_by(dataset, monkeypatch, tmp_path):
+    """Runs `run` with some arguments where the third range alone is stale; gives its output and launches."""
+    (tmp_path / "new.jpg").write_bytes(b"not a picture, but there")
+    update = tmp_path / "update.jsonl"
+    update.write_text(json.dumps({"property_id": "p7", "images": ["new.jpg"]}) + "\n")
+    ingest(update, dataset.settings.home, update=True)
+    monkeypatch.setattr(run_module, "require_models", lambda settings: None)
+    monkeypatch.setenv("VLM_ASSETS_MODEL", "example")
+
+    def launched(*arguments):
+        api = LaunchedKeys()
+
+        def run_partitions(settings, *, keys, stale_too, **_):
+            print(run_module._backfill(PATIENT, api, settings, keys, None, stale_too=stale_too).begin())
+            return 0
+
+        monkeypatch.setattr(run_module, "run_partitions", run_partitions)
+        asked = ["run", "--home", str(dataset.settings.home), *arguments]
+        return CliRunner().invoke(app, asked), api.keys
+
+    return launched
+
+
+def test_a_stale_partition_is_made_anew_only_where_a_person_asks(launched_by, dataset):
+    """Named by its key, or with --stale; finished work is never computed again by the plain command."""
+    first, _, third = dataset.keys
+    for arguments, keys in (((), []), ((first,), []), ((third,), [third]), (("--stale",), [third])):
+        done, launched = launched_by(*arguments)
+        assert done.exit_code == 0, done.output
+        assert launched == keys, arguments
+        assert ("Nothing to do" in done.output) == (not keys)
+
+
+def test_failed_partitions_alone_leave_stale_ones_and_say_so(launched_by):
+    """Who asks for what failed learns that stale partitions are not among it, and how they are made anew."""
+    done, launched = launched_by("--failed")
+    assert launched == []
+    assert "1 stale partition stays as it is." in done.output
+    assert "`vlm-assets run --stale" in done.output
+
+
+def test_run_says_what_stale_partitions_take_and_asks(launched_by, dataset, monkeypatch):
+    """Without a terminal and after a no they stay; after a yes they are made anew. Why is said first."""
+    third = dataset.keys[2]
+    for answer, launches in ((None, []), (False, []), (True, [third])):
+        if answer is not None:
+            monkeypatch.setattr(run_module, "answered_yes", lambda question, answer=answer: answer)
+        done, launched = launched_by()
+        assert launched == launches, answer
+        assert "1 partition is stale" in done.output
+        assert "What changed: images of " in done.output
+        assert "at the measured rate" in done.output
+        assert "stay readable until the new ones" in done.output
+        assert ("`vlm-assets run --stale" in done.output) == (not launches)
+
+
+def test_an_unfinished_backfill_makes_stale_partitions_anew_only_as_was_agreed(dataset, launched_by):
+    """One under other settings is no answer to --stale, and one that goes on all the same is named."""
+    third = dataset.keys[2]
+    agreed = read_status(dataset.settings, dataset.catalog).stale.settings
+    options = " ".join(dict.fromkeys(run_module.stale_options(ASSETS, agreed, stale_too=True).values()))
+    for stale_too, before, launches in (
+        (True, options, []),
+        (True, "other settings", [third]),
+        (True, None, [third]),
+        (False, options, []),
+        (False, "keep", []),
+    ):
+        api = LaunchedKeys()
+        api.unfinished = [LaunchedBackfill("b0", True, frozenset([third]), before)]
+        said = Backfill(api, dataset.settings, dataset.keys, {}, stale_too).begin()
+        assert api.keys == launches, (stale_too, before)
+        assert ("and goes on with that" in said) == (not stale_too and before != "keep"), said
+
+
+def test_a_run_holds_to_the_settings_that_a_person_agreed_to(dataset, launched_by):
+    """Each launch says what its runs do with stale partitions, beside what else they are asked."""
+    kept = run_module.with_stale({"ops": {"a": {"config": {"accept_failed": True}}}}, {"a": "keep"})
+    assert kept == {"ops": {"a": {"config": {"accept_failed": True, "stale": "keep"}}}}
+    known = {ASSETS[0]: "d1"}
+    assert list(run_module.stale_options(ASSETS, known, stale_too=True).values()) == ["d1", "anew"]
+    assert set(run_module.stale_options(ASSETS, known, stale_too=False).values()) == {"keep"}
+
+
+def test_a_stale_partition_that_was_named_is_not_complete(dataset, launched_by):
+    """The exit code and the summary of `run KEY` count it as left over until it is made anew."""
+    third = dataset.keys[2]
+    status = read_status(dataset.settings, dataset.catalog)
+    left = status.keys_left(stale_too=True)
+    assert (left, status.keys_left()) == ({third}, frozenset())
+    assert not BackfillSummary([third], left, [], status, [], None).ok
+
+
+def test_what_is_stale_is_not_guessed_at(dataset, launched_by, monkeypatch):
+    """Where the model cannot be asked what it is, --stale launches nothing, says why, and fails."""
+
+    def unknown():
+        raise ValueError("the server does not answer")
+
+    monkeypatch.setattr(Meanings, "of", classmethod(lambda cls, _: cls(Meaning(unknown), Meaning(unknown))))
+    dataset.describe(dataset.keys[2], text="made of the new image")
+    dataset.embed(dataset.keys[2])
+    done, launched = launched_by("--stale")
+    assert (done.exit_code, launched) == (1, [])
+    assert "the server does not answer" in done.stderr
+
+
+class FalteringApi(DagsterApi):
+    """Dagster whose database is away at each first question of a kind."""
+
+    def __init__(self, settings, keys):
+        super().__init__("http://127.0.0.1:9", settings.dagster_home)
+        self.keys = frozenset(keys)
+        self.asked = set()
+        self.launched = []
+
+    def answers(self, question, answer):
+        if question not in self.asked:
+            self.asked.add(question)
+            raise DagsterUnreachableError("Dagster could not answer: (psycopg2.OperationalError) refused")
+        return answer
+
+    def unfinished_backfills(self, asset):
+        return self.answers("unfinished", [])
+
+    def launch_backfill(self, assets, keys, **_):
+        self.answers("launch", None)
+        self.launched.append(keys)
+        return "b1"
+
+    def partition_keys(self, asset):
+        return self.answers(asset, PartitionKeys(self.keys, frozenset(), frozenset(), frozenset()))
+
+    def runs_in(self, status):
+        return 0
+
+    def backfill(self, backfill_id, asset):
+        return self.answers("backfill", LaunchedBackfill(backfill_id, unfinished=False, keys=self.keys))
+
+    def failing_checks(self, asset):
+        return self.answers("checks", [])
+
+
+def test_a_backfill_is_followed_to_its_end_though_answers_fail(dataset):
+    """Dagster's database is away for a moment: nothing ends, and a person reads one sentence each time."""
+    dataset.descriptions.path(dataset.keys[0]).unlink()
+    api = FalteringApi(dataset.settings, dataset.keys)
+    console = Console(file=io.StringIO(), width=200)
+    waited = []
+    work = Backfill(api, dataset.settings, dataset.keys)
+    summary = _follow(work, lambda: None, Patience(console, waited.append))
+    assert api.launched == [[dataset.keys[0]]]
+    assert not summary.ok, "its file is still gone"
+    said = console.file.getvalue()
+    assert "refused. Runs go on meanwhile; asking again until there is an answer." in said
+    assert said.count("asking again") == said.count("There are answers again.") == 3, "once an outage"
+    assert len(waited) == len(api.asked)
+
+
+def test_a_backfill_is_followed_no_longer_than_dagster_lives(dataset):
+    """What was started ends: that is said, and nobody waits for ever."""
+    dataset.descriptions.path(dataset.keys[0]).unlink()
+
+    def ended(seconds):
+        raise ProcessEndedError("webserver ended with exit code 1.")
+
+    work = Backfill(FalteringApi(dataset.settings, dataset.keys), dataset.settings, dataset.keys)
+    with pytest.raises(ProcessEndedError):
+        _follow(work, lambda: None, Patience(Console(file=io.StringIO()), ended))
+
+
+def test_a_dagster_of_another_process_is_waited_for_as_long_as_it_runs(tmp_path):
+    """Restarted, it is asked where it is now; ended, a person reads what to do."""
+    api = DagsterApi("http://127.0.0.1:9", tmp_path)
+    with only_dagster(tmp_path, wait_seconds=0.0):
+        note_address(tmp_path, "http://127.0.0.1:10")
+        _wait_for(api, 0.0)
+    assert api.url == "http://127.0.0.1:10"
+    with pytest.raises(DagsterApiError, match=r"has ended.*kept.*vlm-assets serve"):
+        _wait_for(api, 0.0)

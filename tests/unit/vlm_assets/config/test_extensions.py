@@ -1,0 +1,186 @@
+"""The core takes what an extension hands over, names none, and does its work without any."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from typer.testing import CliRunner
+
+from tests.unit.homes import Dataset
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.commands import main as cli
+from vlm_assets.commands.backup import back_up
+from vlm_assets.commands.terminal import CommandError
+from vlm_assets.commands.withdraw import plan_withdrawal, withdraw
+from vlm_assets.config import extensions
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.definitions import build_defs
+from vlm_durable.state.workers import Workers
+
+MODULE = '''
+import dagster as dg
+from vlm_assets.commands.terminal import app, say
+from vlm_assets.config.extensions import Extension, StatusTable
+
+class Wrong(Exception):
+    """An error of this extension."""
+
+@app.command("neighbours", epilog="vlm-assets neighbours")
+def neighbours() -> None:
+    """Say who lives there."""
+    raise Wrong("Nobody lives there. Ask again in spring.")
+
+@dg.asset
+def neighbourhoods() -> None:
+    """An asset of an extension."""
+
+@dg.sensor(asset_selection="neighbourhoods", minimum_interval_seconds=77)
+def neighbours_moved(context):
+    """A sensor of an extension."""
+
+class Neighbours(Extension):
+    """Who lives there."""
+
+    package = "neighbours_extension"
+    commands = {"neighbours": ("neighbours_extension", "Say who lives there.")}
+    assets = ("neighbourhoods",)
+
+    def definitions(self, settings):
+        return dg.Definitions(assets=[neighbourhoods], sensors=[neighbours_moved])
+
+    def status(self, settings):
+        return StatusTable("neighbours", ("who", "since"), (("Ada", "1815"),), ({"who": "Ada"},))
+
+    def busy_with(self, settings, ids, workers):
+        return {worker.partition for worker in workers if worker.asset == "neighbourhoods"}
+
+    def forget(self, settings, ids, keys):
+        yield f"Forgot the neighbours of {len(ids)} in {', '.join(keys)}."
+'''
+
+
+@pytest.fixture
+def with_extensions(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Looks anew at what is installed: what is named, and nothing else; all that is there where None."""
+
+    def look(*names: str) -> None:
+        points = [one for one in entry_points(group=extensions.GROUP) if one.name in names]
+        monkeypatch.setattr(extensions, "entry_points", lambda group: points)
+        extensions.installed.cache_clear()
+        cli.commands.cache_clear()
+
+    yield look
+    monkeypatch.undo()
+    extensions.installed.cache_clear()
+    cli.commands.cache_clear()
+
+
+@pytest.fixture
+def neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_extensions: Callable[..., None]) -> None:
+    """A distribution that somebody else made is installed, and no other extension."""
+    about = tmp_path / "site" / "neighbours-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: neighbours\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(
+        "[vlm_assets.extensions]\nneighbours = neighbours_extension:Neighbours\n"
+    )
+    (about.parent / "neighbours_extension.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(about.parent)
+    with_extensions("neighbours")
+
+
+def keys_of(definitions: dg.Definitions) -> set[str]:
+    """The names of all assets."""
+    return {key.to_user_string() for key in definitions.get_repository_def().assets_defs_by_key}
+
+
+def test_assets_and_sensors_of_an_extension_are_the_projects(neighbours: None, dataset: Dataset) -> None:
+    """They load beside the core's, and a sensor of theirs that falls silent is alerted like any other."""
+    definitions = build_defs(dataset.settings)
+    assert {"neighbourhoods", "property_descriptions", "dataset_audit"} <= keys_of(definitions)
+    assert {"description_model", "dataset_quality"}.isdisjoint(keys_of(definitions))
+    assert "neighbours_moved" in {one.name for one in definitions.get_repository_def().sensor_defs}
+
+
+def test_a_command_of_an_extension_is_listed_and_its_errors_are_sentences(
+    neighbours: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A person sees no difference between a command of the core and one of an extension."""
+    assert cli.commands()["neighbours"][1] == "Say who lives there."
+    monkeypatch.setattr("sys.argv", ["vlm-assets", "neighbours"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    written = capsys.readouterr().err
+    assert ended.value.code == 1
+    assert "Ask again in spring" in written
+    assert "Traceback" not in written
+
+
+def test_status_shows_what_an_extension_tells(neighbours: None, dataset: Dataset) -> None:
+    """As a table for people, and as facts for programs."""
+    home = ["--home", str(dataset.settings.home)]
+    shown = CliRunner().invoke(cli.app, ["status", *home], catch_exceptions=False).output
+    assert "neighbours" in shown
+    assert "1815" in shown
+    told = json.loads(CliRunner().invoke(cli.app, ["status", "--json", *home]).output)
+    (table,) = told["extensions"]
+    assert table["facts"] == [{"who": "Ada"}]
+
+
+def test_a_backup_takes_along_what_an_extension_keeps(
+    neighbours: None, dataset: Dataset, tmp_path: Path
+) -> None:
+    """A finished file of an asset that the core does not know is in the backup."""
+    theirs = dataset.settings.layout.asset("neighbourhoods").published / "ada.txt"
+    theirs.parent.mkdir()
+    theirs.write_text("1815")
+    back_up(dataset.settings, tmp_path / "backup")
+    copies = [path for path in (tmp_path / "backup").rglob("*") if path.is_file()]
+    assert any(path.read_bytes() == b"1815" for path in copies)
+
+
+def test_an_extension_is_asked_before_a_withdrawal_and_forgets_in_it(
+    neighbours: None, dataset: Dataset
+) -> None:
+    """A run of theirs holds it up, and what they keep of the properties goes with them."""
+    settings = dataset.settings
+    catalog = Catalog.open(settings.home)
+    first = catalog.slice(catalog.ranges[0])["property_id"].to_pylist()[0]
+    wanted = plan_withdrawal(settings, [first])
+    with (
+        Workers(control_state(settings)).begin(
+            run_id="r", asset="neighbourhoods", partition="ada", expected=1
+        ),
+        pytest.raises(CommandError, match="A run works on ada"),
+    ):
+        list(withdraw(settings, wanted))
+    assert f"Forgot the neighbours of 1 in {catalog.ranges[0].key}." in list(withdraw(settings, wanted))
+
+
+def test_the_core_works_with_no_extension(
+    with_extensions: Callable[..., None], dataset: Dataset, tmp_path: Path
+) -> None:
+    """Definitions load, status answers, properties are withdrawn, and other commands are unknown."""
+    with_extensions()
+    settings = dataset.settings
+    assert "property_descriptions" in keys_of(build_defs(settings))
+    assert "search" not in cli.commands()
+    told = CliRunner().invoke(cli.app, ["status", "--json", "--home", str(settings.home)])
+    assert json.loads(told.output)["extensions"] == []
+    catalog = Catalog.open(settings.home)
+    first = catalog.slice(catalog.ranges[0])["property_id"].to_pylist()[0]
+    assert list(withdraw(settings, plan_withdrawal(settings, [first])))
+    back_up(settings, tmp_path / "backup")
+
+
+def test_the_extensions_of_this_repository_are_installed() -> None:
+    """Each is found by its entry point, and every command of theirs is one that there is."""
+    extensions.installed.cache_clear()
+    assert [one.package for one in extensions.installed()] == ["vlm_cluster", "vlm_results", "vlm_training"]
+    named = {name for one in extensions.installed() for name in one.commands}
+    assert named == {"node", "compare", "explore", "export", "review", "search"}

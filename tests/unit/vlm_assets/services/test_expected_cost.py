@@ -1,0 +1,136 @@
+"""What ranges cost in images, and the order that follows: the heaviest first."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from vlm_assets.assets.published_rows import PublishedRows, Stretch
+from vlm_assets.catalog.catalog import Catalog, catalog_path
+from vlm_assets.catalog.catalog_copies import backup_paths
+from vlm_assets.config.settings import Settings
+from vlm_assets.services import expected_cost
+from vlm_assets.services.expected_cost import (
+    GAP_SECONDS,
+    ExpectedCost,
+    Rate,
+    heaviest_first,
+    measure,
+    read_rate,
+)
+from vlm_assets.services.status import read_status
+
+LIGHT, HEAVY, MIDDLE, LAST = (f"{start:09d}-{start + 1:09d}" for start in (0, 2, 4, 6))
+
+
+def cost_of(settings: Settings) -> ExpectedCost:
+    return ExpectedCost.of(settings, Catalog.open(settings.home))
+
+
+def test_cost_is_images_shown_of_what_is_not_committed(uneven: Settings, commit) -> None:
+    """A property costs its images up to max_images; committed rows cost nothing more."""
+    cost = cost_of(uneven)
+    assert cost.whole == {LIGHT: 2, HEAVY: 15, MIDDLE: 4, LAST: 5}
+    assert [cost.left(key) for key in cost.whole] == [2, 15, 4, 5]
+    commit(uneven, HEAVY, 1)
+    assert cost.left(HEAVY) == 8
+    commit(uneven, HEAVY, 2)
+    assert cost.left(HEAVY) == 0
+    assert cost_of(uneven.model_copy(update={"max_images": 20})).whole[HEAVY] == 23
+
+
+def test_the_queue_is_ordered_by_what_is_left(uneven: Settings, commit) -> None:
+    """The heaviest range goes first; an interrupted one stands where the rest of it belongs."""
+    cost = cost_of(uneven)
+    assert cost.heaviest_first([LIGHT, MIDDLE, HEAVY, LAST]) == [HEAVY, LAST, MIDDLE, LIGHT]
+    assert sorted(cost.whole, key=cost.priority, reverse=True) == [HEAVY, LAST, MIDDLE, LIGHT]
+    commit(uneven, LAST, 1)
+    assert cost.priority(HEAVY) > cost.priority(MIDDLE) > cost.priority(LAST) == cost.priority(LIGHT)
+
+
+def test_priority_is_never_above_what_a_person_asks_for(uneven: Settings, commit) -> None:
+    """Priorities are below 1; ranges with nothing left come last, heaviest first."""
+    commit(uneven, HEAVY, 2)
+    commit(uneven, LIGHT, 2)
+    cost = cost_of(uneven)
+    ranked = sorted(cost.whole, key=cost.priority, reverse=True)
+    assert ranked == [LAST, MIDDLE, HEAVY, LIGHT]
+    assert max(map(cost.priority, ranked)) < 1
+
+
+def test_images_are_counted_once_a_catalogue(uneven: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process counts them once, however often it asks; for another setting they are counted anew."""
+    counted = cost_of(uneven).whole
+    monkeypatch.setattr(expected_cost, "_images_of_ranges", lambda *_: {"counted": 1})
+    assert cost_of(uneven).whole == counted
+    assert cost_of(uneven.model_copy(update={"max_images": 1})).whole == {"counted": 1}
+
+
+def test_an_unreadable_catalogue_gives_plain_order_and_says_so(
+    uneven: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ordering never stops a retry: without a catalogue the keys come in plain order, and that is logged."""
+    order = heaviest_first(uneven)
+    assert order([LIGHT, HEAVY, "unknown"]) == [HEAVY, LIGHT, "unknown"]
+    for path in (catalog_path(uneven.home), backup_paths(uneven.home)[0]):
+        path.write_bytes(b"not parquet")
+    with caplog.at_level(logging.WARNING):
+        assert order([MIDDLE, LIGHT]) == [LIGHT, MIDDLE]
+    assert "plain order" in caplog.text
+
+
+def rows_of(device: str, first: float, last: float, rows: int, began: float | None = None) -> PublishedRows:
+    return PublishedRows(rows, {}, (Stretch(device, first, last, rows),), began)
+
+
+def test_start_up_and_waiting_between_runs_are_part_of_the_rate() -> None:
+    """Two partitions of 50 rows, each described in 10 s, are not 5 a second if they took 100 s."""
+    rate = measure([rows_of("a", 40, 50, 50, began=0), rows_of("a", 90, 100, 50, began=55)], [], now=500)
+    assert rate.per_second == pytest.approx(1.0)
+    assert rate.seconds_left([10, 20]) == pytest.approx(30)
+
+
+def test_devices_side_by_side_share_the_wall_time() -> None:
+    """The rate of all is the sum of the devices' rates."""
+    rate = measure([rows_of("a", 0, 100, 100), rows_of("b", 0, 100, 50)], [], now=100)
+    assert (rate.of_device("a"), rate.of_device("b"), rate.of_device("c")) == (1.0, 0.5, None)
+    assert rate.per_second == 1.5
+
+
+def test_the_last_partition_goes_at_the_rate_of_one_device() -> None:
+    """With two devices and one partition left, half of the rate stands still: the time is not half of it."""
+    rate = measure([rows_of("a", 0, 100, 100), rows_of("b", 0, 100, 100)], [], now=100)
+    assert rate.seconds_left([50]) == pytest.approx(50)
+    assert rate.seconds_left([50, 50, 0]) == pytest.approx(50)
+    assert rate.seconds_left([50, 50, 50, 50]) == pytest.approx(100)
+
+
+def test_a_night_without_work_does_not_count() -> None:
+    """A pause ends a stretch of work: the rate is that of the latest one."""
+    night = GAP_SECONDS + 1
+    rate = measure([rows_of("a", 0, 100, 1), rows_of("a", 100 + night, 200 + night, 100)], [], now=0)
+    assert rate.per_second == pytest.approx(1.0)
+
+
+def test_nothing_committed_has_no_rate() -> None:
+    """No figure is invented before the first row."""
+    assert measure([], [], now=0) == Rate()
+    assert Rate().per_second is None
+    assert Rate().seconds_left([5]) is None
+    assert Rate().seconds_left([0]) == 0.0
+
+
+def test_the_line_of_a_run_says_what_status_says(empty, commit, refuse) -> None:
+    """Rate and rows that are done agree: of what is published, under way, and kept back by a check."""
+    first, second, third = empty.keys
+    empty.describe(first)
+    commit(empty.settings, second, 1)
+    commit(empty.settings, third, 3)
+    refuse(empty.settings, third)
+    rate, done = read_rate(empty.settings, empty.catalog)
+    found = read_status(empty.settings.model_copy(update={"devices": "cpu:2"}), empty.catalog)
+    assert rate.per_second == found.properties_per_second
+    described = [one for one in found.partitions if one.asset == "property_descriptions"]
+    assert {one.key: one.usable_rows for one in described} == {first: 3, second: 1, third: 0}
+    assert {one.key: done.get(one.key, 0) for one in described} == {first: 3, second: 1, third: 0}

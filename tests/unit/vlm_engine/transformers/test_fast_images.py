@@ -1,0 +1,76 @@
+"""Images are resized by torch, to the same pixels on any machine."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vlm_engine.model_source import ModelSource
+from vlm_engine.protocol import ModelLoadError
+from vlm_engine.transformers import fast_images
+from vlm_engine.transformers.model_loading import load_processor
+
+
+def test_each_kind_of_cpu_makes_the_same_pixels():
+    """torch has a kernel for each kind of CPU: rows of one fingerprint come from the same pixels by all."""
+    flags = Path("/proc/cpuinfo").read_text()
+    for kind in ("default", *(one for one in ("avx2", "avx512") if one in flags)):
+        program = (
+            "import torch\n"
+            "from vlm_engine.transformers.fast_images import _RESIZED, resized_digest\n"
+            "made = {mode: resized_digest(mode) for mode in _RESIZED}\n"
+            "print(torch.backends.cpu.get_cpu_capability(), made == _RESIZED)"
+        )
+        ran = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "ATEN_CPU_CAPABILITY": kind, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert ran.stdout.split() == [kind.upper(), "True"]
+
+
+@pytest.fixture(autouse=True)
+def look_anew():
+    """What this torch can do is looked at once a process."""
+    fast_images._resizes_alike.cache_clear()
+    yield
+    fast_images._resizes_alike.cache_clear()
+
+
+def test_a_filter_that_torch_lacks_is_left_to_pillow(model_folder, monkeypatch):
+    """torch 2.11 has no lanczos: Idefics and SmolVLM are resized by Pillow, and other families do not ask."""
+    import torch
+    from transformers import Idefics3ImageProcessorPil, Qwen2VLImageProcessorPil
+
+    asked, interpolate = [], torch.nn.functional.interpolate
+
+    def older(image, *, mode, **options):
+        asked.append(mode)
+        if mode == "lanczos":
+            raise ValueError("Anti-alias option is restricted to bilinear and bicubic modes")
+        return interpolate(image, mode=mode, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "interpolate", older)
+    images = [Image.effect_noise((90, 60), 80).convert("RGB")]
+    options = {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 64}}
+    shown = [
+        made(Idefics3ImageProcessorPil(**options, do_rescale=False, do_normalize=False))(images)
+        for made in (fast_images.made_fast, lambda one: one)
+    ]
+    assert np.array_equal(*(np.asarray(one["pixel_values"]) for one in shown))
+    asked.clear()
+    fast_images.made_fast(Qwen2VLImageProcessorPil())(images)
+    assert set(asked) == {"bicubic"}
+
+
+def test_other_pixels_are_refused(model_folder, monkeypatch):
+    """A torch that resizes otherwise does not add rows that count as the same."""
+    monkeypatch.setattr(fast_images, "resized_digest", lambda mode: "other")
+    with pytest.raises(ModelLoadError, match="resizes an image to other pixels"):
+        load_processor(ModelSource(str(model_folder)))

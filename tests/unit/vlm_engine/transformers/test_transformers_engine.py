@@ -1,0 +1,385 @@
+"""The in-process engine on a tiny model with random weights, loaded as any model folder is."""
+
+import itertools
+import threading
+from dataclasses import replace
+from typing import Literal
+
+import pydantic
+import pytest
+
+from vlm_engine.feeding import Feeding
+from vlm_engine.ladder import describe_batch
+from vlm_engine.model_source import ModelSource, exact_revision
+from vlm_engine.prompt import Prompt
+from vlm_engine.protocol import (
+    Attempt,
+    EngineError,
+    EngineLostError,
+    ImageLimits,
+    ImpossibleScoresError,
+    RequestTooLargeError,
+)
+from vlm_engine.schema import DescriptionSchema
+from vlm_engine.transformers import model_inputs
+from vlm_engine.transformers.guided import Drafts
+from vlm_engine.transformers.transformers_engine import TransformersEngine
+
+GREEDY = Attempt(number=1, max_new_tokens=60)
+
+
+class House(pydantic.BaseModel):
+    """A short answer with a free string, in which a random model says anything."""
+
+    roof: Literal["flat", "hip"]
+    storeys: int = pydantic.Field(ge=1, le=9)
+    name: str = pydantic.Field(max_length=6)
+
+
+SCHEMA = DescriptionSchema(House)
+
+
+@pytest.fixture(scope="module")
+def engine(model_folder):
+    engine = TransformersEngine(
+        ModelSource(str(model_folder)), schema=SCHEMA, prompt=Prompt("Describe the property."), device="cpu"
+    )
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def batch(load_property):
+    return [load_property(f"property {at}", 1 + at % 4) for at in range(6)]
+
+
+@pytest.fixture
+def memory_for(engine, monkeypatch):
+    """Let the device run out of memory where a call has more than so many sequences."""
+    import torch
+
+    generate = engine._model.generate
+    sizes = []
+
+    def limit(most):
+        def generate_or_run_out(**inputs):
+            sizes.append(len(inputs["input_ids"]))
+            if sizes[-1] > most:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            return generate(**inputs)
+
+        monkeypatch.setattr(engine._model, "generate", generate_or_run_out)
+        return sizes
+
+    yield limit
+    engine.largest_batch = None
+
+
+def test_answers_follow_the_schema(engine, batch):
+    """Every finished answer of a guided batch is valid, and says how it ended and what it cost."""
+    answers = engine.describe(batch, attempt=GREEDY)
+    assert len(answers) == len(batch)
+    for answer in answers:
+        assert answer.finish_reason == "stop"
+        assert list(SCHEMA.parse(answer.text)) == ["roof", "storeys", "name"]
+        assert 0 < answer.output_tokens <= 60
+
+
+def test_prompt_tokens_count_images(engine, batch):
+    """Each image adds its seven tokens to the prompt; padding is not counted."""
+    tokens = [answer.prompt_tokens for answer in engine.describe(batch[:4], attempt=GREEDY)]
+    assert [later - earlier for earlier, later in itertools.pairwise(tokens)] == [7, 7, 7]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_answers_do_not_depend_on_the_batch(engine, batch, temperature):
+    """A property's answer is the same alone, in a batch, and in another order: greedy or sampled."""
+    attempt = Attempt(number=2, max_new_tokens=60, temperature=temperature)
+    together = engine.describe(batch, attempt=attempt)
+    alone = [engine.describe([one], attempt=attempt)[0] for one in batch]
+    backwards = engine.describe(batch[::-1], attempt=attempt)[::-1]
+    assert together == alone == backwards
+
+
+def test_images_matter(engine, load_property):
+    """Different images of equal number give different answers: the pixels reach the model."""
+    answers = engine.describe([load_property(name, 3) for name in "abcde"], attempt=GREEDY)
+    assert len({answer.text for answer in answers}) > 1
+
+
+def test_sampling_derives_from_property_and_attempt(engine, load_property):
+    """Another attempt draws another answer; the same draws the same again."""
+    batch = [load_property(f"property {at}", 2) for at in range(2)]
+
+    def texts(number):
+        attempt = Attempt(number=number, max_new_tokens=60, temperature=2.0)
+        return [answer.text for answer in engine.describe(batch, attempt=attempt)]
+
+    assert texts(2) == texts(2)
+    assert texts(2) != texts(3)
+
+
+def test_truncated(engine, batch):
+    """An answer at the limit of tokens is said to be cut off, and is as long as the limit."""
+    for answer in engine.describe(batch, attempt=Attempt(number=1, max_new_tokens=8)):
+        assert (answer.finish_reason, answer.output_tokens) == ("length", 8)
+
+
+def test_fewer_images(engine, load_property):
+    """An attempt with fewer images shows the first ones and no more."""
+    many, few = load_property("a", 5), load_property("a", 5)
+    few.images = few.images[:2]
+    limited = engine.describe([many], attempt=Attempt(number=1, max_new_tokens=60, images=2))
+    assert limited == engine.describe([few], attempt=GREEDY)
+
+
+def test_out_of_memory_halves_and_remembers(engine, batch, memory_for):
+    """A batch too large for the device is halved until it fits, answers alike, and the size is kept."""
+    expected = engine.describe(batch, attempt=GREEDY)
+    sizes = memory_for(3)
+    assert engine.describe(batch, attempt=GREEDY) == expected
+    assert sizes == [6, 3, 3]
+    assert engine.describe(batch, attempt=GREEDY) == expected
+    assert sizes[3:] == [3, 3]
+
+
+def test_one_property_too_large(engine, batch, memory_for):
+    """A single property that does not fit is an error of its own, which fewer images may cure."""
+    memory_for(0)
+    with pytest.raises(RequestTooLargeError, match="4 images are more") as caught:
+        engine.describe(batch[3:4], attempt=GREEDY)
+    assert caught.value.kind == "out_of_memory"
+
+
+def test_prompt_longer_than_the_model_takes(engine, load_property):
+    """More images than the model's context holds are refused by name, not answered from a cut prompt."""
+    [error] = engine.describe([load_property("a", 150)], attempt=GREEDY)
+    assert isinstance(error, RequestTooLargeError)
+    assert "of 1024 that the model takes" in str(error)
+    assert error.kind == "prompt_too_long"
+
+
+def test_an_overlong_property_costs_its_batch_nothing(engine, load_property, memory_for):
+    """One of a batch is too long: the others are asked together, once, and it alone again with what fits."""
+    calls = memory_for(32)
+    batch = [load_property("long", 150), *(load_property(f"property {at}", 1) for at in range(31))]
+    settings = 60
+    described = describe_batch(engine, SCHEMA, batch, settings)
+    assert {one.status for one in described} == {"ok"}
+    retried = [size for size in calls if size == 1]
+    assert calls[0] == 31
+    assert len(retried) <= 2
+    assert 100 < described[0].images_seen < 150
+    assert described[0].fewer_images.startswith("prompt_too_long: images and prompt are ")
+    assert all(one.fewer_images is None for one in described[1:])
+
+
+def test_what_is_beyond_the_budget_is_shown_with_fewer_images(model_folder, load_property):
+    """Where the smallest images exceed VLM_ASSETS_IMAGE_TOKENS, fewer are shown, and the row says why."""
+    allowed = ImageLimits(pixels=1 << 20, images=12, answer_tokens=60, tokens=30)
+    source = ModelSource(str(model_folder))
+    engine = TransformersEngine(
+        source, schema=SCHEMA, prompt=Prompt("Describe."), device="cpu", limits=allowed
+    )
+    known = engine.image_tokens
+    assert known.each * known.fitting <= 30 < known.each * (known.fitting + 1)
+    [one] = describe_batch(engine, SCHEMA, [load_property("a", 12)], 60)
+    assert (one.status, one.images_seen) == ("ok", known.fitting)
+    assert "VLM_ASSETS_IMAGE_TOKENS and the prompt allow" in one.fewer_images
+
+
+def test_context_bounds_each_answer_by_itself(engine, load_property):
+    """A long prompt leaves its own answer less room, and takes none from its neighbours."""
+    long, short = load_property("a", 144), load_property("b", 1)
+    generous = Attempt(number=1, max_new_tokens=40)
+    answers = engine.describe([long, short], attempt=generous)
+    assert answers[0].prompt_tokens + answers[0].output_tokens <= 1024
+    assert answers[0].finish_reason == "length"
+    assert answers[1] == engine.describe([short], attempt=generous)[0]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("CUDA error: an illegal memory access was encountered"), MemoryError()],
+)
+def test_lost_device(engine, batch, monkeypatch, error):
+    """A lost device or exhausted memory says so, once, instead of failing property after property."""
+
+    def generate(**inputs):
+        raise error
+
+    monkeypatch.setattr(engine._model, "generate", generate)
+    with pytest.raises(EngineLostError):
+        engine.describe(batch, attempt=GREEDY)
+
+
+@pytest.fixture
+def processed(engine, monkeypatch):
+    """The number of properties in each call of the processor."""
+    sizes = []
+
+    def counted(processor, prompt, images):
+        sizes.append(len(images))
+        return made(processor, prompt, images)
+
+    made = model_inputs.processed
+    monkeypatch.setattr(model_inputs, "processed", counted)
+    return sizes
+
+
+def test_what_is_prepared_ahead_is_not_made_again(engine, batch, processed):
+    """A batch prepared in another thread is answered alike, and its processor runs once."""
+    expected = engine.describe(batch, attempt=GREEDY)
+    processed.clear()
+    ahead = threading.Thread(target=engine.prepare, args=(batch,), kwargs={"attempt": GREEDY})
+    ahead.start()
+    ahead.join()
+    assert engine.describe(batch, attempt=GREEDY) == expected
+    assert processed == [6]
+
+
+def test_what_was_prepared_for_another_question_is_not_used(engine, batch, processed):
+    """Another attempt, or other properties, are prepared for themselves."""
+    fewer = Attempt(number=2, max_new_tokens=60, images=1)
+    expected = engine.describe(batch, attempt=fewer)
+    engine.prepare(batch, attempt=GREEDY)
+    processed.clear()
+    assert engine.describe(batch, attempt=fewer) == expected
+    assert engine.describe(batch[:3], attempt=fewer) == expected[:3]
+    assert processed == [6, 3]
+
+
+def test_out_of_memory_splits_what_was_prepared(engine, batch, memory_for, processed):
+    """A prepared batch that does not fit is prepared again in parts; the next one is prepared in parts."""
+    expected = engine.describe(batch, attempt=GREEDY)
+    memory_for(3)
+    processed.clear()
+    for _ in range(2):
+        engine.prepare(batch, attempt=GREEDY)
+        assert engine.describe(batch, attempt=GREEDY) == expected
+    assert processed == [6, 3, 3, 3, 3]
+
+
+def test_where_the_time_went(engine, batch):
+    """Time inside the engine is told apart: what was not prepared, prompt, answers."""
+    before = dict(engine.seconds)
+    engine.describe(batch, attempt=GREEDY)
+    spent = {name: seconds - before[name] for name, seconds in engine.seconds.items()}
+    assert set(spent) == {"processor", "prefill", "generation"}
+    assert all(seconds > 0 for seconds in spent.values())
+
+
+def test_provenance(engine, model_folder):
+    """The engine names the model as the settings do, and what exactly was loaded."""
+    assert engine.model == model_folder.name
+    assert engine.revision == exact_revision(ModelSource(str(model_folder)))
+
+
+def test_a_property_that_the_processor_refuses_costs_itself_alone(engine, batch):
+    """What a worker was told by the processor is that property's error; the others are answered together."""
+    expected = engine.describe([batch[0], batch[2]], attempt=GREEDY)
+    refused = replace(batch[1], images=[], refusal="ValueError: too wide")
+    first, error, last = engine.describe([batch[0], refused, batch[2]], attempt=GREEDY)
+    assert [first, last] == expected
+    assert (type(error), str(error)) == (EngineError, "ValueError: too wide")
+
+
+WAYS = {
+    "greedily": {},
+    "with guesses": {"_drafts": 5},
+    "by transformers' own loop": {"_decodes_itself": False},
+}
+"""Ways of decoding, as what an engine is told for them."""
+
+
+@pytest.fixture(params=WAYS)
+def decoding(request, engine, monkeypatch):
+    """The engine, which decodes in one of its ways."""
+    for name, value in WAYS[request.param].items():
+        monkeypatch.setattr(engine, name, Drafts(value) if name == "_drafts" else value)
+    return engine
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_weights_that_are_no_numbers_give_no_answer(decoding, batch, value, temperature):
+    """However an answer is decoded: the grammar would make one of NaN that fits the schema."""
+    import torch
+
+    attempt = Attempt(number=1, max_new_tokens=60, temperature=temperature)
+    bias = torch.nn.Parameter(torch.full((352,), float(value)))
+    head = decoding._model.get_output_embeddings()
+    head.bias = bias
+    try:
+        with pytest.raises(ImpossibleScoresError, match="the model computes NaN or infinity"):
+            decoding.describe(batch[:2], attempt=attempt)
+        described = describe_batch(decoding, SCHEMA, batch[:2], 60)
+    finally:
+        head.bias = None
+    assert [(one.error_kind, one.attempts) for one in described] == [("impossible_scores", 1)] * 2
+
+
+@pytest.mark.parametrize(("in_prompt", "guesses", "first"), [(1, 0, -1), (0, 0, -1), (0, 5, 0), (0, 5, 1)])
+def test_a_property_without_numbers_costs_its_batch_nothing(
+    engine, load_property, monkeypatch, in_prompt, guesses, first
+):
+    """NaN in one row, in its prompt, from a later step on or only after a guess: it alone fails.
+
+    first: of the places of a step, the first with NaN.
+    """
+    monkeypatch.setattr(engine, "_drafts", Drafts(guesses))
+    batch = [load_property("a", 1), load_property("sick", 20), load_property("b", 2)]
+    expected = describe_batch(engine, SCHEMA, batch, 60)
+    assert {one.status for one in expected} == {"ok"}
+    beyond = (expected[0].prompt_tokens + expected[1].prompt_tokens) // 2
+    spoilt = []
+
+    def spoil(model, arguments, named, outputs):
+        """Only the second property has come so far, whatever the batch and its order."""
+        positions, width = named["position_ids"], named["input_ids"].shape[1]
+        sick = (positions.amax(dim=-1) > beyond).expand(len(outputs.logits))
+        if in_prompt == (width > 6) and (in_prompt or positions.max() > beyond + 10):
+            outputs.logits[sick, first:] = float("nan")
+            spoilt.append(bool(outputs.logits.isnan().any()))
+
+    hook = engine._model.register_forward_hook(spoil, with_kwargs=True)
+    try:
+        described = describe_batch(engine, SCHEMA, batch, 60)
+    finally:
+        hook.remove()
+    assert any(spoilt)
+    assert [one.error_kind for one in described] == [None, "impossible_scores", None]
+    assert [described[at].description for at in (0, 2)] == [expected[at].description for at in (0, 2)]
+
+
+def test_an_engine_around_a_model_is_closed(engine, batch):
+    """What the benchmarks do with a model in memory: describe and close, with nothing left behind."""
+    with engine._inputs._a_processor() as processor:
+        around = TransformersEngine.around(
+            engine._model, processor, grammar=engine._grammar, prompt=Prompt("Describe."), device="cpu"
+        )
+    assert len(around.describe(batch[:1], attempt=GREEDY)) == 1
+    around.close()
+    assert not hasattr(around, "_model")
+
+
+def test_closing_after_a_device_error_keeps_that_error(engine, batch, monkeypatch):
+    """A lost device fails at giving memory back as well; what is told is how it was lost."""
+    import torch
+
+    def lost(**_):
+        around._device = "cuda"  # from here on: no CUDA build of torch is needed to get so far
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    with engine._inputs._a_processor() as processor:
+        around = TransformersEngine.around(
+            engine._model, processor, grammar=engine._grammar, prompt=Prompt("Describe."), device="cpu"
+        )
+    monkeypatch.setattr(engine._model, "generate", lost)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lost)
+    with (
+        pytest.raises(EngineLostError, match="illegal memory access"),
+        Feeding(around, SCHEMA, 60, end_batches=lambda: None) as feeding,
+    ):
+        list(feeding.described([batch]))
+    assert not hasattr(around, "_model")

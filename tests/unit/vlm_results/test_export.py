@@ -1,0 +1,260 @@
+"""An export that is killed, or beside which another one begins, ends with the same files all the same."""
+
+import csv
+import errno
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from vlm_assets.catalog.ingest import ingest
+from vlm_assets.commands.terminal import CommandError
+from vlm_assets.config.settings import CHECKOUT, load_settings
+from vlm_durable.files.lock_files import taken
+from vlm_durable.files.sealed_json import read_sealed, write_sealed
+from vlm_results import export as export_module
+from vlm_results import published_table
+from vlm_results.export import Format, export
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from faults.file_operations import FileOperations, strike_at
+from vlm_assets.catalog.catalog import Catalog
+from vlm_results.export import Format, export
+from vlm_assets.config.settings import load_settings
+settings, results = load_settings(model="example", home=Path(sys.argv[1])), Path(sys.argv[2])
+for number in range(1, 10_000):
+    child = os.fork()  # Before pyarrow has started a thread.
+    if child == 0:
+        FileOperations(results, strike_at(number, torn=True)).install()
+        export(settings, Catalog.open(settings.home), results / str(number), Format.jsonl)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if os.WIFEXITED(status):
+        sys.exit(os.WEXITSTATUS(status))
+"""
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file that the export names, and what names them."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def test_an_export_killed_at_any_file_operation_goes_on_to_the_same_files(dataset, tmp_path):
+    """SIGKILL before each of its operations: what it said until then is true, and the next one finishes."""
+    results = tmp_path / "results"
+    results.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, dataset.settings.home, results],
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    folders = sorted(results.iterdir(), key=lambda one: int(one.name))
+    whole = content(folders.pop())
+    assert len(folders) > 30
+    kept = set()
+    for folder in folders:
+        left = content(folder)
+        if "export.json" in left:
+            assert json.loads(left["export.json"])["rows"] == 9
+            assert {name: left[name] for name in whole if name.endswith(".jsonl")}.items() <= whole.items()
+        again = export(dataset.settings, dataset.catalog, folder, Format.jsonl)
+        assert (again.rows, again.shards) == (9, 3)
+        assert content(folder) == whole
+        kept.add(again.kept)
+    assert kept == {0, 1, 2, 3}
+
+
+def test_nothing_says_that_a_folder_is_whole_while_its_shards_are_replaced(dataset, tmp_path, monkeypatch):
+    """Killed between two shards, an export of other rows is not taken for the finished one before."""
+    folder = tmp_path / "out"
+    export(dataset.settings, dataset.catalog, folder, Format.jsonl)
+    whole = {"export.json", "SHA256SUMS"}
+    assert whole <= content(folder).keys()
+    dataset.describe(dataset.keys[0], settings="other")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(export_module, "write_sealed", killed)
+        export(dataset.settings, dataset.catalog, folder, Format.jsonl)
+    assert not whole & content(folder).keys()
+    export(dataset.settings, dataset.catalog, folder, Format.jsonl)
+    assert whole <= content(folder).keys()
+
+
+def killed(*_, **__):
+    raise KeyboardInterrupt
+
+
+def test_a_folder_that_cannot_be_locked_is_named(dataset, tmp_path, monkeypatch):
+    """A file system without locks is a person's to change, and no bare error."""
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.raises(CommandError, match="out cannot be locked"):
+        export(dataset.settings, dataset.catalog, tmp_path / "out", Format.jsonl)
+
+
+def no_locks(*_):
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+
+def test_two_exports_into_one_folder_are_kept_apart(dataset, tmp_path):
+    """The second would take the first one's unfinished files for left ones; it is refused until then."""
+    folder = tmp_path / "out"
+    first = export(dataset.settings, dataset.catalog, folder, Format.jsonl)
+    other = taken(folder / ".shards" / "lock")
+    with pytest.raises(CommandError, match="Another export"):
+        export(dataset.settings, dataset.catalog, folder, Format.jsonl)
+    other.close()
+    again = export(dataset.settings, dataset.catalog, folder, Format.jsonl)
+    assert (again.rows, again.kept) == (first.rows, first.shards)
+    assert not (folder / ".shards" / "lock").exists(), "nothing is left that says it is under way"
+
+
+def test_the_card_names_the_models_of_the_rows_whatever_the_settings_say_now(dataset, tmp_path):
+    """Rows are handed on under the names of what made them; a note of format 1, without them, is renewed."""
+    folder = tmp_path / "out"
+    dataset.describe(dataset.keys[0], settings="other", text="another house")
+    export(dataset.settings, dataset.catalog, folder, Format.huggingface)
+    card = (folder / "README.md").read_text()
+    assert "9 properties, each described from its images by `model-other`, `model-s`" in card
+    assert "`embedding_model`; 3 rows have none yet)" in card
+    path = folder / ".shards" / f"{dataset.keys[1]}.json"
+    note = read_sealed(path, format_=2)
+    assert note.pop("models") == ["model-s"]
+    write_sealed(path, note)
+    assert export(dataset.settings, dataset.catalog, folder, Format.huggingface).kept == 2
+    assert (folder / "README.md").read_text() == card
+
+
+def test_the_card_has_the_whole_schema_and_names_nothing_that_is_not_missing(dataset, tmp_path, monkeypatch):
+    """Its columns are not cut, however many fields a description has; with all vectors none is missing."""
+    wide = pa.struct([(f"a_field_with_a_long_name_{number}", pa.string()) for number in range(20)])
+    shard = export_module._shard
+
+    def widened(*arguments):
+        table, sources = shard(*arguments)
+        at = table.schema.get_field_index("description")
+        return table.set_column(at, "description", pa.nulls(table.num_rows, wide)), sources
+
+    monkeypatch.setattr(export_module, "_shard", widened)
+    export(dataset.settings, dataset.catalog, tmp_path / "out", Format.huggingface)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "omitted" not in card and card.count("a_field_with_a_long_name_19") == 2
+    assert "none yet" not in card
+
+
+def rows_of(folder: Path) -> dict[str, dict]:
+    """Every row of an export as JSON lines, by id."""
+    lines = [line for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
+    rows = {one["property_id"]: one for one in map(json.loads, lines)}
+    assert len(rows) == len(lines)
+    return rows
+
+
+def test_a_vector_is_given_on_with_the_text_that_it_was_made_from_alone(dataset, tmp_path):
+    """Described anew, three properties have no vector until they are embedded again; their shard follows."""
+    folder, key = tmp_path / "out", dataset.keys[1]
+    asked = dataset.settings, dataset.catalog, folder, Format.jsonl
+    assert export(*asked).without_vector == 0
+    assert rows_of(folder)["p3"]["embedding"] == [1.0, 3.0]
+    dataset.describe(key, text="another house")
+    after = export(*asked)
+    # p4 failed: it is not described, so that no vector is missing.
+    assert (after.rows, after.without_vector, after.kept) == (9, 2, 2)
+    rows = rows_of(folder)
+    assert [rows[name]["embedding"] for name in ("p2", "p3", "p5", "p6")] == [[1, 2], None, None, [1, 6]]
+    assert rows["p3"]["embedding_model"] is None
+    dataset.embed(key)
+    again = export(*asked)
+    assert (again.without_vector, again.kept) == (0, 2)
+    assert rows_of(folder)["p3"]["embedding"] == [1.0, 3.0]
+
+
+def test_each_row_gets_its_own_vector_whatever_order_they_lie_in(dataset, tmp_path):
+    """Vectors are joined to rows by what they are of, also where one has none and a condition chooses."""
+    dataset.embed(dataset.keys[0], lambda rows: rows[::-1])
+    dataset.embed(dataset.keys[2], lambda rows: rows[1:])
+    mask = np.isin(np.arange(9), (0, 2, 4, 6, 7))
+    found = export(
+        dataset.settings, dataset.catalog, tmp_path / "out", Format.jsonl, where="chosen", mask=mask
+    )
+    vectors = {name: row["embedding"] for name, row in rows_of(tmp_path / "out").items()}
+    assert vectors == {"p0": [1, 0], "p2": [1, 2], "p4": None, "p6": None, "p7": [1, 7]}
+    assert (found.rows, found.without_vector) == (5, 1)
+
+
+def test_a_shard_that_is_not_what_was_written_ends_the_export(dataset, tmp_path, monkeypatch):
+    """A disk that loses bytes is noticed at the end, named, and nothing says that the folder is whole."""
+    folder = tmp_path / "out"
+    asked = dataset.settings, dataset.catalog, folder, Format.jsonl
+    publish = export_module.publish_replacing
+
+    def damaging(staged: Path, path: Path) -> None:
+        publish(staged, path)
+        if path.name.startswith(dataset.keys[1]):
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2] ^= 1
+            path.write_bytes(data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(export_module, "publish_replacing", damaging)
+        with pytest.raises(CommandError, match=rf"{dataset.keys[1]}\.jsonl is not what was written"):
+            export(*asked)
+    assert not {"export.json", "SHA256SUMS"} & content(folder).keys()
+    after = export(*asked)
+    assert (after.rows, after.kept) == (9, 2), "the whole ones are kept, the damaged one is written anew"
+    for damage in (lambda path: path.unlink(), lambda path: path.write_bytes(path.read_bytes()[:-1])):
+        damage(folder / f"{dataset.keys[0]}.jsonl")
+        assert export(*asked).kept == 2
+        assert content(folder)["SHA256SUMS"].count(b"\n") == 3
+
+
+def test_fewer_rows_than_were_chosen_end_the_export(dataset, tmp_path):
+    """A published file without one of its rows is a case for the audit, and no complete export."""
+    dataset.describe(dataset.keys[1], lambda rows: rows[:-1])
+    mask = np.ones(9, dtype=bool)
+    with pytest.raises(CommandError, match="8 rows were written and 9 should be: `vlm-assets audit`"):
+        export(dataset.settings, dataset.catalog, tmp_path / "out", Format.jsonl, where="1 = 1", mask=mask)
+    assert "export.json" not in content(tmp_path / "out")
+
+
+def test_no_cell_of_a_csv_is_a_formula(dataset, tmp_path):
+    """A model's text, an id or a path that begins like a formula is a text in a spreadsheet too."""
+    listing = tmp_path / "listing.jsonl"
+    ids = ["=HYPERLINK(A1)", "+1", "-1", "@SUM(A1)", "\tx", "a=b", "'=x", "plain"]
+    listing.write_text("".join(json.dumps({"property_id": one, "images": ["-a.jpg"]}) + "\n" for one in ids))
+    ingest(listing, tmp_path / "odd", range_size=len(ids))
+    dataset = type(dataset)(load_settings(model="example", home=tmp_path / "odd"))
+    (key,) = dataset.keys
+    dataset.describe(key, lambda rows: [{**row, "error": "=1+1"} for row in rows])
+
+    def exported(name: str, **more: bool) -> list[dict[str, str]]:
+        export(dataset.settings, dataset.catalog, tmp_path / name, Format.csv, **more)
+        with (tmp_path / name / f"{key}.csv").open(newline="") as file:
+            return list(csv.DictReader(file))
+
+    rows = exported("safe")
+    shown = ["'=HYPERLINK(A1)", "'+1", "'-1", "'@SUM(A1)", "'\tx", "a=b", "'=x", "plain"]
+    assert [one["property_id"] for one in rows] == shown
+    assert {one["error"] for one in rows} == {"'=1+1"}
+    assert {one["description.floors"] for one in rows} == {"2"}
+    assert not [cell for one in rows for cell in one.values() if cell[:1] in tuple("=+-@\t\r")]
+    assert [one["property_id"] for one in exported("raw", raw_cells=True)] == ids
+    with pytest.raises(CommandError, match="holds another export"):
+        exported("raw")
+
+
+def test_a_condition_that_never_ends_is_ended(dataset, monkeypatch):
+    """An expression that goes through billions of rows does not hold the machine; it ends with a sentence."""
+    monkeypatch.setattr(published_table, "SECONDS", 0.5)
+    slow = "(SELECT sum(sqrt(a.range * b.range)) FROM range(10000000) a, range(10000000) b) > ordinal"
+    with pytest.raises(CommandError, match=r"ended after 0.5 s\. Nothing was changed"):
+        published_table.chosen(dataset.settings, dataset.catalog, slow)

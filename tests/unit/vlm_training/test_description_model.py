@@ -1,0 +1,149 @@
+"""Which devices the ranks of a training see, and which model is kept when a publication is killed."""
+
+import contextlib
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+
+import dagster as dg
+import pytest
+
+from resources import gpu as resource
+from resources.alerts.outbox import Outbox
+from resources.gpu import GpuResource
+from vlm_assets.assets.fingerprint import Fingerprint
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.settings import load_settings
+from vlm_durable.files.files import exchange
+from vlm_durable.state.workers import Phase, Workers
+from vlm_engine.devices import find, leases
+from vlm_engine.devices.find import GpuReading
+from vlm_engine.devices.leases import LeaseHolder
+from vlm_training import description_model
+from vlm_training.description_model import TrainingWork, _Told
+from vlm_training.training_plan import TrainingPlan
+
+LOG = logging.getLogger("test_description_model")
+
+
+def test_each_rank_has_a_gpu_of_its_own_and_none_is_waited_for(tmp_path, monkeypatch, caplog):
+    """The lease of the run hides the other GPUs from it, not from its ranks; too few only warn."""
+    gpus = [GpuReading(number, f"GPU-{number}", "H100", 80 << 30) for number in range(2)]
+    for module in (find, resource):
+        monkeypatch.setattr(module.DriverNvml, "readings", lambda _: gpus)
+    monkeypatch.setattr(leases, "_lease", None)
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+        monkeypatch.setenv(name, "as before")  # put back afterwards
+        monkeypatch.delenv(name)
+    gpu = GpuResource(leases_directory=str(tmp_path / "leases"))
+    work = SimpleNamespace(name="tiny", plan=SimpleNamespace(ranks=3))
+    context = SimpleNamespace(log=LOG)
+    try:
+        with TrainingWork.devices(work, gpu, LeaseHolder("run", "tiny", "train"), context) as devices:
+            assert devices == ["GPU-0", "GPU-1"]
+    finally:
+        leases._lease.release()
+    assert "Going on with 2 of 3 ranks: No device came free" in caplog.text
+
+
+def test_nobody_expects_a_step_where_none_can_come(tmp_path):
+    """Ranks that start, save, go back or evaluate may take what loading takes; steps count again after it."""
+    settings = load_settings(home=tmp_path)
+    workers = Workers(control_state(settings))
+    context = SimpleNamespace(log=LOG, log_event=print, asset_key=dg.AssetKey("a"), partition_key="tiny")
+    with workers.begin(run_id="run", asset="a", partition="tiny", expected=9) as beat:
+        told = _Told(context, settings, beat)
+        for silent in ("starting", "measuring", "saving", "restoring", "evaluating"):
+            told.take({"event": silent})
+            assert beat.worker.phase is Phase.LOADING
+            told.take({"event": "skipped", "said": "It is skipped."})
+            assert beat.worker.phase is Phase.WORKING
+
+
+def test_a_stuck_or_slow_rank_is_an_alert_until_it_is_over(tmp_path):
+    """It is told once, names rank and device and no property, and ends with a start, or with the run."""
+    settings = load_settings(home=tmp_path)
+    state = control_state(settings)
+    outbox = Outbox(state)
+    values = {"asset_key": dg.AssetKey("a"), "run": SimpleNamespace(run_id="r1")}
+    context = SimpleNamespace(log=LOG, log_event=print, partition_key="tiny", **values)
+
+    def kinds():
+        return [one.kind for one in outbox.open_subjects().values()]
+
+    with Workers(state).begin(run_id="r1", asset="a", partition="tiny", expected=9) as beat:
+        told = _Told(context, settings, beat)
+        with contextlib.closing(told):
+            stuck = {"event": "stuck", "rank": 1, "device": "GPU-1", "said": "Rank 1 was loading p7."}
+            told.take(stuck)
+            told.take(stuck)
+            (alert,) = outbox.open_subjects().values()
+            assert (alert.kind, alert.partition, alert.page) == ("rank_stuck", "tiny", "runs/r1")
+            assert "Rank 1 of description_model tiny on GPU-1" in alert.title
+            assert "p7" not in str(alert), "an alert stays for 90 days where a property is withdrawn"
+            counts = dict.fromkeys(("step", "steps", "samples", "skipped", "starts", "interval", "mtbf"), 1)
+            told.take({"event": "restored", "ranks": 1, **counts})
+            assert kinds() == []
+            for rank in (0, 2):
+                told.take({"event": "slow", "rank": rank, "device": "cpu", "said": "Rank is slow."})
+            assert kinds() == ["rank_slow", "rank_slow"]
+            told.take({"event": "keeps pace", "rank": 2, "device": "cpu", "said": "It keeps pace."})
+            assert kinds() == ["rank_slow"]
+        assert kinds() == []
+    assert [event.what for event in outbox.recent(9)] == [
+        *("raised", "recovered"),
+        *("raised", "raised", "recovered", "recovered"),
+    ]
+
+
+def work_of(home, text):
+    """A training whose model is one file with this text."""
+    plan = TrainingPlan("tiny", "a:b", "a:b", "a:b", "Describe.", 0.1, seed=1, batch=1, microbatches=1)
+    return TrainingWork(load_settings(home=home), "tiny", plan, Fingerprint({"base": text}), ())
+
+
+def publish(work):
+    work.prepare()
+    (work.export / "model").write_text(work.fingerprint.parts["base"])
+    work.history.write_text("")
+    epochs = [{"of": "loss"}]
+    counts = dict.fromkeys(("parameters", "step", "samples", "train", "held_out", "metric", "asked"), 1)
+    work.publish({"event": "finished", "figures": {}, "skipped": 0, "epochs": epochs, **counts})
+
+
+def test_what_another_plan_had_begun_goes_with_its_list_last(tmp_path, monkeypatch):
+    """Killed in between, a withdrawal still finds the checkpoints that are left by what they learn from."""
+    other = work_of(tmp_path, "other").folder
+    (other / "checkpoints").mkdir(parents=True)
+    (other / "samples.jsonl").write_text("")
+    removed = []
+    unlink = Path.unlink
+
+    def seen(path, **options):
+        removed.append((path, (other / "checkpoints").exists()))
+        unlink(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", seen)
+    publish(work_of(tmp_path, "new"))
+    assert (other / "samples.jsonl", False) in removed
+    assert not other.exists()
+
+
+@pytest.mark.parametrize("line", ["exchange", "write_sealed"])
+def test_publication_killed_before_its_record_keeps_the_model_before(tmp_path, monkeypatch, line):
+    """Done again, it does not take the unrecorded model of the killed start for the one before."""
+    publish(work_of(tmp_path, "old"))
+
+    def killed(*folders):
+        if line == "exchange":
+            exchange(*folders)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(description_model, line, killed)
+        publish(work_of(tmp_path, "new"))
+    again = work_of(tmp_path, "new")
+    publish(again)
+    assert again.is_complete()
+    kept = again.paths.asset.versions / "tiny.before" / "model"
+    assert ((again.model_folder / "model").read_text(), kept.read_text()) == ("new", "old")

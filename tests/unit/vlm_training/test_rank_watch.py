@@ -1,0 +1,106 @@
+"""A rank that holds the others up is named with what it works on, and no sound one is."""
+
+from pathlib import Path
+
+import pytest
+
+from vlm_training.rank_watch import (
+    Doing,
+    Position,
+    PositionFile,
+    SlowRanks,
+    StepLimits,
+    StepWatch,
+    held_up_by,
+)
+
+
+def test_a_rank_says_where_it_is(tmp_path: Path) -> None:
+    """Which microbatch, of which properties, and what it does with them."""
+    file = PositionFile(tmp_path / "rank-0.at")
+    assert Position.read(tmp_path / "rank-0.at") == Position()
+    file.begin(["p1", "a longer id"])
+    file.enter(Doing.COMPUTING)
+    file.begin([f"p{number}" for number in range(7)])
+    found = Position.read(tmp_path / "rank-0.at")
+    assert (found.round, found.doing) == (2, Doing.LOADING)
+    assert found.sentence() == "loading the images of p0, p1, p2, p3, p4 and 2 more"
+
+
+@pytest.mark.parametrize(
+    ("rounds", "doing", "stopped", "stuck"),
+    [
+        ((3, 3), (Doing.WAITING, Doing.LOADING), (False, False), [1]),
+        ((4, 3), (Doing.WAITING, Doing.WAITING), (False, False), [1]),
+        ((3, 3), (Doing.WAITING, Doing.WAITING), (False, True), [1]),
+        ((3, 3), (Doing.WAITING, Doing.WAITING), (False, False), [0, 1]),
+        ((1,), (Doing.COMPUTING,), (False,), [0]),
+    ],
+)
+def test_the_rank_that_the_others_wait_for_is_found(rounds, doing, stopped, stuck) -> None:
+    """By what each has begun, what it does, and whether the system lets it run."""
+    positions = [Position(number, one) for number, one in zip(rounds, doing, strict=True)]
+    assert held_up_by(positions, stopped) == stuck
+
+
+def test_a_torn_word_names_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read once more; a rank whose word stays unreadable is not taken for one that has not begun."""
+    path, read = tmp_path / "rank-0.at", Path.read_bytes
+    PositionFile(path).begin(["p1"])
+    words = [b'{"round": 1', read(path)]
+    with monkeypatch.context() as torn:
+        torn.setattr(Path, "read_bytes", lambda _: words.pop(0))
+        assert Position.read(path).round == 1
+    path.write_bytes(b'{"round": 2')
+    unknown = Position.read(path)
+    assert unknown.doing is Doing.UNKNOWN
+    assert held_up_by([unknown, Position(7, Doing.COMPUTING), Position(8)], [False] * 3) == [1]
+    assert held_up_by([unknown, unknown], [False, True]) == [1]
+
+
+def test_a_step_may_take_what_steps_take() -> None:
+    """A learned time with a floor and a ceiling; the start and the measuring of an epoch have their own."""
+    watch = StepWatch(StepLimits(least=2.0, most=100.0, loading=1000.0), 0.0)
+    assert watch.still(999.0) is None and watch.still(1001.0) == 1001.0
+    watch.take("restored", 10.0)
+    assert watch.allowed == 100.0, "no rhythm is known yet"
+    for at in (50.0, 51.0, 55.0):
+        watch.take("step", at)
+    assert watch.allowed == 1.5 * 4.0
+    watch.take("warning", 60.0)
+    assert watch.still(60.0) is None and watch.still(61.5) == 6.5, "a warning is no step"
+    watch.take("measuring", 62.0)
+    assert watch.allowed == 100.0
+    watch.take("epoch", 300.0)
+    watch.take("step", 301.0)
+    assert watch.allowed == 6.0, "the measuring is no step"
+    watch.take("epoch", 302.0)
+    watch.take("evaluating", 302.5)
+    assert watch.allowed == 1000.0, "the finished model is asked about held-out properties"
+
+
+def test_a_slow_rank_is_named_once_while_it_lasts() -> None:
+    """Far above the others' median for long: its number, its seconds and the batch at which it was worst.
+
+    And once when it is over.
+    """
+    watch, told = SlowRanks(seconds=60.0), list[tuple[str, int, str]]()
+    for step in range(100):
+        own = 2.0 if step == 30 else 0.5
+        told += watch.take([0.2, own], [f"p{step}"], float(step))
+    ((event, rank, said),) = told
+    assert (event, rank) == ("slow", 1)
+    assert "Rank 1 is slow: it needs 0.50 s for a microbatch and the others 0.20 s" in said
+    assert "slowest in the batch of p30" in said
+    told = [one for step in range(100, 200) for one in watch.take([0.2, 0.2], ["p"], float(step))]
+    assert told == [("keeps pace", 1, "Rank 1 keeps pace with the others again.")]
+
+
+def test_ranks_that_keep_pace_are_not_named() -> None:
+    """A little slower, or slow for a moment, is no reason to wake anybody."""
+    watch = SlowRanks(seconds=10.0)
+    assert not [
+        one
+        for step in range(300)
+        for one in watch.take([0.2, 2.0 if step % 10 == 0 else 0.25], ["p"], float(step))
+    ]

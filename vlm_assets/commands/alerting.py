@@ -1,0 +1,155 @@
+"""Builds the delivery of alerts from the settings. The command ``vlm-assets alerts`` shows what is wrong.
+
+What does not live here: how alerts are delivered (``resources/alerts``), and the sensor.
+Dagster is not imported: alerts are delivered whatever has become of it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from resources.alerts.delivery import Delivery
+from resources.alerts.outbox import Outbox
+from resources.alerts.targets import AlertTargetError, Target, checked_targets
+from vlm_assets.commands.terminal import AsJson, Home, chosen_settings, say, say_as_json
+from vlm_assets.commands.terminal import app as commands
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.settings import PREFIX, Settings, SettingsError
+from vlm_assets.webserver.home import running_address
+from vlm_durable.wording import counted
+
+_SECONDS = 20.0
+"""After which a target that hangs is given up."""
+
+Limit = Annotated[int, typer.Option(min=1, help="How many of each list.")]
+
+app = typer.Typer(
+    help="What is wrong and whom it was told.",
+    epilog="vlm-assets alerts --limit 5",
+    invoke_without_command=True,
+)
+commands.add_typer(app, name="alerts")
+
+
+def build_delivery(settings: Settings) -> Delivery:
+    """What brings the outbox to the targets. Raises SettingsError: it names a bad one, never its text."""
+    secret = settings.alert_targets
+    try:
+        targets = checked_targets(secret.get_secret_value().split() if secret is not None else ())
+    except AlertTargetError as error:
+        raise SettingsError(f"{PREFIX}ALERT_TARGETS: {error}") from None
+    return Delivery(Outbox(control_state(settings)), targets, home=settings.home)
+
+
+def pages_address(settings: Settings) -> str | None:
+    """The address of the pages for links: the one in the settings, else of the Dagster that runs here."""
+    if settings.ui_address:
+        return settings.ui_address
+    return running_address(Path(os.environ.get("DAGSTER_HOME") or settings.dagster_home))
+
+
+def send_trial(delivery: Delivery, settings: Settings, *, seconds: float) -> list[tuple[Target, str | None]]:
+    """Send every target a test message. What each said: None of one that took it."""
+    body = f"Alerts reach you here. Pages: {pages_address(settings) or 'not up'}"
+    return delivery.send_at_once("This is a test", body, type_="info", seconds=seconds)
+
+
+@app.callback()
+def alerts(context: typer.Context, home: Home = None, limit: Limit = 20, as_json: AsJson = False) -> None:
+    """List what is wrong now, newest last, and what was told lately. Reads only."""
+    if context.invoked_subcommand is not None:
+        # `vlm-assets alerts --home DIR test` means the same home.
+        chosen_settings(home)
+        return
+    delivery = build_delivery(chosen_settings(home))
+    standing = list(delivery.outbox.open_subjects().values())
+    recent = delivery.outbox.recent(limit)
+    if as_json:
+        opened, events = ([one.as_json() | {"id": one.id} for one in some] for some in (standing, recent))
+        say_as_json({"open": opened, "recent": events})
+        return
+    say(f"{len(standing)} open", bold=True)
+    for alert in standing[-limit:]:
+        found = f": expected {alert.expected}, found {alert.found}" if alert.expected and alert.found else ""
+        say(f"{_clock(alert.at)}  {alert.kind}  {alert.title}{found}")
+        say(f"    {alert.next_step}\n    subject: {alert.subject}")
+    if len(standing) > limit:
+        say(f"... and {len(standing) - limit} older; --limit shows more")
+    say("\nLately", bold=True)
+    for event in recent:
+        say(f"{_clock(event.at)}  {_SIGNS[event.what]}{event.alert.kind}  {event.alert.title}")
+    say("")
+    for name, (untold, tries) in delivery.backlog().items():
+        tried = f", tried up to {counted(tries, 'times')}" if tries else ""
+        say(f"{name}: {untold} to tell{tried}")
+    if not delivery.targets:
+        say(_NO_TARGETS)
+
+
+@app.command(epilog="vlm-assets alerts test")
+def test(home: Home = None) -> None:
+    """Send a test message to every target and say what each answered. Exit code 1 if one did not take it."""
+    current = chosen_settings(home)
+    delivery = build_delivery(current)
+    if not delivery.targets:
+        say(_NO_TARGETS)
+        raise typer.Exit(1)
+    answers = send_trial(delivery, current, seconds=_SECONDS)
+    for target, said in answers:
+        say(f"{target.name}: {said or 'took it'}")
+    raise typer.Exit(1 if any(said for _, said in answers) else 0)
+
+
+@app.command(epilog="vlm-assets alerts close SUBJECT --reason 'the card was taken out'")
+def close(
+    name: Annotated[str, typer.Argument(metavar="SUBJECT", help="As the list shows it, or a message's id.")],
+    home: Home = None,
+    reason: Annotated[str | None, typer.Option(help="Why, for those who are told.")] = None,
+) -> None:
+    """Close an open alert by hand: what cannot become right again by itself, such as a card taken out.
+
+    Whoever was told of it is told of that. What it was about is told again where it happens again.
+    """
+    sentence = f"A person closed it: {reason}" if reason else "A person closed it."
+    outbox = Outbox(control_state(chosen_settings(home)))
+    alert = outbox.close(name, sentence=sentence, at=time.time())
+    say(f"Closed: {alert.title} ({len(outbox.open_subjects())} open)")
+
+
+@app.command(epilog="vlm-assets alerts deliver")
+def deliver(home: Home = None) -> None:
+    """Notice a silent daemon or alerts sensor, and deliver what waits: for cron or a systemd timer.
+
+    Works with Dagster up or down. Exit code 1 if something waits that a target did not take.
+    """
+    from sensors.ticks import Ticks
+
+    current = chosen_settings(home)
+    delivery = build_delivery(current)
+    now = time.time()
+    silent = Ticks(delivery.outbox.state).silence(now=now)
+    if silent is not None:
+        say(f"{silent.title}: {silent.found}.")
+        delivery.outbox.post(silent)
+    done = delivery.deliver(now=now, seconds=_SECONDS, address=pages_address(current))
+    say(done.sentence)
+    raise typer.Exit(1 if done.troubles else 0)
+
+
+_NO_TARGETS = (
+    "No targets are set: alerts are only shown here. Set VLM_ASSETS_ALERT_TARGETS, e.g."
+    " mailto://USER:PASSWORD@HOST, slack://TOKENS or json://HOST/PATH; https://appriseit.com/services/ lists"
+    " them."
+)
+
+_SIGNS = {"raised": "      ", "recovered": "right ", "closed": "closed "}
+
+
+def _clock(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M")

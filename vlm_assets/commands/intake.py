@@ -1,0 +1,339 @@
+"""What takes properties in: ``vlm-assets ingest``, and ``example`` and ``demo``, which only a checkout has.
+
+The package never needs the ``examples`` folder. This module is the only one that imports from it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
+from vlm_assets.catalog.image_root import ImageRoot
+from vlm_assets.catalog.ingest import IngestProgress, IngestReport, close_tail, ingest
+from vlm_assets.catalog.listing import ReadingOptions
+from vlm_assets.commands.terminal import (
+    AsJson,
+    CommandError,
+    Home,
+    Port,
+    TerminalConsole,
+    app,
+    chosen_settings,
+    doing,
+    say,
+    say_as_json,
+)
+from vlm_assets.config.engine_choice import require_models
+from vlm_assets.config.resource_settings import build_gpu
+from vlm_assets.config.settings import CHECKOUT, EXAMPLE, PREFIX, Settings
+from vlm_assets.webserver.api import reload_running
+from vlm_durable.mirror.bucket import Place, place_of
+from vlm_durable.wording import counted
+
+PROPERTIES = 240
+RANGE_SIZE = 20
+SEED = 7
+
+_MOST_SLOTS = 4
+"""Each is a run of its own with 0.7 GB."""
+
+_FOLDER = CHECKOUT / "examples"
+
+Properties = Annotated[int, typer.Option(min=1, help="Example properties to render.")]
+RangeSize = Annotated[int | None, typer.Option(min=1, help="Properties a partition.")]
+Seed = Annotated[int, typer.Option(help="Seed of the example properties.")]
+
+
+@app.command("example", epilog="vlm-assets example --properties 60 --home /tmp/example")
+def example_command(
+    home: Home = None,
+    properties: Properties = PROPERTIES,
+    range_size: RangeSize = None,
+    seed: Seed = SEED,
+) -> None:
+    """Render the example properties and take them into the catalogue.
+
+    Nothing is described yet.
+    """
+    _take_in_example(chosen_settings(home), properties, range_size, seed)
+
+
+@app.command("demo", epilog="vlm-assets demo --exit --seed 9 --home /tmp/other")
+def demo_command(
+    home: Home = None,
+    properties: Properties = PROPERTIES,
+    range_size: RangeSize = None,
+    seed: Seed = SEED,
+    port: Port = 3000,
+    exit_when_done: Annotated[
+        bool, typer.Option("--exit", help="Stop when all is done; 0 only if all partitions are sound.")
+    ] = False,
+) -> None:
+    """Start the Dagster UI and a backfill of everything that is missing.
+
+    With VLM_ASSETS_SOURCE set, new properties of that source are taken in first. Without it, the command goes
+    on with the home's catalogue; a home without a catalogue gets the example.
+    """
+    from vlm_assets.commands.run import run_backfill  # with Dagster, which an ingest does without
+
+    current = chosen_settings(home)
+    of_example = current.source is None and _is_of_example(current.home)
+    if of_example:
+        _take_in_example(current, properties, range_size, seed)
+        current = chosen_settings(home)
+    elif current.source is None:
+        say(f"{PREFIX}SOURCE is not set: nothing new is taken in. Going on with {current.home}.")
+    require_models(current)
+    if current.source is not None:
+        for sentence in _taken_in(current, current.source, range_size=range_size, close=True).sentences():
+            say(sentence)
+    else:
+        close_tail(current.home, current.store)
+    if of_example:
+        current = current.model_copy(update={"devices": _devices(current)})
+    code = run_backfill(
+        current,
+        port=port,
+        exit_when_done=exit_when_done,
+        accuracy=lambda: _accuracy(current) if of_example else None,
+        environment={f"{PREFIX}DEVICES": current.devices},
+    )
+    raise typer.Exit(code)
+
+
+def _take_in_example(settings: Settings, properties: int, range_size: int | None, seed: int) -> None:
+    _find_examples()
+    if not _is_of_example(settings.home):
+        raise CommandError(
+            f"{settings.home} holds a catalogue of other properties, and the example would mix with them."
+            " Give the example a home of its own: --home DIR."
+        )
+    from examples.rendered_properties import write_example
+
+    say(f"Example: {counted(properties, 'properties')} with seed {seed} in {settings.home / EXAMPLE} ...")
+    doing("rendering their images")
+    listing = write_example(settings.home, properties=properties, seed=seed)
+    report = ingest(listing, settings.home, range_size=range_size or RANGE_SIZE, close=True)
+    for sentence in report.sentences():
+        say(sentence)
+
+
+def _devices(settings: Settings) -> str:
+    """The devices of the example: without a GPU a slot a core, four at most, where no setting says else.
+
+    A partition of the example is start-up and little else, which keeps no more than one core busy.
+    """
+    slots = max(len(found := build_gpu(settings).find()), min(len(os.sched_getaffinity(0)), _MOST_SLOTS))
+    on_cpu = all(one.kind == "cpu" for one in found)
+    return f"cpu:{slots}" if settings.devices == "auto" and on_cpu else settings.devices
+
+
+def _accuracy(settings: Settings) -> str:
+    _find_examples()
+    from examples.accuracy import accuracy
+
+    return accuracy(settings.home).report()
+
+
+def _is_of_example(home: Path) -> bool:
+    """Whether the home's catalogue is of the example, or there is none yet. Raises CatalogError."""
+    try:
+        catalog = Catalog.open(home)
+    except CatalogMissingError:
+        return True
+    return catalog.images.real == ImageRoot.at(home / EXAMPLE).real
+
+
+def _find_examples() -> None:
+    """Make the checkout's ``examples`` importable, from any working directory. Raises CommandError."""
+    if not (_FOLDER / "rendered_properties.py").is_file():
+        raise CommandError(
+            "The example properties and the example model are part of a checkout of this project, not of the"
+            " installed package. Run this command in a checkout, or use your own images:"
+            f" set {PREFIX}SOURCE and {PREFIX}MODEL."
+        )
+    if str(CHECKOUT) not in sys.path:
+        sys.path.insert(0, str(CHECKOUT))
+
+
+_LOG_SECONDS = 30.0
+"""Between two lines of progress without a terminal."""
+
+_FORMATS = """\b
+A SOURCE is one of these. Image paths are relative to the listing's folder,
+or to --image-root; absolute paths may lie inside it.
+\b
+Folder tree    each folder is a property, its name the id
+  listings/4711/front.jpg      (or listings/4711/photos/front.jpg)
+  listings/4711/kitchen.jpg
+On S3          the same; credentials from the AWS environment
+  s3://bucket/listings
+\b
+CSV, a row a property: images separated by |, or a JSON array
+  property_id,images
+  4711,4711/front.jpg|4711/kitchen.jpg
+  4712,"[""4712/a.jpg"", ""4712/b.jpg""]"
+\b
+CSV, a row an image: the rows of an id may stand anywhere
+  property_id,image
+  4711,4711/front.jpg
+  4711,4711/kitchen.jpg
+\b
+JSONL, a line a property
+  {"property_id": "4711", "images": ["4711/front.jpg", "4711/kitchen.jpg"]}
+\b
+Parquet        property_id (text or whole numbers) and images (list of text),
+               or a row an image with image (text)
+\b
+Column names   the id: property_id or id
+               several images: images or image_uris
+               one image: image, image_uri or image_path
+               others are guessed (Listing ID, Photos), or given with
+               --id-column NAME --image-column NAME
+Delimiter      found out: comma, semicolon, tab or |
+Encoding       UTF-8 and UTF-16 are found out; for others give --encoding
+\b
+vlm-assets ingest /srv/listings
+vlm-assets ingest list.csv --image-root /srv/photos --skip-bad"""
+
+
+@app.command("ingest", epilog=_FORMATS)
+def ingest_command(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="Folder tree ID/*.jpg, here or at s3://BUCKET/PREFIX, or a CSV, JSONL or parquet listing."
+        ),
+    ],
+    home: Home = None,
+    range_size: Annotated[int | None, typer.Option(min=1, help="Properties a partition.")] = None,
+    image_root: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Folder, here or on S3, that image paths are relative to and may not leave. Several folders"
+            " of this machine: give it several times."
+        ),
+    ] = None,
+    update: Annotated[
+        bool, typer.Option("--update", help="Take changed images of known properties too.")
+    ] = False,
+    close: Annotated[
+        bool, typer.Option("--close", help="Make a partition of the last properties, however few.")
+    ] = False,
+    skip_bad: Annotated[
+        bool,
+        typer.Option("--skip-bad", help="Write bad entries to a reject file in the home, and take the rest."),
+    ] = False,
+    delimiter: Annotated[
+        str | None, typer.Option(help="Of a CSV, one character or 'tab'. Default: found out.")
+    ] = None,
+    encoding: Annotated[
+        str | None, typer.Option(help="Of a CSV or JSONL, such as windows-1252. Default: found out.")
+    ] = None,
+    image_separator: Annotated[str, typer.Option(help="Between several images of one CSV field.")] = "|",
+    id_column: Annotated[
+        str | None, typer.Option(help="Of a listing: the column of the ids; case does not matter.")
+    ] = None,
+    image_column: Annotated[
+        str | None, typer.Option(help="Of a listing: the column of the images; case does not matter.")
+    ] = None,
+    nested: Annotated[
+        bool,
+        typer.Option("--nested", help="Of a folder tree: images in all folders below a property's too."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Take properties into the catalogue. What is in it already never moves."""
+    delimiter = "\t" if delimiter == "tab" else delimiter
+    if delimiter is not None and len(delimiter) != 1:
+        raise typer.BadParameter("The delimiter is one character, or the word tab.")
+    if not image_separator:
+        raise typer.BadParameter("The image separator has at least one character.")
+    current = chosen_settings(home)
+    report = _taken_in(
+        current,
+        place_of(source),
+        range_size=range_size,
+        image_root=[place_of(one) for one in image_root or ()],
+        update=update,
+        close=close,
+        skip_bad=skip_bad,
+        options=ReadingOptions(delimiter, encoding, image_separator, id_column, image_column, nested),
+    )
+    said = list(report.sentences())
+    if report.new_ranges:
+        from vlm_assets.commands.plan import range_size_advice  # with Dagster
+
+        said.append(reload_running(current.dagster_home))
+        images = min(report.images_listed / max(1, report.listed), current.max_images)
+        advice = range_size_advice(current, report.range_size, images)
+        said += [advice] if advice is not None else []
+    if report.stale_ranges:
+        from vlm_assets.services.stale_work import stale_among  # with models, which most ingests do without
+
+        keys = [one.key for one in report.stale_ranges]
+        said += stale_among(current, Catalog.open(current.home), keys).sentences()
+    if as_json:
+        ranges = {name: [one.key for one in getattr(report, name)] for name in ("new_ranges", "stale_ranges")}
+        say_as_json(vars(report) | ranges | {"request": report.request.words, "said": said})
+        return
+    for sentence in said:
+        say(sentence)
+
+
+def _taken_in(
+    settings: Settings,
+    source: Place,
+    *,
+    range_size: int | None,
+    image_root: Sequence[Place] = (),
+    **chosen: Any,
+) -> IngestReport:
+    """Ingest with a progress bar on the terminal; without one, a line every half minute. Both on stderr."""
+    console = TerminalConsole(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(20),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[images]:,} images"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    task = bar.add_task("reading", total=None, images=0)
+    told = time.monotonic()
+
+    def show(now: IngestProgress) -> None:
+        nonlocal told
+        bar.update(
+            task, description=now.stage, completed=now.done, total=now.total or None, images=now.images
+        )
+        if not console.is_terminal and time.monotonic() - told > _LOG_SECONDS:
+            told = time.monotonic()
+            share = f"{now.done / now.total:.0%}, " if now.total else ""
+            say(
+                f"{now.stage}: {share}{counted(now.properties, 'properties')},"
+                f" {counted(now.images, 'images')}",
+                err=True,
+            )
+
+    with bar:
+        return ingest(
+            source,
+            settings.home,
+            range_size=range_size or settings.range_size,
+            image_root=image_root or settings.image_root,
+            max_images=settings.max_images,
+            progress=show,
+            store=settings.store,
+            **chosen,
+        )

@@ -1,0 +1,202 @@
+"""The command line: ``vlm-assets``, its list of commands, and the command ``settings``."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from functools import cache, partial
+from importlib import import_module
+from importlib.metadata import version
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from vlm_assets.commands.terminal import (
+    AsJson,
+    Home,
+    VisibleFormatter,
+    app,
+    chosen_settings,
+    note_given,
+    say,
+    say_as_json,
+    show_activity,
+)
+from vlm_assets.config.extensions import installed
+from vlm_assets.config.settings import ENV_FILE, PREFIX, Settings, SettingsError, env_file_sentence
+from vlm_durable.commands import HOME
+from vlm_durable.files.files import restrict_umask
+
+_OURS = frozenset({"vlm_durable", "vlm_engine", "resources", "sensors", "vlm_assets", "examples", "faults"})
+"""Packages whose errors are sentences, beside those of extensions."""
+
+_OF_A_CLUSTER = frozenset({"ray", "dagster_ray", "dagster_postgres"})
+"""Packages of the extra ``cluster``."""
+
+
+_CORE: Final = {
+    "alerts": ("alerting", "What is wrong and whom it was told."),
+    "audit": ("audit", "Prove from what is on disk that every published property is there once."),
+    "backup": ("backup", "Copy a home into a folder while work goes on; each time only what is new."),
+    "demo": ("intake", "Start the Dagster UI and a backfill of everything that is missing."),
+    "devices": ("device_commands", "Show the devices: free, held, failed before, or left out."),
+    "doctor": ("doctor", "Try all that a long run will need, and say what is wrong."),
+    "example": ("intake", "Render the example properties and take them into the catalogue."),
+    "ingest": ("intake", "Take properties into the catalogue. What is in it already never moves."),
+    "metrics": ("metrics", "Say the figures of status in the text format of Prometheus."),
+    "pause": ("device_commands", "Let everything stand still, and wait until the devices are free."),
+    "plan": ("plan", "Say what describing the rest will take: days, cost, disk, failures."),
+    "prune": ("prune", "List what takes space and is needed no more; then remove it."),
+    "publish": ("run", "Publish a partition that the check failed_share refused."),
+    "repair": ("repair", "List what is wrong and what would put it right; then do it."),
+    "restore": ("backup", "Restore a backup into an empty home."),
+    "resume": ("device_commands", "Lift the pause: waiting runs go on at once."),
+    "run": ("run", "Materialize partitions and show the progress until they are done."),
+    "serve": ("run", "Run the Dagster UI, daemon, schedules and alerts of a home."),
+    "settings": ("main", "List every setting, its value and what it means."),
+    "show": ("property_view", "Show one property: images, description, errors, files."),
+    "status": ("status_view", "Say where every partition stands, and what is left."),
+    "try": ("measurement", "Describe a few properties: the answers, the rate, what all would take."),
+    "withdraw": ("withdraw", "Remove properties for good, from files, versions and journals."),
+}
+"""Of the core, by name: the module beside this one, and the first line of its help."""
+
+
+@cache
+def commands() -> Mapping[str, tuple[str, str]]:
+    """Each command's module, and the first line of its help; those of extensions too, by name."""
+    listed = {name: (f"{__package__}.{module}", said) for name, (module, said) in _CORE.items()}
+    for extension in installed():
+        listed |= extension.commands
+    return dict(sorted(listed.items()))
+
+
+class _Listed(TyperCommand):
+    """A command as ``--help`` lists it. Its module is imported when it is called."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        """The context of the command itself."""
+        note_given([arguments[0], *arguments[1]])
+        return find_command(self.name or "").make_context(*arguments, **options)
+
+
+class _Commands(TyperGroup):
+    """All commands, without an import of their modules: ``--help`` answers at once."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.imported, self.commands = self.commands, {}
+        for name, (_, sentence) in commands().items():
+            self.commands[name] = _Listed(name, help=sentence)
+
+
+def find_command(name: str) -> Any:
+    """The command itself, with its arguments: imports its module."""
+    import_module(commands()[name][0])
+    group = typer.main.get_command(app)
+    assert isinstance(group, _Commands)
+    return group.imported[name]
+
+
+def main(program: typer.Typer | None = None) -> None:
+    """Run a command; of ``program``, or else of ``vlm-assets``.
+
+    Exit codes: 0 fine, 1 something is wrong, 2 the command or a setting is.
+
+    Our own errors are sentences that say what to do, without a traceback; so are those of a file that cannot
+    be read or written. What a terminal cannot show, or would obey, is shown escaped, in tracebacks and log
+    records too.
+    """
+    restrict_umask()
+    # Whatever is started from here works in other folders, and reads the same file.
+    os.environ[f"{PREFIX}ENV_FILE"] = str(ENV_FILE)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(VisibleFormatter())
+    try:
+        (program or app)()
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] in _OURS.union(one.package for one in installed()):
+            said = str(error)
+        elif isinstance(error, OSError) and error.filename is not None:
+            said = f"{error.filename}: {error.strerror}. Put that right, and do it again."
+        elif isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _OF_A_CLUSTER:
+            said = f"{error.name} is not installed: `pip install -c constraints.txt -e '.[cluster]'`."
+        else:
+            say(traceback.format_exc(), err=True)
+            sys.exit(1)
+        say(said, fg="red", err=True)
+        sys.exit(2 if isinstance(error, SettingsError) else 1)
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        say(f"vlm-assets {version('vlm-assets')}")
+        raise typer.Exit
+
+
+@app.callback(cls=_Commands)
+def vlm_assets(
+    context: typer.Context,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Property descriptions and embeddings as Dagster partitions that are never lost.
+
+    Exit codes: 0 fine, 1 something is wrong, 2 the command or a setting is wrong.
+    """
+    # Another command in the same process may mean another home.
+    context.call_on_close(partial(_restore_home, os.environ.get(HOME)))
+    show_activity(context)
+
+
+def _restore_home(home: str | None) -> None:
+    if home is None:
+        os.environ.pop(HOME, None)
+    else:
+        os.environ[HOME] = home
+
+
+_EXAMPLES = """\b
+vlm-assets settings
+vlm-assets settings --json"""
+
+
+@app.command("settings", epilog=_EXAMPLES)
+def settings_command(home: Home = None, as_json: AsJson = False) -> None:
+    """List every setting, its value and what it means.
+
+    Settings that you have set are bold.
+    Secrets are never shown. A setting is set in the environment or in .env.
+    Where a setting is wrong, the defaults are listed, and then what is wrong.
+    """
+    wrong = None
+    try:
+        current = chosen_settings(home)
+    except SettingsError as error:
+        # Its message says that this command lists the settings, so the command does.
+        current, wrong = Settings.model_construct(), error
+    listed = {}
+    for name, field in type(current).model_fields.items():
+        value = getattr(current, name)
+        plain = value if isinstance(value, bool | int | float | None) else str(value)
+        is_set, meaning = name in current.model_fields_set, " ".join((field.description or "").split())
+        listed[f"{PREFIX}{name.upper()}"] = {"value": plain, "set": is_set, "meaning": meaning}
+    if as_json:
+        say_as_json(listed)
+    else:
+        say(env_file_sentence() if wrong is None else "A setting is wrong, so these are the defaults.")
+        for name, told in listed.items():
+            # Whole names and values, however narrow the terminal: they are copied and searched for.
+            say(f"{name}={'' if told['value'] is None else told['value']}", bold=told["set"])
+            say(f"    {told['meaning']}")
+    if wrong is not None:
+        raise wrong

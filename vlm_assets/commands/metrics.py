@@ -1,0 +1,167 @@
+"""``vlm-assets metrics``: the figures of status for Prometheus, as gauges in its text format.
+
+docs/operations.md lists them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from prometheus_client import CollectorRegistry, Gauge, generate_latest, write_to_textfile
+
+from resources.alerts.outbox import Outbox
+from vlm_assets.assets.partition_state import State
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.commands.terminal import Home, app, chosen_settings, say_json
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.settings import Settings
+from vlm_assets.services.status import DeviceStatus, read_status
+from vlm_assets.webserver.api import DagsterApi, DagsterApiError
+
+DEVICE_STATES = ("working", "free", "left out", "away")
+RUN_STATUSES = ("QUEUED", "STARTING", "STARTED")
+SEVERITIES = ("error", "warning")
+
+
+def metrics_of(settings: Settings) -> CollectorRegistry:
+    """All figures of a home at this moment. Raises what status raises: none are better than wrong ones.
+
+    A figure that is not known (a rate before the first row, the queue without Dagster) is left out.
+    """
+    status = read_status(settings, Catalog.open(settings.home))
+    descriptions = settings.descriptions.name
+    standing = Outbox(control_state(settings)).open_subjects().values()
+    alerts: Counter[str] = Counter(one.severity for one in standing)
+    runs = _runs(status.dagster, settings.dagster_home)
+    gauges = _Gauges(str(settings.home))
+    gauges.add("status_timestamp_seconds", "When these figures were read, in unix time.", status.at)
+    gauges.add("properties", "Properties in the catalogue.", status.properties)
+    gauges.add("properties_in_tail", "Properties that are in no partition yet.", status.waiting_in_tail)
+    gauges.add_each(
+        "properties_done",
+        "Properties whose row of the asset is committed or published, failed ones included.",
+        ("asset",),
+        {
+            (asset,): sum(one.usable_rows for one in status.partitions if one.asset == asset)
+            for asset in status.assets
+        },
+    )
+    gauges.add("properties_ok", "Published descriptions that came out right.", status.ok)
+    gauges.add_each(
+        "properties_failed",
+        "Published rows of properties that could not be described, by kind of failure.",
+        ("kind",),
+        {(kind,): count for kind, count in status.failed_by_kind.items()},
+    )
+    gauges.add_each(
+        "partitions",
+        "Partitions of the asset in each state.",
+        ("asset", "state"),
+        {(asset, str(state)): status.counts(asset)[state] for asset in status.assets for state in State},
+    )
+    left = sum(one.images_left or 0 for one in status.partitions if one.asset == descriptions)
+    gauges.add("images_left", "Images that are still to be described.", left)
+    gauges.add(
+        "properties_per_second",
+        "Descriptions committed per second of wall time, all devices together.",
+        status.properties_per_second,
+    )
+    gauges.add(
+        "left_seconds", "Seconds that the remaining descriptions take at this rate.", status.seconds_left
+    )
+    gauges.add_each(
+        "device_state",
+        "1 for the state that the device is in: working, free, left out (of use) or away (of this machine, or"
+        " on a node that is silent). node: its machine in a cluster.",
+        ("device", "node", "state"),
+        {
+            (one.id, one.node or "", state): float(state == _state_of(one))
+            for one in status.devices
+            for state in DEVICE_STATES
+        },
+    )
+    gauges.add_each(
+        "device_properties_per_second",
+        "The device's share of the rate.",
+        ("device", "node"),
+        {(one.id, one.node or ""): one.properties_per_second or 0.0 for one in status.devices},
+    )
+    gauges.add_each(
+        "device_temperature_celsius",
+        "As its driver says, of the devices of a cluster.",
+        ("device", "node"),
+        {(one.id, one.node or ""): one.temperature for one in status.devices if one.temperature is not None},
+    )
+    gauges.add("uncopied_segments", "Committed segments that the store does not have yet.", status.uncopied)
+    gauges.add("copy_lag_seconds", "How long the oldest of them has waited.", status.uncopied_seconds)
+    gauges.add_each(
+        "alerts_open",
+        "Alerts that stand.",
+        ("severity",),
+        {(severity,): alerts[severity] for severity in SEVERITIES},
+    )
+    gauges.add("warnings", "What status could not read, or found odd.", len(status.warnings))
+    gauges.add("paused", "1 while a person has paused everything.", status.paused is not None)
+    gauges.add("dagster_up", "1 if Dagster's pages answer.", runs is not None)
+    gauges.add_each("runs", "Runs by status; queued ones wait for a device.", ("status",), runs or {})
+    return gauges.registry
+
+
+class _Gauges:
+    """Gauges of one home, each with its folder as the first label: one node exporter may serve several."""
+
+    def __init__(self, home: str) -> None:
+        self.registry = CollectorRegistry()
+        self._home = home
+
+    def add(self, name: str, meaning: str, value: float | None) -> None:
+        self.add_each(name, meaning, (), {} if value is None else {(): value})
+
+    def add_each(
+        self, name: str, meaning: str, labels: tuple[str, ...], values: Mapping[tuple[str, ...], float]
+    ) -> None:
+        """One value for each tuple of labels' values."""
+        gauge = Gauge(f"vlm_assets_{name}", meaning, ("home", *labels), registry=self.registry)
+        for of_labels, value in values.items():
+            gauge.labels(self._home, *of_labels).set(value)
+
+
+def _state_of(device: DeviceStatus) -> str:
+    if device.left_out is not None:
+        return "left out"
+    return "working" if device.partition is not None else "free" if device.is_here else "away"
+
+
+def _runs(address: str | None, dagster_home: Path) -> dict[tuple[str, ...], float] | None:
+    """How many runs Dagster has in each status; None where it does not answer."""
+    if address is None:
+        return None
+    api = DagsterApi(address, dagster_home)
+    try:
+        return {(status.lower(),): api.runs_in(status) for status in RUN_STATUSES}
+    except DagsterApiError:
+        return None
+
+
+_EXAMPLES = """\b
+vlm-assets metrics
+vlm-assets metrics --file /var/lib/node_exporter/vlm_assets.prom"""
+
+File = Annotated[
+    Path | None,
+    typer.Option(help="Replace this file of node exporter's textfile collector; its name ends in .prom."),
+]
+
+
+@app.command("metrics", epilog=_EXAMPLES)
+def metrics_command(home: Home = None, file: File = None) -> None:
+    """Say the figures of status in the text format of Prometheus."""
+    found = metrics_of(chosen_settings(home))
+    if file is None:
+        say_json(generate_latest(found).decode().rstrip())
+    else:
+        write_to_textfile(str(file), found)

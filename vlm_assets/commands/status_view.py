@@ -1,0 +1,231 @@
+"""The triage as people see it in a terminal, once or kept up to date."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from typing import Annotated
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Column, Table
+from rich.text import Text
+
+from vlm_assets.assets.partition_state import MEANING, State
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.commands.terminal import (
+    AsJson,
+    Home,
+    TerminalConsole,
+    app,
+    chosen_settings,
+    doing,
+    say_as_json,
+)
+from vlm_assets.config.settings import env_file_sentence
+from vlm_assets.services.status import PartitionStatus, Status, read_status
+from vlm_durable.commands import command
+from vlm_durable.wording import counted
+
+SHOWN = 12
+"""Partitions listed for people; the rest is counted, and ``--json`` lists all."""
+
+WATCH_SECONDS = 5.0
+
+_LISTED = (
+    State.RUNNING,
+    State.GIVEN_UP,
+    State.LOST,
+    State.DAMAGED,
+    State.REFUSED,
+    State.FAILED,
+    State.CANCELLED,
+    State.INTERRUPTED,
+    State.STALE,
+)
+"""What a person wants to see by name, and in which order."""
+
+
+def watch_status(
+    read: Callable[[], Status], console: Console, *, wait: Callable[[float], None] = time.sleep
+) -> None:
+    """Keep it up to date until Ctrl-C."""
+    try:
+        with Live(view(read()), console=console, auto_refresh=False) as live:
+            while True:
+                wait(WATCH_SECONDS)
+                live.update(view(read()), refresh=True)
+    except KeyboardInterrupt:
+        return
+
+
+def view(status: Status) -> Group:
+    """All of it, from the most to the least urgent."""
+    parts: list[RenderableType] = [_heading(status), _counts(status)]
+    if any(device.rows or device.partition or device.left_out for device in status.devices):
+        parts.append(_devices(status))
+    parts += _listed(status)
+    parts += _done_again(status)
+    parts += _order(status)
+    parts += _of_extensions(status)
+    failed = ", ".join(f"{count} {kind}" for kind, count in status.failed_by_kind.items())
+    parts.append(Text(f"Published descriptions: {status.ok} ok" + (f"; failed: {failed}" if failed else "")))
+    parts += [Text(f"  {one.sentence()}") for one in status.first_failed]
+    if (more := sum(status.failed_by_kind.values()) - len(status.first_failed)) > 0 and status.first_failed:
+        parts.append(Text(f"  and {more} more; {command('show', 'ID')} shows one of them", style="dim"))
+    parts += [Text(said) for said in status.stale.sentences()]
+    parts += [Text(warning, style="yellow") for warning in status.warnings]
+    parts += [Text(f"→ {step}") for step in status.next_steps]
+    return Group(*parts)
+
+
+def _heading(status: Status) -> Text:
+    said = Text(f"{counted(status.properties, 'properties')} in {status.home}\n")
+    if status.waiting_in_tail:
+        said.append(f"In no partition yet: {status.waiting_in_tail}\n")
+    if status.uncopied:
+        waiting = (
+            f"{counted(status.uncopied, 'segments')}, the oldest for {_duration(status.uncopied_seconds)}"
+        )
+        said.append(f"Not in the store yet: {waiting}\n")
+    if status.paused:
+        said.append(f"{status.paused[0].upper()}{status.paused[1:]}\n", style="bold yellow")
+    said.append(f"{env_file_sentence()}\n")
+    said.append(f"Dagster: {status.dagster or 'not running'}\n")
+    rate = status.properties_per_second
+    if rate is not None:
+        said.append(f"{rate:.2f} properties/s, starts of processes and models included\n")
+    said.append(f"Time left for the descriptions: {_duration(status.seconds_left)}", style="bold")
+    return said
+
+
+def _counts(status: Status) -> Table:
+    table = Table("partitions", *status.assets)
+    counts = [status.counts(asset) for asset in status.assets]
+    always = (State.DONE, State.RUNNING, State.INTERRUPTED, State.NOT_STARTED)
+    for state in State:
+        if state in always or any(of_asset[state] for of_asset in counts):
+            table.add_row(state.value, *(str(of_asset[state]) for of_asset in counts))
+    return table
+
+
+def _devices(status: Status) -> Table:
+    nodes = any(device.node for device in status.devices)
+    table = Table(*(["node"] if nodes else []), "device", "works on", "properties/s", "described")
+    for device in status.devices:
+        does = device.partition or ("nothing" if device.is_here else "is not here now")
+        heat = "" if device.temperature is None else f" at {device.temperature} °C"
+        table.add_row(
+            *([device.node or ""] if nodes else []),
+            device.id,
+            device.left_out or " ".join(filter(None, (f"{does}{heat}", device.trouble))),
+            "" if (rate := device.properties_per_second) is None else f"{rate:.2f}",
+            str(device.rows),
+        )
+    return table
+
+
+def _listed(status: Status) -> list[RenderableType]:
+    lines: list[RenderableType] = []
+    for state in _LISTED:
+        found = [one for one in status.partitions if one.state is state]
+        lines += [_line(one) for one in found[:SHOWN]]
+        lines += _more(len(found), f" {state.value}")
+    return lines
+
+
+def _more(count: int, what: str = "") -> list[RenderableType]:
+    return [Text(f"and {count - SHOWN} more{what}", style="dim")] if count > SHOWN else []
+
+
+def _line(one: PartitionStatus) -> Text:
+    said = Text(f"{one.asset} {one.key}: ")
+    said.append(one.state.value, style="bold")
+    said.append(f" at {one.percent:.0f}% ({one.rows} of {one.expected}): {one.note or MEANING[one.state]}")
+    return said
+
+
+def _done_again(status: Status) -> list[RenderableType]:
+    """The latest first: what is asked about in the morning is the night."""
+    if not status.done_again:
+        return []
+    count = len(status.done_again)
+    lines: list[RenderableType] = [
+        Text(f"Tried again by itself and done since {_clock(status.done_again_since)}: {count}", style="bold")
+    ]
+    for one in status.done_again[::-1][:SHOWN]:
+        runs = counted(one.runs, "new runs")
+        lines.append(Text(f"{one.key}: done by {_clock(one.at)} after {runs}; {one.why}"))
+    return [*lines, *_more(count)]
+
+
+def _order(status: Status) -> list[RenderableType]:
+    waiting = status.order
+    if not waiting:
+        return []
+    table = Table("turn", Column("heaviest first", no_wrap=True), "state", "done", "images left")
+    for one in waiting[:SHOWN]:
+        table.add_row(str(one.turn), one.key, one.state.value, f"{one.percent:.0f}%", str(one.images_left))
+    return [table, *_more(len(waiting))]
+
+
+def _of_extensions(status: Status) -> Iterator[RenderableType]:
+    for told in status.extensions:
+        table = Table(*told.columns, title=told.title, title_justify="left")
+        for row in told.rows:
+            table.add_row(*row)
+        yield table
+
+
+def _clock(at: float) -> str:
+    return datetime.fromtimestamp(at).astimezone().isoformat(" ", "minutes")
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "unknown yet"
+    return "less than a second" if 0 < seconds < 1 else str(timedelta(seconds=round(seconds)))
+
+
+_EXAMPLES = """\b
+vlm-assets status
+vlm-assets status --watch
+vlm-assets status --since 2026-01-31T08:00"""
+
+_TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]
+"""Local times, as people write them."""
+
+
+@app.command("status", epilog=_EXAMPLES)
+def status_command(
+    home: Home = None,
+    as_json: AsJson = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep it up to date until Ctrl-C.")] = False,
+    since: Annotated[
+        datetime | None,
+        typer.Option(formats=_TIMES, help="List what was tried again and done since then; else a day ago."),
+    ] = None,
+) -> None:
+    """Say where every partition stands, and what is left.
+
+    Also in which order it runs. Reads what is on disk.
+    """
+    current = chosen_settings(home)
+
+    def read() -> Status:
+        catalog = Catalog.open(current.home)
+        return read_status(current, catalog, since=since.timestamp() if since else None)
+
+    if not watch:
+        doing("reading where every partition stands")
+    if as_json:
+        say_as_json(read().as_json())
+    elif watch:
+        watch_status(read, TerminalConsole())
+    else:
+        console = TerminalConsole()
+        for part in view(read()).renderables:
+            # A sentence stays one line: a command in it that is copied would else have an end of line in it.
+            console.print(part, soft_wrap=isinstance(part, Text))

@@ -1,0 +1,101 @@
+"""The door for extensions: what one hands over to the core, and which are installed.
+
+An extension is a package whose distribution has an entry point in the group ``vlm_assets.extensions``, which
+names a subclass of ``Extension``. The core imports none of them by name, and does its work without any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+from vlm_assets.config.settings import Settings
+from vlm_durable.state.workers import Worker
+
+GROUP: Final = "vlm_assets.extensions"
+
+
+@dataclass(frozen=True)
+class StatusTable:
+    """What ``status`` shows of an extension. facts: the same for programs, a mapping or dataclass a row."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    facts: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class StoredLeftover:
+    """What is in the store of a journal that nobody goes on with. objects: without its head.
+
+    key: of the partition. generation: of the journal.
+    """
+
+    asset: str
+    key: str
+    generation: str
+    objects: int
+    bytes: int
+
+
+class Extension:
+    """What an extension hands over. What it does not override is nothing.
+
+    Its modules are imported when they are needed: ``--help`` asks for ``commands`` of each extension.
+    """
+
+    package: ClassVar[str]
+    """Its import package: errors that it raises are sentences, and are shown without a traceback."""
+
+    commands: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    """By name, each command's module and the first line of its help."""
+
+    assets: ClassVar[tuple[str, ...]] = ()
+    """Assets of its own that have folders in a home: a backup takes them along."""
+
+    def definitions(self, settings: Settings) -> dg.Definitions:
+        """Its assets, checks and sensors; the core has the resources. Raises SettingsError."""
+        import dagster as dg
+
+        return dg.Definitions()
+
+    def assets_by_hand(self, settings: Settings) -> tuple[str, ...]:
+        """Assets whose failures are told, and that nothing but a person starts again."""
+        return ()
+
+    def status(self, settings: Settings) -> StatusTable | None:
+        """What ``status`` shows of it; None where there is nothing. Raises SettingsError."""
+        return None
+
+    def stored_leftovers(self, settings: Settings) -> Sequence[StoredLeftover]:
+        """What ``prune`` may remove of its ``assets`` from the store. Raises StoreError."""
+        return ()
+
+    def remove_leftover(self, settings: Settings, leftover: StoredLeftover) -> str:
+        """Remove it after another look, and say so. Raises StoreError."""
+        raise NotImplementedError
+
+    def busy_with(self, settings: Settings, ids: Collection[str], workers: Sequence[Worker]) -> set[str]:
+        """Names of what these workers do that may write down properties which are being withdrawn."""
+        return set()
+
+    def forget(self, settings: Settings, ids: Collection[str], keys: Sequence[str]) -> Iterator[str]:
+        """Remove all that it keeps of withdrawn properties, and say what. Safe to repeat. Raises OSError.
+
+        keys: the partitions that they are in.
+        """
+        yield from ()
+
+
+@cache
+def installed() -> tuple[Extension, ...]:
+    """The extensions of this environment, by name."""
+    found = sorted(entry_points(group=GROUP), key=lambda point: point.name)
+    return tuple(point.load()() for point in found)

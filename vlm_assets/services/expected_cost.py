@@ -1,0 +1,208 @@
+"""What is left of each property range, and how fast it goes: the one order, the one rate, the one time left.
+
+A range's cost is its images that are not described yet. The heaviest goes first: the slowest last wave sets
+the time of a backfill. An embedding costs next to nothing beside its description and is not counted. The rate
+is rows committed per second of wall time: starting processes, loading models and waiting between runs count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from vlm_assets.assets.partition_state import committed_rows
+from vlm_assets.assets.published_rows import PublishedRows, Stretch, read_published_rows
+from vlm_assets.catalog.catalog import Catalog, CatalogError
+from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.settings import Settings
+from vlm_durable.state.workers import Worker, Workers
+from vlm_durable.versions.partition_files import RecordDamagedError
+from vlm_durable.versions.published import PublishedPartitions
+
+_ROWS_TOGETHER = 65_536
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ExpectedCost:
+    """What the ranges of a catalogue cost, in images shown to the model.
+
+    whole: of each range by key, committed or not, each property's images up to ``max_images``. limit: no
+    range can cost more.
+    """
+
+    settings: Settings = field(repr=False)
+    whole: Mapping[str, int] = field(repr=False)
+    limit: int
+
+    @classmethod
+    def of(cls, settings: Settings, catalog: Catalog) -> ExpectedCost:
+        """The costs of a catalogue's ranges, counted once a catalogue. Raises CatalogUnreadableError."""
+        longest = max(map(len, catalog.ranges), default=0)
+        return cls(settings, _whole(settings, catalog), longest * settings.max_images)
+
+    def left(self, key: str, *, anew: bool = False) -> int:
+        """Images of the properties of a range that are not committed: 0 where it is published.
+
+        anew: what is published is computed again, so it counts for nothing.
+
+        What is committed is known by its number of rows, so their images are taken as average ones. Raises
+        KeyError for a range that the catalogue does not have.
+        """
+        committed = committed_rows(self.settings.descriptions, key)
+        if not committed and not anew:
+            with contextlib.suppress(RecordDamagedError):
+                if PublishedPartitions(self.settings.descriptions).record(key) is not None:
+                    return 0
+        return self.left_after(key, committed)
+
+    def left_after(self, key: str, rows: int) -> int:
+        """Images of a range that are left once so many of its rows are done. Raises KeyError as ``left``."""
+        return round(self.whole[key] * (1.0 - rows / len(PropertyRange.from_key(key))))
+
+    def heaviest_first(self, keys: Collection[str]) -> list[str]:
+        """Known keys, the heaviest range first. What is done of a range counts in ``priority`` alone."""
+        return sorted((key for key in keys if key in self.whole), key=lambda key: (-self.whole[key], key))
+
+    def priority(self, key: str, *, anew: bool = False) -> int:
+        """A run's place in the queue, by what is left: a whole number, never above 0.
+
+        What a person ranks 1 or more goes before all of it. anew: see ``left``. Raises KeyError for a range
+        that the catalogue does not have.
+        """
+        left = self.left(key, anew=anew)
+        # Published ones come after all others: a backfill over stale ones still has the heaviest first.
+        return left - self.limit if left else self.whole[key] - 2 * self.limit
+
+
+def heaviest_first(settings: Settings) -> Callable[[Collection[str]], list[str]]:
+    """A function that orders partition keys by the catalogue as it stands when it is called.
+
+    It never raises: where the catalogue cannot be read the order is plain, and that is logged. Keys that the
+    catalogue does not have come last.
+    """
+
+    def order(keys: Collection[str]) -> list[str]:
+        plain = sorted(keys)
+        try:
+            first = ExpectedCost.of(settings, Catalog.open(settings.home)).heaviest_first(plain)
+        except (CatalogError, OSError) as error:
+            _log.warning("Partitions are taken in plain order, not heaviest first: %s", error)
+            return plain
+        known = frozenset(first)
+        return [*first, *(key for key in plain if key not in known)]
+
+    return order
+
+
+_counted: dict[str, Mapping[str, int]] = {}
+"""The last count of this process. Counting a catalogue of a million properties takes most of a second."""
+
+
+def _whole(settings: Settings, catalog: Catalog) -> Mapping[str, int]:
+    asked = f"{catalog.path} {catalog.catalog_id} {catalog.header.sequence} {settings.max_images}"
+    if asked not in _counted:
+        counted = _images_of_ranges(catalog, settings.max_images)
+        _counted.clear()
+        _counted[asked] = counted
+    return _counted[asked]
+
+
+def _images_of_ranges(catalog: Catalog, max_images: int) -> dict[str, int]:
+    if not catalog.ranges:
+        return {}
+    shown = np.minimum(catalog.image_counts(), max_images)[: catalog.ranges[-1].stop]
+    sums = np.add.reduceat(shown, [one.start for one in catalog.ranges])
+    return {one.key: int(images) for one, images in zip(catalog.ranges, sums, strict=True)}
+
+
+GAP_SECONDS = 900.0
+"""A longer time in which nobody works ends a stretch of work: a night's pause is no slow night."""
+
+WINDOW_SECONDS = 24 * 3600.0
+"""Work of the last day at most: devices that were added since count fully tomorrow."""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Rows committed in the latest stretch of work. seconds: of wall time. by_device: rows of each device."""
+
+    rows: float = 0.0
+    seconds: float = 0.0
+    by_device: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def per_second(self) -> float | None:
+        """Rows a second on all devices together; None before anything was committed."""
+        return self.rows / self.seconds if self.rows and self.seconds else None
+
+    def of_device(self, device: str) -> float | None:
+        """Rows a second of one device; None if it committed nothing in this time."""
+        rows = self.by_device.get(device)
+        return rows / self.seconds if rows and self.seconds else None
+
+    def seconds_left(self, partitions: Iterable[float]) -> float | None:
+        """Seconds that the rows left of these partitions take; None if the rate is unknown.
+
+        One device works on a partition: where fewer are left than devices, some stand still.
+        """
+        rate, left = self.per_second, [rows for rows in partitions if rows > 0]
+        if not left:
+            return 0.0
+        return None if rate is None else max(sum(left), max(left) * len(self.by_device)) / rate
+
+
+def read_rate(settings: Settings, catalog: Catalog) -> tuple[Rate, dict[str, int]]:
+    """The rate, and the rows of each partition that are done, as ``status`` says them and without its rest.
+
+    Raises OSError.
+    """
+    asset = settings.descriptions
+    sizes = {one.key: len(one) for one in catalog.ranges}
+    working = [one for one in Workers(control_state(settings)).living() if one.asset == asset.name]
+    published = read_published_rows(asset, sizes)
+    done = {key: committed_rows(asset, key) for key in asset.journal_keys() if key in sizes}
+    # All rows committed and not published: a check keeps them back.
+    done = {key: rows for key, rows in done.items() if rows < sizes[key]}
+    done |= {key: rows.ok + sum(rows.failed.values()) for key, rows in published.items()}
+    done |= {one.partition: one.committed for one in working}
+    return measure(published.values(), working, time.time()), done
+
+
+def measure(published: Collection[PublishedRows], working: Iterable[Worker], now: float) -> Rate:
+    """The rate of the latest stretch of work. working: the processes that describe now."""
+    work = [one for rows in published for one in rows.stretches]
+    work += [
+        Stretch(one.device or "", one.started_at, max(now, one.started_at), one.committed - one.restored)
+        for one in working
+    ]
+    # The start of the process that published it, without rows: its start-up is part of the time.
+    work += [
+        Stretch("", rows.began, max(one.last for one in rows.stretches), 0)
+        for rows in published
+        if rows.began is not None and rows.stretches
+    ]
+    if not work:
+        return Rate()
+    work.sort(key=lambda one: one.last, reverse=True)
+    end = start = work[0].last
+    for one in work:
+        if one.last < start - GAP_SECONDS:
+            break
+        start = min(start, one.first)
+    start = max(start, end - WINDOW_SECONDS)
+    by_device: dict[str, float] = {}
+    for one in work:
+        # Rows of before the start do not count; they are spread evenly over the time of their stretch.
+        whole = max(one.last - one.first, 1e-9)
+        rows_there = one.rows * (1.0 if one.first >= start else max(0.0, one.last - start) / whole)
+        if rows_there:
+            by_device[one.device] = by_device.get(one.device, 0.0) + rows_there
+    return Rate(sum(by_device.values()), end - start, by_device)

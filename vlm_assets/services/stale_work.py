@@ -1,0 +1,133 @@
+"""What is stale, why, and what making it anew takes: the one answer, in the same words everywhere.
+
+``status``, ``run``, ``ingest --update`` and the page of ``dataset_progress`` ask it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, Meanings, settings_digest
+from vlm_assets.assets.partition_state import PartitionState, PartitionStates, State, VerifiedFiles
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.config.settings import Settings
+from vlm_assets.services.expected_cost import Rate, read_rate
+from vlm_durable.wording import counted, duration
+
+
+@dataclass(frozen=True)
+class StaleWork:
+    """Partitions that were made with other settings or images than now.
+
+    keys: those that are, in either asset. properties: to be described again, of ``described`` partitions; no
+    more than that, for rows of earlier versions are kept where they fit. embedded: further partitions, of
+    which only the vectors are stale. why: what changed, in words. seconds: None where no rate was measured;
+    cost: None where there is no price. settings: of each asset, the digest of the settings of now.
+    """
+
+    home: str
+    keys: tuple[str, ...] = ()
+    described: int = 0
+    properties: int = 0
+    embedded: int = 0
+    why: tuple[str, ...] = ()
+    rate: float | None = None
+    seconds: float | None = None
+    devices: int = 1
+    cost: float | None = None
+    settings: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def sentences(self) -> list[str]:
+        """All of it for people; nothing where nothing is stale."""
+        if not self.keys:
+            return []
+        what = counted(len(self.keys), "partitions are stale", "partition is stale")
+        anew = counted(self.properties, "properties")
+        if self.embedded:
+            vectors = f"the vectors of {counted(self.embedded, 'partitions')}"
+            anew = f"{anew}, and {vectors}" if self.properties else f"only {vectors}"
+        said = [
+            f"{what}, made with other settings or images than now. To be made anew: {anew}.",
+            *(f"What changed: {one}." for one in self.why),
+        ]
+        if self.properties:
+            said.append(f"{self._time()}{self._price()}")
+        said.append(
+            "The old answers stay readable until the new ones of a partition are complete. The two versions"
+            f" before stay in {self.home}/.versions: going back to their settings computes nothing."
+        )
+        return said
+
+    def _time(self) -> str:
+        if self.seconds is None or self.rate is None:
+            return "How long that takes is not known: nothing was described here yet at a rate to measure."
+        on = "" if self.devices == 1 else f" of {self.devices} devices"
+        pace = f"{self.rate:.2g}/s" if self.rate < 1 else f"{self.rate:.1f}/s"
+        return f"That takes {duration(self.seconds)} at the measured rate{on} ({pace})."
+
+    def _price(self) -> str:
+        return "" if self.cost is None else f" Cost: {self.cost:,.2f}."
+
+
+def stale_work(
+    settings: Settings, states: Collection[PartitionState], rate: Rate, meanings: Meanings
+) -> StaleWork:
+    """What of these partitions, of both assets, is stale. rate: as measured on this home."""
+    # Vectors of earlier texts are made without asking: little work, and they belong to no answer of now.
+    stale = [one for one in states if one.state is State.STALE and set(one.changed) != {TEXTS}]
+    described = {one.key: one for one in stale if one.asset == settings.descriptions.name}
+    properties = sum(_anew(one) for one in described.values())
+    devices = max(1, len(rate.by_device))
+    # All devices work at it: in partitions of any size, for what a price is paid stays the same.
+    seconds = rate.seconds_left([properties / devices] * devices)
+    price = settings.price_per_hour
+    return StaleWork(
+        home=str(settings.home),
+        keys=tuple(sorted({one.key for one in stale})),
+        described=len(described),
+        properties=properties,
+        embedded=len({one.key for one in stale} - described.keys()),
+        why=_why(stale),
+        rate=rate.per_second,
+        seconds=seconds,
+        devices=devices,
+        cost=None if seconds is None or price is None else seconds / 3600.0 * devices * price,
+        settings={
+            asset.name: settings_digest(meaning.now)
+            for asset, meaning in (
+                (settings.descriptions, meanings.descriptions),
+                (settings.embeddings, meanings.embeddings),
+            )
+            if meaning.now
+        },
+    )
+
+
+def stale_among(settings: Settings, catalog: Catalog, keys: Collection[str]) -> StaleWork:
+    """What of these partitions is stale now. Raises CatalogError, OSError, ControlStateError."""
+    states = PartitionStates(settings, catalog, verified=VerifiedFiles(None, seconds=0.0))
+    found = [states.of(asset, key) for asset in settings.computed_assets for key in keys]
+    return stale_work(settings, found, read_rate(settings, catalog)[0], states.meanings)
+
+
+def _anew(one: PartitionState) -> int:
+    """Properties of a partition to be described again, at most."""
+    only_images = one.changed == (CATALOGUE_SLICE,) and one.new_images is not None
+    return one.new_images or 0 if only_images else one.expected
+
+
+def _why(stale: Collection[PartitionState]) -> tuple[str, ...]:
+    """What changed, the most common first; of how many partitions, where not of all."""
+    reasons = Counter(reason for one in stale for reason in dict.fromkeys(one.why))
+    keys = len({one.key for one in stale})
+    said = []
+    for reason, count in reasons.most_common():
+        said.append(reason if count >= keys else f"{reason} ({counted(count, 'partitions')})")
+    moved = [one for one in stale if CATALOGUE_SLICE in one.changed]
+    if moved and all(one.new_images is not None for one in moved):
+        said.append(f"images of {counted(sum(one.new_images or 0 for one in moved), 'properties')}")
+    elif moved:
+        said.append(f"images of properties in {counted(len(moved), 'partitions')}")
+    return tuple(said)

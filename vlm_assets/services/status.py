@@ -1,0 +1,466 @@
+"""The triage: where each partition stands, what is left of it, in which order it runs, what happens next.
+
+Put together from what the disk says: Dagster need not run. ``status_view.py`` shows it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+
+from resources.alerts.outbox import Outbox
+from sensors.cancels import Cancel, Cancels
+from sensors.retry_ledger import Attempts, DoneAgain, Entry, done_again_since
+from vlm_assets.assets.partition_state import (
+    Kind,
+    PartitionState,
+    PartitionStates,
+    State,
+    VerifiedFiles,
+    stray_files,
+)
+from vlm_assets.assets.published_rows import FailedRow, PublishedRows, first_failed, unpublished_failures
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.catalog_file import withdrawal_note
+from vlm_assets.config.extensions import StatusTable, installed
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.settings import Settings
+from vlm_assets.services.expected_cost import ExpectedCost, Rate, measure
+from vlm_assets.services.stale_work import StaleWork, stale_work
+from vlm_assets.services.store_looks import store_troubles
+from vlm_assets.webserver.home import running_address
+from vlm_durable.commands import command
+from vlm_durable.state.database import ControlState
+from vlm_durable.state.nodes import Node, NodeDevice, Nodes
+from vlm_durable.state.pause import pause_of
+from vlm_durable.state.sqlite_file import ControlStateError
+from vlm_durable.state.workers import Worker, Workers
+from vlm_durable.wording import counted
+from vlm_engine.devices.find import DeviceError, find_devices, is_cpu_slot
+from vlm_engine.devices.left_out import LeftOutDevices
+from vlm_engine.model_source import NO_EMBEDDER
+
+WAITING = frozenset({State.INTERRUPTED, State.FAILED, State.REFUSED, State.DAMAGED, State.NOT_STARTED})
+"""States of partitions that still have to run, and need no person first."""
+
+_NOTHING_LEFT = frozenset({State.DONE, State.STALE, State.LOST, State.DAMAGED})
+"""No image is to be described: a damaged partition is restored from its second copy, without a device."""
+
+_UNFINISHED = frozenset({State.INTERRUPTED, State.NOT_STARTED, State.REFUSED, State.DAMAGED})
+"""States in which a partition's retries and cancels count."""
+
+DAY_SECONDS = 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class PartitionStatus:
+    """One partition of one asset. rows: published, or else committed; expected: of the catalogue.
+
+    images_left: of descriptions; None of embeddings, which cost next to nothing. turn: 1 runs first, None
+    if it does not wait. is_complete: as in PartitionState.
+    """
+
+    asset: str
+    key: str
+    state: State
+    rows: int
+    expected: int
+    images_left: int | None = None
+    turn: int | None = None
+    note: str | None = None
+    is_complete: bool = False
+
+    @property
+    def percent(self) -> float:
+        """How much of it is computed."""
+        return 100.0 * self.rows / self.expected
+
+    @property
+    def usable_rows(self) -> int:
+        """Rows that count as done: published or on the way there, not those that a check keeps back."""
+        is_going_on = self.is_complete or self.state in (State.RUNNING, State.INTERRUPTED)
+        return 0 if self.rows == self.expected and not is_going_on else self.rows
+
+
+@dataclass(frozen=True)
+class DeviceStatus:
+    """One device. is_here: of the devices of these settings on this machine, a CPU slot of it, or at work.
+
+    partition: what it works on now. rows: published descriptions that it made. properties_per_second: its
+    share of the data set's rate; None if it made none in that time. left_out: the sentence that says why;
+    None if it is used. node: of a cluster, where it is, and trouble: what speaks against it or its node;
+    temperature: degrees Celsius.
+    """
+
+    id: str
+    is_here: bool
+    partition: str | None
+    rows: int
+    properties_per_second: float | None
+    left_out: str | None
+    node: str | None = None
+    temperature: int | None = None
+    trouble: str = ""
+
+
+@dataclass(frozen=True)
+class Status:
+    """The whole dataset at one moment (``at``, unix seconds).
+
+    waiting_in_tail: properties that are in no partition yet, for they are too few to fill one.
+    assets: those that runs make, in their order. failed_by_kind, first_failed: published rows of properties
+    that could not be described. properties_per_second: of all devices together, as in ``expected_cost.py``;
+    seconds_left: of all descriptions at this rate. done_again: what was tried again by itself and came right
+    since ``done_again_since`` (unix seconds), oldest first. open_alerts: titles of what was told and is not
+    right again, oldest first. paused, dagster: since when and why it is paused, and where Dagster runs; None
+    where not. warnings: what could not be read. stale_unknown: the sentences among them that say why nobody
+    knows which partitions of an asset are stale. stale: what is, why, and what making it anew takes.
+    extensions: what each that is installed tells. uncopied: committed segments that wait for the store;
+    uncopied_seconds: how long the oldest of them does.
+    """
+
+    home: str
+    at: float
+    properties: int
+    waiting_in_tail: int
+    assets: tuple[str, ...]
+    partitions: tuple[PartitionStatus, ...]
+    ok: int
+    failed_by_kind: Mapping[str, int]
+    first_failed: tuple[FailedRow, ...]
+    devices: tuple[DeviceStatus, ...]
+    properties_per_second: float | None
+    seconds_left: float | None
+    done_again_since: float
+    done_again: tuple[DoneAgain, ...]
+    open_alerts: tuple[str, ...]
+    paused: str | None
+    dagster: str | None
+    warnings: tuple[str, ...]
+    next_steps: tuple[str, ...]
+    published: Mapping[str, PublishedRows] = field(repr=False)
+    stale: StaleWork
+    stale_unknown: tuple[str, ...] = ()
+    extensions: tuple[StatusTable, ...] = ()
+    uncopied: int = 0
+    uncopied_seconds: float = 0.0
+
+    def counts(self, asset: str) -> Counter[State]:
+        """Partitions of an asset in each state."""
+        return Counter(one.state for one in self.partitions if one.asset == asset)
+
+    def keys_left(self, *, stale_too: bool = False) -> frozenset[str]:
+        """Partitions that are not complete in each asset. stale_too: or that would come out otherwise now."""
+        stale = self.stale_keys if stale_too else frozenset[str]()
+        return stale.union(one.key for one in self.partitions if not one.is_complete)
+
+    @property
+    def stale_keys(self) -> frozenset[str]:
+        """Partitions that are stale in either asset."""
+        return frozenset(one.key for one in self.partitions if one.state is State.STALE)
+
+    @property
+    def order(self) -> list[PartitionStatus]:
+        """What waits, in the order in which it will run."""
+        waiting = [one for one in self.partitions if one.turn is not None]
+        return sorted(waiting, key=lambda one: one.turn or 0)
+
+    def as_json(self) -> dict[str, object]:
+        """Everything, for machines."""
+        content = asdict(replace(self, published={}))
+        del content["published"]
+        partitions = [asdict(one) | {"percent": round(one.percent, 2)} for one in self.partitions]
+        return content | {"partitions": partitions}
+
+
+def read_status(settings: Settings, catalog: Catalog, *, since: float | None = None) -> Status:
+    """Read the status of a home; which files it has verified is noted. Raises CatalogError, OSError.
+
+    since: unix seconds, from which on it tells what was tried again and came right; a day ago unless given.
+    """
+    state = control_state(settings)
+    now = time.time()
+    since = now - DAY_SECONDS if since is None else since
+    workers = [worker for worker in Workers(state).living() if worker.partition]
+    notes = RetryNotes.read(state, since=since)
+    verified = VerifiedFiles(settings.state_directory)
+    stored = store_troubles(settings)
+    states = PartitionStates(settings, catalog, verified=verified, stored=stored.sentences)
+    computed = settings.computed_assets
+    found = [_with_failures(settings, notes.beside(one)) for one in states.all() if one.asset in computed]
+    verified.save()
+    described = [one for one in found if one.asset == settings.descriptions.name]
+    embedded = [one for one in found if one.asset == settings.embeddings.name]
+    # A damaged file's rows are not counted: its state says so, and the audit says what is wrong.
+    with_record = {one.key: one.record for one in described if one.record and one.state is not State.DAMAGED}
+    published = {key: rows for key, record in with_record.items() if (rows := PublishedRows.of(record))}
+    cost = ExpectedCost.of(settings, catalog)
+    describing = [worker for worker in workers if worker.asset == settings.descriptions.name]
+    rate = measure(published.values(), describing, now)
+    descriptions = _with_cost([_status_of(one) for one in described], describing, cost)
+    partitions = (*descriptions, *map(_status_of, embedded))
+    devices, unread = _devices(settings, workers, published, rate)
+    open_alerts, untold = tuple[str, ...](), []
+    try:
+        open_alerts = tuple(alert.title for alert in Outbox(state).open_subjects().values())
+    except OSError as error:
+        untold.append(f"The alerts cannot be read: {error}")
+    pause = pause_of(state)
+    paused = pause.sentence() if pause else None
+    dagster = running_address(settings.dagster_home)
+    kinds = Counter[str]()
+    for rows in published.values():
+        kinds.update(rows.failed)
+    keys = frozenset(one.key for one in catalog.ranges)
+    foreign = [
+        one.sentence
+        if one.kind is Kind.UNLISTED
+        else f"{one.path} is no partition: {command('repair')} moves it away."
+        for asset in (settings.descriptions, settings.embeddings)
+        for one in stray_files(asset, keys)
+    ]
+    stale_unknown = tuple(
+        f"Whether {name} are stale is unknown: {trouble}"
+        for name in computed
+        if (trouble := states.meanings.of_asset(name).trouble)
+    )
+    if verified.unread:
+        foreign.append(
+            f"{counted(verified.unread, 'published files are', 'published file is')} not read yet: look"
+            " again."
+        )
+    if stored.warning is not None:
+        foreign.append(stored.warning)
+    if withdrawal_note(settings.state_directory).exists():
+        foreign.append(
+            f"A withdrawal was cut short, so what it should remove is not all gone: {command('withdraw')}."
+        )
+    warnings = (*unread, *untold, *notes.unread, *foreign, *stale_unknown)
+    return Status(
+        home=str(settings.home),
+        at=now,
+        properties=catalog.rows,
+        waiting_in_tail=catalog.waiting,
+        assets=computed,
+        partitions=partitions,
+        ok=sum(rows.ok for rows in published.values()),
+        failed_by_kind=dict(kinds.most_common()),
+        first_failed=first_failed(settings.descriptions, published),
+        devices=devices,
+        properties_per_second=rate.per_second,
+        seconds_left=rate.seconds_left(
+            one.expected - one.usable_rows for one in descriptions if not one.is_complete
+        ),
+        uncopied=sum(worker.uncopied for worker in workers),
+        uncopied_seconds=max((one.uncopied_seconds for one in workers), default=0.0),
+        done_again_since=since,
+        done_again=notes.done_again,
+        open_alerts=open_alerts,
+        paused=paused,
+        dagster=dagster,
+        warnings=warnings,
+        stale_unknown=stale_unknown,
+        next_steps=_next_steps(
+            partitions, catalog.waiting, open_alerts, paused, dagster, is_well=not warnings
+        )
+        + (() if settings.embedding_model is not None else (NO_EMBEDDER,)),
+        published=published,
+        stale=stale_work(settings, found, rate, states.meanings),
+        extensions=tuple(table for one in installed() if (table := one.status(settings)) is not None),
+    )
+
+
+@dataclass(frozen=True)
+class RetryNotes:
+    """What the retries know: attempts, cancels, what came right. unread: why that cannot be read."""
+
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+    cancelled: Mapping[str, Cancel] = field(default_factory=dict)
+    done_again: tuple[DoneAgain, ...] = ()
+    unread: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, state: ControlState, *, since: float) -> RetryNotes:
+        """What stands in the control state. since: unix seconds, from which on it tells what came right."""
+        try:
+            return cls(Attempts(state).read(), Cancels(state).read(), tuple(done_again_since(state, since)))
+        except ControlStateError as error:
+            return cls(unread=(str(error),))
+
+    def beside(self, one: PartitionState) -> PartitionState:
+        """The state of an unfinished partition with what the retries know of it."""
+        entry = self.entries.get(one.key, Entry(one.key))
+        if one.state not in _UNFINISHED:
+            return one
+        if one.key in self.cancelled:
+            note = "a person cancelled it: it is launched by hand only"
+            return replace(one, state=State.CANCELLED, note=note)
+        times = "once" if entry.attempts == 1 else counted(entry.attempts, "times")
+        failed = f"failed {times} in a row without progress" if entry.attempts else "its last run failed"
+        because = f", because {entry.why}" if entry.why else ""
+        if entry.given_up or entry.told == f"person: {entry.reckoned}":
+            then = f"It is not tried again by itself: put that right, then {command('run', one.key)}"
+            return replace(one, state=State.GIVEN_UP, note=f"needs you: {failed}{because}. {then}")
+        if not entry.attempts and (entry.reckoned is None or entry.requested is not None):
+            return one
+        if entry.not_before:
+            again = datetime.fromtimestamp(entry.not_before).astimezone().isoformat(" ", "minutes")
+            failed = f"{failed}; tried again after {again}"
+            if entry.interruptions and not entry.attempts:
+                # No failure of the partition: its state stays.
+                return replace(one, note=f"its last run was interrupted; tried again after {again}{because}")
+        return replace(one, state=State.FAILED, note=f"{failed}{because}")
+
+
+def _with_failures(settings: Settings, one: PartitionState) -> PartitionState:
+    """A refused partition with its failed rows named, and what publishes it all the same."""
+    if one.state is not State.REFUSED or one.asset != settings.descriptions.name:
+        return one
+    failures = unpublished_failures(settings.descriptions.partition(one.key))
+    if not failures.failed:
+        return one
+    note = (
+        f"{one.note}. {failures.sentence()}. To publish it as it is:"
+        f" {command('publish', one.key, '--accept-failed')}"
+    )
+    return replace(one, note=note)
+
+
+def _with_cost(
+    described: Sequence[PartitionStatus], describing: Sequence[Worker], cost: ExpectedCost
+) -> list[PartitionStatus]:
+    """The partitions of descriptions with the images that are left of each, and their turns."""
+    at_work = {worker.partition: worker for worker in describing}
+    found = []
+    for one in described:
+        worker = at_work.get(one.key)
+        if worker is not None:
+            note = f"{worker.phase} on {worker.device or 'no device yet'}"
+            one = replace(one, rows=worker.committed, note=note)
+        left = 0 if one.state in _NOTHING_LEFT else cost.left_after(one.key, one.rows)
+        found.append(replace(one, images_left=left))
+    waiting = [one for one in found if one.state in WAITING]
+    waiting.sort(key=lambda one: (-(one.images_left or 0), -cost.whole[one.key], one.key))
+    turns = {one.key: number for number, one in enumerate(waiting, start=1)}
+    return [replace(one, turn=turns.get(one.key)) for one in found]
+
+
+def _status_of(one: PartitionState) -> PartitionStatus:
+    rows, complete = one.rows, one.is_complete
+    return PartitionStatus(
+        one.asset, one.key, one.state, rows, one.expected, note=one.note, is_complete=complete
+    )
+
+
+def _devices(
+    settings: Settings, workers: Sequence[Worker], published: Mapping[str, PublishedRows], rate: Rate
+) -> tuple[tuple[DeviceStatus, ...], tuple[str, ...]]:
+    """Every device that is here, works, or has worked; and what could not be read."""
+    state = control_state(settings)
+    warnings: tuple[str, ...] = ()
+    of_node: dict[str, tuple[Node, NodeDevice]] = {}
+    try:
+        if settings.ray_address is not None:
+            look = Nodes(state).look()
+            of_node = {one.id: (node, one) for node in look.nodes.values() for one in node.record.devices}
+            here = [one for one, (node, _) in of_node.items() if not node.is_dead]
+            silent = [node for node in look.nodes.values() if not node.takes_runs and node.record.slots]
+            warnings = tuple(f"Node {node.name}: {node.sentence()}." for node in silent)
+        else:
+            here = [device.id for device in find_devices(settings.devices, os.environ)]
+    except (DeviceError, ControlStateError) as error:
+        here, warnings = [], (f"The devices cannot be read: {error}",)
+    left_out = LeftOutDevices(state).left_out()
+    at_work = {worker.device: worker for worker in workers if worker.device}
+    rows: Counter[str] = Counter()
+    for of_file in published.values():
+        for stretch in of_file.stretches:
+            rows[stretch.device] += stretch.rows
+    found = []
+    for id_ in dict.fromkeys((*here, *of_node, *at_work, *left_out, *sorted(rows))):
+        worker = at_work.get(id_)
+        node, device = of_node.get(id_, (None, None))
+        silent_node = node.sentence() if node is not None and not node.takes_runs else ""
+        found.append(
+            DeviceStatus(
+                id=id_,
+                is_here=id_ in here or worker is not None or is_cpu_slot(id_),
+                partition=worker.partition if worker else None,
+                rows=rows[id_],
+                properties_per_second=rate.of_device(id_),
+                left_out=left_out[id_].sentence(id_) if id_ in left_out else None,
+                node=node.name if node is not None else None,
+                temperature=device.temperature if device is not None else None,
+                trouble="; ".join(filter(None, (silent_node, device.trouble if device is not None else ""))),
+            )
+        )
+    return tuple(found), warnings
+
+
+def _next_steps(
+    partitions: Sequence[PartitionStatus],
+    waiting_in_tail: int,
+    open_alerts: Sequence[str],
+    paused: str | None,
+    dagster: str | None,
+    *,
+    is_well: bool,
+) -> tuple[str, ...]:
+    """What happens by itself, and what a person has to do. is_well: whether nothing else is wrong."""
+    # A partition that is stale in both assets is one.
+    of_state = Counter(
+        state
+        for state, _ in {
+            (one.state, (one.key, one.state is not State.STALE and one.asset)) for one in partitions
+        }
+    )
+    steps = [f"{of_state[state]} {step}" for state in State if of_state[state] and (step := _step(state))]
+    if waiting_in_tail:
+        steps.append(
+            f"In no partition yet: {waiting_in_tail}, too few to fill one;"
+            f" {command('run', '--missing')} does not wait."
+        )
+    if open_alerts:
+        said = f"Open alerts: {len(open_alerts)}, the latest: {open_alerts[-1]}. {command('alerts')}."
+        steps.insert(0, said)
+    if paused:
+        steps.insert(0, f"Nothing is started: {paused}.")
+    first = min((one for one in partitions if one.turn), key=lambda one: one.turn or 0, default=None)
+    if first is not None:
+        waiting = sum(1 for one in partitions if one.turn)
+        steps.append(f"To be described, the heaviest first: {waiting}, beginning with {first.key}.")
+    described = {one.key for one in partitions if one.images_left is not None and one.is_complete}
+    to_embed = [
+        one for one in partitions if one.images_left is None and one.key in described and not one.is_complete
+    ]
+    if to_embed:
+        steps.append(
+            f"{len(to_embed)} described and not embedded yet, or embedded from earlier texts: little work,"
+            " whenever they are launched."
+        )
+    if partitions and not waiting_in_tail and all(one.state is State.DONE for one in partitions):
+        if is_well and not open_alerts:
+            steps.append(f"Everything is published; {command('audit', '--deep')} proves it.")
+    elif dagster is None and not all(one.is_complete for one in partitions):
+        steps.append(f"No Dagster of `vlm-assets` runs on this home: {command('run')} goes on with it.")
+    return tuple(steps)
+
+
+def _step(state: State) -> str | None:
+    """What happens to partitions in a state, or what a person does about them."""
+    steps = {
+        State.INTERRUPTED: "interrupted: the next run of each goes on from what is committed.",
+        State.FAILED: "failed: the schedule tries them again by itself.",
+        State.GIVEN_UP: f"given up: put right what each says above, then {command('run', '--failed')}.",
+        State.CANCELLED: "cancelled by a person: they wait until they are launched by hand.",
+        State.REFUSED: "refused by a check: transient failures are tried again, the rest is in the UI.",
+        State.DAMAGED: f"damaged: {command('repair')} puts them back.",
+        State.LOST: f"lack committed rows: put their files back, or give the rows up: {command('repair')}.",
+        State.STALE: "stale: made with another catalogue, settings or texts than now. They stay readable;"
+        f" {command('run', '--stale')} makes them anew, {command('run', 'KEY')} one of them.",
+    }
+    return steps.get(state)

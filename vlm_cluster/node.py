@@ -1,0 +1,326 @@
+"""A machine as a node of the cluster: Ray's part there, the node's heartbeat, and its own watch.
+
+The watch ends workers that stand still and processes whose run is over. Whether a silent node is dead is
+judged where Dagster's daemon runs (``sensors/cluster.py``). Where Ray ends here, this ends too, and a service
+manager starts both again; runs of before end with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated
+
+import dagster as dg
+import typer
+
+from sensors.dagster_internals.events import DagsterFacts
+from sensors.dagster_internals.ray_launcher import NODE_LABEL
+from sensors.health_watch import Watch
+from vlm_assets.assets.stored_settings import refuse_at_start
+from vlm_assets.automation.sensors import build_health_watcher
+from vlm_assets.commands.terminal import CommandError, Home, app, chosen_settings, say
+from vlm_assets.config.resource_settings import build_gpu, control_state
+from vlm_assets.config.settings import PREFIX, Settings, SettingsError, of_env_file
+from vlm_assets.webserver.home import ClusterPlace, seed_settings
+from vlm_assets.webserver.process_group import ProcessEndedError, ProcessGroup, interruptible
+from vlm_durable.files.files import make_directory
+from vlm_durable.files.home_claim import claim_home
+from vlm_durable.files.lock_files import taken
+from vlm_durable.files.processes import boot_id, process_start
+from vlm_durable.state.nodes import NodeDevice, NodeRecord, Nodes, RunLocks
+from vlm_durable.state.workers import Workers
+from vlm_durable.wording import counted
+from vlm_engine.devices.find import Device, DeviceError, DriverNvml
+from vlm_engine.devices.health import HealthCheck
+
+LOOK_SECONDS = 5.0
+"""Between two looks at workers, devices and runs that are over."""
+
+LOOKED_SECONDS = 60.0
+"""A node whose last look is older takes no runs."""
+
+_STOP_SLACK_SECONDS = 15
+_WAIT_SECONDS = 0.2
+
+_log = logging.getLogger(__name__)
+
+
+class NodeError(RuntimeError):
+    """This machine cannot be a node; the message says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a node is. address: its own, of the private interface. head: HOST:PORT of Ray's head, or None for
+    the head itself. port: of the head. dashboard_port: of its job server.
+    """
+
+    address: str
+    head: str | None
+    port: int = 6379
+    dashboard_port: int = 8265
+
+
+@dataclass
+class NodeWatch:
+    """What a node's watch does at each look. Plain: what Dagster lends is handed in."""
+
+    settings: Settings
+    locks: RunLocks
+    workers: Workers
+    over: dict[str, float] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
+    watch: Watch | None = None
+    clock: Callable[[], float] = time.monotonic
+
+    def look(self, dagster: DagsterFacts) -> list[str]:
+        """End what stands still and what is over; returns sentences. Raises OSError."""
+        now = self.clock()
+        if self.watch is None:
+            self.watch = Watch.read(None, now=now, unix=time.time())
+        self.watch = Watch.read(self.watch.cursor(), now=now, unix=time.time())
+        said = build_health_watcher(self.settings).look(self.watch, dagster)
+        said += self._end_what_was_started_by_hand(dagster)
+        return [*said, *self._end_runs_that_are_over(dagster, now)]
+
+    def _end_what_was_started_by_hand(self, dagster: DagsterFacts) -> list[str]:
+        """The cluster sees the end of Ray's runs; of others, only a worker's free lock tells it, and here."""
+        dead = self.workers.dead()
+        states = dagster.run_states({worker.run_id for worker in dead})
+        said = []
+        for worker in dead:
+            run = states.get(worker.run_id)
+            if run is not None and not run.finished and run.ray_job is None:
+                why = f"Its process on {worker.host} is gone without a word. What it had committed is there."
+                if dagster.end_interrupted(run.run_id, why):
+                    said.append(f"Run {run.run_id}, which Ray did not launch, was ended. {why}")
+            self.workers.forget(worker)
+        return said
+
+    def _end_runs_that_are_over(self, dagster: DagsterFacts, now: float) -> list[str]:
+        """A node that was cut off meets runs that were ended, and go on elsewhere: theirs here end.
+
+        Also those that are being cancelled: Ray may not have answered.
+        """
+        living = self.locks.living()
+        states = dagster.run_states(living)
+        cancels = dg.DagsterRunStatus.CANCELING
+        over = {
+            run
+            for run in living
+            if run not in states or states[run].finished or states[run].status is cancels
+        }
+        self.over = {run: self.over.get(run, now) for run in over}
+        self.told &= over
+        said = []
+        for run, since in self.over.items():
+            process, grace = living[run], self.settings.grace_seconds
+            # A run is finished a moment before its process is.
+            if process is None or now - since < grace:
+                continue
+            number = signal.SIGKILL if now - since >= 2 * grace else signal.SIGTERM
+            if number is signal.SIGTERM and run in self.told:
+                continue  # a second one would meet it while it commits
+            self.told.add(run)
+            if process.send(number):
+                said.append(f"The process of run {run} outlived its run or its cancel: sent {number.name}.")
+        return said
+
+
+def as_looked_at(record: NodeRecord, seconds: float) -> NodeRecord:
+    """What a node says whose watch last looked so many seconds ago.
+
+    Nothing is given to one that looks no more: the driver may hang, and no stuck worker would be ended.
+    """
+    if seconds <= LOOKED_SECONDS:
+        return record
+    trouble = f"The node's last look at it ended {seconds:.0f} s ago: the driver may hang. Restart the node."
+    return replace(record, slots=0, devices=tuple(replace(one, trouble=trouble) for one in record.devices))
+
+
+def run_node(settings: Settings, place: Place, *, lends: bool, say: Callable[[str], None]) -> None:
+    """Be a node until SIGTERM, Ctrl-C, or the end of Ray's part here.
+
+    lends: whether its devices take runs; a head may hold none. Raises NodeError, ControlStateError,
+    ProcessEndedError, DeviceError.
+    """
+    if settings.ray_address is None:
+        raise SettingsError(
+            f"{PREFIX}RAY_ADDRESS is not set, so this machine belongs to no cluster. Set it on every machine"
+            " to the address of the head's job server, such as http://10.0.0.1:8265."
+        )
+    name, home = socket.gethostname(), settings.dagster_home
+    gpu, state = build_gpu(settings), control_state(settings)
+    devices = gpu.usable() if lends else []
+    locks, workers = RunLocks(settings.state_directory), Workers(state)
+    shown = [_shown(devices)]
+
+    record = NodeRecord(name, boot_id(), process_start(os.getpid()) or 0, place.address, slots=len(devices))
+
+    def living() -> NodeRecord:
+        """What beats: a look at a device may hang in the driver, so it is not looked at here."""
+        beating = frozenset(one.name for one in workers.here() if one.pid)
+        said = replace(record, devices=shown[0], runs=frozenset(locks.living()), workers=beating)
+        return as_looked_at(said, time.monotonic() - looked_at)
+
+    looked_at = time.monotonic()
+
+    def end() -> None:
+        nonlocal record
+        record = replace(record, slots=0)  # so that it is given nothing more
+        # Runs here commit and end before Ray kills them with itself.
+        deadline = time.monotonic() + settings.grace_seconds
+        for process in locks.living().values():
+            if process is not None:
+                process.send(signal.SIGTERM)
+        while locks.living() and time.monotonic() < deadline:
+            time.sleep(_WAIT_SECONDS)
+
+    claim_home(settings.layout)
+    make_directory(settings.state_directory)
+    seed_settings(home, ClusterPlace.of(settings))
+    with ExitStack() as stack:
+        only = taken(settings.state_directory / "node.lock", seconds=5.0)
+        if only is None:
+            raise NodeError(f"A node runs already on this machine for {settings.home}.")
+        stack.callback(only.close)
+        stack.enter_context(Nodes(state).beating(living))
+        group = stack.enter_context(ProcessGroup(grace_seconds=settings.grace_seconds))
+        logs = home / "process_logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        stack.callback(end)
+        group.start(
+            "ray",
+            _ray_command(place, name, devices),
+            environment=_environment(settings, devices),
+            directory=home,
+            log=logs / "ray.log",
+        )
+        say(
+            f"{name} is a node with {counted(len(devices), 'devices')}, at {place.address}. Its log:"
+            f" {logs / 'ray.log'}"
+        )
+        instance = stack.enter_context(dg.DagsterInstance.from_config(str(home)))
+        watch = NodeWatch(settings, locks, workers)
+        with interruptible():
+            try:
+                while True:
+                    group.watch(LOOK_SECONDS)
+                    try:
+                        for sentence in watch.look(DagsterFacts(instance)):
+                            say(sentence)
+                        shown[0] = _shown(devices)
+                        looked_at = time.monotonic()
+                        if lends and [one.id for one in gpu.usable()] != [one.id for one in devices]:
+                            say("Other devices may be used here than before: the node is started anew.")
+                            return
+                    except ProcessEndedError:
+                        raise
+                    except Exception as error:  # Postgres is away: the next look tries again
+                        _log.warning("This look at workers and devices failed: %s", error)
+            except KeyboardInterrupt:
+                say("The node ends: its runs commit what they have finished, and go on elsewhere.")
+
+
+_EXAMPLES = """\b
+vlm-assets node --head --address 10.0.0.1
+vlm-assets node --join 10.0.0.1:6379 --address 10.0.0.2"""
+
+
+@app.command("node", epilog=_EXAMPLES)
+def node_command(
+    address: Annotated[str, typer.Option(help="Address of this machine's private interface.")],
+    head: Annotated[bool, typer.Option("--head", help="Be the head, which the others join.")] = False,
+    join: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="The head to join.")] = None,
+    lends: Annotated[bool, typer.Option("--devices/--no-devices", help="Whether it takes runs.")] = True,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the head.")] = 6379,
+    dashboard_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of its job server.")] = 8265,
+    home: Home = None,
+) -> None:
+    """Be a node of a cluster: Ray's part here, and this machine's heartbeat.
+
+    Until SIGTERM or Ctrl-C; its runs commit then, and go on elsewhere. Whoever reaches Ray's ports runs
+    commands on this machine, and Ray listens on all interfaces: only a firewall protects it.
+    """
+    if head == (join is not None):
+        raise CommandError("Say either --head or --join HOST:PORT.")
+    settings = chosen_settings(home)
+    if lends:
+        refuse_at_start(settings, say)
+    run_node(settings, Place(address, join, port, dashboard_port), lends=lends, say=say)
+
+
+def _ray_command(place: Place, name: str, devices: list[Device]) -> list[str | Path]:
+    gpus = sum(len(device.members) for device in devices)
+    program = Path(sys.executable).with_name("ray")
+    where: list[str] = (
+        [f"--address={place.head}"]
+        if place.head is not None
+        else [
+            "--head",
+            f"--port={place.port}",
+            "--include-dashboard=true",
+            f"--dashboard-host={place.address}",
+            f"--dashboard-port={place.dashboard_port}",
+        ]
+    )
+    return [
+        program if program.exists() else str(shutil.which("ray")),
+        "start",
+        "--block",
+        "--disable-usage-stats",
+        *where,
+        f"--node-ip-address={place.address}",
+        f"--num-gpus={gpus}",
+        # Runs ask for none: their threads are those of their device.
+        "--num-cpus=1",
+        f"--object-store-memory={80 << 20}",  # nothing of ours is kept there
+        f"--labels={NODE_LABEL}={name}",
+    ]
+
+
+def _environment(settings: Settings, devices: list[Device]) -> Mapping[str, str]:
+    """What Ray's part and each run on this node see: the node's own settings and secrets."""
+    environment = {
+        **of_env_file(),
+        **os.environ,
+        f"{PREFIX}HOME": str(settings.home),
+        "DAGSTER_HOME": str(settings.dagster_home),
+        "PYTHONDONTWRITEBYTECODE": "",
+        "RAY_JOB_STOP_WAIT_TIME_S": str(int(settings.grace_seconds) + _STOP_SLACK_SECONDS),
+        # A worker that is started ahead of need costs memory, and a run needs none of Ray's.
+        "RAY_enable_open_telemetry": "0",
+    }
+    if devices and devices[0].kind == "cuda":
+        # Ray numbers these, and gives each run its own.
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(device.visible for device in devices)
+        environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        environment[f"{PREFIX}DEVICES"] = "given"
+    return environment
+
+
+def _shown(devices: list[Device]) -> tuple[NodeDevice, ...]:
+    """The devices with what the driver says of them now."""
+    try:
+        readings = {one.uuid: one for one in DriverNvml().readings()}
+        verdicts = HealthCheck(DriverNvml()).of(devices)
+    except DeviceError as error:
+        return tuple(NodeDevice(one.id, one.name, trouble=str(error)) for one in devices)
+    shown = []
+    for device in devices:
+        heat = [one.temperature for id_ in device.members if (one := readings.get(id_)) is not None]
+        verdict = verdicts.get(device.id)
+        trouble = " ".join((*verdict.refused, *verdict.hot)) if verdict is not None else ""
+        hottest = max((one for one in heat if one is not None), default=None)
+        shown.append(NodeDevice(device.id, device.name, hottest, trouble))
+    return tuple(shown)

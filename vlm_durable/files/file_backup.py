@@ -1,0 +1,258 @@
+"""A backup of files: each content once, under its digest, and one list that says which file has which.
+
+The list is replaced when all that it names is there and was read back. So a backup that is killed leaves the
+one before it, and what it has copied already is not copied again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import astuple, dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from vlm_durable.commands import command
+from vlm_durable.files import files
+from vlm_durable.files.lock_files import taken
+from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, write_sealed
+
+FORMAT = 1
+
+_LISTS = ("backup.json", "backup.copy.json")
+_CONTENTS, _STAGING, _LOCK = "contents", ".staging", ".lock"
+_MARKER = ".restoring"
+_SETTLED_NS = 2 * 10**9
+"""A file that changed so recently could change again and keep its time: it is copied again the next time."""
+
+
+class BackupError(Exception):
+    """A backup cannot be made or restored; the message says why, and what to do."""
+
+
+class ChangedError(Exception):
+    """A file changed while it was copied."""
+
+
+@dataclass(frozen=True)
+class KeptFile:
+    """A file of a backup. signature: size, times and inode of its source; "" where they may be too young."""
+
+    size: int
+    sha256: str
+    signature: str
+
+
+@dataclass(frozen=True)
+class FileList:
+    """What a backup holds, by the path in the home. about: what is said of it for people."""
+
+    about: Mapping[str, Any]
+    files: Mapping[str, KeptFile]
+
+
+def read_list(folder: Path) -> FileList | None:
+    """What the last finished backup in a folder holds; None where there is none. Raises BackupError."""
+    why: list[str] = []
+    for name in _LISTS:
+        try:
+            content = read_sealed(folder / name, format_=FORMAT)
+            kept = {path: KeptFile(*parts) for path, parts in content["files"].items()}
+            return FileList(content["about"], kept)
+        except FileNotFoundError:
+            continue
+        except (BrokenSealError, OSError, KeyError, TypeError) as error:
+            why.append(f"{folder / name}: {error}")
+    if why:
+        raise BackupError(
+            f"The list of what the backup in {folder} holds cannot be read ({'; '.join(why)}). Nothing was"
+            " changed. Take another backup, or make one in another folder."
+        )
+    return None
+
+
+def signature_of(path: Path) -> str:
+    """What changes when a file is written or replaced. Raises FileNotFoundError, OSError."""
+    stat = path.stat()
+    return f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns} {stat.st_dev} {stat.st_ino}"
+
+
+@dataclass
+class BackupWriter:
+    """A backup that is being made. copied, copied_bytes: what was not there before.
+
+    deep: what was copied before is read again, and copied again if it is damaged.
+    """
+
+    folder: Path
+    before: FileList | None
+    deep: bool
+    kept: dict[str, KeptFile] = field(default_factory=dict)
+    copied: int = 0
+    copied_bytes: int = 0
+    _seen: dict[str, KeptFile] = field(default_factory=dict)
+    _written: set[str] = field(default_factory=set)
+
+    def copy(self, source: Path, name: str) -> KeptFile:
+        """Copy a file, unless it is the one that was copied before. It is not in the backup until ``keep``.
+
+        Raises ChangedError, FileNotFoundError, OSError.
+        """
+        signature = signature_of(source)
+        known = self._seen.get(name) or (self.before.files.get(name) if self.before is not None else None)
+        if known is not None and known.signature == signature and self._has(known):
+            return known
+        temporary, sha256 = files.copy_temporary(source, self.folder / name, self.folder / _STAGING)
+        size = temporary.stat().st_size
+        if sha256 in self._written:
+            temporary.unlink()
+        else:
+            content = _content(self.folder, sha256)
+            if not content.parent.is_dir():
+                files.make_directory(content.parent)
+            files.publish_replacing(temporary, content)
+            self._written.add(sha256)
+            self.copied, self.copied_bytes = self.copied + 1, self.copied_bytes + size
+        if signature_of(source) != signature:
+            raise ChangedError(f"{source} changed while it was copied")
+        is_settled = source.stat().st_ctime_ns < time.time_ns() - _SETTLED_NS
+        self._seen[name] = KeptFile(size, sha256, signature if is_settled else "")
+        return self._seen[name]
+
+    def keep(self, copies: Mapping[str, KeptFile]) -> None:
+        """Have the backup hold these files."""
+        self.kept.update(copies)
+
+    def drop(self, prefix: str) -> None:
+        """Have the backup not hold files whose names begin so."""
+        self.kept = {name: kept for name, kept in self.kept.items() if not name.startswith(prefix)}
+
+    def finish(self, about: Mapping[str, Any]) -> None:
+        """Replace the list, in both copies; then remove contents that it does not name. Raises OSError."""
+        content = {"about": dict(about), "files": {name: astuple(kept) for name, kept in self.kept.items()}}
+        for name in _LISTS:
+            write_sealed(self.folder / name, content, format_=FORMAT)
+        named = {kept.sha256 for kept in self.kept.values()}
+        for path in (self.folder / _CONTENTS).glob("*/*"):
+            if path.name not in named:
+                path.unlink()
+
+    def _has(self, kept: KeptFile) -> bool:
+        content = _content(self.folder, kept.sha256)
+        try:
+            is_there = content.stat().st_size == kept.size
+            return is_there and (
+                not self.deep or kept.sha256 in self._written or files.sha256_of(content) == kept.sha256
+            )
+        except OSError:
+            return False
+
+
+@contextlib.contextmanager
+def open_backup(folder: Path, *, deep: bool = False) -> Iterator[BackupWriter]:
+    """Begin a backup in a folder, which may hold the ones before it. Raises BackupError, OSError."""
+    if not folder.is_dir():
+        files.make_directory(folder)
+        folder.chmod(0o700)
+    with _alone(folder):
+        before = read_list(folder)
+        names = {path.name for path in folder.iterdir()}
+        strange = names - {
+            *_LISTS,
+            _CONTENTS,
+            _STAGING,
+            _LOCK,
+            "lost+found",
+        }
+        if strange and _CONTENTS not in names:
+            raise BackupError(
+                f"{folder} holds other files ({', '.join(sorted(strange)[:3])}). Nothing was changed. Name a"
+                " folder of its own for the backup."
+            )
+        for name in (_CONTENTS, _STAGING):
+            files.make_directory(folder / name)
+        for left in (folder / _STAGING).iterdir():
+            left.unlink()
+        yield BackupWriter(folder, before, deep)
+
+
+def restore(folder: Path, home: Path, *, last: Callable[[str], int]) -> FileList:
+    """Copy a backup's files into an empty folder, each compared with its digest as it is written.
+
+    last: the files with the highest number come last. Killed, it is finished by doing it again. Raises
+    BackupError, OSError.
+    """
+    content = read_list(folder)
+    if content is None:
+        raise BackupError(f"{folder} holds no finished backup. Nothing was changed.")
+    _refuse_used(home, folder)
+    files.make_directory(home)
+    write_sealed(home / _MARKER, {"from": str(folder.absolute())})
+    for name in sorted(content.files, key=lambda name: (last(name), name)):
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise BackupError(f"{folder} names a file outside of the home: {name}. Take another backup.")
+        _restore_file(folder, content.files[name], home / name)
+    (home / _MARKER).unlink()
+    files.sync_directory(home)
+    return content
+
+
+def _restore_file(folder: Path, kept: KeptFile, path: Path) -> None:
+    if not path.parent.is_dir():
+        files.make_directory(path.parent)
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*{files.TEMPORARY_SUFFIX}"):
+        left.unlink()
+    if path.exists() and files.sha256_of(path) == kept.sha256:
+        return
+    source = _content(folder, kept.sha256)
+    try:
+        temporary, sha256 = files.copy_temporary(source, path)
+        if sha256 == kept.sha256:
+            files.publish_replacing(temporary, path)
+            return
+        temporary.unlink()
+        why = "holds other bytes than were backed up"
+    except FileNotFoundError:
+        why = "is not there"
+    raise BackupError(
+        f"{source}, the backup's copy of {path.name}, {why}. {path} was not restored, and the home is not"
+        f" complete: no command works in it. If the home that was backed up is still there, run"
+        f" {command('backup', folder, '--deep', '--home', 'ITS_HOME')}."
+        " Then restore again, or restore another backup."
+    )
+
+
+def _refuse_used(home: Path, folder: Path) -> None:
+    try:
+        begun = read_sealed(home / _MARKER)["from"] == str(folder.absolute())
+    except (OSError, BrokenSealError, KeyError):
+        begun = False
+    entries = sorted(home.iterdir()) if home.is_dir() else []
+    # Folders may be there before the first file, such as a `.state` that is a link to another disk.
+    used = [
+        path.name
+        for path in entries
+        if path.name != "lost+found" and (not path.is_dir() or any(path.iterdir()))
+    ]
+    if used and not begun:
+        raise BackupError(
+            f"{home} is not empty ({', '.join(used[:3])}). Nothing was changed. Restore into an empty folder:"
+            f" {command('restore', folder, '--home', 'DIR')}."
+        )
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    lock = taken(folder / _LOCK, seconds=0.0)
+    if lock is None:
+        raise BackupError(f"Another process is making a backup in {folder}. Wait until it has ended.")
+    try:
+        yield
+    finally:
+        lock.close()
+
+
+def _content(folder: Path, sha256: str) -> Path:
+    return folder / _CONTENTS / sha256[:2] / sha256

@@ -1,0 +1,210 @@
+"""Whether a process that was seen before is still that one, by its start; who its children are, and its end.
+
+What lives here: telling one process from another with its pid, ending with the parent, and an exit code as
+people read it. What does not: whether a materialization lives (its lock says that,
+``vlm_durable/state/workers.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Self
+
+_PR_SET_PDEATHSIG = 1
+_SLACK_SECONDS = 60.0
+"""Between a process's start and its first word: below it, wall clocks cannot tell two processes apart."""
+
+
+def process_start(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None where there is no such process."""
+    try:
+        return int(_stat(pid)[19])  # field 22
+    except OSError:
+        return None
+
+
+@cache
+def boot_id() -> str:
+    """What tells this boot of the machine from every other; empty where the system does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+@dataclass(frozen=True)
+class ProcessIdentity:
+    """One process of one boot. start: clock ticks since boot."""
+
+    pid: int
+    start: int
+    boot_id: str
+
+    @classmethod
+    def of(cls, pid: int) -> Self | None:
+        """The process that has this pid now, or None."""
+        start = process_start(pid)
+        return None if start is None else cls(pid, start, boot_id())
+
+    @classmethod
+    def that_spoke(cls, pid: int, at: float, *, clock: Callable[[], float] = time.time) -> Self | None:
+        """The process that said at ``at`` (unix seconds) that it has this pid, or None: it is gone.
+
+        Once known, it is told by its start and its boot alone, whatever the clocks do afterwards.
+        """
+        found = cls.of(pid)
+        if found is None:
+            return None
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        age = now - found.start / os.sysconf("SC_CLK_TCK")
+        # One that began well after the word was said has inherited the number.
+        return found if clock() - age <= at + _SLACK_SECONDS else None
+
+    def lives(self) -> bool:
+        """Whether it still runs. A zombie does not: it waits only to be counted."""
+        return (
+            self.boot_id == boot_id() and process_start(self.pid) == self.start and not _is_zombie(self.pid)
+        )
+
+    def has_open(self, path: Path) -> bool:
+        """Whether it has this file open; False where it is gone, or is another user's."""
+        try:
+            wanted = path.stat()
+            descriptors = list(Path(f"/proc/{self.pid}/fd").iterdir())
+        except OSError:
+            return False
+        return any(_is_file(one, wanted) for one in descriptors) and self.lives()
+
+    def send(self, number: signal.Signals) -> bool:
+        """Send a signal to this process and to no other with its pid. False where it is gone.
+
+        Raises PermissionError where it is another user's.
+        """
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return False
+        try:
+            # Looked at with the descriptor open: from here on the pid cannot pass to another unnoticed.
+            if not self.lives():
+                return False
+            signal.pidfd_send_signal(descriptor, number)
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True
+
+
+def die_with(parent: int, number: int = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when its parent ends, however that ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    # It may have ended before we asked.
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def how_it_ended(code: int) -> str:
+    """A process's end, as the second half of a sentence. code: as Popen gives it, a signal's negative."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hint = " (where no person did that, the machine ran out of memory)" if code == -signal.SIGKILL else ""
+    return f"was killed by {name}{hint}"
+
+
+def open_descriptors(path: Path) -> Iterator[tuple[int, str]]:
+    """Pid and number of each descriptor of this file; those of other users' processes are not seen."""
+    try:
+        wanted = path.stat()
+    except FileNotFoundError:
+        return
+    for pid, _ in _all():
+        try:
+            descriptors = list(Path(f"/proc/{pid}/fd").iterdir())
+        except OSError:
+            continue
+        yield from ((pid, one.name) for one in descriptors if _is_file(one, wanted))
+
+
+def _is_file(descriptor: Path, wanted: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(descriptor.stat(), wanted)
+    except OSError:
+        return False  # closed since it was listed, or no file
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether the system does not let a process run: it was stopped by a signal, or waits for a disk."""
+    return _state(pid) in "TtD"
+
+
+def is_halted(pid: int) -> bool:
+    """Whether a signal, or a debugger, has stopped a process: it takes no other signal than SIGKILL."""
+    return _state(pid) in "Tt"
+
+
+def _is_zombie(pid: int) -> bool:
+    return _state(pid) in "ZX"
+
+
+def _state(pid: int) -> str:
+    """The letter of a process's state; that of a dead one where there is none."""
+    try:
+        return _stat(pid)[0]
+    except (OSError, IndexError):
+        return "X"
+
+
+def processes_of_group(group: int) -> list[tuple[int, int]]:
+    """Pid and session of each process of a group, zombies left out."""
+    return [
+        (pid, int(session))
+        for pid, (state, _, its_group, session, *_) in _all()
+        if int(its_group) == group and state not in "ZX"
+    ]
+
+
+def children(parent: int | None = None) -> list[int]:
+    """The pids of a process's children, zombies too. parent: its pid, this process's own unless given."""
+    wanted = os.getpid() if parent is None else parent
+    return [pid for pid, (_, its_parent, *_) in _all() if int(its_parent) == wanted]
+
+
+def _all() -> Iterator[tuple[int, list[str]]]:
+    for name in os.listdir("/proc"):  # noqa: PTH208 - thousands of entries: no Path is made of each
+        if name.isdigit():
+            # A process may end between the listing and the reading.
+            with contextlib.suppress(OSError):
+                yield int(name), _stat(int(name))
+
+
+def _stat(pid: int) -> list[str]:
+    """What the kernel says of a process, from its state on. Raises OSError where there is none."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # The name may hold blanks.
+
+
+@contextlib.contextmanager
+def memory_limit(more: int) -> Iterator[None]:
+    """Let this process take so many bytes more: what wants too much fails by itself, not the machine."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limits = [pages * mmap.PAGESIZE + more, *(one for one in (soft, hard) if one != resource.RLIM_INFINITY)]
+    resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

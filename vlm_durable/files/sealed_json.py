@@ -1,0 +1,79 @@
+"""JSON that carries its own SHA-256: any changed, missing or added byte is noticed when it is read.
+
+The file is valid JSON, ``{"sha256":"<hex>","content":<the digested bytes>}`` and a newline. What the
+content means lives with who writes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vlm_durable.files.files import make_directory, write_replacing
+
+_HEAD = b'{"sha256":"'
+_MIDDLE = b'","content":'
+_TAIL = b"}\n"
+_START = len(_HEAD) + 64 + len(_MIDDLE)
+
+
+class BrokenSealError(ValueError):
+    """The bytes are not what was written."""
+
+
+class FormatVersionError(ValueError):
+    """A file was written by a newer version of this program. It is neither damaged nor touched."""
+
+
+def refuse_newer_format(found: object, known: int, where: Path) -> None:
+    """Raise FormatVersionError for a format that this version does not know yet."""
+    if not isinstance(found, int) or found > known:
+        raise FormatVersionError(
+            f"{where} has format {found!r} and this version reads {known}: a newer version wrote it. Install "
+            "that version, or finish the work with it. Nothing was changed."
+        )
+
+
+def seal(content: bytes) -> bytes:
+    """Wrap JSON text (UTF-8 bytes) with its digest."""
+    return b"".join((_HEAD, hashlib.sha256(content).hexdigest().encode(), _MIDDLE, content, _TAIL))
+
+
+def unseal(data: bytes) -> dict[str, Any]:
+    """The JSON object in sealed bytes. Raises BrokenSealError where a single bit differs."""
+    check_seal(data)
+    found = json.loads(data[_START : -len(_TAIL)])
+    if not isinstance(found, dict):
+        raise BrokenSealError("the content is not a JSON object")
+    return found
+
+
+def check_seal(data: bytes) -> None:
+    """Compare sealed bytes with their digest, without parsing them. Raises BrokenSealError."""
+    if not data:
+        raise BrokenSealError("the file is empty")
+    digest = hashlib.sha256(data[_START : -len(_TAIL)]).hexdigest().encode()
+    if data[:_START] != _HEAD + digest + _MIDDLE or data[-len(_TAIL) :] != _TAIL:
+        raise BrokenSealError("the digest does not fit the content")
+
+
+def read_sealed(path: Path, *, format_: int = 1) -> dict[str, Any]:
+    """What ``write_sealed`` wrote. Raises BrokenSealError, OSError, and FormatVersionError (newer)."""
+    found = unseal(path.read_bytes())
+    refuse_newer_format(found.pop("format", 0), format_, path)
+    return found
+
+
+def sealed(content: Mapping[str, object], *, format_: int = 1) -> bytes:
+    """A sealed file's bytes, with the version of its format, which is raised where ``content`` changes."""
+    assert "format" not in content, "the file's own format has that name"
+    return seal(json.dumps({"format": format_, **content}, separators=(",", ":")).encode())
+
+
+def write_sealed(path: Path, content: Mapping[str, object], *, format_: int = 1) -> None:
+    """Replace a sealed file, its folder made if need be; durable when it returns. Raises OSError."""
+    make_directory(path.parent)
+    write_replacing(path, sealed(content, format_=format_))

@@ -1,0 +1,327 @@
+"""Recovery: from whatever a crash left on disk to one verified state, or a refusal that says why.
+
+``survey`` only reads and decides; ``settle`` then quarantines, adopts and writes the state down. What does
+not live here: the writer's lock (writer_lock.py) and new commits (commits.py).
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vlm_durable.files import files
+from vlm_durable.files.sealed_json import BrokenSealError
+from vlm_durable.journal import commits
+from vlm_durable.journal.commits import Manifest
+from vlm_durable.journal.high_water_mark import (
+    MarkReading,
+    clear_temporaries,
+    read_mark,
+    write_mark,
+)
+from vlm_durable.journal.journal_errors import JournalLossError, SegmentUnreadableError
+from vlm_durable.journal.segments import (
+    SEGMENT_NAME,
+    JournalIdentity,
+    Segment,
+    SegmentRecord,
+    may_supersede,
+    verify_listed,
+    verify_unlisted,
+)
+from vlm_durable.wording import counted
+
+_THREADS = 2
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What was found, before anything is changed. Paths are absolute or relative as the directory is."""
+
+    head: Manifest | None
+    segments: tuple[Segment, ...]
+    """Every segment that counts, in the order of their names: listed and verified, then adopted ones."""
+    adopted: tuple[str, ...]
+    damaged: Mapping[Path, str]
+    """Files to quarantine, each with the reason."""
+    temporaries: tuple[Path, ...]
+    mark: MarkReading
+    newest_sequence: int
+    """The highest sequence number seen anywhere, readable or not."""
+    losses: tuple[str, ...]
+    """Why committed rows cannot be restored; empty where all can."""
+    lost_segments: tuple[str, ...]
+    given_up: tuple[str, ...]
+    """Segments whose loss a person accepted before."""
+    promised_rows: int
+
+    @property
+    def rows(self) -> int:
+        """Rows that can be restored, one for each id."""
+        return sum(segment.record.rows - segment.record.superseding for segment in self.segments)
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What an open restored, for the log and the person at the desk."""
+
+    key: str
+    generation: str
+    rows: int
+    segments: int
+    expected_rows: int
+    manifest_rows: int | None
+    """What the newest readable manifest says; None at the first start."""
+    high_water_mark: int | None
+    """Rows that the high-water mark says; None where there was no readable one."""
+    sequence: int
+    epoch: int
+    adopted: tuple[str, ...]
+    quarantined: tuple[tuple[str, str], ...]
+    """Where each quarantined file lies now, and why."""
+    accepted_loss: str | None
+
+    def sentence(self) -> str:
+        """One line for people."""
+        manifest = "no manifest yet" if self.manifest_rows is None else f"manifest: {self.manifest_rows}"
+        mark = "none yet" if self.high_water_mark is None else str(self.high_water_mark)
+        parts = [
+            f"{self.key}: {self.rows} of {self.expected_rows} rows restored from"
+            f" {counted(self.segments, 'segments')} "
+            f"({manifest}, high-water mark: {mark}), {self.expected_rows - self.rows} to do",
+            f"{counted(len(self.adopted), 'segments')} adopted",
+            f"{counted(len(self.quarantined), 'files')} quarantined"
+            + (
+                ": " + "; ".join(f"{path} ({why})" for path, why in self.quarantined)
+                if self.quarantined
+                else ""
+            ),
+        ]
+        if self.accepted_loss is not None:
+            parts.append(f"loss accepted: {self.accepted_loss}")
+        return ". ".join(parts) + "."
+
+
+def survey(directory: Path, identity: JournalIdentity, high_water_mark: Path) -> Survey:
+    """Read everything and decide what counts. Changes nothing.
+
+    Raises JournalError (other work), FormatVersionError (newer program).
+    """
+    names = sorted(entry.name for entry in os.scandir(directory) if entry.is_file(follow_symlinks=False))
+    numbers = sorted((n for n in map(commits.sequence_of, names) if n is not None), reverse=True)
+    head, damaged = _read_manifests(directory, numbers)
+    if head is not None:
+        identity.check(head.identity, str(commits.manifest_path(directory, head.sequence)))
+    mark = read_mark(high_water_mark, key=identity.key, generation=identity.generation)
+
+    given_up = sorted({*(head.given_up if head else ()), *(mark.mark.given_up if mark.mark else ())})
+    records = {record.name: record for record in head.segments} if head else {}
+    present = {name for name in names if SEGMENT_NAME.fullmatch(name)}
+    kept, broken = _choose(_verify(directory, present, records, identity), records)
+    damaged |= {directory / name: why for name, why in broken.items()}
+
+    gone = {name: "is not there" for name in records if name not in present}
+    unverified = {name: f"does not verify: {why}" for name, why in broken.items() if name in records}
+    lost = {name: why for name, why in (unverified | gone).items() if name not in given_up}
+    losses = [f"segment {name} ({counted(records[name].rows, 'rows')}) {why}" for name, why in lost.items()]
+    unreadable = [n for n in numbers if commits.manifest_path(directory, n) in damaged]
+    losses += _against_mark(head, mark, kept, unreadable)
+    promised = max(mark.mark.rows if mark.mark else 0, head.rows if head else 0)
+    return Survey(
+        head=head,
+        segments=tuple(kept),
+        adopted=tuple(s.record.name for s in kept if s.record.name not in records),
+        damaged=damaged,
+        temporaries=tuple(directory / name for name in names if name.endswith(files.TEMPORARY_SUFFIX)),
+        mark=mark,
+        newest_sequence=max([0, *numbers, *([mark.mark.sequence] if mark.mark else [])]),
+        losses=tuple(losses),
+        lost_segments=tuple(lost),
+        given_up=tuple(given_up),
+        promised_rows=promised,
+    )
+
+
+def _read_manifests(directory: Path, numbers: Iterable[int]) -> tuple[Manifest | None, dict[Path, str]]:
+    """The newest readable manifest, and the unreadable ones with the reason. Newest first."""
+    head: Manifest | None = None
+    newer: Manifest | None = None
+    damaged: dict[Path, str] = {}
+    for number in numbers:
+        path = commits.manifest_path(directory, number)
+        try:
+            found = commits.read_manifest(directory, number)
+        except (BrokenSealError, OSError) as error:
+            damaged[path] = f"the manifest does not verify: {error}"
+            continue
+        if (
+            newer is not None
+            and newer.previous_sequence == number
+            and newer.previous_sha256 != found.file_sha256
+        ):
+            damaged[path] = f"the manifest is not the one that sequence {newer.sequence} followed"
+            continue
+        head = head or found
+        newer = found
+    return head, damaged
+
+
+def _verify(
+    directory: Path, present: set[str], records: Mapping[str, SegmentRecord], identity: JournalIdentity
+) -> dict[str, Segment | SegmentUnreadableError]:
+    """Verify every segment on disk, several at once: hashing and decoding release the GIL."""
+
+    def one(name: str) -> Segment | SegmentUnreadableError:
+        path = directory / name
+        try:
+            record = records.get(name)
+            return verify_listed(path, record, identity) if record else verify_unlisted(path, identity)
+        except SegmentUnreadableError as error:
+            return error
+
+    def several(names: list[str]) -> list[tuple[str, Segment | SegmentUnreadableError]]:
+        return [(name, one(name)) for name in names]
+
+    ordered = sorted(present)
+    shares = [ordered[start::_THREADS] for start in range(_THREADS)]
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="verify-segments") as pool:
+        return dict(pair for share in pool.map(several, shares) for pair in share)
+
+
+def _choose(
+    checked: Mapping[str, Segment | SegmentUnreadableError], records: Mapping[str, SegmentRecord]
+) -> tuple[list[Segment], dict[str, str]]:
+    """The segments that count, listed ones before those to adopt, and why the others do not.
+
+    A later row may only take the place of a failed row of an earlier try, and of no other.
+    """
+    kept: list[Segment] = []
+    broken: dict[str, str] = {}
+    seen: dict[str, int] = {}
+    for name in sorted(checked, key=lambda name: (name not in records, name)):
+        found = checked[name]
+        if isinstance(found, SegmentUnreadableError):
+            broken[name] = str(found)
+            continue
+        tries = dict(zip(found.ids, found.failed_tries, strict=True))
+        again = seen.keys() & tries.keys()
+        if not all(may_supersede(tries[one], seen[one]) for one in again):
+            broken[name] = "holds ids that are committed already"
+        else:
+            seen |= tries
+            kept.append(found.superseding(len(again)))
+    return kept, broken
+
+
+def _against_mark(
+    head: Manifest | None, mark: MarkReading, kept: list[Segment], unreadable: list[int]
+) -> list[str]:
+    """Why the restorable state is behind what the high-water mark promises; empty where it is not."""
+    high = mark.mark
+    rows = sum(segment.record.rows for segment in kept)  # Superseded ones too: none of them is deleted.
+    if high is None:
+        known = head is not None and all(number < head.sequence for number in unreadable)
+        if known or (head is None and not unreadable and not kept and not mark.damaged):
+            return []
+        return [
+            "neither the newest manifest nor the high-water mark can be read: how much there was is unknown"
+        ]
+    if high.retired:
+        return [
+            f"{counted(high.rows, 'rows were', 'row was')} published and this journal retired; it is"
+            f" asked to begin again"
+        ]
+    if high.rows_written > rows:
+        return [
+            f"{counted(high.rows_written - rows, 'rows')} of {high.rows_written} that the high-water"
+            f" mark promises"
+        ]
+    behind = head is None or head.sequence < high.sequence
+    names = {segment.record.name for segment in kept}
+    if behind and high.last_segment is not None and high.last_segment not in names:
+        return [f"segment {high.last_segment}, the last one that the high-water mark knows"]
+    return []
+
+
+def refuse_loss(found: Survey, directory: Path, quarantine: Path, identity: JournalIdentity) -> None:
+    """Raise JournalLossError where committed rows cannot be restored."""
+    if not found.losses:
+        return
+    raise JournalLossError(
+        key=identity.key,
+        generation=identity.generation,
+        directory=directory,
+        promised_rows=found.promised_rows,
+        restorable_rows=found.rows,
+        reasons=found.losses,
+        copies=[*found.damaged, *([quarantine] if quarantine.is_dir() else [])],
+    )
+
+
+def settle(
+    found: Survey,
+    *,
+    directory: Path,
+    quarantine: Path,
+    high_water_mark: Path,
+    identity: JournalIdentity,
+    accept_loss: str | None,
+) -> tuple[Manifest, Recovery]:
+    """Make a survey's state the journal's, under a new epoch: quarantine, adopt, write it down.
+
+    A kill anywhere in here leaves files that the next survey reads to the same state. The new manifest
+    takes the sequence number that a paused older writer would need, so that one can commit no more.
+    """
+    for temporary in found.temporaries:
+        temporary.unlink(missing_ok=True)
+    clear_temporaries(high_water_mark)
+    moved = [(str(files.set_aside(path, quarantine)), why) for path, why in found.damaged.items()]
+    for slot in found.mark.damaged:
+        why = "the high-water mark does not verify, or is another journal's"
+        moved.append((str(files.set_aside(slot, slot.parent)), why))
+    lost = accept_loss if found.losses else None
+    mark = found.mark.mark
+    epoch = 1 + max(found.head.epoch if found.head else 0, mark.epoch if mark else 0)
+    event: dict[str, Any] = {"epoch": epoch, "at": _now()}
+    event |= {"adopted": list(found.adopted)} if found.adopted else {}
+    event |= {"quarantined": [list(pair) for pair in moved]} if moved else {}
+    event |= {"accepted_loss": lost, "losses": list(found.losses)} if lost is not None else {}
+    manifest = Manifest(
+        sequence=found.newest_sequence + 1,
+        epoch=epoch,
+        identity=identity.described,
+        segments=tuple(segment.record for segment in found.segments),
+        previous_sequence=found.head.sequence if found.head else None,
+        previous_sha256=found.head.file_sha256 if found.head else None,
+        plan=found.head.plan if found.head else None,
+        given_up=(*found.given_up, *(found.lost_segments if lost is not None else ())),
+        events=(*(found.head.events if found.head else ()), *([event] if len(event) > 2 else [])),
+    )
+    sha256 = commits.publish_manifest(directory, manifest)
+    write_mark(high_water_mark, manifest.mark)
+    commits.prune(directory, manifest.sequence)
+    recovery = Recovery(
+        key=identity.key,
+        generation=identity.generation,
+        rows=found.rows,
+        segments=len(found.segments),
+        expected_rows=len(identity.expected_ids),
+        manifest_rows=found.head.rows if found.head else None,
+        high_water_mark=mark.rows if mark else None,
+        sequence=manifest.sequence,
+        epoch=epoch,
+        adopted=found.adopted,
+        quarantined=tuple(moved),
+        accepted_loss=lost,
+    )
+    return Manifest(**{**manifest.__dict__, "file_sha256": sha256}), recovery
+
+
+def _now() -> str:
+    """For people; nothing is ordered by it."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

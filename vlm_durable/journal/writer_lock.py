@@ -1,0 +1,104 @@
+"""One writer a journal: an operating-system lock that a dead process frees by itself.
+
+Where the lock does not hold (some network file systems, a deleted lock file), the numbered manifests
+fence the older writer off; see commits.publish_manifest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import uuid
+from pathlib import Path
+
+from vlm_durable.journal.journal_errors import FencedError, JournalError, JournalLockedError, storage_error
+
+LOCK_NAME = "writer.lock"
+
+
+class WriterLock:
+    """An exclusive ``flock`` on a file in the journal's directory, held until released."""
+
+    def __init__(self, directory: Path) -> None:
+        """Take the lock now. Raises JournalLockedError (naming the holder) or OSError."""
+        self._path = directory / LOCK_NAME
+        self._descriptor = -1
+        # The last part tells two locks of one process apart.
+        self._name = f"process {os.getpid()} on {socket.gethostname()} ({uuid.uuid4().hex[:8]})\n".encode()
+        while self._descriptor < 0:
+            self._descriptor = self._try()
+
+    def _try(self) -> int:
+        """The locked descriptor, or -1 where the file was removed while we took it."""
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise JournalLockedError(
+                f"{self._path.parent} is being written by {holder or 'another process'}. Wait for it, or end "
+                "it; its committed rows stay."
+            ) from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if not self._is_at_path(descriptor):
+            os.close(descriptor)
+            return -1
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, self._name, 0)
+        return descriptor
+
+    def _is_at_path(self, descriptor: int) -> bool:
+        try:
+            standing = self._path.stat()
+        except FileNotFoundError:
+            return False
+        held = os.fstat(descriptor)
+        return (standing.st_dev, standing.st_ino) == (held.st_dev, held.st_ino)
+
+    def check(self) -> None:
+        """Raise FencedError where another writer has, or could have, this journal by now.
+
+        It shows in two ways: the file we hold is no longer the one that others would lock, or another
+        writer's name stands in it (a file system where the lock does not hold).
+        """
+        held = self._descriptor >= 0 and self._is_at_path(self._descriptor)
+        if held and os.pread(self._descriptor, len(self._name), 0) == self._name:
+            return
+        raise FencedError(
+            f"{self._path} was removed or taken while this process held it: another writer may have taken "
+            "over. What this process had not committed is left to that one. Stop this process."
+        )
+
+    def named_error(self, error: OSError | JournalError, *, doing: str) -> JournalError:
+        """The named exception for an error met while writing: a takeover clears this writer's files.
+
+        One that has its name already keeps it, unless a takeover explains it: the file that could not be
+        read back is then the one that the other writer cleared away.
+        """
+        where = self._path.parent
+        named = error if isinstance(error, JournalError) else storage_error(error, doing=doing, where=where)
+        try:
+            if self._descriptor >= 0:
+                self.check()
+        except FencedError as fenced:
+            return fenced
+        except OSError:
+            # The storage fails this look too; the first error says more.
+            return named
+        return named
+
+    def release(self, *, remove: bool = False) -> None:
+        """Give the lock back; ``remove`` takes the file away first (a retired journal)."""
+        if self._descriptor < 0:
+            return
+        if remove:
+            self._path.unlink(missing_ok=True)
+        descriptor, self._descriptor = self._descriptor, -1
+        with contextlib.suppress(OSError):
+            # Whatever close says, the descriptor is gone, and the lock with it.
+            os.close(descriptor)

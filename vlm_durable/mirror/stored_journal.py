@@ -1,0 +1,738 @@
+"""Work under way in an S3 store: each committed segment is copied there, and any machine goes on from there.
+
+What lives here: what the store says of a journal (its head), taking over, the thread that copies, the fence.
+What does not: the journal on disk, which commits as it does without a store (``vlm_durable.journal``). Keys
+are those of the home's files, and ``head.json`` beside a journal's segments.
+
+Segments first, then the head, always in place of the head that was read (``If-Match``, and ``If-None-Match``
+for the first). Each opening of a journal puts a head of its own before its first row: that is the takeover.
+Whoever was overtaken meets a head that is not the one it put, and changes nothing more. No list of the store
+is believed: the head names all that counts. Only where a head is damaged do the segments that are listed
+stand for it, each verified by the digest in its name, and numbered without a gap.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import socket
+import threading
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from vlm_durable.files import files
+from vlm_durable.files.layout import AssetFolders, PartitionPaths
+from vlm_durable.files.sealed_json import BrokenSealError, refuse_newer_format, sealed, unseal
+from vlm_durable.journal import commits
+from vlm_durable.journal.commits import Manifest
+from vlm_durable.journal.high_water_mark import HighWaterMark, read_mark, slots, write_mark
+from vlm_durable.journal.journal import Journal
+from vlm_durable.journal.journal_errors import (
+    JournalLockedError,
+    accept_loss_command,
+    sample,
+    storage_error,
+)
+from vlm_durable.journal.segments import SEGMENT_NAME, SegmentRecord, segment_number, segment_paths
+from vlm_durable.journal.writer_lock import WriterLock
+from vlm_durable.mirror.bucket import (
+    ObjectDamagedError,
+    S3Folder,
+    StoreAwayError,
+    Stored,
+    StoreError,
+    TakenError,
+)
+from vlm_durable.wording import counted
+
+HEAD = "head.json"
+"""The object beside a journal's segments that says which of them count, and who writes."""
+
+FORMAT = 1
+
+_AT_ONCE = 8
+_HEAD_BYTES = 1 << 30
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+_END_SECONDS = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+class TakenOverError(StoreError):
+    """Another machine works on this partition now. What this one has committed stays on its disk."""
+
+
+class CopiesWaitError(StoreError):
+    """So much waits for a store that is away that no more is computed before it is copied."""
+
+
+class HeadDamagedError(StoreError):
+    """What the store says of a journal cannot be read. Nothing was changed."""
+
+
+@dataclass(frozen=True)
+class CopyLag:
+    """What is committed on this machine and not in the store yet. since: of the oldest, in unix seconds."""
+
+    segments: int = 0
+    bytes: int = 0
+    since: float | None = None
+
+
+@dataclass(frozen=True)
+class Head:
+    """Who writes a journal, and what of it is in the store.
+
+    writer: of one opening, so that no two heads are alike. home: of the machine. epoch: higher with each
+    takeover. manifest: the bytes of a manifest of which every segment is there; empty before the first.
+    """
+
+    writer: str
+    home: str
+    epoch: int
+    manifest: bytes = b""
+
+    def to_bytes(self) -> bytes:
+        """Sealed JSON."""
+        return sealed({**vars(self), "manifest": self.manifest.decode()}, format_=FORMAT)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, where: str) -> Self:
+        """Raises BrokenSealError, FormatVersionError."""
+        found = unseal(data)
+        refuse_newer_format(found.get("format"), FORMAT, Path(where))
+        return cls(found["writer"], found["home"], found["epoch"], found["manifest"].encode())
+
+    def read(self, where: str) -> Manifest | None:
+        """The manifest in it, verified. Raises BrokenSealError, FormatVersionError."""
+        return commits.decode_manifest(self.manifest, Path(where)) if self.manifest else None
+
+
+class StoredJournal:
+    """The journal of one generation of a partition in a store. Every method raises StoreError."""
+
+    def __init__(self, paths: PartitionPaths, generation: str, store: S3Folder) -> None:
+        self.directory = paths.journal(generation)
+        self.key, self.generation = paths.key, generation
+        self._mark = paths.high_water_mark(generation)
+        self._quarantine = paths.quarantine
+        self._store = store
+        self._root = paths.asset.home.root
+        self._writer = uuid.uuid4().hex
+        self._at: Stored | None = None
+        """The head that was read, or put by this opening; also one that is damaged."""
+        self._damaged_bytes = b""
+        self.head: Head | None = None
+        self.there: set[str] = set()
+        """Segments that are in the store."""
+
+    @property
+    def where(self) -> str:
+        """For people."""
+        return self._store.address(self._name(HEAD))
+
+    def pull(self, *, whatever_is_there: bool = False) -> tuple[str, ...]:
+        """Have this machine's disk hold what the store has, before the journal is opened here.
+
+        A damaged head is refused where segments may be missing; with ``whatever_is_there`` only said.
+
+        Says in sentences what was fetched and what is missing there. What only this disk has stays. Of two
+        histories the one with the higher epoch counts, the store's of equal ones; the recovery that follows
+        adopts the other one's rows that are missing, and keeps those aside that are there twice. Killed
+        anywhere, it is done by doing it again. Raises HeadDamagedError, JournalLockedError,
+        JournalStorageError.
+        """
+        self._store.prove()
+        theirs: Manifest | None = None
+        damage: HeadDamagedError | None = None
+        try:
+            theirs = self.look()
+        except HeadDamagedError as error:
+            damage = error
+        marks = read_mark(self._mark, key=self.key, generation=self.generation)
+        ended = marks.mark is not None and marks.mark.retired and not self.directory.exists()
+        listed: dict[str, re.Match[str]] = {}
+        if damage is not None:
+            if ended:
+                return ()
+            listed = {name: found for name in self._listed() if (found := SEGMENT_NAME.fullmatch(name))}
+            doubt = self._doubt(listed, marks.mark)
+            if doubt and not whatever_is_there:
+                raise self._refusal(doubt) from damage
+            if not listed:
+                return (f"{self.where} cannot be read, and no segment of committed rows is there.",)
+        elif self.head is None or ended or (theirs is not None and theirs.retired):
+            rows = marks.mark.rows if marks.mark and not marks.mark.retired else 0
+            if self.head is not None or not rows:
+                return ()
+            return (
+                f"{self._store} has nothing of the {counted(rows, 'rows')} of {self.key} that are"
+                f" committed here: they"
+                " are copied there now. If they were there before, a lifecycle rule or a person has removed"
+                " them.",
+            )
+        try:
+            for folder in (self.directory, self._quarantine.parent, self._mark.parent):
+                files.make_directory(folder)
+            lock = WriterLock(self.directory)
+            try:
+                if self.head is None:
+                    return (self._take_over_listed(listed, whatever_is_there=whatever_is_there),)
+                return tuple(self._take_over(self.head.epoch, theirs, marks.mark))
+            finally:
+                lock.release()
+        except OSError as error:
+            raise storage_error(error, doing="taking work over", where=self.directory) from error
+
+    def look(self) -> Manifest | None:
+        """The manifest that the store has. Raises HeadDamagedError."""
+        self.head = None
+        self.head = self._read_head()
+        return self._manifest()
+
+    def holds(self, record: SegmentRecord) -> bool:
+        """Whether the store has a segment, to the byte."""
+        found = self._store.head(self._name(record.name))
+        return found is not None and found.sha256 == record.sha256
+
+    def claim(self, epoch: int) -> None:
+        """Become the one writer in the store too, by a head that lists what the last one did.
+
+        In place of a damaged one at once a head that lists what was recovered: one without would hide it.
+        Raises TakenOverError where another machine has put a head since ``pull``.
+        """
+        if self._is_damaged:
+            if self._damaged_bytes:
+                kept = f"{self.generation}-{HEAD}.{hashlib.sha256(self._damaged_bytes).hexdigest()[:12]}"
+                files.make_directory(self._quarantine)
+                files.write_replacing(self._quarantine / kept, self._damaged_bytes)
+            self.copy()
+            return
+        theirs = self._manifest()
+        listed = self.head.manifest if self.head is not None and theirs and not theirs.retired else b""
+        self._put_head(replace(self._new_head(epoch), manifest=listed))
+
+    def copy(self) -> Manifest | None:
+        """Put the segments of the newest manifest on disk that are not there, then a head that lists them.
+
+        Returns the manifest that the store has now. Raises TakenOverError, also where nothing is to be put.
+        """
+        manifest = commits.newest_manifest(self.directory)
+        if manifest is None or manifest.retired:
+            return None
+        try:
+            data = commits.manifest_path(self.directory, manifest.sequence).read_bytes()
+        except FileNotFoundError:  # A newer one has taken its place.
+            return self.copy()
+        if hashlib.sha256(data).hexdigest() != manifest.file_sha256:
+            raise StoreAwayError(f"{self.directory}: its manifest changed while it was copied; tried again.")
+        missing = [one for one in manifest.segments if one.name not in self.there]
+        with ThreadPoolExecutor(min(_AT_ONCE, len(missing) or 1), thread_name_prefix="copy") as pool:
+            list(pool.map(self._put_segment, missing))
+        if self.head is None or self.head.manifest != data:
+            epoch = max(manifest.epoch, self.head.epoch if self.head is not None else 0)
+            self._put_head(replace(self._new_head(epoch), manifest=data))
+        elif self._store.head(self._name(HEAD)) != self._at:
+            self._find_own()
+        return manifest
+
+    def copy_left(self) -> bool:
+        """Copy what a run of this machine had committed when it died; whether anything was to be copied.
+
+        Only where the head is still this machine's, and this disk has a newer manifest: else the next start
+        here takes over what another one did, or what this disk has lost. A run that starts meanwhile puts a
+        head of its own, and this changes nothing then; one that starts at the moment of this head's put is
+        interrupted, and tried again. Raises HeadDamagedError, TakenOverError.
+        """
+        theirs, ours = self.look(), commits.newest_manifest(self.directory)
+        if self.head is None or self.head.home != self._new_head(0).home or ours is None:
+            return False
+        if theirs is not None and (
+            theirs.retired or (ours.epoch, ours.sequence) <= (theirs.epoch, theirs.sequence)
+        ):
+            return False
+        before = self.head
+        self.copy()
+        return self.head is not before
+
+    def close(self) -> None:
+        """Say in the store that no row of this journal is wanted any more, then remove all but its head.
+
+        After its rows were published, or a person gave them up. Done again, it finishes what was cut short.
+        A head that ``look`` found damaged is replaced by one that says no more than that.
+        Raises TakenOverError.
+        """
+        if self._is_damaged:
+            # What it listed is not known, and nobody wants it.
+            identity = {"key": self.key, "generation": self.generation}
+            closed = Manifest(1, 1, identity, (), None, None, retired=True).encode()
+            self._put_head(replace(self._new_head(1), manifest=closed))
+        manifest = self._manifest()
+        if self.head is not None and manifest is None:
+            self.claim(self.head.epoch + 1)
+        if self.head is None or manifest is None:
+            for name in self._listed():
+                self._store.delete(self._name(name))
+            return
+        if not manifest.retired:
+            manifest = replace(
+                manifest,
+                sequence=manifest.sequence + 1,
+                previous_sequence=manifest.sequence,
+                previous_sha256=manifest.file_sha256,
+                retired=True,
+            )
+            self._put_head(replace(self._new_head(self.head.epoch + 1), manifest=manifest.encode()))
+        # A machine that was cut off may have put segments that no head lists.
+        for name in sorted({one.name for one in manifest.segments} | self._listed()):
+            self._store.delete(self._name(name))
+        if manifest.segments:
+            manifest = replace(manifest, sequence=manifest.sequence + 1, segments=())
+            self._put_head(replace(self._new_head(self.head.epoch), manifest=manifest.encode()))
+
+    def _listed(self) -> set[str]:
+        """What the store lists beside the head."""
+        below = self._name("")
+        return {name.removeprefix(below) for name, _ in self._store.names(below)} - {HEAD}
+
+    def _take_over(self, epoch: int, theirs: Manifest | None, mark: HighWaterMark | None) -> Iterator[str]:
+        ours = commits.newest_manifest(self.directory)
+        there = {one.name for one in theirs.segments} if theirs else set()
+        here = {one.name for one in ours.segments} | {*ours.given_up} if ours else set()
+        # What only a list says is gone is put again: that finds it there, or puts it back.
+        self.there = there & self._listed()
+        if ours is None and mark is not None and mark.rows:
+            yield f"{self.key}: the journal of {counted(mark.rows, 'rows')} that was here is gone."
+        if theirs is not None:
+            yield from self._fetch_missing(theirs)
+        forked = bool(there - here and here - there)
+        if forked and ours is not None:
+            yield (
+                f"{self.key}: this machine (epoch {ours.epoch}) and another one (epoch {epoch}) have both"
+                f" committed rows, {counted(len(here - there), 'segments')} of them here alone. The"
+                " recovery that follows"
+                " keeps each property once and names what it puts aside; nothing is deleted."
+            )
+        # A person gave it up on another machine: what is gone here too is no loss any more. What else is gone
+        # here, and nowhere else, is a loss that nobody has accepted: this disk's manifest stays, and says so.
+        gone = {
+            one.name
+            for one in (ours.segments if ours else ())
+            if one.name not in there and not self._has(one.name, one.sha256)
+        }
+        is_accepted = theirs is not None and gone <= set(theirs.given_up)
+        is_ahead = there - here and (ours is None or not forked or epoch >= ours.epoch)
+        if theirs is not None and is_accepted and (gone or is_ahead):
+            newer = mark is not None and epoch > mark.epoch
+            self._put_in_front(theirs, forget_mark=forked or bool(gone) or newer)
+        self._raise_epoch(epoch)
+
+    def _raise_epoch(self, epoch: int) -> None:
+        """Have the epoch of the opening that follows be above this one."""
+        standing = read_mark(self._mark, key=self.key, generation=self.generation).mark
+        if standing is None or standing.epoch < epoch:
+            before = standing or HighWaterMark(self.key, self.generation, 0, 0, 0, None)
+            write_mark(self._mark, replace(before, epoch=epoch))
+
+    def _take_over_listed(self, found: Mapping[str, re.Match[str]], *, whatever_is_there: bool) -> str:
+        """Fetch the segments that the store lists, where no head says which of them count.
+
+        The recovery that follows adopts them, and keeps those aside whose rows are there twice.
+        """
+        _, troubles = self._fetch_all({name: match["sha256"] for name, match in found.items()})
+        if troubles and not whatever_is_there:
+            raise self._refusal(
+                f"{counted(len(troubles), 'segments')} cannot be fetched, such as {troubles[0]}"
+            )
+        self.there = set(found)
+        self._raise_epoch(max(int(match["epoch"]) for match in found.values()))
+        return (
+            f"{self.where} cannot be read. The work goes on from the"
+            f" {counted(len(found) - len(troubles), 'segments')} of"
+            " committed rows that are there, each verified by its digest, and from those here."
+        )
+
+    def _doubt(self, listed: Collection[str], mark: HighWaterMark | None) -> str:
+        """Why rows may be missing without a head; empty where the segments' numbers have no gap."""
+        here = [path.name for path in segment_paths(self.directory)]
+        given_up = mark.given_up if mark is not None else ()
+        numbers = {segment_number(name) for name in (*listed, *here, *given_up)}
+        if not numbers:
+            return "no segment is there or here"
+        if missing := set(range(1, max(numbers) + 1)) - numbers:
+            which = sample(f"{number:08d}" for number in missing)
+            return f"segments are neither there nor here (of {max(numbers)} those with number {which})"
+        return ""
+
+    def _refusal(self, doubt: str) -> HeadDamagedError:
+        return HeadDamagedError(
+            f"{self.where} cannot be read, and {doubt}: nobody can tell how many rows were committed, so"
+            " nothing is begun over it. Nothing was changed. Put it back from a version of the bucket, or"
+            " start the partition on the machine that worked on it last. Or go on without what is missing,"
+            f" which is computed again: {accept_loss_command(self.key)}"
+        )
+
+    @property
+    def _is_damaged(self) -> bool:
+        return self.head is None and self._at is not None
+
+    def _fetch_missing(self, theirs: Manifest) -> Iterator[str]:
+        wanted = {one.name: one.sha256 for one in theirs.segments if one.name not in theirs.given_up}
+        got, troubles = self._fetch_all(wanted)
+        if got:
+            yield (
+                f"{self.key}:"
+                f" {counted(got, 'segments of committed rows were', 'segment of committed rows was')}"
+                f" fetched from {self._store}, verified."
+            )
+        if troubles:
+            yield (
+                f"{self.key}: {counted(len(troubles), 'segments')} that {self.where} lists cannot be"
+                " fetched, such as"
+                f" {troubles[0]}. Did a lifecycle rule or a person remove them? A machine that computed them"
+                " still has them and puts them back when the partition is started there; or put them back"
+                " from a version of the bucket."
+            )
+
+    def _fetch_all(self, wanted: Mapping[str, str]) -> tuple[int, list[str]]:
+        """Fetch what is missing or damaged here: how many came, and why the others did not.
+
+        wanted: the SHA-256 of each segment in hex, or how it begins, by name.
+        """
+        missing = {name: sha256 for name, sha256 in wanted.items() if not self._has(name, sha256)}
+        with ThreadPoolExecutor(min(_AT_ONCE, len(missing) or 1), thread_name_prefix="fetch") as pool:
+            said = list(pool.map(self._fetch, missing, missing.values()))
+        troubles = [one for one in said if one is not None]
+        return len(missing) - len(troubles), troubles
+
+    def _has(self, name: str, sha256: str) -> bool:
+        try:
+            return files.sha256_of(self.directory / name).startswith(sha256)
+        except FileNotFoundError:
+            return False
+
+    def _fetch(self, segment: str, sha256: str) -> str | None:
+        """Fetch a segment in place of what is missing or damaged here. Returns why it cannot be had."""
+        name, path = self._name(segment), self.directory / segment
+        try:
+            data = self._store.get(name, most=_HEAD_BYTES)
+        except StoreAwayError:
+            raise
+        except StoreError as error:
+            return str(error)
+        if not hashlib.sha256(data).hexdigest().startswith(sha256):
+            return f"{self._store.address(name)}, whose bytes are not those that were committed"
+        if path.exists():
+            files.set_aside(path, self._quarantine)
+        files.write_new(path, data)
+        return None
+
+    def _put_in_front(self, theirs: Manifest, *, forget_mark: bool) -> None:
+        """Make the store's manifest the newest one here. What stands before it is set aside."""
+        for number in commits.sequences(self.directory):
+            if number >= theirs.sequence:
+                files.set_aside(commits.manifest_path(self.directory, number), self._quarantine)
+        if forget_mark:
+            for slot in slots(self._mark):
+                if slot.exists():
+                    files.set_aside(slot, slot.parent)
+        assert self.head is not None
+        path = commits.manifest_path(self.directory, theirs.sequence)
+        files.write_new(path, self.head.manifest)
+        known = read_mark(self._mark, key=self.key, generation=self.generation).mark
+        if known is None:
+            write_mark(self._mark, theirs.mark)
+
+    def _put_segment(self, record: SegmentRecord) -> None:
+        path, name = self.directory / record.name, self._name(record.name)
+        data = path.read_bytes()
+        if hashlib.sha256(data).hexdigest() != record.sha256:
+            raise OSError(f"{path} is not what was committed: it was not copied")
+        try:
+            self._store.put(name, data, over=None)
+        except TakenError:
+            # Its name is its digest: other bytes there are damage.
+            self._store.put(name, data, over=self._store.head(name))
+        self.there.add(record.name)
+
+    def _new_head(self, epoch: int) -> Head:
+        return Head(self._writer, f"{socket.gethostname()}:{self._root}", epoch)
+
+    def _put_head(self, head: Head) -> None:
+        while True:
+            try:
+                self._at = self._store.put(self._name(HEAD), head.to_bytes(), over=self._at)
+                break
+            except TakenError:
+                self._find_own()
+        self.head = head
+
+    def _find_own(self) -> None:
+        """Return where the head that stands is one that this opening has put, its answer lost; else raise."""
+        known = self._at
+        try:
+            other = self._read_head()
+        except HeadDamagedError:
+            # It may be the head of a machine that took over: it is not this opening's to replace.
+            self._at = known
+            raise
+        if other is not None and other.writer == self._writer:
+            self.head = other
+        elif other is None and known is not None:
+            # Nobody removes a head: all is put there again from this disk.
+            self.head = None
+            self.there.clear()
+            raise StoreAwayError(
+                f"{self.where} was removed: did a lifecycle rule or a person empty {self._store}? What is"
+                " committed here is put there again."
+            )
+        elif other is not None:
+            self._at = known
+            raise TakenOverError(
+                f"Interrupted: partition {self.key} was taken over by {other.home} (epoch {other.epoch})"
+                f" while this machine was cut off or stopped. Nothing of {self._store} was changed, and this"
+                f" run publishes nothing. Its committed rows stay in {self.directory}; the next start of the"
+                " partition here takes over what the other one did."
+            )
+
+    def _read_head(self) -> Head | None:
+        """What the store says, which the next put of a head replaces."""
+        name = self._name(HEAD)
+        while True:
+            self._at = self._store.head(name)
+            if self._at is None:
+                return None
+            try:
+                data = self._store.get(name, most=_HEAD_BYTES)
+            except ObjectDamagedError as error:
+                raise self._damaged(str(error), b"") from error
+            if hashlib.sha256(data).hexdigest() != self._at.sha256:
+                if self._store.head(name) != self._at:
+                    continue  # It was replaced in between.
+                raise self._damaged("its bytes are not those that its checksum stands for", data)
+            try:
+                head = Head.from_bytes(data, self.where)
+                manifest = head.read(self.where)
+            except (BrokenSealError, KeyError, AttributeError) as error:
+                raise self._damaged(str(error), data) from error
+            self.there = {one.name for one in manifest.segments} if manifest else set()
+            return head
+
+    def _damaged(self, why: str, data: bytes) -> HeadDamagedError:
+        self._damaged_bytes = data
+        return HeadDamagedError(
+            f"{self.where} cannot be read: {why}. Nothing was changed. The next start of the partition puts a"
+            " new one, which lists the segments that are there; where some are missing it says what to do."
+        )
+
+    def _manifest(self) -> Manifest | None:
+        return self.head.read(self.where) if self.head is not None else None
+
+    def _name(self, name: str) -> str:
+        return f"{self.directory.relative_to(self._root)}/{name}"
+
+
+def pull_others(paths: PartitionPaths, generation: str, store: S3Folder) -> Iterator[str]:
+    """Have this machine's disk hold what the store has of a partition's other generations.
+
+    Rows of theirs whose inputs did not change are adopted. Says what was fetched. Raises as ``pull``.
+    """
+    for name in stored_generations(paths, store):
+        if name != generation:
+            other = StoredJournal(paths, name, store)
+            try:
+                # Nothing is begun there, and what is missing is missed when these settings are back.
+                yield from other.pull(whatever_is_there=True)
+            except JournalLockedError:
+                continue
+
+
+def close_published(paths: PartitionPaths, generation: str, store: S3Folder) -> None:
+    """Remove what the store still has of a generation that is published. Raises StoreError."""
+    journal = StoredJournal(paths, generation, store)
+    try:
+        manifest = journal.look()
+    except HeadDamagedError:
+        journal.close()
+        return
+    if manifest is not None and (manifest.segments or not manifest.retired):
+        journal.close()
+
+
+def pull_closed(paths: PartitionPaths, store: S3Folder) -> None:
+    """Learn which generations were published and closed elsewhere: none of them is begun again."""
+    for name in stored_generations(paths, store):
+        mark = paths.high_water_mark(name)
+        if paths.journal(name).exists() or any(slot.exists() for slot in slots(mark)):
+            continue
+        try:
+            manifest = StoredJournal(paths, name, store).look()
+        except HeadDamagedError:
+            continue  # Without a segment it is not begun; with all of them it is not closed.
+        if manifest is not None and manifest.retired:
+            files.make_directory(mark.parent)
+            write_mark(mark, manifest.mark)
+
+
+def stored_journals(asset: AssetFolders, store: S3Folder) -> dict[tuple[str, str], dict[str, int]]:
+    """The objects of each journal of an asset with their bytes, by partition and generation.
+
+    Raises StoreError.
+    """
+    below = f"{asset.journals.relative_to(asset.home.root)}/"
+    found: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+    for name, size in store.names(below):
+        key, generation, rest = (*name.removeprefix(below).split("/", 2), "", "")[:3]
+        if rest:
+            found[key, generation][rest] = size
+    return found
+
+
+def stored_generations(paths: PartitionPaths, store: S3Folder) -> list[str]:
+    """The generations of a partition that the store has, sorted. Raises StoreAwayError."""
+    below = f"{paths.journals.relative_to(paths.asset.home.root)}/"
+    return sorted({name.removeprefix(below).partition("/")[0] for name, _ in store.names(below)})
+
+
+class Copying:
+    """Copies a journal to a store beside the work, in one thread; a context around the opened journal.
+
+    most_bytes: how much may wait for a store that is away. wall: unix seconds.
+    """
+
+    def __init__(
+        self, stored: StoredJournal, *, most_bytes: int, wall: Callable[[], float] = time.time
+    ) -> None:
+        self._stored = stored
+        self._most_bytes = most_bytes
+        self._wall = wall
+        self._changed = threading.Condition()
+        self._waiting: dict[str, tuple[int, float]] = {}
+        self._asked = self._tried = 0
+        self._trouble: StoreError | None = None
+        self._error: Exception | None = None
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="journal-copies", daemon=True)
+        self.told: Callable[[CopyLag], None] = lambda lag: None
+        """Called with the lag at each change of it, from any thread."""
+
+    def begin(self, journal: Journal) -> None:
+        """Claim the partition in the store, then copy what is committed, until this is left.
+
+        Raises TakenOverError, StoreAwayError.
+        """
+        self._stored.claim(journal.recovery.epoch)
+        journal.on_commit(lambda rows: self._take(journal.records))
+        self._take(journal.records)
+        self._thread.start()
+
+    def lag(self) -> CopyLag:
+        """What waits now."""
+        with self._changed:
+            sizes = [size for size, _ in self._waiting.values()]
+            since = min((since for _, since in self._waiting.values()), default=None)
+            return CopyLag(len(sizes), sum(sizes), since)
+
+    def check(self) -> None:
+        """Raise TakenOverError or CopiesWaitError where no more work is to be done here."""
+        if self._error is not None:
+            raise self._error
+        lag = self.lag()
+        if lag.bytes > self._most_bytes:
+            raise CopiesWaitError(
+                f"Interrupted: {counted(lag.segments, 'segments')} ({lag.bytes / 2**20:.0f} MiB) are"
+                f" committed here and"
+                f" wait for the store, more than VLM_ASSETS_COPY_QUEUE_MIB allows. {self._trouble or ''}"
+                " Nothing is lost; the work goes on by itself when the store is back."
+            )
+
+    def flush(self) -> None:
+        """Return when all that is committed is in the store, and this machine still works on the partition.
+
+        Raises StoreAwayError where it cannot be copied now, TakenOverError.
+        """
+        with self._changed:
+            self._asked = asked = self._asked + 1
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._tried >= asked or self._error is not None)
+            if self._error is not None:
+                raise self._error
+            if self._trouble is not None:
+                raise self._trouble
+
+    def retire(self) -> None:
+        """The rows are published: take them out of the journal in the store."""
+        self._end()
+        if not self._thread.is_alive():
+            self._stored.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # The last commit of a run that ends is copied too, unless the store is away.
+        if self._thread.is_alive() and self._error is None and self._trouble is None:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: not self._waiting or self._trouble is not None or self._error is not None,
+                    _END_SECONDS,
+                )
+        self._end()
+
+    def _end(self) -> None:
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(_END_SECONDS)
+
+    def _take(self, records: Iterable[SegmentRecord]) -> None:
+        with self._changed:
+            for one in records:
+                if one.name not in self._stored.there and one.name not in self._waiting:
+                    self._waiting[one.name] = (one.size, self._wall())
+            self._changed.notify_all()
+        self.told(self.lag())
+
+    def _run(self) -> None:
+        pause = 0.0
+        while self._wait(pause):
+            with self._changed:
+                asked = self._asked
+            try:
+                self._stored.copy()
+                trouble, pause = None, 0.0
+            except Exception as error:
+                if isinstance(error, TakenOverError) or not isinstance(error, StoreError):
+                    with self._changed:
+                        self._error = error
+                        self._changed.notify_all()
+                    return
+                # Whatever it is, the store did not take it: the rows are safe here, and it is tried again.
+                trouble, pause = error, min(_LONGEST_PAUSE, pause * 2 or _FIRST_PAUSE)
+                if self._trouble is None:
+                    _log.warning("Committed rows of %s wait on this disk: %s", self._stored.key, error)
+            with self._changed:
+                if trouble is None and self._trouble is not None:
+                    _log.info("Committed rows of %s are in the store again.", self._stored.key)
+                self._trouble, self._tried = trouble, asked
+                for name in self._stored.there & self._waiting.keys():
+                    del self._waiting[name]
+                self._changed.notify_all()
+            self.told(self.lag())
+
+    def _wait(self, pause: float) -> bool:
+        """Return when there is something to copy and the pause is over; False where this ends."""
+        with self._changed:
+            if pause:
+                self._changed.wait_for(lambda: self._stopping or self._asked > self._tried, pause)
+            else:
+                self._changed.wait_for(lambda: self._stopping or self._waiting or self._asked > self._tried)
+            return not self._stopping

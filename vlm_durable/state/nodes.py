@@ -1,0 +1,333 @@
+"""The nodes of a cluster: each one's heartbeat, and by it who lives there, with which devices.
+
+What lives here: the row of each node, and how long it has been silent by the clock of the database, which all
+nodes share, so that no node's own clock matters. What does not: what follows from a silence
+(``sensors/cluster.py``), and the process that beats (``vlm_cluster/node.py``). A node answers for its
+processes: a run lives where its node beats and holds the run's lock, which its process took at its start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from vlm_durable.files.files import make_directory
+from vlm_durable.files.lock_files import created, is_held
+from vlm_durable.files.processes import ProcessIdentity, boot_id, process_start
+from vlm_durable.state.database import ControlState
+from vlm_durable.state.pause import Pause, paused_nodes
+from vlm_durable.state.sqlite_file import ControlStateError
+from vlm_durable.state.tables import nodes as _table
+from vlm_durable.wording import counted
+
+BEAT_SECONDS = 3.0
+SILENT_SECONDS = 10.0
+"""A node that is silent for so long is given no run: it may be dead."""
+DEAD_SECONDS = 25.0
+"""A node that is silent for so long counts as dead: its runs are ended, and go on elsewhere."""
+
+_LOOK_SECONDS = 0.5
+
+RAY_RUN = "VLM_RAY_RUN"
+"""In the environment of a run's process on a node: the run's id. Says that Ray chose its device."""
+
+SERVE = "vlm-assets serve"
+"""As whom Dagster's daemon beats: a second one on the same database would launch each run twice."""
+
+_OTHER_NODE = "Give each machine a host name of its own (`hostnamectl set-hostname`)."
+_OTHER_SERVE = (
+    "One machine at a time runs Dagster on a home: look at its pages there, or end it there. Several machines"
+    " work on one home as nodes: set VLM_ASSETS_RAY_ADDRESS."
+)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class NodeDevice:
+    """A device of a node. temperature: degrees Celsius, where it says. trouble: what speaks against it."""
+
+    id: str
+    name: str
+    temperature: int | None = None
+    trouble: str = ""
+
+
+@dataclass(frozen=True)
+class NodeRecord:
+    """What a node says of itself.
+
+    boot_id, process: what tells it from a later node of its name. address: where others reach it. slots: runs
+    with a device that it can hold at once. runs: ids of those whose process lives; workers: names of the
+    materializations whose process lives.
+    """
+
+    name: str
+    boot_id: str
+    process: int
+    address: str
+    slots: int
+    devices: tuple[NodeDevice, ...] = ()
+    runs: frozenset[str] = frozenset()
+    workers: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node as the database knows it. beat_at: when it last beat; silent: for how long. Database's clock."""
+
+    record: NodeRecord
+    beat_at: float
+    silent: float
+    pause: Pause | None = None
+
+    @property
+    def name(self) -> str:
+        """The host name that it has."""
+        return self.record.name
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it has been silent for too long."""
+        return self.silent > DEAD_SECONDS
+
+    @property
+    def takes_runs(self) -> bool:
+        """Whether it may be given a run now."""
+        return self.silent <= SILENT_SECONDS and self.pause is None and self.record.slots > 0
+
+    def sentence(self) -> str:
+        """How it stands, for people."""
+        if self.is_dead:
+            return f"silent for {self.silent:.0f} s: it counts as dead, and its runs go on elsewhere"
+        if self.pause is not None:
+            return self.pause.sentence()
+        if self.silent > SILENT_SECONDS:
+            return f"silent for {self.silent:.0f} s: it is given no run"
+        if not self.record.slots:
+            return "beats, and takes no runs"
+        return f"beats; {counted(len(self.record.runs), 'runs')}"
+
+
+@dataclass(frozen=True)
+class Look:
+    """All nodes at one moment. now: by the clock of the database, in unix seconds."""
+
+    now: float
+    nodes: Mapping[str, Node] = field(default_factory=dict)
+
+    @property
+    def slots(self) -> int:
+        """Runs with a device that the cluster can hold at once."""
+        return sum(node.record.slots for node in self.nodes.values() if node.takes_runs)
+
+    def of_run(self, run_id: str) -> Node | None:
+        """The node that says that it has the run's process, or a materialization of it."""
+        return self._of_runs.get(run_id)
+
+    @cached_property
+    def _of_runs(self) -> Mapping[str, Node]:
+        found: dict[str, Node] = {}
+        for node in self.nodes.values():
+            at_work = (name.partition(".")[0] for name in node.record.workers)
+            found.update(dict.fromkeys((*node.record.runs, *at_work), node))
+        return found
+
+
+class Nodes:
+    """The nodes of a home. Every method raises ControlStateError where the database does not answer."""
+
+    def __init__(self, state: ControlState) -> None:
+        self._state = state
+
+    def look(self) -> Look:
+        """All nodes that ever beat and were not forgotten, by name."""
+        pauses = paused_nodes(self._state)
+
+        def read(connection: sa.Connection) -> Look:
+            now = float(connection.execute(sa.select(_now(connection))).scalar_one())
+            rows = connection.execute(sa.select(_table).order_by(_table.c.name)).all()
+            nodes = [Node(_record(row.record), row.beat_at, now - row.beat_at) for row in rows]
+            return Look(
+                now,
+                {one.name: Node(one.record, one.beat_at, one.silent, pauses.get(one.name)) for one in nodes},
+            )
+
+        return self._state.read_beats(read)
+
+    @contextlib.contextmanager
+    def beating(self, record: Callable[[], NodeRecord], *, other: str = _OTHER_NODE) -> Iterator[None]:
+        """Beat for as long as the context lasts, by a thread of its own.
+
+        record: what to say, asked for each time. other: what to do where another machine beats under the
+        same name, which raises ControlStateError; where one does later, this process is sent SIGTERM.
+        """
+        said = record()
+        if not self.beat(said):
+            raise ControlStateError(
+                f"{self._another(said.name, other)} If this machine has just been restarted, start again in"
+                f" {DEAD_SECONDS:.0f} s. Nothing was changed."
+            )
+        over = threading.Event()
+
+        def beat() -> None:
+            while not over.wait(BEAT_SECONDS):
+                try:
+                    said = record()
+                    if self.beat(said):
+                        continue
+                    _log.error("%s This process ends.", self._another(said.name, other))
+                except Exception as error:  # Whatever it is: a thread that ends here is a machine that dies.
+                    _log.warning("The heartbeat of this machine was not written: %s", error)
+                    continue
+                os.kill(os.getpid(), signal.SIGTERM)  # as its service manager would: runs commit
+                return
+
+        thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def _another(self, name: str, other: str) -> str:
+        there = self.look().nodes.get(name)
+        where = f" (it last did {there.silent:.0f} s ago, from {there.record.address})" if there else ""
+        return f"Another machine beats as {name}{where}. {other}"
+
+    def wait_for_beats(self, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        """Wait until the heartbeats of all living nodes name what had begun there before this call.
+
+        The second one from now does: the first may have been put together before.
+        """
+        began = self.look().now
+        later: dict[str, set[float]] = {}
+        while True:
+            nodes = [node for node in self.look().nodes.values() if not node.is_dead]
+            for node in nodes:
+                later.setdefault(node.name, set()).add(max(began, node.beat_at))
+            if all(len(later[node.name] - {began}) > 1 for node in nodes):
+                return
+            sleep(_LOOK_SECONDS)
+
+    def beat(self, record: NodeRecord) -> bool:
+        """Say that the node lives, and with what. False where another machine that lives has its name."""
+
+        def write(connection: sa.Connection) -> bool:
+            now = _now(connection)
+            insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+            new = insert(_table).values(name=record.name, record=_json(record), beat_at=now)
+            same_boot = _table.c.record["boot_id"].as_string() == record.boot_id
+            # One statement: of two machines that meet a dead one's name at once, one has it.
+            said = new.on_conflict_do_update(
+                index_elements=[_table.c.name],
+                set_={"record": new.excluded.record, "beat_at": new.excluded.beat_at},
+                where=same_boot | (_table.c.beat_at < now - DEAD_SECONDS),
+            ).returning(_table.c.name)
+            return connection.execute(said).first() is not None
+
+        return self._state.beat(write)
+
+    def forget(self, name: str) -> bool:
+        """Forget a node that is gone for good. False where none is known, or it is not dead."""
+
+        def write(connection: sa.Connection) -> bool:
+            is_dead = _table.c.beat_at < _now(connection) - DEAD_SECONDS
+            return connection.execute(_table.delete().where(_table.c.name == name, is_dead)).rowcount > 0
+
+        return self._state.beat(write)
+
+
+@contextlib.contextmanager
+def only_machine_that_serves(state: ControlState) -> Iterator[None]:
+    """Be the one machine that runs Dagster on this database. Raises ControlStateError where another does.
+
+    With SQLite nobody else can: it is on a disk of this machine.
+    """
+    if not state.is_shared:
+        yield
+        return
+    address = socket.gethostname()
+    record = NodeRecord(SERVE, boot_id(), process_start(os.getpid()) or 0, address, slots=0)
+    with Nodes(state).beating(lambda: record, other=_OTHER_SERVE):
+        yield
+
+
+class RunLocks:
+    """The locks of the runs on this machine: held from the first moment of a run's process to its last."""
+
+    def __init__(self, state_directory: Path) -> None:
+        self.directory = state_directory / "runs"
+
+    @contextlib.contextmanager
+    def held(self, run_id: str) -> Iterator[None]:
+        """Hold the lock of a run for this process. Raises OSError, BlockingIOError where another holds it."""
+        make_directory(self.directory)
+        path = self.directory / f"{run_id}.lock"
+        if is_held(path):
+            raise BlockingIOError(f"Another process of this machine works for run {run_id}.")
+        process = ProcessIdentity.of(os.getpid())
+        lock = created(path, "" if process is None else f"{process.pid} {process.start}")
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+            lock.close()
+
+    def living(self) -> dict[str, ProcessIdentity | None]:
+        """The runs whose process holds its lock, and which process; None where that cannot be read.
+
+        What the dead left is removed.
+        """
+        found: dict[str, ProcessIdentity | None] = {}
+        for path in self.directory.glob("*.lock"):
+            held = is_held(path)
+            if held:
+                found[path.stem] = _process(path)
+            elif held is False:
+                path.unlink(missing_ok=True)
+        return found
+
+
+def _process(path: Path) -> ProcessIdentity | None:
+    try:
+        pid, start = path.read_text().split()
+        return ProcessIdentity(int(pid), int(start), boot_id())
+    except (OSError, ValueError):
+        return None
+
+
+def _now(connection: sa.Connection) -> sa.ColumnElement[Any]:
+    if connection.dialect.name == "postgresql":
+        return sa.func.extract("epoch", sa.func.clock_timestamp())
+    return (sa.func.julianday("now") - 2440587.5) * 86400.0
+
+
+def _json(record: NodeRecord) -> dict[str, Any]:
+    return {**asdict(record), "runs": sorted(record.runs), "workers": sorted(record.workers)}
+
+
+def _record(said: Mapping[str, Any]) -> NodeRecord:
+    devices: Sequence[Mapping[str, Any]] = said["devices"]
+    return NodeRecord(
+        **{
+            **said,
+            "devices": tuple(NodeDevice(**one) for one in devices),
+            "runs": frozenset(said["runs"]),
+            "workers": frozenset(said["workers"]),
+        }
+    )

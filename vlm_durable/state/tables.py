@@ -1,0 +1,231 @@
+"""All tables of the control state, declared in one place.
+
+What lives here: columns and what they mean. What does not: opening, restoring and copying the database
+(``database.py``, ``sqlite_file.py``). All times are in unix seconds. ``seal`` is a digest of the row, which
+triggers of SQLite keep (``sqlite_file.py``): never write it.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+VERSION = 4
+"""Of this schema. A database of the version before it is brought up to date; all others are refused."""
+
+BRING_UP_TO_DATE = (
+    # Some are told again what they know already, in a group where it is much: nothing is lost.
+    "INSERT INTO alert_targets (target, told)"
+    " SELECT row_number() OVER (ORDER BY target), COALESCE("
+    "(SELECT MIN(seq) - 1 FROM alert_deliveries WHERE told_at IS NULL), (SELECT MAX(seq) FROM alert_events),"
+    " 0) FROM alert_receivers",
+    "DROP TABLE alert_deliveries",
+    "DROP TABLE alert_receivers",
+)
+"""Statements that turn version 3 into version 4, once the tables that are new in it were created."""
+
+metadata = sa.MetaData()
+"""What must not be lost."""
+
+liveness = sa.MetaData()
+"""What is true only while processes run: written without fsync, made anew where it does not read."""
+
+
+CANCELS_LOOKED_UNTIL = "cancels_looked_until"
+"""Name in ``meta``: unix seconds; runs that a person ended before it are in ``cancels``."""
+
+WITHDRAWING = "withdrawing"
+"""Name in ``meta``: partitions whose properties are being withdrawn; see vlm_durable/state/withdrawing.py."""
+
+
+def _seal() -> sa.Column[str]:
+    return sa.Column("seal", sa.Text)
+
+
+meta = sa.Table(
+    "meta",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("value", sa.Text, nullable=False),
+    _seal(),
+    comment="version: of the schema; changes: write transactions so far, by which copies are ordered",
+)
+
+pause = sa.Table(
+    "pause",
+    metadata,
+    sa.Column("id", sa.Integer, sa.CheckConstraint("id = 1"), primary_key=True),
+    sa.Column("since", sa.Double, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    _seal(),
+    comment="One row while everything stands still",
+)
+
+node_pauses = sa.Table(
+    "node_pauses",
+    metadata,
+    sa.Column("node", sa.Text, primary_key=True),
+    sa.Column("since", sa.Double, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    _seal(),
+    comment="Nodes of a cluster that take nothing more while their row stands",
+)
+
+cancels = sa.Table(
+    "cancels",
+    metadata,
+    sa.Column("partition", sa.Text, primary_key=True),
+    sa.Column("run_id", sa.Text, nullable=False),
+    sa.Column("at", sa.Double, nullable=False),
+    _seal(),
+    comment="Partitions that a person cancelled",
+)
+
+device_failures = sa.Table(
+    "device_failures",
+    metadata,
+    sa.Column("device", sa.Text, primary_key=True),
+    sa.Column("occurrence", sa.Text, primary_key=True),
+    sa.Column("at", sa.Double, primary_key=True),
+    sa.Column("why", sa.Text, nullable=False),
+    _seal(),
+    comment="What is held against a device",
+)
+
+devices_left_out = sa.Table(
+    "devices_left_out",
+    metadata,
+    sa.Column("device", sa.Text, primary_key=True),
+    sa.Column("since", sa.Double, nullable=False),
+    _seal(),
+    comment="Devices that are not used until a person takes them back",
+)
+
+attempts = sa.Table(
+    "attempts",
+    metadata,
+    sa.Column("partition", sa.Text, primary_key=True),
+    sa.Column("launches", sa.Integer, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("interruptions", sa.Integer, nullable=False),
+    sa.Column("rows", sa.BigInteger, nullable=False),
+    sa.Column("not_before", sa.Double, nullable=False),
+    sa.Column("reckoned", sa.Text),
+    sa.Column("run_key", sa.Text),
+    sa.Column("run_tick", sa.Text),
+    sa.Column("run_requested_at", sa.Double),
+    sa.Column("given_up", sa.Boolean, nullable=False),
+    sa.Column("told", sa.Text),
+    sa.Column("alerted", sa.Boolean, nullable=False),
+    sa.Column("why", sa.Text, nullable=False),
+    _seal(),
+    comment="Partitions that the retry schedule tries again: see sensors/retry_ledger.py",
+)
+
+done_again = sa.Table(
+    "done_again",
+    metadata,
+    sa.Column("partition", sa.Text, primary_key=True),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("runs", sa.Integer, nullable=False),
+    sa.Column("why", sa.Text, nullable=False),
+    _seal(),
+    comment="Partitions that a retry completed, for people",
+)
+
+restorations = sa.Table(
+    "restorations",
+    metadata,
+    sa.Column("at", sa.Double, primary_key=True),
+    sa.Column("why", sa.Text, nullable=False),
+    sa.Column("copy_at", sa.Double),
+    _seal(),
+    comment="When this database was put back from a copy; copy_at is null where no copy was good",
+)
+
+alert_events = sa.Table(
+    "alert_events",
+    metadata,
+    sa.Column("seq", sa.Integer, primary_key=True),
+    sa.Column("id", sa.Text, nullable=False, unique=True),
+    sa.Column("what", sa.Text, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("subject", sa.Text, nullable=False, index=True),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("event", sa.JSON, nullable=False),
+    _seal(),
+    # The number of a pruned event is never another's.
+    sqlite_autoincrement=True,
+    comment="Outbox and history in one: see resources/alerts/outbox.py",
+)
+
+alert_targets = sa.Table(
+    "alert_targets",
+    metadata,
+    sa.Column("target", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("told", sa.Integer, nullable=False),
+    sa.Column("message", sa.Integer),
+    sa.Column("tries", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("burst", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("due", sa.Double, nullable=False, server_default="0"),
+    _seal(),
+    comment="How far each target was told, by its number in the settings. told: the last event it knows."
+    " message: the last event of the message that it is being sent, null between messages; tries: of it."
+    " burst: messages since it was last quiet. due: until then it is left alone",
+)
+
+workers = sa.Table(
+    "workers",
+    liveness,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("record", sa.JSON, nullable=False),
+    comment="The last heartbeat of each materialization. Whether it lives is decided by its lock; another"
+    " machine says so in its row of ``nodes``",
+)
+
+nodes = sa.Table(
+    "nodes",
+    liveness,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("beat_at", sa.Double, nullable=False),
+    sa.Column("record", sa.JSON, nullable=False),
+    comment="The last heartbeat of each node of a cluster; beat_at: by the clock of this database",
+)
+
+ticks = sa.Table(
+    "ticks",
+    liveness,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("interval_seconds", sa.Double, nullable=False),
+    sa.Column("since", sa.Double, nullable=False),
+    comment="The last tick of each sensor and schedule: see sensors/ticks.py",
+)
+
+quality_summaries = sa.Table(
+    "quality_summaries",
+    liveness,
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("made_of", sa.Text, nullable=False),
+    sa.Column("summary", sa.JSON, nullable=False),
+    comment="What each published partition says; made_of: a digest of its file and of what was asked of it",
+)
+
+drift_snapshots = sa.Table(
+    "drift_snapshots",
+    liveness,
+    sa.Column("asset", sa.Text, primary_key=True),
+    sa.Column("snapshot", sa.JSON, nullable=False),
+    comment="What the drift sensor saw at its last look; without it, every partition is looked at anew",
+)
+
+batch_sizes = sa.Table(
+    "batch_sizes",
+    liveness,
+    sa.Column("device", sa.Text, primary_key=True),
+    sa.Column("meaning", sa.Text, primary_key=True),
+    sa.Column("cost", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("rate", sa.Double, nullable=False),
+    sa.Column("seconds", sa.Double, nullable=False),
+    sa.Column("held", sa.Boolean, nullable=False),
+    comment="How fast batches of a size are on devices of a name: see vlm_engine/batch_sizes.py",
+)

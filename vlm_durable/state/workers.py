@@ -1,0 +1,358 @@
+"""The heartbeat of each materialization: who works on which partition, how fast, and whether it still lives.
+
+What lives here: a row of the table ``workers`` for each (for people and for the health sensor), and the file
+``.state/workers/RUN.ASSET.lock``, which the working process holds, so that its death frees it. What does not:
+what is done (the journal says that), who holds which device (``vlm_engine/devices``), and what is done about
+a worker that stands still.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass, fields, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Self
+
+import sqlalchemy as sa
+
+from vlm_durable.files.files import make_directory
+from vlm_durable.files.lock_files import created, is_held
+from vlm_durable.files.processes import boot_id, process_start
+from vlm_durable.state.database import ControlState
+from vlm_durable.state.nodes import Nodes
+from vlm_durable.state.tables import workers as _table
+
+_BEAT_SECONDS = 2.0
+_RATE_SECONDS = 120.0
+_INTERVALS = 20
+
+_log = logging.getLogger(__name__)
+
+
+class WorkerRecordError(OSError):
+    """The heartbeat of a materialization cannot be kept, so nobody could tell whether it lives."""
+
+
+class Phase(StrEnum):
+    """What a materialization is at. Rows are committed in WORKING alone: only there do commits tell."""
+
+    PREPARING = "preparing"
+    LOADING = "loading the model"
+    WORKING = "working"
+    PUBLISHING = "publishing"
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One materialization, as its process last said.
+
+    ``device``: id, None before it has one. ``process_start`` (clock ticks since boot) tells the process from
+    a later one with its pid. ``..._at``: unix seconds. ``restored``: rows found committed at its start;
+    ``computed``: by this run; ``committed``: in the journal now, restored ones included. ``rate``: properties
+    a second over the last two minutes of work, 0 before the first. ``batch_seconds``: the longest time
+    between two of its last commits, 0 before the first. ``moved``: when it last committed or changed its
+    phase, in seconds of the machine's monotonic clock since ``boot_id``: it counts on whatever clocks do.
+    ``uncopied``: committed segments that the store does not have yet; ``uncopied_seconds``: how long the
+    oldest of them has waited, by its own clock at its last word, since clocks of machines differ.
+    """
+
+    run_id: str
+    asset: str
+    partition: str
+    device: str | None
+    pid: int
+    process_start: int | None
+    host: str
+    boot_id: str
+    started_at: float
+    beat_at: float
+    expected: int
+    restored: int
+    computed: int
+    committed: int
+    committed_at: float
+    rate: float
+    batch_seconds: float
+    phase: Phase
+    moved: float
+    uncopied: int = 0
+    uncopied_seconds: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Names the worker, its row and its lock."""
+        return f"{self.run_id}.{self.asset}"
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it runs on this machine since this boot, so that pid and monotonic clock are ours."""
+        return self.host == socket.gethostname() and self.boot_id == boot_id()
+
+    @property
+    def percent(self) -> float:
+        """How much of its partition is computed."""
+        return 100.0 * (self.restored + self.computed) / self.expected if self.expected else 100.0
+
+
+class WorkerBeat:
+    """The heartbeat of this process's materialization, as a context: the lock is held inside it.
+
+    A beat is one row written without fsync, at each commit and else every two seconds at most. A beat that
+    cannot be written is logged and work goes on. Any thread may call: commits happen beside the work.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        worker: Worker,
+        *,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.worker = worker
+        self._workers = workers
+        self._clock = clock
+        self._monotonic = monotonic
+        self._guard = threading.Lock()
+        self._uncopied_since: float | None = None
+        self._written = monotonic()
+        self._intervals: deque[float] = deque(maxlen=_INTERVALS)
+        self._samples: deque[tuple[float, int]] = deque([(self._written, 0)])
+        self._write()
+        self._lock = created(workers.lock_of(worker))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def resume(self, *, restored: int) -> None:
+        """Say how many rows were found committed."""
+        with self._guard:
+            self.worker = replace(self.worker, restored=restored, committed=restored)
+            self._write()
+
+    def enter(self, phase: Phase, *, device: str | None = None) -> None:
+        """Say what comes next, and on which device; the time that it may take counts from here."""
+        with self._guard:
+            now = self._monotonic()
+            device = device or self.worker.device
+            self.worker = replace(self.worker, phase=phase, device=device, moved=now, beat_at=self._clock())
+            self._samples = deque([(now, self.worker.computed)])
+            self._write()
+
+    def beat(self, *, computed: int, committed: int) -> None:
+        """Say how far it is, after a batch. Costs nothing but a look at the clock in between."""
+        with self._guard:
+            has_committed = self._has_committed(committed)
+            now = self._monotonic()
+            self._samples.append((now, computed))
+            while len(self._samples) > 2 and now - self._samples[1][0] >= _RATE_SECONDS:
+                self._samples.popleft()
+            since, before = self._samples[0]
+            rate = (computed - before) / (now - since) if now > since else self.worker.rate
+            self.worker = replace(self.worker, computed=computed, beat_at=self._clock(), rate=rate)
+            # A commit is written at once: by it others judge whether this process stands still.
+            if has_committed or now - self._written >= _BEAT_SECONDS:
+                self._write()
+
+    def commit(self, committed: int) -> None:
+        """Say how many rows are committed, at the moment when they are. Nothing is written after the end."""
+        with self._guard:
+            if self._has_committed(committed) and self._lock.is_open:
+                self._write()
+
+    def copy(self, segments: int, since: float | None) -> None:
+        """Say how many committed segments are not in the store yet, and since when (unix seconds)."""
+        with self._guard:
+            if (segments or self.worker.uncopied) and self._lock.is_open:
+                self._uncopied_since = since
+                self.worker = replace(self.worker, uncopied=segments)
+                self._write()
+
+    def end(self) -> None:
+        """Take the record away and free the lock. Safe to call twice."""
+        with self._guard:
+            if not self._lock.is_open:
+                return
+            self._workers.remove_record(self.worker)
+            self._workers.lock_of(self.worker).unlink(missing_ok=True)
+            self._lock.close()
+
+    def _has_committed(self, committed: int) -> bool:
+        """Take note of a commit; False where it was said already, by the work or by the commit itself."""
+        if committed <= self.worker.committed:
+            return False
+        now, said = self._monotonic(), self._clock()
+        self._intervals.append(now - self.worker.moved)
+        self.worker = replace(
+            self.worker,
+            committed=committed,
+            committed_at=said,
+            beat_at=said,
+            moved=now,
+            batch_seconds=max(self._intervals),
+        )
+        return True
+
+    def _write(self) -> None:
+        self._written = self._monotonic()
+        since = self._uncopied_since
+        seconds = 0.0 if since is None else max(0.0, self._clock() - since)
+        self.worker = replace(self.worker, uncopied_seconds=seconds)
+        try:
+            self._workers.write_record(self.worker)
+        except OSError as error:
+            _log.warning("The heartbeat of %s was not written: %s", self.worker.name, error)
+
+
+class Workers:
+    """The heartbeats of all materializations of a home."""
+
+    def __init__(self, state: ControlState) -> None:
+        self._state = state
+        self.directory = state.directory / "workers"
+
+    def begin(
+        self,
+        *,
+        run_id: str,
+        asset: str,
+        partition: str,
+        expected: int,
+        began: float | None = None,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> WorkerBeat:
+        """Begin the heartbeat of this process's materialization. Raises WorkerRecordError.
+
+        began: when its process was launched, in unix seconds; its start-up is part of the rate.
+        """
+        now = clock()
+        worker = Worker(
+            run_id=run_id,
+            asset=asset,
+            partition=partition,
+            device=None,
+            pid=os.getpid(),
+            process_start=process_start(os.getpid()),
+            host=socket.gethostname(),
+            boot_id=boot_id(),
+            started_at=now if began is None else began,
+            beat_at=now,
+            expected=expected,
+            restored=0,
+            computed=0,
+            committed=0,
+            committed_at=now,
+            rate=0.0,
+            batch_seconds=0.0,
+            phase=Phase.PREPARING,
+            moved=monotonic(),
+        )
+        try:
+            make_directory(self.directory)
+            return WorkerBeat(self, worker, clock=clock, monotonic=monotonic)
+        except OSError as error:
+            raise WorkerRecordError(
+                error.errno,
+                f"The heartbeat of run {run_id} cannot be kept in {self.directory}"
+                f" ({error.strerror or error}): nobody could tell whether it lives. Give this user the right"
+                " to write there, on a local disk. Nothing was computed and nothing is lost.",
+            ) from error
+
+    def living(self) -> list[Worker]:
+        """Workers that live, on all machines. One whose record does not read has pid 0 and no partition."""
+        here = self.here()
+        return [*here, *self._elsewhere({worker.name for worker in here})] if self._state.is_shared else here
+
+    def here(self) -> list[Worker]:
+        """Workers of this machine whose process holds its lock."""
+        return [worker for worker, held in self._all() if held]
+
+    def _elsewhere(self, here: Collection[str]) -> list[Worker]:
+        """Workers that other nodes say that they have. Raises ControlStateError."""
+        nodes = Nodes(self._state).look().nodes.values()
+        names = {name for node in nodes if not node.is_dead for name in node.record.workers} - set(here)
+        found = self._records() if names else {}
+        return [_worker(name, found.get(name)) for name in sorted(names)]
+
+    def _records(self) -> dict[str, dict[str, Any]]:
+        """What each worker last said of itself, by its name. Raises ControlStateError."""
+        return self._state.read_beats(
+            lambda connection: {row.name: row.record for row in connection.execute(sa.select(_table))}
+        )
+
+    def dead(self) -> list[Worker]:
+        """Workers whose process is gone: it died before it could end its heartbeat."""
+        return [worker for worker, held in self._all() if not held]
+
+    def forget(self, worker: Worker) -> None:
+        """Remove what a dead worker left. A living one's lock and record stay."""
+        lock = self.lock_of(worker)
+        if not is_held(lock):
+            self.remove_record(worker)
+            lock.unlink(missing_ok=True)
+
+    def lock_of(self, worker: Worker) -> Path:
+        """The lock that its process holds while it lives."""
+        return self.directory / f"{worker.name}.lock"
+
+    def write_record(self, worker: Worker) -> None:
+        """Write what a worker says of itself. Raises ControlStateError."""
+        row = {"name": worker.name, "record": asdict(worker)}
+
+        def write(connection: sa.Connection) -> None:
+            known = _table.c.name == worker.name
+            if connection.execute(_table.update().where(known).values(row)).rowcount == 0:
+                connection.execute(_table.insert().values(row))
+
+        self._state.beat(write)
+
+    def remove_record(self, worker: Worker) -> None:
+        """Forget what a worker said. What cannot be removed is logged: without its lock nobody reads it."""
+        delete = _table.delete().where(_table.c.name == worker.name)
+        try:
+            self._state.beat(lambda connection: connection.execute(delete))
+        except OSError as error:
+            _log.warning("The heartbeat of %s was not removed: %s", worker.name, error)
+
+    def _all(self) -> list[tuple[Worker, bool]]:
+        """Every worker that left a lock, and whether it holds it."""
+        held = {path.stem: is_held(path) for path in sorted(self.directory.glob("*.lock"))}
+        if not held:
+            return []
+        try:
+            records = self._records()
+        except (OSError, ValueError, sa.exc.DBAPIError) as error:
+            # Torn by a power cut, a record reads again when its worker beats or is forgotten.
+            _log.warning("The heartbeats cannot be read, so only who lives is known: %s", error)
+            records = {}
+        return [
+            (_worker(name, records.get(name)), is_living)
+            for name, is_living in held.items()
+            if is_living is not None
+        ]
+
+
+def _worker(name: str, record: dict[str, Any] | None) -> Worker:
+    """What a record says; without a readable record, what the name alone says."""
+    try:
+        if record is not None:
+            # A run that another version of this program began may say more, or less.
+            known = {one.name: record[one.name] for one in fields(Worker) if one.name in record}
+            return Worker(**{**known, "phase": Phase(record["phase"])})
+    except (ValueError, TypeError, KeyError):
+        pass
+    run_id, _, asset = name.partition(".")
+    return Worker(
+        run_id, asset, "", None, 0, None, "", "", 0.0, 0.0, 0, 0, 0, 0, 0.0, 0.0, 0.0, Phase.PREPARING, 0.0
+    )

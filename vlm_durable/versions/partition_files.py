@@ -1,0 +1,831 @@
+"""The files of one partition: its record, what its files must be, and the steps from version to version.
+
+What lives here: the record in its two copies, the comparison of a file with it, the lock, the order in which
+a publication changes the disk, and how one that was interrupted is finished or taken back. What does not:
+where the files lie (``vlm_durable.files.layout``), what may be published and what people are told
+(``vlm_durable.versions.published``). Every method that writes wants the lock held.
+
+The order holds at every line: the published name has the whole old file or the whole new one; the record on
+disk names both while they are being exchanged; a backup is dropped only after everything newer was read back.
+
+The newest version counts, not the first record that reads. The two copies of the record name it, and so does
+the version mark, which lies apart in ``.state`` and has the newest record too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vlm_durable.commands import command
+from vlm_durable.files import files
+from vlm_durable.files.layout import VERSION_NUMBERS, AssetFolders
+from vlm_durable.files.lock_files import is_held, taken
+from vlm_durable.files.sealed_json import FormatVersionError, refuse_newer_format, seal, unseal
+from vlm_durable.versions.version_mark import (
+    Standing,
+    VersionMark,
+    VersionMarkReading,
+    mark_copies,
+    raise_version_mark,
+    read_version_mark,
+    standing,
+    write_version_mark,
+)
+from vlm_durable.wording import counted
+
+FORMAT = 2
+
+Fetch = Callable[["PublishedRecord"], bytes | None]
+"""Gives the file of a version from elsewhere, such as a store: bytes with its SHA-256, or None."""
+
+LOCK_SECONDS = 60.0
+"""To wait for another process that is publishing the same partition."""
+
+_KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,149}")
+
+
+def how_to_put_back() -> str:
+    """What to do about a published file that is not what its record says."""
+    return (
+        f"{command('repair')}, or materializing that partition, puts its second copy back, without a device."
+    )
+
+
+PUBLISHED_FILE = "published_file"
+"""The check under which Dagster shows what a verification said of a published file."""
+
+
+class PublishedError(Exception):
+    """Something about a partition's published file is wrong, or was refused. Nothing was lost by it."""
+
+
+class PartitionBusyError(PublishedError):
+    """Another process is publishing or restoring this partition and has not finished in time."""
+
+
+class NotPublishedError(PublishedError):
+    """The partition has no published file."""
+
+
+class FileDamagedError(PublishedError):
+    """A file is not, to the byte, what its record says."""
+
+
+class RecordDamagedError(PublishedError):
+    """Neither copy of a partition's record can be read."""
+
+
+class CannotRestoreError(PublishedError):
+    """Neither the published file nor its second copy is what the record says."""
+
+
+class PutBackError(PublishedError):
+    """An older version stands, and the newest one is nowhere here. Nothing was changed; a person decides."""
+
+
+@dataclass(frozen=True)
+class PublishedRecord:
+    """One published version of a partition.
+
+    ``sequence`` counts publications of this partition from 1 and gives their order, whatever the clock
+    says. ``sha256`` is over the whole file, ``key_set_digest`` over its ids
+    (``vlm_durable.journal.segments``). ``published_at`` is UTC, ISO 8601. ``metadata`` is what the asset
+    wanted remembered, as JSON values.
+    """
+
+    key: str
+    sequence: int
+    sha256: str
+    bytes: int
+    rows: int
+    key_set_digest: str
+    fingerprint: str
+    published_at: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PendingPublication:
+    """A publication under way: the version that is to be published and the versions to be kept before it."""
+
+    record: PublishedRecord
+    previous: tuple[PublishedRecord, ...]
+
+
+@dataclass(frozen=True)
+class PartitionVersions:
+    """All that a partition's record says: the published version, those before it, and one under way."""
+
+    key: str
+    published: PublishedRecord | None = None
+    previous: tuple[PublishedRecord, ...] = ()
+    pending: PendingPublication | None = None
+
+    @property
+    def sequence(self) -> int:
+        """The sequence number of the published version, 0 where there is none."""
+        return self.published.sequence if self.published else 0
+
+    @property
+    def latest(self) -> PublishedRecord | None:
+        """The version under way, or else the published one."""
+        return self.pending.record if self.pending else self.published
+
+    @property
+    def latest_sequence(self) -> int:
+        """The sequence number of ``latest``, 0 where there is none."""
+        return self.latest.sequence if self.latest else 0
+
+    def to_bytes(self, asset: str) -> bytes:
+        """The record as it stands on disk: JSON with the SHA-256 of its content."""
+        return seal(json.dumps({"format": FORMAT, "asset": asset, **asdict(self)}, indent=2).encode())
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, asset: str, key: str) -> PartitionVersions:
+        """Read a record. Raises RecordDamagedError where it is not, to the byte, what was written.
+
+        That of another partition or asset counts as damaged: its file is in the wrong place. A record of a
+        newer version is not damaged and must not be moved away: it raises FormatVersionError.
+        """
+        try:
+            content = unseal(data)
+            refuse_newer_format(content["format"], FORMAT, Path(f"the record of partition {key}"))
+            if content["key"] != key:
+                raise ValueError(f"it is for partition {content['key']}")
+            # Format 1 did not name the asset.
+            if content["format"] > 1 and content["asset"] != asset:
+                raise ValueError(f"it is for a partition of {content['asset']}")
+            pending = content["pending"]
+            return cls(
+                key=key,
+                published=PublishedRecord(**content["published"]) if content["published"] else None,
+                previous=_records(content["previous"]),
+                pending=PendingPublication(
+                    PublishedRecord(**pending["record"]), _records(pending["previous"])
+                )
+                if pending
+                else None,
+            )
+        except FormatVersionError:
+            raise
+        except (ValueError, KeyError, TypeError) as error:
+            raise RecordDamagedError(f"the record of partition {key} cannot be read: {error}") from error
+
+
+def _records(contents: list[dict[str, Any]]) -> tuple[PublishedRecord, ...]:
+    return tuple(PublishedRecord(**one) for one in contents)
+
+
+class FindingKind(StrEnum):
+    """What is wrong with a partition's files."""
+
+    NOT_PUBLISHED = "not_published"
+    MISSING = "missing"
+    TRUNCATED = "truncated"
+    DIGEST_DIFFERS = "digest_differs"
+    ROWS_DIFFER = "rows_differ"
+    UNREADABLE = "unreadable"
+    FOREIGN_FILE = "foreign_file"
+    RECORD_DAMAGED = "record_damaged"
+    BACKUP_MISSING = "backup_missing"
+    BACKUP_DIFFERS = "backup_differs"
+    PUT_BACK = "put_back"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong, and the sentence that says what, where and what to do."""
+
+    kind: FindingKind
+    sentence: str
+
+
+def judge(path: Path, record: PublishedRecord, *, deep: bool) -> Finding | None:
+    """What is wrong with one file, or None. Without ``deep``: its size and its footer's row count only."""
+    try:
+        size = path.stat().st_size
+        sha256 = files.sha256_of(path) if deep and size == record.bytes else None
+    except FileNotFoundError:
+        return Finding(
+            FindingKind.MISSING,
+            f"{path} is missing ({counted(record.rows, 'rows were', 'row was')} published).",
+        )
+    except OSError as error:
+        return Finding(FindingKind.UNREADABLE, f"{path} cannot be read: {error.strerror or error}.")
+    if sha256 == record.sha256:
+        return None
+    try:
+        rows = int(pq.read_metadata(path).num_rows)
+    except (OSError, ValueError, MemoryError, pa.ArrowException) as error:
+        if size < record.bytes:
+            said = f"{path} is truncated: it has {size} bytes of {record.bytes}."
+            return Finding(FindingKind.TRUNCATED, said)
+        said = f"{path} is not readable parquet: {str(error).splitlines()[0]}."
+        return Finding(FindingKind.UNREADABLE, said)
+    if rows != record.rows:
+        return Finding(
+            FindingKind.ROWS_DIFFER, f"{path} has {counted(rows, 'rows')} where {record.rows} were published."
+        )
+    if size != record.bytes or sha256 is not None:
+        found = f"digest {sha256[:12]}" if sha256 else f"{size} bytes"
+        wanted = f"digest {record.sha256[:12]}" if sha256 else f"{record.bytes} bytes"
+        return Finding(FindingKind.DIGEST_DIFFERS, f"{path} has {found} where {wanted} was published.")
+    return None
+
+
+class PartitionFiles:
+    """The files of one partition of an asset. Raises PublishedError for an unusable key."""
+
+    def __init__(self, asset: AssetFolders, key: str) -> None:
+        # No dot either: KEY.0.parquet would be two keys' file.
+        if not _KEY.fullmatch(key):
+            raise PublishedError(
+                f"partition key {key!r} cannot be a file name: use up to 150 letters, digits, '-' and '_' "
+                "(ASCII)"
+            )
+        self.asset = asset.name
+        self.key = key
+        self.paths = asset.partition(key)
+        self.staging = asset.staging
+        self.marks_staging = asset.marks_staging
+        self.published = self.paths.published
+        self.record_path = self.paths.record
+        self.record_copy = self.paths.record_copy
+
+    @property
+    def quarantine(self) -> Path:
+        """Where files of it go that do not verify."""
+        return self.paths.quarantine
+
+    def slot(self, number: int) -> Path:
+        """The path of backup 0, 1 or 2."""
+        return self.paths.version(number)
+
+    @contextlib.contextmanager
+    def locked(self, wait_seconds: float) -> Iterator[None]:
+        """Hold the partition's lock, which a dead process frees. Raises PartitionBusyError after the wait."""
+        locks = self.paths.publication_lock.parent
+        for folder in (self.published.parent, self.record_path.parent, self.staging, locks):
+            files.make_directory(folder)
+        lock = taken(self.paths.publication_lock, seconds=wait_seconds)
+        if lock is None:
+            raise PartitionBusyError(
+                f"partition {self.key} in {self.published.parent} is being published or restored by another "
+                f"process, which did not finish within {wait_seconds:.0f} s. Nothing was changed: wait for "
+                "that run, or end it, and try again."
+            )
+        try:
+            yield
+        finally:
+            lock.close()
+
+    @staticmethod
+    def holds(path: Path, record: PublishedRecord | None) -> bool:
+        """Whether a file is, to the byte, what was recorded. One that is missing or does not read is not.
+
+        Raises OSError where it could not be looked at for another reason (rights): that says nothing of it.
+        """
+        if record is None:
+            return False
+        try:
+            return path.stat().st_size == record.bytes and files.sha256_of(path) == record.sha256
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return False
+
+    def peek(self) -> PublishedRecord | None:
+        """The record of the file that readers see, without writing anything. Needs no lock."""
+        manifest = highest(self.whole_records())
+        if manifest is None:
+            return None
+        if manifest.pending and self.holds(self.published, manifest.pending.record):
+            return manifest.pending.record
+        return manifest.published
+
+    def marked(self) -> PartitionVersions | None:
+        """The newest version that was ever durable here, and those before it; None where no mark says so."""
+        return self._marked(self._read_mark())
+
+    def _marked(self, reading: VersionMarkReading) -> PartitionVersions | None:
+        content = reading.mark.content if reading.mark is not None else None
+        if content is None or content.get("published") is None:
+            return None
+        published, previous = content["published"], content["previous"]
+        return PartitionVersions(self.key, PublishedRecord(**published), _records(previous))
+
+    def _read_mark(self) -> VersionMarkReading:
+        return read_version_mark(self.paths.version_mark, name=self._name)
+
+    def last_store(self) -> str | None:
+        """The last store that had this partition."""
+        mark = self._read_mark().mark
+        return mark.store if mark is not None else None
+
+    def note_store(self, store: str) -> None:
+        """Note that a store has this partition, beside the version that is marked."""
+        mark = self._read_mark().mark
+        if mark is not None and mark.store != store:
+            write_version_mark(self.paths.version_mark, mark.noting(store), self.marks_staging)
+
+    def put_back(
+        self, records: Sequence[PartitionVersions]
+    ) -> tuple[PublishedRecord | None, PartitionVersions | None]:
+        """The newest version where not every copy of the record says it, and the record of an older one whose
+        file stands. (None, None) where records and mark agree, or a publication was merely interrupted.
+
+        Raises PutBackError, RecordDamagedError where the mark cannot be read and the files do not make up for
+        it.
+        """
+        reading = self._read_mark()
+        if reading.is_unreadable:
+            self._refuse_doubt(records)
+        manifest, marked = highest(records), self._marked(reading)
+        latest = manifest.latest if manifest is not None else None
+        newest: PublishedRecord | None = None
+        if marked is not None and (latest is None or self._is_before(latest, marked)):
+            newest = marked.published
+        elif manifest is not None and manifest.pending is not None:
+            # A version under way that was marked was durable once: it is not to be taken back.
+            was_durable = marked is not None and marked.published == latest
+            newest = latest if was_durable and not self.holds(self.published, latest) else None
+        elif manifest is not None and (
+            any(one.latest_sequence < manifest.sequence for one in records)
+            or self._is_without_file(manifest, marked)
+        ):
+            newest = latest
+        if newest is None:
+            return None, None
+        for one in (*records, *([marked] if marked is not None else [])):
+            version = one.published
+            if version is not None and version.sha256 != newest.sha256 and self._stands(version):
+                return newest, one
+        return newest, None
+
+    def _refuse_doubt(self, records: Sequence[PartitionVersions]) -> None:
+        """Without a readable mark two copies of a record that are alike, with their file, are believed."""
+        manifest = highest(records)
+        where = " and ".join(map(str, mark_copies(self.paths.version_mark)))
+        if manifest is None or not any(map(self._is_standing, records)):
+            of_record = "its record" if manifest is None else "a file that its record stands for"
+            raise RecordDamagedError(
+                f"partition {self.key}: neither {of_record} nor its version mark ({where}) can be read. What"
+                f" is there is left as it is; {command('repair')} says what it would do."
+            )
+        is_alike = all(self._read(path) == manifest for path in self.record_paths)
+        if is_alike and manifest.pending is None:
+            return
+        raise PutBackError(
+            f"Neither copy of the version mark of partition {self.key} of {self.asset} can be read ({where}),"
+            f" and its files do not agree: version {manifest.sequence} may be an older one that was put back."
+            f" Nothing was changed. Put {self.published} and its record back from a backup, or accept what"
+            f" stands there: {command('repair', '--accept-version', self.key)}."
+        )
+
+    def whole_file(self, record: PublishedRecord) -> Path | None:
+        """A file of this partition here that is that version, to the byte; None where there is none."""
+        names = [f".{path.name}." for path in (self.published, self.slot(0))]
+        staged = [path for name in names for path in self.staging.glob(f"{name}*{files.TEMPORARY_SUFFIX}")]
+        places = (self.published, *map(self.slot, VERSION_NUMBERS), *staged)
+        return next((path for path in places if self.holds(path, record)), None)
+
+    def next_sequence(self, manifest: PartitionVersions) -> int:
+        """The number of the next version. One that was ever given is not given again."""
+        mark = self._read_mark().mark
+        return max(manifest.sequence, mark.sequence if mark is not None else 0) + 1
+
+    def settle(self, fetch: Fetch | None = None) -> tuple[PartitionVersions, list[str]]:
+        """The manifest, after what an interruption left was finished, taken back or removed, without loss.
+
+        Also says what was done. fetch: asked for the bytes of the newest version where no file here is that
+        version. Raises PutBackError where an older version stands and the newest one is nowhere, and
+        RecordDamagedError where neither copy of the record can be read and nothing else says what it said.
+        """
+        repairs: list[str] = []
+        manifest = self._newest(fetch, repairs)
+        if manifest.pending:
+            manifest = self._finish_or_take_back(manifest, manifest.pending, repairs)
+        if manifest.published is not None:
+            self._raise_mark(manifest, repairs)
+        self._remove_abandoned()
+        return manifest, repairs
+
+    def accept(self, notes: list[str]) -> PublishedRecord:
+        """Have the older version that stands here count as the newest: a person gives up the newer ones.
+
+        It gets a new number, so that neither a mark nor another machine ever goes back. Raises PublishedError
+        where no older version stands.
+        """
+        records = self.whole_records()
+        try:
+            newest, older = self.put_back(records)
+        except PutBackError:
+            newest, older = None, next((one for one in records if self._is_standing(one)), None)
+        if older is None or (newest is not None and self.whole_file(newest) is not None):
+            raise PublishedError(
+                f"partition {self.key} of {self.asset} was not put back to an older version: there is nothing"
+                " to accept. Nothing was changed."
+            )
+        for path in self.record_paths:
+            if path.exists() and self._read(path) != older:
+                self.move_aside(path, notes)
+        highest_known = max(one.latest_sequence for one in records)
+        return self.renumber(older, max(highest_known + 1, self.next_sequence(older)))
+
+    def _is_without_file(self, manifest: PartitionVersions, marked: PartitionVersions | None) -> bool:
+        """Whether the marked version stands, and the newer one of both records does not: another home's?"""
+        return (
+            marked is not None
+            and manifest.sequence > marked.sequence
+            and not self._is_standing(manifest)
+            and self._is_standing(marked)
+        )
+
+    def _is_standing(self, record: PartitionVersions) -> bool:
+        return record.published is not None and self._stands(record.published)
+
+    def renumber(self, manifest: PartitionVersions, sequence: int) -> PublishedRecord:
+        """Give the published version another, higher number."""
+        assert manifest.published is not None and sequence > manifest.sequence
+        record = replace(manifest.published, sequence=sequence)
+        settled = PartitionVersions(self.key, record, manifest.previous)
+        self._write_settled(settled)
+        raise_version_mark(self.paths.version_mark, self._mark(settled), self.marks_staging)
+        return record
+
+    def put_in_place(
+        self, temporary: Path, record: PublishedRecord, manifest: PartitionVersions, notes: list[str]
+    ) -> None:
+        """Publish a durable temporary file as the version of ``record``, after that of ``manifest``."""
+        kept = self._verified_versions(manifest, notes)
+        copy = self._copy(temporary, self.slot(0), record)
+        pending = PendingPublication(record, tuple(kept[:2]))
+        # The record before its copy, and after it when all is done: a settled one is never ahead of its copy.
+        exchange = replace(manifest, pending=pending).to_bytes(self.asset)
+        self._write_record(self.record_path, exchange)
+        self._write_record(self.record_copy, exchange)
+        self.keep_aside_unless(manifest.published, notes)
+        files.publish_replacing(temporary, self.published)
+        self._complete(pending, copy, notes)
+
+    def restore_published(self, record: PublishedRecord, notes: list[str]) -> None:
+        """Put a copy of the second copy, which must verify, under the published name."""
+        copy = self._copy(self.slot(0), self.published, record)
+        self.keep_aside_unless(record, notes)
+        files.publish_replacing(copy, self.published)
+
+    def restore_fetched(self, content: bytes, record: PublishedRecord, notes: list[str]) -> None:
+        """Publish the bytes of the recorded version that were fetched, and make the second copy anew."""
+        temporary = files.write_temporary(self.published, content, self.staging)
+        self.keep_aside_unless(None, notes)
+        files.publish_replacing(temporary, self.published)
+        self.restore_backup(record, notes)
+
+    def restore_backup(self, record: PublishedRecord, notes: list[str]) -> None:
+        """Make the second copy anew from the published file, which must verify."""
+        copy = self._copy(self.published, self.slot(0), record)
+        if self.slot(0).exists():
+            self.move_aside(self.slot(0), notes)
+        files.publish_replacing(copy, self.slot(0))
+        notes.append(f"Its second copy {self.slot(0)} was made anew.")
+
+    def forget_mark(self) -> None:
+        """Have the version mark name no version, durably: what was published counts as never published.
+
+        Its number stays, where it reads: none is given twice.
+        """
+        if (mark := self._read_mark().mark) is not None:
+            write_version_mark(
+                self.paths.version_mark, replace(mark, digest="", content=None), self.marks_staging
+            )
+            return
+        for copy in mark_copies(self.paths.version_mark):
+            copy.unlink(missing_ok=True)
+        if self.paths.version_mark.parent.is_dir():
+            files.sync_directory(self.paths.version_mark.parent)
+
+    def move_aside(self, path: Path, notes: list[str]) -> None:
+        """Move one file into the quarantine."""
+        aside = files.set_aside(path, self.quarantine)
+        notes.append(f"{path} was moved to {aside}.")
+
+    def keep_aside_unless(self, record: PublishedRecord | None, notes: list[str]) -> None:
+        """Before the published name is taken over: keep a file that no verified backup holds."""
+        if self.published.exists() and not self.holds(self.published, record):
+            aside = files.set_aside(self.published, self.quarantine, keep=True)
+            notes.append(f"What stood at {self.published} was kept as {aside}.")
+
+    def _copy(self, source: Path, target: Path, record: PublishedRecord) -> Path:
+        copy, sha256 = files.copy_temporary(source, target, self.staging)
+        if sha256 != record.sha256:
+            copy.unlink()
+            raise FileDamagedError(
+                f"{source} changed while it was copied: its digest is {sha256[:12]} where "
+                f"{record.sha256[:12]} was expected. Nothing was replaced; look at the disk's health and try "
+                "again."
+            )
+        return copy
+
+    def _verified_versions(self, manifest: PartitionVersions, notes: list[str]) -> list[PublishedRecord]:
+        """The versions that really exist as backups, newest first; what does not verify goes aside."""
+        current = manifest.published
+        if current and not self.holds(self.slot(0), current) and self.holds(self.published, current):
+            self.restore_backup(current, notes)
+        recorded = dict(zip(VERSION_NUMBERS, (current, *manifest.previous), strict=False))
+        verified = []
+        for number in VERSION_NUMBERS:
+            version = recorded.get(number)
+            if version and self.holds(self.slot(number), version):
+                verified.append(version)
+            elif self.slot(number).exists():
+                self.move_aside(self.slot(number), notes)
+        return verified
+
+    def _complete(self, pending: PendingPublication, copy: Path | None, notes: list[str]) -> None:
+        """After the published name has the new file: mark it, rotate the backups, then write both records.
+
+        Every step can be repeated: what stands where it should is left alone.
+        """
+        # The mark first: the record is never settled for a version that the mark does not know of. A version
+        # from another machine may have the number of one made here.
+        published = PartitionVersions(self.key, pending.record, pending.previous)
+        write_version_mark(self.paths.version_mark, self._mark(published), self.marks_staging)
+        kept = [
+            version
+            for number, version in reversed(list(enumerate(pending.previous, start=1)))
+            if self._rotate(number, version, notes)
+        ]
+        if not self.holds(self.slot(0), pending.record):
+            copy = copy or self._copy(self.published, self.slot(0), pending.record)
+            files.publish_replacing(copy, self.slot(0))
+        self._write_settled(PartitionVersions(self.key, pending.record, tuple(reversed(kept))))
+
+    def _write_settled(self, manifest: PartitionVersions) -> None:
+        # The copy first. It stands beside the backups: writing it makes their renames durable too.
+        self._write_record(self.record_copy, manifest.to_bytes(self.asset))
+        self._write_record(self.record_path, manifest.to_bytes(self.asset))
+
+    def _write_record(self, path: Path, data: bytes) -> None:
+        files.write_replacing(path, data, self.staging)
+
+    def _rotate(self, number: int, version: PublishedRecord, notes: list[str]) -> bool:
+        """Bring a version to its backup slot from a newer one. The slots are filled oldest first."""
+        for source in range(number, -1, -1):
+            if self.holds(self.slot(source), version):
+                if source != number:
+                    files.publish_replacing(self.slot(source), self.slot(number))
+                return True
+        notes.append(f"The earlier version {version.sequence} of partition {self.key} is no longer there.")
+        return False
+
+    def _finish_or_take_back(
+        self, manifest: PartitionVersions, pending: PendingPublication, repairs: list[str]
+    ) -> PartitionVersions:
+        record = pending.record
+        if not self.holds(self.published, record):
+            whole = self._another(record, manifest.published)
+            if whole is None:
+                back = replace(manifest, pending=None)
+                self._write_settled(back)
+                repairs.append(
+                    f"A publication of partition {self.key} had been interrupted before its file was in "
+                    "place: it was taken back, and the version before it stands."
+                )
+                return back
+            copy = self._copy(whole, self.published, record)
+            self.keep_aside_unless(manifest.published, repairs)
+            files.publish_replacing(copy, self.published)
+        # The rename that we see may be that of a process killed before it could make it durable.
+        files.sync_directory(self.published.parent)
+        self._complete(pending, None, repairs)
+        repairs.append(
+            f"A publication of partition {self.key} had been interrupted after its file was in place: its "
+            "backups and its record were completed."
+        )
+        return self._settled()
+
+    def _another(self, record: PublishedRecord, before: PublishedRecord | None) -> Path | None:
+        """Another whole file of the version under way, where going back to the one before is not possible."""
+        if self.holds(self.slot(0), record):
+            return self.slot(0)
+        stands = self.holds(self.published, before) if before else not self.published.exists()
+        if stands:
+            return None
+        unfinished = self.staging.glob(f".{self.slot(0).name}.*{files.TEMPORARY_SUFFIX}")
+        return next((path for path in unfinished if self.holds(path, record)), None)
+
+    def _remove_abandoned(self) -> None:
+        # A process that still needs one has locked it, while it held this partition's lock.
+        for path in self.staging.glob(f".{self.key}.*{files.TEMPORARY_SUFFIX}"):
+            if is_held(path) is False:
+                path.unlink(missing_ok=True)
+        for path in self.marks_staging.glob(f".{self.key}.*{files.TEMPORARY_SUFFIX}"):
+            path.unlink(missing_ok=True)
+
+    def _read(self, path: Path) -> PartitionVersions | RecordDamagedError | None:
+        return self._parsed(self._content(path))
+
+    def _content(self, path: Path) -> bytes | RecordDamagedError | None:
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return RecordDamagedError(f"the record {path} cannot be read: {error.strerror}")
+
+    def _parsed(
+        self, content: bytes | RecordDamagedError | None
+    ) -> PartitionVersions | RecordDamagedError | None:
+        if not isinstance(content, bytes):
+            return content
+        try:
+            return PartitionVersions.from_bytes(content, asset=self.asset, key=self.key)
+        except RecordDamagedError as error:
+            return error
+
+    def whole_records(self) -> list[PartitionVersions]:
+        """The copies of the record that read. Raises RecordDamagedError where one is there and none reads."""
+        contents = [self._content(path) for path in self.record_paths]
+        readings = [self._parsed(content) for content in contents[: 1 if contents[0] == contents[1] else 2]]
+        whole = [reading for reading in readings if isinstance(reading, PartitionVersions)]
+        damage = next((reading for reading in readings if isinstance(reading, RecordDamagedError)), None)
+        if damage is not None and not whole:
+            raise RecordDamagedError(
+                f"{damage}. Neither {self.record_path} nor its copy {self.record_copy} is whole. The "
+                f"partition's file is left as it is; {command('repair')} says what it would do."
+            )
+        return whole
+
+    def _settled(self) -> PartitionVersions:
+        return highest(self.whole_records()) or PartitionVersions(self.key)
+
+    def _newest(self, fetch: Fetch | None, repairs: list[str]) -> PartitionVersions:
+        """The manifest of the newest version that anything here knows of; both records say it then."""
+        damage: RecordDamagedError | None = None
+        try:
+            records = self.whole_records()
+        except RecordDamagedError as error:
+            records, damage = [], error
+        newest, older = self.put_back(records)
+        if newest is None:
+            manifest = highest(records)
+            if manifest is not None:
+                return self._with_both_records(manifest, repairs)
+            if damage is not None:
+                raise damage
+            return PartitionVersions(self.key)
+        place = self.whole_file(newest)
+        if place is None and fetch is not None and (content := fetch(newest)) is not None:
+            place = files.write_temporary(self.published, content, self.staging)
+        if place is not None:
+            return self._roll_forward(newest, place, records, repairs)
+        if older is not None:
+            raise PutBackError(put_back_sentence(self, newest, older.published))
+        if damage is not None:
+            raise damage
+        if not records:
+            # All of it vanished: that rows were published once is for the journal's high-water mark to say.
+            return PartitionVersions(self.key)
+        manifest = PartitionVersions(self.key, newest, self._standing_backups(newest, records))
+        self._write_settled(manifest)
+        return manifest
+
+    def _is_before(self, version: PublishedRecord, marked: PartitionVersions) -> bool:
+        stands = standing(self._mark(marked), version.sequence, version.sha256)
+        return stands in (Standing.OLDER, Standing.OTHER)
+
+    def _stands(self, version: PublishedRecord) -> bool:
+        return self.holds(self.published, version) or self.holds(self.slot(0), version)
+
+    def _earlier(
+        self, newest: PublishedRecord, records: Sequence[PartitionVersions]
+    ) -> list[PublishedRecord]:
+        """The versions before the newest that any record or the mark names, newest first."""
+        marked = self.marked()
+        named = {
+            version.sha256: version
+            for one in (*records, *([marked] if marked else []))
+            for version in (one.published, *one.previous)
+            if version is not None and version.sequence < newest.sequence
+        }
+        return sorted(named.values(), key=lambda version: -version.sequence)
+
+    def _standing_backups(
+        self, newest: PublishedRecord, records: Sequence[PartitionVersions]
+    ) -> tuple[PublishedRecord, ...]:
+        kept: list[PublishedRecord] = []
+        earlier = self._earlier(newest, records)
+        for number in VERSION_NUMBERS[1:]:
+            version = next((one for one in earlier if self.holds(self.slot(number), one)), None)
+            if version is None:
+                break
+            kept.append(version)
+        return tuple(kept)
+
+    def _roll_forward(
+        self, newest: PublishedRecord, place: Path, records: Sequence[PartitionVersions], repairs: list[str]
+    ) -> PartitionVersions:
+        """Write the newest version's records anew; ``place`` is a whole file of it.
+
+        Every step can be repeated: the mark, or the newer copy of the record, names that version to the end.
+        """
+        earlier = self._earlier(newest, records)
+        for number in VERSION_NUMBERS:
+            path = self.slot(number)
+            if path.exists() and not any(self.holds(path, one) for one in (newest, *earlier)):
+                self.move_aside(path, repairs)
+        kept = [one for one in earlier if any(self.holds(self.slot(n), one) for n in VERSION_NUMBERS)]
+        if not self.holds(self.published, newest):
+            copy = self._copy(place, self.published, newest)
+            self.keep_aside_unless(
+                next((one for one in kept if self.holds(self.published, one)), None), repairs
+            )
+            files.publish_replacing(copy, self.published)
+            repairs.append(f"{self.published} was put back from {place}.")
+        files.sync_directory(self.published.parent)
+        for path in self.record_paths:
+            if isinstance(self._read(path), RecordDamagedError):
+                self.move_aside(path, repairs)
+        self._complete(PendingPublication(newest, tuple(kept[:2])), None, repairs)
+        repairs.append(
+            f"What the record of partition {self.key} said was lost or older than its version"
+            f" {newest.sequence} (published {newest.published_at}), which is whole: it was written anew."
+        )
+        return self._settled()
+
+    def _with_both_records(self, manifest: PartitionVersions, repairs: list[str]) -> PartitionVersions:
+        # While a publication is under way the copy may be behind, or ahead; settling it writes both.
+        wanted = [self.record_path] if manifest.pending else self.record_paths
+        for path in wanted:
+            if self._read(path) != manifest:
+                if path.exists():
+                    self.move_aside(path, repairs)
+                self._write_record(path, manifest.to_bytes(self.asset))
+                repairs.append(
+                    f"The record {path} was missing or damaged and was written anew from its copy."
+                )
+        return manifest
+
+    @property
+    def _name(self) -> str:
+        return f"{self.asset}/{self.key}"
+
+    def _mark(self, manifest: PartitionVersions) -> VersionMark:
+        record = manifest.published
+        assert record is not None
+        content = {"published": asdict(record), "previous": [asdict(one) for one in manifest.previous]}
+        return VersionMark(self._name, record.sequence, record.sha256, record.published_at, content)
+
+    def _raise_mark(self, manifest: PartitionVersions, repairs: list[str]) -> None:
+        """Have the mark say at least this version: a restored ``.state`` may be behind."""
+        reading = self._read_mark()
+        is_written = raise_version_mark(self.paths.version_mark, self._mark(manifest), self.marks_staging)
+        if reading.is_unreadable:
+            repairs.append(
+                f"The version mark of partition {self.key} could not be read. Both copies of its record and"
+                f" its file agree on version {manifest.sequence}: the mark was written anew."
+            )
+        elif is_written and reading.mark is not None and reading.mark.sequence < manifest.sequence:
+            repairs.append(
+                f"The version mark of partition {self.key} was behind, at version {reading.mark.sequence}: it"
+                f" was raised to {manifest.sequence}. Was .state put back from a backup?"
+            )
+
+    @property
+    def record_paths(self) -> list[Path]:
+        """The record and its copy."""
+        return [self.record_path, self.record_copy]
+
+
+def highest(records: Sequence[PartitionVersions]) -> PartitionVersions | None:
+    """The record of the newest version; the first of two that say the same one."""
+    return max(records, key=lambda record: record.latest_sequence, default=None)
+
+
+def put_back_sentence(
+    partition: PartitionFiles, newest: PublishedRecord, older: PublishedRecord | None
+) -> str:
+    """What is wrong with a partition that was put back, what is safe, and what to do."""
+    stands = f"version {older.sequence} (published {older.published_at})" if older else "an older version"
+    return (
+        f"Partition {partition.key} of {partition.asset} was put back: {stands} stands there, and version"
+        f" {newest.sequence} (published {newest.published_at}, digest {newest.sha256[:12]}), which was here,"
+        " is in none of its files. Nothing was changed. Put that file back from a backup as"
+        f" {partition.published}, or accept what stands there:"
+        f" {command('repair', '--accept-version', partition.key)}."
+    )

@@ -1,0 +1,435 @@
+"""The published partitions of one asset: one parquet file a partition, its backups and its record.
+
+What lives here: the next file, written and read back but not yet published, and what may be published,
+verified, restored and read. What does not: the order of the steps on disk (``partition_files.py``), and
+Dagster (``parquet_io.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from vlm_durable.commands import command
+from vlm_durable.files import files
+from vlm_durable.files.layout import VERSION_NUMBERS, AssetFolders
+from vlm_durable.files.lock_files import LockFile
+from vlm_durable.versions.partition_files import (
+    LOCK_SECONDS,
+    CannotRestoreError,
+    Fetch,
+    FileDamagedError,
+    Finding,
+    FindingKind,
+    NotPublishedError,
+    PartitionBusyError,
+    PartitionFiles,
+    PartitionVersions,
+    PublishedError,
+    PublishedRecord,
+    PutBackError,
+    RecordDamagedError,
+    how_to_put_back,
+    judge,
+    put_back_sentence,
+)
+from vlm_durable.versions.partition_rows import PartitionRows, read_back, write_rows
+from vlm_durable.wording import counted
+
+
+@dataclass
+class StagedFile:
+    """A complete parquet file under a temporary name in the staging folder, verified by reading it back.
+
+    It lives until it is published or discarded; what a killed process leaves behind is removed by the next
+    stage of the same partition. ``record`` is what it would be published as; its time is that of the
+    publication. ``wrong_ids``: what is wrong with its ids, in a sentence; None where nothing is. ``notes``
+    are sentences about what an earlier interruption had left and how it was settled.
+    """
+
+    record: PublishedRecord
+    path: Path
+    asset: AssetFolders
+    wrong_ids: str | None
+    notes: tuple[str, ...]
+    in_use: LockFile = field(repr=False)
+    """The lock on the temporary file, held while this process needs it."""
+
+    def remember(self, metadata: Mapping[str, Any]) -> None:
+        """Have the record say this (JSON values) beside what it says already."""
+        self.record = replace(self.record, metadata={**self.record.metadata, **_as_read(metadata)})
+
+    def refuse_unfit(self) -> None:
+        """Raise PublishedError where this file must not be published."""
+        key = self.record.key
+        if self.wrong_ids is not None:
+            raise PublishedError(
+                f"partition {key} is not published, because its ids are not the expected ones: "
+                f"{self.wrong_ids}. {self.asset.partition(key).published} stays as it was. "
+                "Materialize the partition again; if it repeats, compare the catalogue's slice with the "
+                "journal."
+            )
+        if damage := judge(self.path, self.record, deep=True):
+            raise FileDamagedError(
+                f"partition {key} is not published, because it changed after it was read back: "
+                f"{damage.sentence} The published file stays as it was. Materialize the partition again, and "
+                "look at the disk's health."
+            )
+
+    def discard(self) -> None:
+        """Remove the temporary file. Publishing does this too; doing it twice does no harm."""
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)
+        self.release()
+
+    def release(self) -> None:
+        """Let go of the lock that says that this process still needs the temporary file."""
+        self.in_use.close()
+
+    def __enter__(self) -> StagedFile:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.discard()
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What publishing or restoring did. ``changed`` is False where nothing had to change.
+
+    ``notes`` are sentences about what was found damaged or interrupted, and where it was put.
+    """
+
+    record: PublishedRecord
+    changed: bool
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The state of one partition. ``repairs`` are what was put right, without loss, while looking."""
+
+    key: str
+    record: PublishedRecord | None
+    findings: tuple[Finding, ...]
+    repairs: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether the published file and its backups are what the record says."""
+        return not self.findings
+
+    def sentence(self) -> str:
+        """Everything found, for people."""
+        state = " ".join(one.sentence for one in self.findings) or (
+            f"Partition {self.key} is what its record says:"
+            f" {counted(self.record.rows if self.record else 0, 'rows')}, "
+            f"digest {self.record.sha256[:12] if self.record else ''}."
+        )
+        return " ".join((state, *self.repairs))
+
+
+class PublishedPartitions:
+    """The published partitions of one asset.
+
+    ``lock_seconds`` is how long to wait for another process that is publishing the same partition.
+    """
+
+    def __init__(self, asset: AssetFolders, *, lock_seconds: float = LOCK_SECONDS) -> None:
+        self.asset = asset
+        self._lock_seconds = lock_seconds
+
+    def path(self, key: str) -> Path:
+        """Where the partition's file is, or will be."""
+        return PartitionFiles(self.asset, key).published
+
+    def keys(self) -> list[str]:
+        """The keys of the parquet files that readers see now, recorded or not, sorted."""
+        return self.asset.published_keys()
+
+    def record(self, key: str) -> PublishedRecord | None:
+        """What is published, from the partition's record; None where nothing is. Writes nothing.
+
+        Raises RecordDamagedError where the record and its copy are both unreadable: that is not 'nothing'.
+        """
+        return PartitionFiles(self.asset, key).peek()
+
+    def settled(self, key: str) -> PublishedRecord | None:
+        """The record of the newest version, after what was interrupted or put back was put right.
+
+        Raises PutBackError where an older version stands and the newest one is nowhere, RecordDamagedError.
+        """
+        partition = PartitionFiles(self.asset, key)
+        with partition.locked(self._lock_seconds):
+            manifest, _ = partition.settle()
+        return manifest.published
+
+    def stage(
+        self,
+        key: str,
+        batches: Iterable[pa.RecordBatch],
+        schema: pa.Schema,
+        *,
+        expected_ids: Collection[str],
+        fingerprint: str,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> StagedFile:
+        """Write the partition's next file under a temporary name, make it durable and read it back fully.
+
+        One row group is in memory at a time, and the ids. ``publish`` refuses wrong ids. ``metadata`` (JSON
+        values) goes into the record. Raises DurableWriteError, PublishedError; nothing is left behind then.
+        """
+        partition, remembered = PartitionFiles(self.asset, key), _as_read(metadata or {})
+        with contextlib.ExitStack() as undo:
+            with partition.locked(self._lock_seconds):
+                manifest, repairs = partition.settle()
+                sequence = partition.next_sequence(manifest)
+                sink = files.TemporaryFile(partition.published, partition.staging)
+                undo.callback(sink.discard)
+                in_use = LockFile(sink.path, create=False)
+                undo.callback(in_use.close)
+                in_use.take()
+            rows = write_rows(sink, batches, schema)
+            sha256 = sink.seal()
+            wrong_ids, digest = read_back(sink.path, rows=rows, expected_ids=expected_ids)
+            undo.pop_all()
+        record = PublishedRecord(
+            key=key,
+            sequence=sequence,
+            sha256=sha256,
+            bytes=sink.size,
+            rows=rows,
+            key_set_digest=digest,
+            fingerprint=fingerprint,
+            published_at="",
+            metadata=remembered,
+        )
+        return StagedFile(record, sink.path, self.asset, wrong_ids, tuple(repairs), in_use)
+
+    def publish(self, staged: StagedFile) -> Publication:
+        """Make the staged file the published one, with a verified second copy and two versions before it.
+
+        When it returns, the file and its second copy were both read back and are durable. A file identical to
+        the published one changes nothing. Raises PublishedError or OSError; before the last step on disk
+        the old file stays, after it the new one, never a part of either.
+        """
+        if staged.asset != self.asset:
+            raise PublishedError(
+                f"partition {staged.record.key} was staged for {staged.asset.published} and cannot be "
+                f"published in {self.asset.published}"
+            )
+        staged.refuse_unfit()
+        partition = PartitionFiles(self.asset, staged.record.key)
+        with partition.locked(self._lock_seconds):
+            manifest, repairs = partition.settle()
+            notes = [*staged.notes, *repairs]
+            current = manifest.published
+            if current and current.sha256 == staged.record.sha256:
+                # The same version: nothing is rotated, but what is damaged of it is put right.
+                if not partition.holds(partition.published, current):
+                    partition.keep_aside_unless(current, notes)
+                    files.publish_replacing(staged.path, partition.published)
+                    notes.append(f"{partition.published} was missing or damaged and was written anew.")
+                if not partition.holds(partition.slot(0), current):
+                    partition.restore_backup(current, notes)
+                staged.discard()
+                return Publication(current, changed=False, notes=tuple(notes))
+            if partition.next_sequence(manifest) != staged.record.sequence:
+                raise PublishedError(
+                    f"partition {partition.key} is not published: version {manifest.sequence} was published "
+                    f"by another process after this file was staged to be version {staged.record.sequence}. "
+                    "The published file stays. Materialize the partition again: a complete one is verified "
+                    "and left alone."
+                )
+            now = datetime.now(UTC).isoformat(timespec="milliseconds")
+            record = replace(staged.record, published_at=now)
+            partition.put_in_place(staged.path, record, manifest, notes)
+        staged.release()
+        return Publication(record, changed=True, notes=tuple(notes))
+
+    def verify(self, key: str) -> Verification:
+        """Compare every byte of the partition's files with its record.
+
+        A publication that was interrupted is finished or taken back first. Never raises for what is on disk.
+        """
+        partition = PartitionFiles(self.asset, key)
+        repairs: list[str] = []
+        try:
+            if partition.record_path.parent.is_dir():
+                try:
+                    with partition.locked(0.0):
+                        manifest, repairs = partition.settle()
+                        return _compare(partition, manifest, repairs)
+                except PartitionBusyError:
+                    record = partition.peek()
+            else:
+                record = partition.peek()
+            # A publisher is at work, so the backups are on the move: only what readers see is judged.
+            return _compare(partition, PartitionVersions(key, record), repairs, backups=False)
+        except RecordDamagedError as error:
+            return Verification(key, None, (Finding(FindingKind.RECORD_DAMAGED, f"{error}"),))
+        except PutBackError as error:
+            return Verification(key, partition.peek(), (Finding(FindingKind.PUT_BACK, f"{error}"),))
+
+    def restore(self, key: str, fetch: Fetch | None = None) -> Publication:
+        """Put a damaged or deleted published file back from its verified second copy, or that one from it.
+
+        fetch: asked for the file where neither is whole.
+        So is a record that is lost or older than the newest file. What was damaged goes to ``.quarantine``.
+        Raises CannotRestoreError where neither is whole, PutBackError, NotPublishedError, RecordDamagedError.
+        """
+        partition = PartitionFiles(self.asset, key)
+        with partition.locked(self._lock_seconds):
+            manifest, notes = partition.settle(fetch)
+            record = manifest.published
+            if record is None:
+                raise NotPublishedError(
+                    f"partition {key} has no record in {self.asset.published}: nothing to restore"
+                )
+            file_whole = partition.holds(partition.published, record)
+            copy_whole = partition.holds(partition.slot(0), record)
+            if not file_whole and not copy_whole:
+                content = fetch(record) if fetch is not None else None
+                if content is not None:
+                    partition.restore_fetched(content, record, notes)
+                    return Publication(record, changed=True, notes=tuple(notes))
+                raise CannotRestoreError(
+                    f"neither {partition.published} nor its second copy {partition.slot(0)} is what the "
+                    f"record says (digest {record.sha256[:12]}, {record.bytes} bytes). Nothing was changed. "
+                    f"Earlier versions: {self._earlier(partition, manifest) or 'none'}. Recompute the "
+                    "partition, or copy one of these by hand."
+                )
+            if not file_whole:
+                partition.restore_published(record, notes)
+                notes.append(f"{partition.published} was restored from {partition.slot(0)}.")
+            elif not copy_whole:
+                partition.restore_backup(record, notes)
+        return Publication(record, changed=not (file_whole and copy_whole), notes=tuple(notes))
+
+    def refuse_put_back(self, key: str) -> None:
+        """Raise PutBackError where an older version stands: nothing is to be made from it. Writes nothing."""
+        partition = PartitionFiles(self.asset, key)
+        newest, older = partition.put_back(partition.whole_records())
+        if newest is not None and older is not None and partition.whole_file(newest) is None:
+            raise PutBackError(put_back_sentence(partition, newest, older.published))
+
+    def read(self, key: str) -> PartitionRows:
+        """A lazy handle on the published rows. Raises NotPublishedError, FileDamagedError.
+
+        Only size and row count are compared here; page checksums are verified as rows are read.
+        """
+        partition = PartitionFiles(self.asset, key)
+        record = partition.peek()
+        if record is None:
+            raise NotPublishedError(
+                f"partition {key} is not published in {self.asset.published}. Materialize it first."
+            )
+        damage = judge(partition.published, record, deep=False)
+        if damage:
+            raise FileDamagedError(f"Partition {key}: {damage.sentence} {how_to_put_back()}")
+        return PartitionRows(partition.published, record)
+
+    def read_earlier(self, key: str, notes: list[str]) -> Iterator[PartitionRows]:
+        """The rows of the versions before the published one that are whole, newest first.
+
+        Raises PublishedError, OSError. What an interrupted publication left is settled first, and noted.
+        """
+        partition = PartitionFiles(self.asset, key)
+        with partition.locked(self._lock_seconds):
+            manifest, repairs = partition.settle()
+        notes += repairs
+        for number, version in enumerate(manifest.previous, start=1):
+            if partition.holds(partition.slot(number), version):
+                yield PartitionRows(partition.slot(number), version)
+
+    def accept_older(self, key: str) -> tuple[str, ...]:
+        """Have the older version that stands count as the newest: a person gives up what came after it.
+
+        Returns what was done, in sentences. Raises PublishedError where none was put back.
+        """
+        partition = PartitionFiles(self.asset, key)
+        notes: list[str] = []
+        with partition.locked(self._lock_seconds):
+            record = partition.accept(notes)
+        return (
+            f"The version of {key} of {self.asset.name} that was published {record.published_at} counts as"
+            f" the newest from now on, as version {record.sequence}: no number is given twice.",
+            *notes,
+        )
+
+    def set_aside(self, key: str) -> tuple[str, ...]:
+        """Move every file of a partition into ``.quarantine``: it then counts as never published.
+
+        For a person who accepts that its record is lost. Returns what was moved where, in sentences.
+        """
+        partition = PartitionFiles(self.asset, key)
+        notes: list[str] = []
+        with partition.locked(self._lock_seconds):
+            for path in (partition.published, *map(partition.slot, VERSION_NUMBERS), *partition.record_paths):
+                if path.exists():
+                    partition.move_aside(path, notes)
+            # Last, and not into the quarantine: .state may be on another device.
+            partition.forget_mark()
+        return tuple(notes)
+
+    def _earlier(self, partition: PartitionFiles, manifest: PartitionVersions) -> str:
+        return ", ".join(
+            f"{partition.slot(number)} (version {version.sequence}, {counted(version.rows, 'rows')})"
+            for number, version in enumerate(manifest.previous, start=1)
+            if partition.holds(partition.slot(number), version)
+        )
+
+
+def _as_read(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata as a reader of the record gets it: tuples are lists. Raises TypeError for other values."""
+    read: dict[str, Any] = json.loads(json.dumps(dict(metadata)))
+    return read
+
+
+def _compare(
+    partition: PartitionFiles,
+    manifest: PartitionVersions,
+    repairs: list[str],
+    *,
+    backups: bool = True,
+) -> Verification:
+    """Compare a partition's file, and its backups, with the record."""
+    record = manifest.published
+    findings: list[Finding] = []
+    if record is None:
+        if partition.published.exists():
+            sentence = (
+                f"{partition.published} has no record: it was not published here. Move it away, or "
+                "materialize the partition, which keeps it in .quarantine."
+            )
+            findings.append(Finding(FindingKind.FOREIGN_FILE, sentence))
+        else:
+            sentence = f"Partition {partition.key} is not published in {partition.published.parent}."
+            findings.append(Finding(FindingKind.NOT_PUBLISHED, sentence))
+    else:
+        judged = judge(partition.published, record, deep=True)
+        if judged:
+            findings.append(
+                Finding(judged.kind, f"Partition {partition.key}: {judged.sentence} {how_to_put_back()}")
+            )
+        if backups:
+            for number, version in enumerate((record, *manifest.previous)):
+                judged = judge(partition.slot(number), version, deep=True)
+                if judged:
+                    missing = judged.kind is FindingKind.MISSING
+                    kind = FindingKind.BACKUP_MISSING if missing else FindingKind.BACKUP_DIFFERS
+                    advice = (
+                        f"{command('repair')} makes it anew."
+                        if number == 0
+                        else "The next publication leaves it out."
+                    )
+                    said = f"Backup {number} of partition {partition.key}: {judged.sentence} {advice}"
+                    findings.append(Finding(kind, said))
+    return Verification(partition.key, record, tuple(findings), tuple(repairs))

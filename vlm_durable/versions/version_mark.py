@@ -1,0 +1,185 @@
+"""The version mark: the newest version of a file that was ever durable here, kept apart from that file.
+
+A file that was put back to an older version is whole, and its digest fits. Only something beside it can say
+that a newer one existed. The mark is never the truth about the data: a mark that is behind is raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from vlm_durable.files.files import make_directory, write_replacing
+from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, sealed
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class VersionMark:
+    """The newest version of one file.
+
+    ``name`` says of which: ``ASSET/KEY``. ``sequence`` counts its versions from 1. ``digest`` is that of the
+    version's content; the id of what it belongs to and a colon may stand before it. ``marked_at`` is UTC,
+    ISO 8601. ``content``: what is needed to write the file's record anew, where the file has one, and under
+    "store" the last store that had the file.
+    """
+
+    name: str
+    sequence: int
+    digest: str
+    marked_at: str
+    content: Mapping[str, Any] | None = None
+
+    @classmethod
+    def now(cls, name: str, sequence: int, digest: str) -> VersionMark:
+        """A mark for a version that is durable now."""
+        return cls(name, sequence, digest, datetime.now(UTC).isoformat(timespec="milliseconds"))
+
+    @property
+    def origin(self) -> str:
+        """The id of what the version belongs to; "" where it has none."""
+        return self.digest.rpartition(":")[0]
+
+    @property
+    def store(self) -> str | None:
+        """The last store that had the file."""
+        return self.content.get("store") if self.content is not None else None
+
+    def noting(self, store: str | None) -> VersionMark:
+        """This mark with that store."""
+        return (
+            self if store == self.store else replace(self, content={**(self.content or {}), "store": store})
+        )
+
+
+@dataclass(frozen=True)
+class VersionMarkReading:
+    """The marks of this name in the two copies, highest first, and the copies that hold none."""
+
+    marks: tuple[VersionMark, ...]
+    damaged: tuple[Path, ...]
+
+    @property
+    def mark(self) -> VersionMark | None:
+        """The highest mark."""
+        return self.marks[0] if self.marks else None
+
+    @property
+    def is_unreadable(self) -> bool:
+        """Whether there was a mark, and neither copy says which: that is not the same as none."""
+        return bool(self.damaged) and not self.marks
+
+
+class Standing(StrEnum):
+    """How a file that verifies stands to its mark."""
+
+    CURRENT = "current"
+    """It is the version that was marked."""
+    NEWER = "newer"
+    """The mark is behind: a process was killed before it marked, or ``.state`` is an older copy."""
+    OLDER = "older"
+    """A newer version was durable here: this one was put back."""
+    OTHER = "other"
+    """It has the sequence number of the marked version, and is not that version."""
+
+
+def standing(mark: VersionMark | None, sequence: int, digest: str) -> Standing:
+    """Compare a version with the mark. Without a mark every version is a newer one."""
+    if mark is None or sequence > mark.sequence:
+        return Standing.NEWER
+    if sequence < mark.sequence:
+        return Standing.OLDER
+    return Standing.CURRENT if digest == mark.digest else Standing.OTHER
+
+
+def mark_copies(path: Path) -> tuple[Path, Path]:
+    """The two copies of a mark: ``path`` itself and one beside it."""
+    return path, path.with_name(f"{path.stem}.copy{path.suffix}")
+
+
+def read_version_mark(path: Path, *, name: str) -> VersionMarkReading:
+    """Read both copies. A mark of another name counts as damaged: its file is in the wrong place.
+
+    Raises OSError where neither copy has a mark and one could not be read: there may be one. Raises
+    FormatVersionError where a newer version of this program wrote a copy.
+    """
+    readings, errors = list[tuple[Path, VersionMark | None]](), list[OSError]()
+    for copy in mark_copies(path):
+        try:
+            readings += _read_copy(copy, name)
+        except OSError as error:
+            readings.append((copy, None))
+            errors.append(error)
+    if errors and not any(mark for _, mark in readings):
+        raise errors[0]
+    marks = sorted((mark for _, mark in readings if mark is not None), key=lambda mark: -mark.sequence)
+    damaged = tuple(copy for copy, mark in readings if mark is None)
+    return VersionMarkReading(tuple(marks), damaged)
+
+
+def raise_version_mark(path: Path, mark: VersionMark, staging: Path | None = None) -> bool:
+    """Have both copies say ``mark``, durably, unless they say a higher version, or another of that number.
+
+    The store that the mark before names stays, unless this one names another. A mark of another origin does
+    not count: its file is in the wrong place. staging: the folder of temporary
+    files; that of ``path`` unless given. Returns whether anything was written. Raises OSError,
+    FormatVersionError. Only for the one process that may write the marked file.
+    """
+    before = _standing_mark(path, mark)
+    if before is not None and standing(before, mark.sequence, mark.digest) is not Standing.NEWER:
+        mark = before
+    return _write_copies(path, _with_store(mark, before), staging)
+
+
+def write_version_mark(path: Path, mark: VersionMark, staging: Path | None = None) -> None:
+    """As ``raise_version_mark``; but it takes the place of another version of its number.
+
+    Two machines may give one number each, and one of them takes over what the other published.
+    """
+    before = _standing_mark(path, mark)
+    if before is not None and before.sequence > mark.sequence:
+        mark = before
+    _write_copies(path, _with_store(mark, before), staging)
+
+
+def _with_store(mark: VersionMark, before: VersionMark | None) -> VersionMark:
+    return mark if mark.store is not None or before is None else mark.noting(before.store)
+
+
+def _standing_mark(path: Path, mark: VersionMark) -> VersionMark | None:
+    marks = read_version_mark(path, name=mark.name).marks
+    return next((one for one in marks if one.origin == mark.origin), None)
+
+
+def _read_copy(copy: Path, name: str) -> list[tuple[Path, VersionMark | None]]:
+    try:
+        mark = VersionMark(**read_sealed(copy, format_=FORMAT))
+    except FileNotFoundError:
+        return []
+    except (BrokenSealError, TypeError):
+        return [(copy, None)]
+    return [(copy, mark if mark.name == name else None)]
+
+
+def _write_copies(path: Path, mark: VersionMark, staging: Path | None) -> bool:
+    """Write the copies that differ, one after the other: a write that is torn leaves the other copy."""
+    data = sealed(asdict(mark), format_=FORMAT)
+    behind = [copy for copy in mark_copies(path) if not _holds(copy, data)]
+    if behind:
+        for folder in filter(None, (path.parent, staging)):
+            make_directory(folder)
+    for copy in behind:
+        write_replacing(copy, data, staging)
+    return bool(behind)
+
+
+def _holds(copy: Path, data: bytes) -> bool:
+    try:
+        return copy.read_bytes() == data
+    except OSError:
+        return False

@@ -1,0 +1,32 @@
+"""How numbers are put into sentences for people."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_ENDS: Final = {"ies": "y", "ches": "ch", "shes": "sh", "xes": "x", "sses": "ss", "s": ""}
+"""Of a plural, and of its singular."""
+
+
+def counted(number: int, plural: str, singular: str | None = None) -> str:
+    """A number of things as people write it: ``1 property``, ``1,350 new partitions``.
+
+    singular: where it is not the plural with another end: ``"partitions are left", "partition is left"``.
+    """
+    if number != 1:
+        return f"{number:,} {plural}"
+    if singular is None:
+        ends = ((plural.removesuffix(of_many), of_one) for of_many, of_one in _ENDS.items())
+        singular = next((begin + end for begin, end in ends if begin != plural), plural)
+    return f"{number:,} {singular}"
+
+
+UNITS: Final = (("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0))
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words, in the largest unit of which there is at least one."""
+    for unit, of in UNITS:
+        if seconds >= of:
+            return f"{seconds / of:.1f} {unit}"
+    return f"{seconds:.0f} seconds"

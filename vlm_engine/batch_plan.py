@@ -1,0 +1,144 @@
+"""The batch plan: which properties the model sees together, and in which order.
+
+What lives here: a pure function of the properties, a seed and the batches' size. What does not: loading the
+images, running a batch, which size is fastest (batch_sizes.py), and knowing what is committed (the journal
+does). The plan is the same before and after an interruption, in any process and on any Python: its order
+comes from SHA-256, not from a random generator, and it does not depend on the order in which the properties
+are handed in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from vlm_durable.wording import counted
+
+DEFAULT_WINDOW = 1024
+
+TRIED_BATCHES = 2
+"""Batches of each size that is tried: the rate of a size is the median of those measured."""
+
+
+@dataclass(frozen=True)
+class PlannedProperty:
+    """What the plan needs to know of one property, all of it from the catalogue."""
+
+    property_id: str
+    ordinal: int
+    images: int
+    """Number of images that the model will be shown: the property's length."""
+
+
+Batch = tuple[PlannedProperty, ...]
+
+
+@dataclass(frozen=True)
+class BatchSize:
+    """How large batches are. It decides the plan, so a partition keeps the one that it began with.
+
+    properties: of a batch, at most. cost: of a batch, at most, where each property counts as the longest of
+    the batch, to which its prompt is padded. image, text: what an image and a prompt without images add to
+    the cost: 1 and 0 count images, otherwise they are tokens. tried: other costs, each of a few batches at
+    the beginning, by which a later partition knows whether that size is faster.
+    """
+
+    properties: int
+    cost: int
+    image: int = 1
+    text: int = 0
+    tried: tuple[int, ...] = ()
+
+    def of(self, images: int, properties: int = 1) -> int:
+        """The cost of so many properties of which the longest has so many images."""
+        return properties * (self.text + images * self.image)
+
+    def sentence(self) -> str:
+        """For people."""
+        unit = "images" if self.text == 0 and self.image == 1 else "tokens of images and prompts"
+        tried = f"; tried: {', '.join(f'{one:,}' for one in self.tried)}" if self.tried else ""
+        return f"{self.cost:,} {unit}, {counted(self.properties, 'properties')}, at most{tried}"
+
+
+def plan_batches(
+    properties: Sequence[PlannedProperty], *, seed: int, size: BatchSize, window: int = DEFAULT_WINDOW
+) -> list[Batch]:
+    """Divide properties into batches; each property stands in exactly one.
+
+    The properties, by ordinal, are cut into consecutive windows of ``window``; no batch reaches over a
+    window's edge, so that whoever puts the results back in order of ordinal never holds more than one window.
+    Inside a window they are shuffled, then grouped by number of images, so that little of a batch is
+    padding; the batches are shuffled again, so that long ones are spread over the window.
+
+    A batch keeps to ``size``, except that a property that costs more than that makes a batch alone. Sizes to
+    try are tried with the longest properties of the first window, from its second batch on, where they are
+    half of it at most.
+
+    Raises:
+        ValueError: a size is not positive, or a property id or an ordinal stands twice.
+    """
+    _refuse_impossible(properties, size, window)
+    ordered = sorted(properties, key=lambda planned: planned.ordinal)
+    plan: list[Batch] = []
+    for start in range(0, len(ordered), window):
+        members = sorted(
+            ordered[start : start + window],
+            key=lambda planned: (planned.images, _shuffle_key(seed, "property", planned)),
+        )
+        tried = [] if start else _tried(members, size)
+        members = members[: len(members) - sum(map(len, tried))]
+        batches = sorted(
+            _cut(members, size, size.cost), key=lambda batch: _shuffle_key(seed, "batch", batch[0])
+        )
+        plan += [*batches[:1], *tried, *batches[1:]]
+    return plan
+
+
+def remaining(plan: Sequence[Batch], done_ids: Collection[str]) -> list[Batch]:
+    """The plan less the properties in ``done_ids``: same order, no batch mixed with another, none empty."""
+    done = frozenset(done_ids)
+    left = (tuple(planned for planned in batch if planned.property_id not in done) for batch in plan)
+    return [batch for batch in left if batch]
+
+
+def _tried(members: Sequence[PlannedProperty], size: BatchSize) -> list[Batch]:
+    """Batches of the sizes to try, made of the last members; none where these would be over a half."""
+    batches: list[Batch] = []
+    left = len(members)
+    for cost in size.tried * TRIED_BATCHES:
+        batch = next(_cut(members[:left][::-1], size, cost), ())
+        left -= len(batch)
+        batches.append(batch)
+    return batches if 2 * left >= len(members) else []
+
+
+def _cut(members: Sequence[PlannedProperty], size: BatchSize, cost: int) -> Iterator[Batch]:
+    batch: list[PlannedProperty] = []
+    longest = 0
+    for planned in members:
+        longest = max(longest, planned.images)
+        if batch and (len(batch) == size.properties or size.of(longest, len(batch) + 1) > cost):
+            yield tuple(batch)
+            batch, longest = [], planned.images
+        batch.append(planned)
+    if batch:
+        yield tuple(batch)
+
+
+def _shuffle_key(seed: int, what: str, planned: PlannedProperty) -> bytes:
+    # The ordinal is unique, so no two keys are alike and no tie is left to the order of the input.
+    text = f"{seed}/{what}/{planned.ordinal}/{planned.property_id}"
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
+def _refuse_impossible(properties: Sequence[PlannedProperty], size: BatchSize, window: int) -> None:
+    for name, value in (("properties", size.properties), ("cost", size.cost), ("window", window)):
+        if value < 1:
+            raise ValueError(f"{name} is {value}; a batch plan needs 1 or more.")
+    if len({planned.property_id for planned in properties}) != len(properties):
+        raise ValueError(
+            "A property id stands twice among the properties to plan; the catalogue forbids that."
+        )
+    if len({planned.ordinal for planned in properties}) != len(properties):
+        raise ValueError("An ordinal stands twice among the properties to plan; the catalogue forbids that.")

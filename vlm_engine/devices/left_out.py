@@ -1,0 +1,188 @@
+"""Devices that failed twice and are left out until a person takes them back, as the control state has them.
+
+What lives here: which errors are a device's own and not the model's or the data's, noting them, leaving out,
+taking back. What does not: whether a device is sound at the moment (``health.py``), and telling people.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
+
+from vlm_durable.commands import command
+from vlm_durable.state.database import ControlState
+from vlm_durable.state.tables import device_failures, devices_left_out
+from vlm_durable.wording import counted
+from vlm_engine.devices.find import DeviceError
+
+FAILURES = 2
+"""Failures of a device, each of another occurrence, after which it is left out."""
+
+WITHIN_SECONDS = 24 * 3600.0
+"""Failures that are further apart are those of software or of chance."""
+
+
+_SIGNS = ("cuda error", "cublas_status", "cudnn_status", "nccl error", "uncorrectable ecc")
+"""In an error, and in the end of a model server's log, which names NCCL at each start."""
+
+_NOT_ITS_OWN = ("out of memory", "alloc_failed", "device-side assert")
+"""Too large a batch, and an index out of range in a model's code, fail on any device."""
+
+
+class ImpossibleResultError(RuntimeError):
+    """What was computed cannot be right; the first sentence of the message says what it is.
+
+    The device may have done it, or the model: an occurrence of it counts on one device alone.
+    """
+
+
+def device_failure(error: BaseException) -> str | None:
+    """A sentence where the error is a device's own failure, else None. Looks at its causes too."""
+    for one in _causes(error):
+        if isinstance(one, MemoryError):
+            return None
+        text = str(one)
+        if isinstance(one, ImpossibleResultError):
+            return f"{text.partition('. ')[0].rstrip('.')}."
+        plain = text.lower()
+        if any(sign in plain for sign in _NOT_ITS_OWN):
+            return None
+        lines = text.splitlines()
+        telling = [line for line in lines if any(sign in line.lower() for sign in _SIGNS)]
+        # By name: torch is not imported where no model ran.
+        if telling or type(one).__name__ == "AcceleratorError":
+            return f"{type(one).__name__}: {(telling or lines or [''])[0].strip()}"
+    return None
+
+
+def is_impossible_result(error: BaseException) -> bool:
+    """Whether the error, or what caused it, is an ImpossibleResultError."""
+    return any(isinstance(one, ImpossibleResultError) for one in _causes(error))
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error's causes, the first one first, and then itself."""
+    chain: list[BaseException] = []
+    one: BaseException | None = error
+    while one is not None and one not in chain:
+        chain.append(one)
+        one = one.__cause__
+    yield from reversed(chain)
+
+
+def at_work_on(asset: str, partition: str) -> str:
+    """The occurrence of a failure at work, whatever run it was in.
+
+    A partition counts once, so that one whose images are the trouble takes no device out by its retries.
+    """
+    return f"{asset}/{partition}"
+
+
+@dataclass(frozen=True)
+class DeviceFailure:
+    """One failure. occurrence: tells it from others, see ``at_work_on``; at: unix seconds."""
+
+    occurrence: str
+    why: str
+    at: float
+
+
+@dataclass(frozen=True)
+class DeviceRecord:
+    """What is held against one device. left_out_at: unix seconds, None while it is used."""
+
+    failures: tuple[DeviceFailure, ...] = ()
+    left_out_at: float | None = None
+
+    def sentence(self, device: str) -> str:
+        """For people."""
+        whys = " ".join(dict.fromkeys(failure.why for failure in self.failures))
+        if self.left_out_at is None:
+            return f"{device} has failed {len(self.failures)} time(s): {whys}"
+        return (
+            f"{device} is left out since it failed {counted(len(self.failures), 'times')}: {whys} When"
+            f" it is sound again:"
+            f" {command('devices', '--take-back', device)}"
+        )
+
+
+@dataclass(frozen=True)
+class LeftOutDevices:
+    """The devices of one home. Every method raises ControlStateError (an OSError)."""
+
+    state: ControlState
+    clock: Callable[[], float] = field(default=time.time)
+
+    def records(self) -> Mapping[str, DeviceRecord]:
+        """Every device that something is held against, by id."""
+        return self.state.read(_records)
+
+    def left_out(self) -> dict[str, DeviceRecord]:
+        """The devices that are left out, by id."""
+        return {id_: one for id_, one in self.records().items() if one.left_out_at is not None}
+
+    def note_failure(self, device: str, *, occurrence: str, why: str, on_one_device: bool = False) -> bool:
+        """Note, durably, that a device failed; the same occurrence counts once within a day.
+
+        on_one_device: nor where it is held against another device, for then it goes with the work. Returns
+        whether this is what leaves the device out.
+        """
+        now = self.clock()
+
+        def is_known(records: Mapping[str, DeviceRecord]) -> bool:
+            counted = records.values() if on_one_device else [records.get(device, DeviceRecord())]
+            return any(
+                one.occurrence == occurrence and abs(now - one.at) <= WITHIN_SECONDS
+                for record in counted
+                for one in record.failures
+            )
+
+        def note(connection: sa.Connection) -> bool:
+            records = _records(connection)
+            if is_known(records):
+                return False
+            before = records.get(device, DeviceRecord())
+            recent = [one for one in before.failures if abs(now - one.at) <= WITHIN_SECONDS]
+            failures = (*recent, DeviceFailure(occurrence, why, now))
+            connection.execute(device_failures.delete().where(device_failures.c.device == device))
+            for one in failures:
+                row = {"device": device, "occurrence": one.occurrence, "at": one.at, "why": one.why}
+                connection.execute(device_failures.insert().values(row))
+            leaves = before.left_out_at is None and len(failures) >= FAILURES
+            if leaves:
+                connection.execute(devices_left_out.insert().values(device=device, since=now))
+            return leaves
+
+        # Said at each look while it lasts: what is known already is neither written nor copied.
+        return not is_known(self.records()) and self.state.write(note, copy=True)
+
+    def take_back(self, device: str) -> DeviceRecord:
+        """Use a device again and forget its failures. Returns what was held against it.
+
+        Raises DeviceError.
+        """
+
+        def take(connection: sa.Connection) -> DeviceRecord:
+            records = _records(connection)
+            if device not in records:
+                listed = ", ".join(sorted(records)) or "none"
+                raise DeviceError(
+                    f"Nothing is held against a device {device!r}, so it cannot be taken back. Devices that"
+                    f" something is held against: {listed}."
+                )
+            for table in (device_failures, devices_left_out):
+                connection.execute(table.delete().where(table.c.device == device))
+            return records[device]
+
+        return self.state.write(take, copy=True)
+
+
+def _records(connection: sa.Connection) -> dict[str, DeviceRecord]:
+    since = {row.device: row.since for row in connection.execute(sa.select(devices_left_out))}
+    failures: dict[str, list[DeviceFailure]] = {device: [] for device in since}
+    for row in connection.execute(sa.select(device_failures).order_by(device_failures.c.at)):
+        failures.setdefault(row.device, []).append(DeviceFailure(row.occurrence, row.why, row.at))
+    return {device: DeviceRecord(tuple(found), since.get(device)) for device, found in failures.items()}

@@ -1,0 +1,238 @@
+"""Model servers that stay loaded on a device between the runs that use them: found, kept or ended.
+
+What lives here: the record of each, beside the leases; whether its processes live; ending them. What does
+not: how a server is started and watched (``vlm_engine/server/supervisor.py``), who may have the device
+(``leases.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import signal
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+from urllib.parse import quote, unquote
+
+from vlm_durable.files.files import write_replacing
+from vlm_durable.files.lock_files import LockFile, is_held, taken
+from vlm_durable.files.processes import ProcessIdentity, boot_id, processes_of_group
+from vlm_durable.files.sealed_json import refuse_newer_format
+from vlm_engine.devices.find import DeviceError, members
+
+FORMAT = 1
+_ABOUT = (
+    "Truth about where the processes are while the lock on the .supervisor.lock file beside it is held (that"
+    " says whether they live); this file may be deleted at any time, and is written again while they do."
+)
+_LOOK_SECONDS = 0.05
+_SLACK_SECONDS = 10.0
+_SPEAKING_SECONDS = 10.0
+"""A supervisor writes its record within a second of its start, and again where it is gone."""
+
+_SUPERVISOR_LOCK = ".supervisor.lock"
+
+
+class LoadedServerError(DeviceError):
+    """What lives on a device does not say what it is, or does not end."""
+
+
+@dataclass(frozen=True)
+class ServerRecord:
+    """What a supervisor says about its server.
+
+    what: for people ("a server of MODEL"). digest, pin (environment variables that choose device and threads)
+    and variables (keyed digests of the others, some of which are secret): what must be the same for the
+    server to be used again. grace_seconds: between SIGTERM and SIGKILL. server: leads a process group of its
+    own. why: the cause of an end.
+    """
+
+    device: str
+    what: str
+    digest: str
+    pin: Mapping[str, str]
+    variables: Mapping[str, str]
+    url: str
+    command: Sequence[str]
+    grace_seconds: float
+    since: str
+    host: str
+    reaper: ProcessIdentity
+    supervisor: ProcessIdentity
+    server: ProcessIdentity | None = None
+    state: Literal["starting", "ready", "ended"] = "starting"
+    why: str = ""
+
+    def write(self, path: Path) -> None:
+        """Replace what stands at ``path``. Raises OSError."""
+        write_replacing(
+            path, json.dumps({"format": FORMAT, "about": _ABOUT, **asdict(self)}, indent=2).encode()
+        )
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """What stands at ``path``; None where nothing legible does."""
+        try:
+            fields: dict[str, Any] = json.loads(path.read_bytes())
+            refuse_newer_format(fields.pop("format", 0), FORMAT, path)
+            fields.pop("about", None)
+            for name in ("reaper", "supervisor", "server"):
+                fields[name] = fields[name] and ProcessIdentity(**fields[name])
+            return cls(**fields)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return None
+
+    def sentence(self) -> str:
+        """For people: what lives there."""
+        pid = (self.server or self.supervisor).pid
+        does = "lives" if self.state == "ready" else "starts"
+        return f"{self.what} {does} there (pid {pid}, since {self.since})."
+
+
+class ServerFiles:
+    """The files of one device's server. lessee: a lock that the run that uses the server holds."""
+
+    def __init__(self, directory: Path, device: str) -> None:
+        # Quoted because old drivers write MIG ids with slashes.
+        name = quote(device, safe="")
+        self.record = directory / f"{name}.json"
+        self.key = directory / f"{name}.key"
+        self.log = directory / f"{name}.log"
+        self.supervisor = directory / f"{name}{_SUPERVISOR_LOCK}"
+        self.lessee = directory / f"{name}.lessee.lock"
+
+
+class LoadedServers:
+    """The servers on a home's devices, one a device at most, kept as files in ``STATE/servers``."""
+
+    def __init__(self, state_directory: Path) -> None:
+        self.directory = state_directory / "servers"
+
+    def files(self, device: str) -> ServerFiles:
+        """Where a device's files are."""
+        return ServerFiles(self.directory, device)
+
+    def living(self) -> Iterator[ServerRecord]:
+        """All servers that live now and say what they are."""
+        for lock in sorted(self.directory.glob(f"*{_SUPERVISOR_LOCK}")):
+            if is_held(lock):
+                device = unquote(lock.name.removesuffix(_SUPERVISOR_LOCK))
+                record = ServerRecord.read(self.files(device).record)
+                if record is not None and record.supervisor.lives():
+                    yield record
+
+    def of(self, device: str) -> ServerRecord | None:
+        """The server that lives on a device, or None.
+
+        Raises LoadedServerError where something lives that does not say what it is, within seconds.
+        """
+        files = self.files(device)
+        deadline = time.monotonic() + _SPEAKING_SECONDS
+        while is_held(files.supervisor):
+            record = ServerRecord.read(files.record)
+            # The record may be an earlier supervisor's: this one has only just been started.
+            its = [] if record is None else [record.supervisor, record.server]
+            if any(process is not None and process.lives() for process in its):
+                return record
+            if time.monotonic() >= deadline:
+                raise LoadedServerError(
+                    f"A process holds {files.supervisor}, so something lives on {device}, and {files.record}"
+                    " does not say what. See who it is with `fuser`, end it, and start again."
+                )
+            time.sleep(_LOOK_SECONDS)
+        return None
+
+    def make_way(self, device: str, wanted: str | None, log: logging.Logger) -> bool:
+        """End the device's server, if it is not of digest ``wanted``; whether one lives there afterwards.
+
+        For the process that holds the device's lease. Returns when its memory is free. Raises
+        LoadedServerError.
+        """
+        if not self.directory.exists():
+            return False
+        for other in self._overlapping(device):
+            self.end(other, "another use of the device", log)
+        record = self.of(device)
+        if record is not None and wanted is not None and record.digest == wanted:
+            return True
+        self.end(device, "another use of the device", log)
+        return False
+
+    def _overlapping(self, device: str) -> list[str]:
+        """Other groups of devices that share one with this device and have had a server."""
+        names = [unquote(path.name.removesuffix(".json")) for path in sorted(self.directory.glob("*.json"))]
+        return [one for one in names if one != device and set(members(one)) & set(members(device))]
+
+    def end(self, device: str, why: str, log: logging.Logger) -> bool:
+        """End the device's server, every process of it; False where none lived. Raises LoadedServerError."""
+        record = self.of(device)
+        files = self.files(device)
+        if record is not None:
+            log.info("Ending what lives on %s, for %s: %s", device, why, record.sentence())
+            record.supervisor.send(signal.SIGTERM)
+            for process in (record.supervisor, record.reaper):
+                if not _freed(files.supervisor, record.grace_seconds + _SLACK_SECONDS):
+                    process.send(signal.SIGKILL)
+        if not _freed(files.supervisor, _SLACK_SECONDS):
+            raise LoadedServerError(
+                f"What lives on {device} does not end, though it was killed: {record and record.sentence()}"
+                " A process that hangs in the driver ends only with a reset of the device, or a reboot."
+            )
+        _end_remnants(record or ServerRecord.read(files.record))
+        return record is not None
+
+
+def end_loaded_servers(state_directory: Path, log: logging.Logger) -> list[str]:
+    """End all servers of a home that no run uses; sentences about those that stay."""
+    servers = LoadedServers(state_directory)
+    ours: list[tuple[ServerRecord, LockFile]] = []
+    staying = []
+    try:
+        for record in servers.living():
+            lock = taken(servers.files(record.device).lessee, seconds=1.0)
+            if lock is None:
+                staying.append(f"{record.device} is in use: {record.sentence()}")
+            else:
+                ours.append((record, lock))
+                record.supervisor.send(signal.SIGTERM)  # all at once; each takes its time
+        for record, _ in ours:
+            try:
+                servers.end(record.device, "the end of all", log)
+            except LoadedServerError as error:
+                staying.append(str(error))
+    finally:
+        for _, lock in ours:
+            lock.close()
+    return staying
+
+
+def _freed(lock: Path, seconds: float) -> bool:
+    """Whether a lock comes free in time. Its holders are not our children: there is no event of their end."""
+    deadline = time.monotonic() + seconds
+    while is_held(lock):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_LOOK_SECONDS)
+    return True
+
+
+def _end_remnants(record: ServerRecord | None) -> None:
+    """Kill what is left of a server whose supervisor and reaper were both killed.
+
+    Told by its process group within its supervisor's session: neither number is given to others while one
+    process has it.
+    """
+    if record is None or record.server is None or record.state == "ended":
+        return
+    if record.host != socket.gethostname() or record.supervisor.boot_id != boot_id():
+        return
+    for pid, session in processes_of_group(record.server.pid):
+        one = ProcessIdentity.of(pid)
+        if one is not None and session == record.supervisor.pid:
+            with contextlib.suppress(PermissionError):
+                one.send(signal.SIGKILL)

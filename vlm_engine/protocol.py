@@ -1,0 +1,226 @@
+"""What an engine is: the small interface between a batch of loaded properties and a vision-language model.
+
+What lives here: the request, the answer, the interface and its errors. What does not: any model (the
+engines), what makes an answer valid (schema.py), what happens to one that is not (ladder.py). Imports nothing
+heavy: neither pydantic nor an image library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkable
+
+from vlm_durable.wording import counted
+
+if TYPE_CHECKING:
+    from vlm_engine.images.images import LoadedProperty
+
+FinishReason = Literal["stop", "length"]
+
+_MESSAGE_LIMIT: Final = 300
+
+
+class EngineError(Exception):
+    """An engine could not answer. The engine itself goes on."""
+
+
+class ModelLoadError(EngineError):
+    """The model cannot be loaded; the message says which, why, and what to do."""
+
+
+class RequestTooLargeError(EngineError):
+    """One property alone is more than the model or its device takes; fewer images may do.
+
+    kind: ``out_of_memory`` or ``prompt_too_long``. images: how many of the property's would do, where known.
+    """
+
+    def __init__(
+        self, kind: Literal["out_of_memory", "prompt_too_long"], message: str, images: int | None = None
+    ) -> None:
+        self.kind = kind
+        self.images = images
+        super().__init__(message)
+
+
+class ImpossibleScoresError(EngineError):
+    """The model computes no numbers (NaN, infinity) for a property: its weights or the device are damaged."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the model computes NaN or infinity for this property: its weights or the device are damaged, or"
+            " its numbers overflow in this precision; try another revision or device"
+        )
+
+
+class EngineLostError(EngineError):
+    """The device or the process's memory is lost: nothing asked of this engine can be answered any more."""
+
+
+class InvalidDescription(ValueError):  # noqa: N818 - said of an answer, and named as people read it in a row
+    """An answer is no description of the schema.
+
+    kind: ``invalid_json`` (does not parse as one strict JSON object) or ``schema_mismatch`` (parses, but the
+    model refuses it, or Arrow could not hold it).
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        self.kind = kind
+        long = len(message) > _MESSAGE_LIMIT
+        self.message = message[: _MESSAGE_LIMIT - 1] + "…" if long else message
+        super().__init__(f"{kind}: {self.message}")
+
+
+@dataclass(frozen=True)
+class ImageLimits:
+    """What images may cost, as the user says.
+
+    pixels: of an image that reach the model, at most. images: of a property. answer_tokens: room that an
+    answer needs. tokens: of a property's images; None: as many as the context holds. options: of the family's
+    image processor, which go before its own.
+    """
+
+    pixels: int
+    images: int
+    answer_tokens: int
+    tokens: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True)
+class ImageTokens:
+    """How large images are shown, and what they cost.
+
+    each: tokens of an image, of the shape that costs most. text: tokens of the prompt without images.
+    images: of a property, at most. fitting: how many of them fit. pixels: the bound of an image's.
+    context: tokens that the model takes; None: not known. options: what the image processor was told.
+    budget: tokens that the user allows a property's images; None: as many as the context holds.
+    """
+
+    each: int
+    text: int
+    images: int
+    fitting: int
+    pixels: int
+    context: int | None
+    options: Mapping[str, Any]
+    budget: int | None = None
+
+    @property
+    def property_tokens(self) -> int:
+        """Tokens of a property with all of its images that fit, the prompt's text included."""
+        return self.text + self.each * self.fitting
+
+    def sentence(self) -> str:
+        """All of it for a person."""
+        of_context = "" if self.context is None else f" of {self.context:,} that the model takes"
+        return (
+            f"{self.each:,} tokens an image (up to {self.pixels:,} pixels), {self.property_tokens:,} a"
+            f" property with its prompt{of_context}; {self.fitting} of {counted(self.images, 'images')} fit"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """How to ask this time. ``number`` counts from 1.
+
+    max_new_tokens: limit of the answer, in tokens. temperature: 0 is greedy; what a property samples with
+    derives from its id and ``number``. images: at most so many of each property's (None: all).
+    """
+
+    number: int
+    max_new_tokens: int
+    temperature: float = 0.0
+    images: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back for one property. finish_reason: ``stop``, or ``length`` where the limit cut it off."""
+
+    text: str
+    finish_reason: FinishReason
+    prompt_tokens: int
+    output_tokens: int
+
+
+class Engine(Protocol):
+    """A vision-language model that answers batches of properties."""
+
+    @property
+    def model(self) -> str:
+        """The model as the settings name it."""
+
+    @property
+    def revision(self) -> str:
+        """What exactly was loaded: a commit, or a digest of the files."""
+
+    @property
+    def batches_at_once(self) -> int:
+        """Batches that keep it busy: so many calls of ``describe``, each in a thread, at a time.
+
+        With 1, all calls come from the caller's own thread. It is asked before each batch, and may change
+        from one above 1 to another.
+        """
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Seconds inside ``describe`` so far, by what it did, for people; empty where it does not know.
+
+        ``processor``: what ``prepare`` had not done. ``prefill``: images and prompt, up to the first token.
+        ``generation``: all other tokens.
+        """
+
+    def prepare(self, batch: Sequence[LoadedProperty], *, attempt: Attempt) -> None:
+        """Do ahead, beside the model, what ``describe`` of the same batch and attempt would do before it.
+
+        Called from another thread than ``describe``; may do nothing. What it raises, ``describe`` raises
+        again when it is asked: here it is dropped.
+        """
+
+    def describe(
+        self, batch: Sequence[LoadedProperty], *, attempt: Attempt
+    ) -> Sequence[Answer | EngineError]:
+        """One answer a property, in order, or the error that is this property's own.
+
+        Each property has at least one image. Raises EngineLostError where the engine must be given up, and
+        anything else where this batch cannot be answered as a whole; the caller then asks singly.
+        """
+
+    def close(self) -> None:
+        """Give the model's memory back. The engine cannot be used afterwards.
+
+        Calls of ``describe`` under way in other threads end soon, with EngineLostError.
+        """
+
+
+@runtime_checkable
+class WaitingEngine(Protocol):
+    """An engine that may have to wait, in ``describe``, for as long as a model takes to load.
+
+    ``waiting``: set by the caller; what it gives is entered around such a wait, in another thread.
+    """
+
+    waiting: Callable[[], AbstractContextManager[object]]
+
+
+@runtime_checkable
+class SplittingEngine(Protocol):
+    """An engine that splits batches. ``largest_batch``: properties that memory held; None: all so far."""
+
+    largest_batch: int | None
+
+
+@runtime_checkable
+class MeasuringEngine(Protocol):
+    """An engine that knows what images cost. ``image_tokens``: None where its processor does not say."""
+
+    image_tokens: ImageTokens | None
+
+
+def sampling_seed(property_id: str, attempt: int) -> int:
+    """The seed with which one property samples in one attempt: the same in any batch, run or process."""
+    digest = hashlib.sha256(f"0\0{attempt}\0{property_id}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

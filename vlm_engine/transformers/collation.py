@@ -1,0 +1,157 @@
+"""One batch of tensors from the tensors of its properties, equal to the processor's own batch bit for bit.
+
+What lives here: the tensors that a worker makes of one property, and joining those of a batch.
+Families of processors join properties in different ways: images one after another (LLaVA, Gemma, Qwen), or a
+row of images a property, padded to the longest (Idefics, SmolVLM); prompts are padded on the left. Which way
+each tensor is joined is found by trying: the processor makes a few properties together and singly, and the
+two are compared. Where no way gives the processor's own batch, batches are processed as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from PIL import Image
+
+from vlm_engine.images.images import Made, Maker, Pixels
+from vlm_engine.model_source import ModelSource
+from vlm_engine.protocol import ImageLimits
+from vlm_engine.transformers.image_tokens import fitted_processor, processed
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import torch
+
+_PROBED: Final = (((64, 48),), ((180, 120), (40, 160), (64, 48)), ((48, 64), (100, 100)))
+"""Sizes of the images of the properties that are tried: numbers and shapes differ."""
+
+_ONE_AFTER_ANOTHER: Final = "one after another"
+_PADDED: Final = "padded with "
+_PADDED_ON_THE_LEFT: Final = "padded on the left with "
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """The processor's tensors of each property, floats of ``dtype``. See ``vlm_engine.images.images.Output``.
+
+    Workers of a family whose tensors cannot be joined hand over pixels instead, and the
+    engine processes whole batches.
+    """
+
+    source: ModelSource
+    prompt: str
+    dtype: str
+    limits: ImageLimits | None = None
+
+    def load(self) -> Maker:
+        """See Output."""
+        import torch
+
+        torch.set_num_threads(1)
+        processor, _ = fitted_processor(self.source, self.prompt, self.limits)
+        joins = learn_joins(processor, self.prompt)
+        if joins is None:
+            return Pixels().load()
+        dtype = getattr(torch, self.dtype)
+
+        def make(images: Sequence[Image.Image]) -> Made:
+            # Converted here: half as much to hand over, and nothing left to do for the model's process.
+            tensors = processed(processor, self.prompt, [images]).to("cpu", dtype)
+            return Made((), {name: (as_array(one), joins[name]) for name, one in tensors.items()})
+
+        return make
+
+
+def learn_joins(processor: Any, prompt: str) -> dict[str, str] | None:
+    """How each tensor of a batch is joined, by its name; None where properties cannot be joined."""
+    import torch
+
+    images = [[_picture(*size, seed) for seed, size in enumerate(sizes)] for sizes in _PROBED]
+    try:
+        whole = processed(processor, prompt, images)
+        singly = [processed(processor, prompt, [shown]) for shown in images]
+    except Exception:  # A processor that refuses these pictures may take others, as a whole batch.
+        return None
+    joins: dict[str, str] = {}
+    for name, expected in whole.items():
+        if any(name not in one for one in singly) or not isinstance(expected, torch.Tensor):
+            return None
+        parts = [one[name] for one in singly]
+        for join in _candidates(parts, expected):
+            made = joined(parts, join)
+            if made is not None and made.dtype == expected.dtype and made.equal(expected):
+                joins[name] = join
+                break
+        else:
+            return None
+    return joins if all(one.keys() == joins.keys() for one in singly) else None
+
+
+def collated(properties: Sequence[Mapping[str, tuple[npt.NDArray[Any], str]]]) -> dict[str, torch.Tensor]:
+    """The tensors of a batch. Raises ValueError where its properties do not fit together."""
+    batch = {}
+    for name, (_, join) in properties[0].items():
+        made = joined([as_tensor(one[name][0]) for one in properties], join)
+        if made is None:
+            raise ValueError(f"{name} of these properties cannot be joined {join}")
+        batch[name] = made
+    return batch
+
+
+def joined(parts: Sequence[torch.Tensor], join: str) -> torch.Tensor | None:
+    """The parts, each [1 or images, ...], as one tensor; None where their shapes are not for that."""
+    import torch
+
+    if join == _ONE_AFTER_ANOTHER:
+        fits = all(one.shape[1:] == parts[0].shape[1:] for one in parts)
+        return torch.cat(list(parts)) if fits else None
+    if any(one.dim() != parts[0].dim() or len(one) != 1 for one in parts):
+        return None
+    shape = [max(one.shape[axis] for one in parts) for axis in range(1, parts[0].dim())]
+    fill = float(join.rpartition(" ")[2])
+    batch = torch.full((len(parts), *shape), fill, dtype=parts[0].dtype)
+    for row, one in zip(batch, parts, strict=True):
+        if join.startswith(_PADDED_ON_THE_LEFT):
+            row[len(row) - one.shape[1] :] = one[0]
+        else:
+            row[tuple(slice(size) for size in one.shape[1:])] = one[0]
+    return batch
+
+
+def _candidates(parts: Sequence[torch.Tensor], whole: torch.Tensor) -> Iterator[str]:
+    yield _ONE_AFTER_ANOTHER
+    if whole.dim() == 2:
+        # Where the shortest prompt's row begins, there is nothing but what it was padded with.
+        shortest = min(range(len(parts)), key=lambda at: parts[at].shape[-1])
+        if shortest < len(whole) and whole.shape[1]:
+            yield f"{_PADDED_ON_THE_LEFT}{whole[shortest, 0].item()}"
+    yield f"{_PADDED}0"
+
+
+def _picture(width: int, height: int, seed: int) -> Image.Image:
+    """A picture in which no two parts are the same."""
+    gradient = Image.linear_gradient("L").resize((width, height))
+    turned = gradient.rotate(90 + seed, resample=Image.Resampling.BILINEAR)
+    return Image.merge(
+        "RGB", (gradient, turned, Image.effect_mandelbrot((width, height), (-2, -1, 1, 1), 50))
+    )
+
+
+def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """A tensor's memory. NumPy has no bfloat16: it is passed off as uint16, which no processor makes."""
+    import torch
+
+    array: npt.NDArray[Any] = (
+        tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
+    ).numpy()
+    return array
+
+
+def as_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
+    """The tensor of ``as_array``."""
+    import torch
+
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor

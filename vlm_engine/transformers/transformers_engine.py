@@ -1,0 +1,365 @@
+"""The engine in this process: any image-text-to-text model that transformers loads, greedy by default.
+
+What lives here: from loaded images to answers, batch by batch, on one CPU or GPU, and what to do when its
+memory is too small. What does not: loading (model_loading.py), what it is given (model_inputs.py), choosing
+tokens (greedy_decoding.py, guided.py), retries (ladder.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+
+from vlm_durable.wording import counted
+from vlm_engine.model_source import ModelSource, exact_revision
+from vlm_engine.protocol import (
+    Answer,
+    Attempt,
+    EngineError,
+    EngineLostError,
+    ImageLimits,
+    ImageTokens,
+    ImpossibleScoresError,
+    ModelLoadError,
+    RequestTooLargeError,
+    sampling_seed,
+)
+from vlm_engine.transformers.attention import (
+    attend_as_shipped,
+    attend_by_rows,
+    attend_to_images_by_length,
+    prefer_flash_attention,
+)
+from vlm_engine.transformers.greedy_decoding import GreedyDecoding, are_sound
+from vlm_engine.transformers.guided import Drafts, Grammar, Guide, SampledBatch
+from vlm_engine.transformers.image_tokens import fitted_processor
+from vlm_engine.transformers.model_inputs import InputPreparation, ModelInputs
+from vlm_engine.transformers.model_loading import (
+    load_model,
+    release_memory,
+)
+
+if TYPE_CHECKING:
+    from vlm_engine.images.images import LoadedProperty
+    from vlm_engine.prompt import Prompt
+    from vlm_engine.schema import DescriptionSchema
+
+_log = logging.getLogger(__name__)
+
+_LOST = ("CUDA error", "cuDNN error", "CUBLAS_STATUS", "NCCL error", "device-side assert")
+_OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "DefaultCPUAllocator: can't allocate memory")
+
+
+class AnswerGrammar(Protocol):
+    """What holds answers to their form: a logits processor for each batch."""
+
+    def for_batch(self, size: int) -> Any:
+        """The logits processor of one call of ``generate`` with ``size`` sequences."""
+
+
+class TransformersEngine:
+    """One model on one device.
+
+    In float32 a property's answer does not depend on the others of its batch. Where a batch does not fit the
+    device's memory it is halved, and no later batch is larger than what fitted.
+
+    device: ``cpu`` or ``cuda`` (the first that is visible; the lease sees to it that it is the only one).
+    limits: what images may cost; None: they are processed as the model's files say.
+    speculative_tokens: how many tokens are guessed from earlier answers and checked in one step, at most.
+    Answers stay the same, apart from bfloat16's rounding. Raises ModelLoadError, and SchemaError where
+    the schema cannot guide decoding.
+    """
+
+    batches_at_once = 1
+
+    image_tokens: ImageTokens | None
+    """What images cost; None where it is not known."""
+
+    def __init__(
+        self,
+        source: ModelSource,
+        *,
+        schema: DescriptionSchema,
+        prompt: Prompt,
+        device: Literal["cpu", "cuda"],
+        speculative_tokens: int = 0,
+        limits: ImageLimits | None = None,
+    ) -> None:
+        processor, self.image_tokens = fitted_processor(source, prompt.text, limits)
+        from transformers import AutoModelForImageTextToText
+
+        model = load_model(source, AutoModelForImageTextToText, device=device)
+        grammar = Grammar(
+            schema.json_schema,
+            processor.tokenizer,
+            logits_width=model.get_output_embeddings().weight.shape[0],
+            stop_token_ids=_stop_token_ids(model, processor.tokenizer),
+        )
+        self.model = source.label
+        self.revision = exact_revision(source)
+        self._take(model, processor, grammar, prompt, device, speculative_tokens)
+
+    @classmethod
+    def around(
+        cls,
+        model: Any,
+        processor: Any,
+        *,
+        grammar: AnswerGrammar,
+        prompt: Prompt,
+        device: Literal["cpu", "cuda"],
+        speculative_tokens: int = 0,
+    ) -> Self:
+        """An engine around a model that is on its device already, such as one with random weights."""
+        engine = cls.__new__(cls)
+        engine.model = type(model).__name__
+        engine.revision = "in memory"
+        engine.image_tokens = None
+        engine._take(model, processor, grammar, prompt, device, speculative_tokens)
+        return engine
+
+    def _take(
+        self,
+        model: Any,
+        processor: Any,
+        grammar: AnswerGrammar,
+        prompt: Prompt,
+        device: Literal["cpu", "cuda"],
+        speculative_tokens: int,
+    ) -> None:
+        from transformers import GenerationConfig
+
+        self.largest_batch: int | None = None
+        self._device = device
+        self._context: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        pinned, longest = device == "cuda", self._longest_prompt()
+        self._inputs = InputPreparation(processor, prompt, dtype=model.dtype, pinned=pinned, longest=longest)
+        self._tokenizer = processor.tokenizer
+        self._model = model
+        self._grammar = grammar
+        self._stop_token_ids = _stop_token_ids(model, self._tokenizer)
+        padding = self._tokenizer.pad_token_id
+        self._pad_token_id: int = self._stop_token_ids[0] if padding is None else padding
+        # A clean one: penalties and sampling that a model ships with would break JSON and repeatability.
+        self._model.generation_config = GenerationConfig(
+            eos_token_id=list(self._stop_token_ids), pad_token_id=self._pad_token_id, do_sample=False
+        )
+        self._decodes_itself = _takes_a_decoding(model)
+        self._drafts = Drafts(speculative_tokens)
+        if device == "cuda":
+            prefer_flash_attention(model)
+        attend_by_rows(model)
+        attend_to_images_by_length(model)
+        self._seconds = {"processor": 0.0, "prefill": 0.0, "generation": 0.0}
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Seconds inside ``describe`` so far. See Engine."""
+        return self._seconds
+
+    def prepare(self, batch: Sequence[LoadedProperty], *, attempt: Attempt) -> None:
+        """Run the processor ahead. See Engine."""
+        batch = [one for one in batch if one.refusal is None]
+        size = self.largest_batch or len(batch) or 1
+        self._inputs.prepare([batch[at : at + size] for at in range(0, len(batch), size)], attempt)
+
+    def describe(self, batch: Sequence[LoadedProperty], *, attempt: Attempt) -> list[Answer | EngineError]:
+        """One answer a property, in order. See Engine; raises RequestTooLargeError for a single property."""
+        asked = self._described([one for one in batch if one.refusal is None], attempt)
+        answers = iter(asked)
+        return [next(answers) if one.refusal is None else EngineError(one.refusal) for one in batch]
+
+    def _described(self, batch: Sequence[LoadedProperty], attempt: Attempt) -> list[Answer | EngineError]:
+        answers: list[Answer | EngineError] = []
+        while len(answers) < len(batch):
+            chunk = batch[len(answers) :][: self.largest_batch]
+            answered = self._answered_or_none(chunk, attempt)
+            if answered is not None:
+                answers.extend(answered)
+            elif len(chunk) > 1:
+                self.largest_batch = len(chunk) // 2
+            else:
+                images = min(chunk[0].seen, attempt.images or chunk[0].seen)
+                raise RequestTooLargeError(
+                    "out_of_memory",
+                    f"{counted(images, 'images are', 'image is')} more than the memory of"
+                    f" {self._device} holds beside the model",
+                )
+        return answers
+
+    def close(self) -> None:
+        """Give memory back: the model's, and the host's, pinned for inputs."""
+        del self._model, self._grammar, self._inputs
+        release_memory(self._device)
+
+    def _answered_or_none(
+        self, batch: Sequence[LoadedProperty], attempt: Attempt
+    ) -> list[Answer | EngineError] | None:
+        """The answers, or None where the device's memory did not hold the batch."""
+        try:
+            return self._answers(batch, attempt)
+        except MemoryError as error:
+            raise EngineLostError("this process ran out of memory while describing; end it") from error
+        except RuntimeError as error:
+            if not _is_out_of_memory(error):
+                if _is_lost(error):
+                    raise EngineLostError(f"the device is lost: {error}") from error
+                raise
+        # Only here is the exception gone, and with its traceback the tensors that filled the memory.
+        release_memory(self._device)
+        return None
+
+    def _answers(self, batch: Sequence[LoadedProperty], attempt: Attempt) -> list[Answer | EngineError]:
+        """One answer a property. What is too long for the model is no part of what the model is asked."""
+        began = time.monotonic()
+        inputs = self._inputs.take(batch, attempt)
+        self._seconds["processor"] += time.monotonic() - began
+        rest = list(itertools.compress(batch, inputs.fitting))
+        answers = iter(self._asked(rest, attempt, inputs) if rest else ())
+        found = zip(batch, inputs.prompt_tokens, inputs.fitting, strict=True)
+        return [
+            next(answers) if fits else self._too_long(one, tokens, attempt) for one, tokens, fits in found
+        ]
+
+    def _asked(self, batch: Sequence[LoadedProperty], attempt: Attempt, inputs: ModelInputs) -> list[Answer]:
+        import torch
+        from transformers import LogitsProcessorList
+
+        prompts = list(itertools.compress(inputs.prompt_tokens, inputs.fitting))
+        limits = [self._room(tokens, attempt) for tokens in prompts]
+        guide = self._grammar.for_batch(len(batch))
+        # Our own loop looks at the scores itself, beside the grammar.
+        processors: list[Any] = [guide] if self._decodes_itself else [_refuse_impossible, guide]
+        # The guide is all that decides about a token then: the generation's own settings are empty.
+        guesses = self._drafts.most > 0 and attempt.temperature == 0 and isinstance(guide, Guide)
+        if attempt.temperature > 0:
+            seeds = [sampling_seed(one.property_id, attempt.number) for one in batch]
+            processors.append(SampledBatch(attempt.temperature, seeds))
+        decoding = GreedyDecoding(
+            stop_token_ids=self._stop_token_ids,
+            pad_token_id=self._pad_token_id,
+            limits=limits,
+            guide=guide if guesses else None,
+            drafts=self._drafts,
+        )
+        try:
+            with torch.inference_mode():
+                sequences = self._generate(inputs, LogitsProcessorList(processors), max(limits), decoding)
+        except (AttributeError, KeyError, TypeError) as error:
+            if not attend_as_shipped(self._model):
+                raise
+            _log.warning("This model keeps its own attention, which is slower: %s", error)
+            return self._asked(batch, attempt, inputs)
+        generated = sequences[:, inputs.tensors["input_ids"].shape[1] :].tolist()
+        return [
+            self._answer(tokens[:limit], prompt)
+            for tokens, limit, prompt in zip(generated, limits, prompts, strict=True)
+        ]
+
+    def _generate(self, inputs: ModelInputs, processors: Any, most: int, decoding: GreedyDecoding) -> Any:
+        """Prompts and answers as tokens [properties, tokens]."""
+        began = time.monotonic()
+        sequences = self._model.generate(
+            **inputs.tensors.to(self._device, non_blocking=True),
+            max_new_tokens=most,
+            logits_processor=processors,
+            custom_generate=decoding if self._decodes_itself else None,
+        )
+        seconds = time.monotonic() - began
+        # ``generate`` looks at the images before it asks for a decoding.
+        generation = decoding.generation_seconds if self._decodes_itself else seconds
+        self._seconds["prefill"] += seconds - generation
+        self._seconds["generation"] += generation
+        return sequences
+
+    def _room(self, prompt_tokens: int, attempt: Attempt) -> int:
+        """Tokens that this property's answer may have: by itself, not by the longest prompt of the batch."""
+        if self._context is None:
+            return attempt.max_new_tokens
+        return min(attempt.max_new_tokens, self._context - prompt_tokens)
+
+    def _longest_prompt(self) -> int | None:
+        """Tokens of a prompt with images, at most: the user's budget, or what leaves an answer a token."""
+        known, most = self.image_tokens, []
+        if known is not None and known.budget is not None:
+            most.append(known.text + known.budget)
+        if self._context is not None:
+            most.append(self._context - 1)
+        return min(most, default=None)
+
+    def _too_long(self, one: LoadedProperty, prompt_tokens: int, attempt: Attempt) -> RequestTooLargeError:
+        """Why a property was left out: its images leave an answer no room, or exceed the budget."""
+        known, shown = self.image_tokens, min(one.seen, attempt.images or one.seen)
+        text = 0 if known is None else known.text
+        budget = None if known is None or known.budget is None else text + known.budget
+        if budget is not None and prompt_tokens > budget:
+            most, said = budget, "VLM_ASSETS_IMAGE_TOKENS and the prompt allow"
+        else:
+            assert self._context is not None
+            most, said = self._context, "the model takes"
+        # Where the answer would take all that is left, the images have it.
+        room = max(most - text - (0 if most == budget else attempt.max_new_tokens), most // 2)
+        return RequestTooLargeError(
+            "prompt_too_long",
+            f"images and prompt are {prompt_tokens} tokens, of {most} that {said}",
+            images=int(room * shown / max(1, prompt_tokens - text)),
+        )
+
+    def _answer(self, tokens: list[int], prompt_tokens: int) -> Answer:
+        ends = [at for at, token in enumerate(tokens) if token in self._stop_token_ids]
+        answer = tokens[: ends[0]] if ends else tokens
+        return Answer(
+            text=self._tokenizer.decode(answer, skip_special_tokens=True, clean_up_tokenization_spaces=False),
+            finish_reason="stop" if ends else "length",
+            prompt_tokens=prompt_tokens,
+            output_tokens=len(answer),
+        )
+
+
+def _refuse_impossible(input_ids: Any, scores: Any) -> Any:
+    """A logits processor that raises ImpossibleScoresError where the model computes no numbers.
+
+    Without it the first token that the grammar allows is chosen again and again, and the answer fits the
+    schema.
+    """
+    if not are_sound(scores):
+        raise ImpossibleScoresError
+    return scores
+
+
+def _stop_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """What ends an answer: what the model's files name (one or several), and the tokenizer's own."""
+    named = model.generation_config.eos_token_id
+    ids = [named] if isinstance(named, int) else list(named or [])
+    if tokenizer.eos_token_id is not None:
+        ids.append(tokenizer.eos_token_id)
+    if not ids:
+        raise ModelLoadError(
+            "neither the model's generation_config.json nor its tokenizer names a token that ends an answer; "
+            "add eos_token_id"
+        )
+    return tuple(dict.fromkeys(ids))
+
+
+def _takes_a_decoding(model: Any) -> bool:
+    """Whether answers are decoded by our own loop: not by a model that brings a way of its own."""
+    from transformers import GenerationMixin
+
+    steps = ("generate", "_sample", "_prefill")
+    ours = all(getattr(type(model), step) is getattr(GenerationMixin, step) for step in steps)
+    return ours and not model.config.is_encoder_decoder
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in _OUT_OF_MEMORY)
+
+
+def _is_lost(error: RuntimeError) -> bool:
+    import torch
+
+    return isinstance(error, torch.AcceleratorError) or any(sign in str(error) for sign in _LOST)

@@ -1,0 +1,156 @@
+"""The published rows as one table for a person's SQL: fields as columns, read only.
+
+It runs where no file but these can be read, none can be written, and nothing is reached over a network.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as pq
+
+from vlm_assets.assets.fingerprint import TEXTS
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.commands.terminal import CommandError
+from vlm_assets.config.settings import Settings
+from vlm_durable.commands import command
+from vlm_durable.files.layout import AssetFolders
+from vlm_durable.versions.partition_files import PublishedRecord, RecordDamagedError
+from vlm_durable.versions.published import PublishedPartitions
+
+if TYPE_CHECKING:
+    import duckdb
+
+NAME = "properties"
+"""The view that a person's SQL may name."""
+
+MEMORY = "1GB"
+
+SECONDS = 120.0
+"""For a person's condition over all rows."""
+
+_COLUMNS = ("property_id", "ordinal", "status", "error_kind", "error", "images_seen", "model", "fingerprint")
+"""Columns of a row that conditions may name, beside the fields of the description."""
+
+Mask = npt.NDArray[np.bool_]
+
+
+def published_records(asset: AssetFolders, catalog: Catalog) -> dict[str, PublishedRecord]:
+    """The records of the catalogue's partitions that are published, in its order.
+
+    Raises RecordDamagedError, which says what to do: what does not read is not nothing.
+    """
+    records, unread = readable_records(asset, catalog)
+    if unread:
+        raise RecordDamagedError(next(iter(unread.values())))
+    return records
+
+
+def readable_records(
+    asset: AssetFolders, catalog: Catalog
+) -> tuple[dict[str, PublishedRecord], dict[str, str]]:
+    """The records that read, in the catalogue's order; and of each that does not, what to do."""
+    published = PublishedPartitions(asset)
+    keys = set(published.keys())
+    records, unread = {}, {}
+    for key in (one.key for one in catalog.ranges if one.key in keys):
+        try:
+            record = published.record(key)
+        except RecordDamagedError as error:
+            unread[key] = f"{error} {command('repair')} puts it right."
+            continue
+        if record is not None:
+            records[key] = record
+    return records, unread
+
+
+def are_vectors_of(vectors: PublishedRecord, described: PublishedRecord) -> bool:
+    """Whether vectors were made from the texts that these descriptions have."""
+    made_from = vectors.metadata.get("parts", {}).get(TEXTS)
+    return made_from is None or made_from == described.metadata.get(TEXTS)
+
+
+def chosen(settings: Settings, catalog: Catalog, where: str) -> Mask:
+    """Of each ordinal, whether the condition holds for its published row.
+
+    Raises CommandError.
+    """
+    import duckdb
+
+    keys = published_records(settings.descriptions, catalog)
+    if not keys:
+        raise CommandError(f"No description is published yet: {command('run')}.")
+    paths = [settings.descriptions.partition(key).published for key in keys]
+    found = np.zeros(catalog.rows, dtype=np.bool_)
+    with table(paths) as connection:
+        query = f"SELECT ordinal FROM {NAME} WHERE ({where}\n)"  # noqa: S608 - see table
+        try:
+            statements = connection.extract_statements(query)
+            if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+                raise CommandError(f"{where!r} is no condition: give what stands after WHERE, and only that.")
+            timer = threading.Timer(SECONDS, connection.interrupt)
+            timer.start()
+            try:
+                ordinals = connection.execute(statements[0]).fetchnumpy()["ordinal"]
+            finally:
+                timer.cancel()
+                timer.join()
+        except duckdb.InterruptException as error:
+            raise CommandError(
+                f"--where {where!r} was ended after {SECONDS:g} s. Nothing was changed."
+                " Give a simpler condition."
+            ) from error
+        except duckdb.Error as error:
+            names = [row[0] for row in connection.execute(f"DESCRIBE {NAME}").fetchall()]
+            raise CommandError(
+                f"--where {where!r}: {str(error).splitlines()[0]}. Columns: {', '.join(names)}."
+            ) from error
+    ordinals = np.ma.compressed(np.ma.asarray(ordinals)).astype(np.int64)
+    found[ordinals[(ordinals >= 0) & (ordinals < catalog.rows)]] = True
+    return found
+
+
+@contextmanager
+def table(paths: list[Path]) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A connection with the view over these files of descriptions, and access to nothing else.
+
+    Only one SELECT may be run on it: a COPY could write to the files that it may read.
+    """
+    import duckdb
+
+    columns = _view_columns(paths)
+    names = [str(path) for path in paths]
+    with duckdb.connect(config={"memory_limit": MEMORY, "preserve_insertion_order": False}) as connection:
+        listed = ", ".join(_quoted(name, "'") for name in names)
+        connection.execute(
+            f"CREATE VIEW {NAME} AS SELECT {columns}"  # noqa: S608 - names quoted
+            f" FROM read_parquet([{listed}], union_by_name=true, hive_partitioning=false)"
+        )
+        connection.execute(f"SET allowed_paths=[{listed}]")
+        connection.execute("SET enable_external_access=false")
+        connection.execute("SET lock_configuration=true")
+        yield connection
+
+
+def _view_columns(paths: list[Path]) -> str:
+    """The row's own columns, the description, and each of its fields that no column hides."""
+    fields: Mapping[str, None] = {}
+    for path in (paths[0], paths[-1]):
+        schema = pq.read_schema(path)
+        described = schema.field("description").type if "description" in schema.names else ()
+        fields = {**fields, **dict.fromkeys(one.name for one in described)}
+    last = set(pq.read_schema(paths[-1]).names)
+    own = [name for name in _COLUMNS if name in last]
+    nested = [f"description.{_quoted(name)} AS {_quoted(name)}" for name in fields if name not in own]
+    described_too = ["description"] if "description" in last else []
+    return ", ".join([*own, *described_too, *nested])
+
+
+def _quoted(name: str, mark: str = '"') -> str:
+    return mark + name.replace(mark, mark * 2) + mark

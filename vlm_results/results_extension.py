@@ -1,0 +1,52 @@
+"""What this extension hands over to the core: commands, the asset ``dataset_quality``, what it forgets."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+from vlm_assets.config.extensions import Extension
+from vlm_assets.config.settings import Settings
+
+
+class ResultsExtension(Extension):
+    """Search, export, compare, review, explore and the quality of what was described."""
+
+    package = "vlm_results"
+    commands: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "compare": ("vlm_results.compare", "Compare models, prompts or schemas on the same sample."),
+        "explore": ("vlm_results.explore", "Open charts, a table, a map and neighbours in a browser."),
+        "export": ("vlm_results.export", "Write published rows, texts and vectors as a folder for others."),
+        "review": (
+            "vlm_results.review_page",
+            "Mark fields of a sample right or wrong, on a page in a browser.",
+        ),
+        "search": (
+            "vlm_results.search",
+            "Find properties that answer a text or are near to another property.",
+        ),
+    }
+
+    def definitions(self, settings: Settings) -> dg.Definitions:
+        """The asset and the sensor that looks at it as partitions come."""
+        import dagster as dg
+
+        from vlm_results.dataset_quality import build_dataset_quality, build_quality_sensor
+
+        quality = build_dataset_quality(settings)
+        return dg.Definitions(assets=[quality], sensors=[build_quality_sensor(settings, quality)])
+
+    def forget(self, settings: Settings, ids: Collection[str], keys: Sequence[str]) -> Iterator[str]:
+        """Summaries of these partitions, all tables and words, and every verdict on these properties."""
+        from vlm_assets.assets.truth import REVIEWS
+        from vlm_results.explore import forget_tables
+        from vlm_results.quality import forget_summaries
+        from vlm_results.review import forget_verdicts
+
+        forget_summaries(settings, keys)
+        forget_tables(settings)
+        if forget_verdicts(settings.home, ids):
+            yield f"Removed what was said of them from {settings.home / REVIEWS}."

@@ -1,0 +1,82 @@
+"use strict";
+const at = name => document.getElementById(name);
+let number = 0, shown = null, field = 0, marks = {}, corrections = {};
+
+async function ask(path, body) {
+  const answer = await fetch(path, body === undefined ? {} : {
+    method: "POST", headers: {"content-type": "application/json"}, body: JSON.stringify(body)});
+  if (!answer.ok) throw new Error(await answer.text());
+  return answer.json();
+}
+function element(name, text, kind) {
+  const made = document.createElement(name);
+  if (text !== undefined) made.textContent = text;
+  if (kind) made.className = kind;
+  return made;
+}
+function draw() {
+  at("title").textContent = shown.property_id;
+  at("note").textContent = `${shown.number + 1} of ${shown.of}, ${shown.reviewed} reviewed` +
+    (shown.why ? `. ${shown.why}` : "");
+  at("images").replaceChildren(...shown.images.map(one => {
+    if (one.data === null) return element("div", `${one.uri} cannot be shown`, "gone");
+    const image = element("img"); image.src = one.data; image.alt = image.title = one.uri; return image; }));
+  at("fields").replaceChildren(...shown.fields.map(([name, value], row) => {
+    const line = element("tr", undefined, [marks[name] || "", row === field ? "at" : ""].join(" "));
+    const said = name in corrections ? `${value} → ${corrections[name]}` : value;
+    line.append(element("td", name), element("td", said), element("td", marks[name] || ""));
+    const buttons = element("td");
+    for (const [key, text] of [["r", "right"], ["w", "wrong"], ["c", "correct …"]]) {
+      const button = element("button", text);
+      button.addEventListener("click", event => { event.stopPropagation(); field = row; act(key); });
+      buttons.append(button);
+    }
+    line.append(buttons);
+    line.addEventListener("click", () => { field = row; draw(); });
+    return line; }));
+  at("accuracy").textContent = shown.accuracy.join(" · ");
+}
+async function show(wanted) {
+  shown = await ask(`/property/${wanted}`);
+  number = shown.number; field = 0; marks = shown.marks; corrections = shown.corrections;
+  draw();
+}
+function mark(kind) {
+  const name = shown.fields[field][0];
+  marks[name] = kind; delete corrections[name];
+  field = Math.min(field + 1, shown.fields.length - 1);
+}
+async function press(key) {
+  if (!shown) return;
+  if (key === "ArrowDown") field = Math.min(field + 1, shown.fields.length - 1);
+  else if (key === "ArrowUp") field = Math.max(field - 1, 0);
+  else if (key === "r") mark("right");
+  else if (key === "w") mark("wrong");
+  else if (key === "a") shown.fields.forEach(([name]) => { marks[name] = marks[name] || "right"; });
+  else if (key === "c") {
+    const name = shown.fields[field][0], said = window.prompt(`What is right for ${name}?`);
+    if (said !== null) { mark("wrong"); corrections[name] = said; }
+  }
+  else if (key === "s") return show(Math.min(number + 1, shown.of - 1));
+  else if (key === "b") return show(Math.max(number - 1, 0));
+  else if (key === "Enter") {
+    const of = kind => Object.keys(marks).filter(name => marks[name] === kind);
+    await ask(`/verdict/${number}`, {right: of("right"), wrong: of("wrong"), corrections});
+    return show(Math.min(number + 1, shown.of - 1));
+  }
+  draw();
+}
+function act(key) {
+  press(key).then(() => { at("trouble").textContent = ""; },
+    error => { at("trouble").textContent = error.message; });
+}
+document.addEventListener("keydown", event => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (["ArrowDown", "ArrowUp", "Enter"].includes(event.key)) event.preventDefault();
+  act(event.key);
+});
+for (const button of document.querySelectorAll("button[data-key]")) {
+  // Left in focus, a button would take the next Enter for itself.
+  button.addEventListener("click", () => { button.blur(); act(button.dataset.key); });
+}
+show(0).catch(error => { at("trouble").textContent = error.message; });

@@ -1,0 +1,218 @@
+"""The page of a review: images beside the answer, a verdict on each field. Loopback only.
+
+Everything that is shown is set as text, never as markup, and images are made small in a worker. ``review.py``
+draws the sample and keeps the verdicts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from pydantic import BaseModel
+
+from vlm_assets.assets.truth import TruthError, verdicts
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.commands.html_page import thumbnails
+from vlm_assets.commands.terminal import AsJson, Home, Port, app, chosen_settings, say, say_as_json
+from vlm_assets.config.settings import Settings
+from vlm_assets.webserver.server import serve_page
+from vlm_durable.files.sealed_json import FormatVersionError
+from vlm_durable.wording import counted
+from vlm_results.review import (
+    Reviewed,
+    VerdictError,
+    accuracy,
+    draw_sample,
+    keep,
+    published_answers,
+    verdict_of,
+)
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+_HERE = Path(__file__).parent
+_HEIGHT = 260
+_LARGEST_VERDICT = 1 << 20
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; img-src data:; connect-src 'self';"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def review_app(settings: Settings, catalog: Catalog, sample: Sequence[Reviewed]) -> Starlette:
+    """The page and what it asks: ``/property/N``, and ``/verdict/N`` by POST. N: of the sample, from 0."""
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.responses import FileResponse, JSONResponse, PlainTextResponse
+    from starlette.routing import Route
+
+    headers = {"content-security-policy": _POLICY, "cache-control": "no-store"}
+    answers = {**published_answers(settings, catalog), **{one.property_id: one.answer for one in sample}}
+
+    def at(request: Request) -> int | None:
+        number: int = request.path_params["number"]
+        return number if number < len(sample) else None
+
+    async def page(request: Request) -> Response:
+        return FileResponse(_HERE / "review.html", headers=headers)
+
+    async def script(request: Request) -> Response:
+        return FileResponse(_HERE / "review.js", headers=headers)
+
+    async def shown(request: Request) -> Response:
+        number = at(request)
+        if number is None:
+            return PlainTextResponse("There is no such property in the sample.", 404)
+        try:
+            found = await run_in_threadpool(_shown, settings, catalog, sample, number, answers)
+        except (TruthError, FormatVersionError, OSError) as error:
+            return PlainTextResponse(str(error), 500)
+        return JSONResponse(found, headers=headers)
+
+    async def judged(request: Request) -> Response:
+        number = at(request)
+        body = await _body(request)
+        if number is None or body is None:
+            return PlainTextResponse("This is no verdict on a property of the sample.", 400)
+        try:
+            one = sample[number]
+            corrections = _typed(one, body.corrections)
+            verdict = verdict_of(one, right=body.right, wrong=body.wrong, corrections=corrections)
+            await run_in_threadpool(keep, settings.home, verdict)
+        except VerdictError as error:
+            return PlainTextResponse(f"This is no verdict: {error}", 400)
+        except OSError as error:
+            return PlainTextResponse(f"The verdict is not kept: {error}", 500)
+        return JSONResponse({"kept": True})
+
+    return Starlette(
+        routes=[
+            Route("/", page),
+            Route("/review.js", script),
+            Route("/property/{number:int}", shown),
+            Route("/verdict/{number:int}", judged, methods=["POST"]),
+        ]
+    )
+
+
+class _Judged(BaseModel):
+    right: list[str]
+    wrong: list[str]
+    corrections: dict[str, str]
+
+
+async def _body(request: Request) -> _Judged | None:
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > _LARGEST_VERDICT:
+            return None
+    with contextlib.suppress(ValueError):
+        return _Judged.model_validate_json(bytes(data))
+    return None
+
+
+def _shown(
+    settings: Settings,
+    catalog: Catalog,
+    sample: Sequence[Reviewed],
+    number: int,
+    answers: Mapping[str, str],
+) -> dict[str, object]:
+    one = sample[number]
+    known = {name: said for name, said in verdicts(settings.home).items() if said.answer == answers.get(name)}
+    before = known.get(one.property_id)
+    row = catalog.find(one.property_id)
+    images = [] if row is None else thumbnails(catalog, [row.image_uris], height=_HEIGHT)[0]
+    marks: dict[str, str] = {}
+    if before is not None:
+        marks = dict.fromkeys(before.right, "right") | dict.fromkeys(before.wrong, "wrong")
+    return {
+        "number": number,
+        "of": len(sample),
+        "reviewed": sum(each.property_id in known for each in sample),
+        "property_id": one.property_id,
+        "why": one.why,
+        "images": [
+            {"uri": uri, "data": image and f"data:image/jpeg;base64,{b64encode(image).decode()}"}
+            for uri, image in zip(() if row is None else row.image_uris, images, strict=True)
+        ],
+        "fields": [[name, _said(value)] for name, value in one.description.items()],
+        "marks": marks,
+        "corrections": {}
+        if before is None
+        else {name: _said(before.known[name]) for name in before.wrong if name in before.known},
+        "accuracy": [
+            f"{name} {share.sentence()} of {share.of}"
+            for name, share in accuracy(settings.home, answers).fields.items()
+        ],
+    }
+
+
+def _said(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _typed(one: Reviewed, corrections: dict[str, str]) -> dict[str, Any]:
+    """What was typed, as the kind of value that the answer has: true, 3 or null are no texts there."""
+    typed: dict[str, Any] = {}
+    for name, said in corrections.items():
+        typed[name] = said
+        if not isinstance(one.description.get(name), str):
+            with contextlib.suppress(ValueError):
+                typed[name] = json.loads(said)
+    return typed
+
+
+_EXAMPLES = """\b
+vlm-assets review --sample 200
+vlm-assets review --sample 100 --suspicious
+vlm-assets review --json                  what was found right so far"""
+
+
+@app.command("review", epilog=_EXAMPLES)
+def review_command(
+    home: Home = None,
+    sample: Annotated[int, typer.Option(min=1, max=10_000, help="Properties to look at, at most.")] = 200,
+    seed: Annotated[int, typer.Option(help="Draws the sample; the same seed draws the same.")] = 1,
+    suspicious: Annotated[
+        bool, typer.Option("--suspicious", help="Those first that dataset_quality finds odd.")
+    ] = False,
+    port: Port = 3200,
+    as_json: AsJson = False,
+) -> None:
+    """Mark fields of a sample right or wrong, on a page in a browser.
+
+    You mark fields by keyboard or mouse; verdicts are kept in HOME/review.jsonl.
+    With --json: no page, but how often each field is right so far, with a 95% interval. A verdict counts as
+    long as the answer that it was given for is the published one.
+    """
+    current = chosen_settings(home)
+    catalog = Catalog.open(current.home)
+    # A line that does not read is said before a person begins.
+    right = accuracy(current.home, published_answers(current, catalog))
+    if as_json:
+        say_as_json({name: asdict(share) for name, share in right.fields.items()})
+        return
+    drawn = draw_sample(current, catalog, count=sample, seed=seed, suspicious=suspicious)
+
+    def ready(address: str) -> None:
+        say(f"{counted(len(drawn), 'properties')}: {address} (Ctrl-C ends it; each verdict is kept at once)")
+
+    page = review_app(current, catalog, drawn)
+    serve_page(page, allowed_hosts=current.hosts, port=port, ready=ready)
+    right = accuracy(current.home, published_answers(current, catalog))
+    for name, share in right.fields.items():
+        say(f"{name}: right in {share.sentence()} of {share.of}")
+    if right.note:
+        say(right.note)

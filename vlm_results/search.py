@@ -1,0 +1,430 @@
+"""Search: properties whose descriptions answer a text by words and by vectors, or are near to another's.
+
+What lives here: the vectors, and how both orders become one (reciprocal rank fusion). What does not: the
+words (``word_index.py``), the conditions (``published_table.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import shorten
+from typing import Annotated, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import typer
+
+from vlm_assets.assets.fingerprint import embedding_parts
+from vlm_assets.catalog.catalog import Catalog, CatalogError
+from vlm_assets.catalog.image_root import InvalidImagePathError
+from vlm_assets.commands.html_page import Card, page, thumbnails, write_page
+from vlm_assets.commands.terminal import (
+    AsJson,
+    CommandError,
+    Home,
+    Where,
+    app,
+    chosen_settings,
+    doing,
+    say,
+    say_as_json,
+    visible_line,
+)
+from vlm_assets.config.resource_settings import build_text_embedding_model
+from vlm_assets.config.settings import Settings
+from vlm_durable.commands import command
+from vlm_durable.versions.partition_files import PublishedError, PublishedRecord
+from vlm_durable.versions.partition_rows import PartitionRows
+from vlm_durable.versions.published import PublishedPartitions
+from vlm_durable.wording import counted
+from vlm_engine.devices.find import Device
+from vlm_engine.model_source import NO_EMBEDDER
+from vlm_results.published_table import Mask, chosen, readable_records
+from vlm_results.word_index import find_words
+
+BATCH_ROWS: Final = 8192
+"""Vectors in memory at a time, for each core."""
+
+_THUMBNAILS: Final = 4
+_HEIGHT: Final = 120
+_LINE: Final = 110
+
+Vector = npt.NDArray[np.float32]
+
+
+_RANK_OFFSET: Final = 60
+"""Of reciprocal rank fusion (Cormack, Clarke and Buettcher, 2009): how little the first ranks stand out."""
+
+_DEPTH, _LEAST_DEPTH = 5, 200
+"""Rows of each order for each hit that is asked for, and at least: second in both is often the best."""
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A property that was found.
+
+    score: for a text, from 0 to 1, which is first by words and by vectors; else the cosine of the angle.
+    """
+
+    property_id: str
+    ordinal: int
+    score: float
+
+
+@dataclass(frozen=True)
+class Found:
+    """Hits, best first.
+
+    scanned: rows looked at. left_out: partitions embedded by another model than the settings name now.
+    unread: why a partition was not searched. notes: what of the search could not be done at all.
+    """
+
+    hits: tuple[Hit, ...]
+    scanned: int
+    left_out: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+Ranking = Sequence[tuple[float, int]]
+"""Score and ordinal, best first."""
+
+
+def search(
+    settings: Settings,
+    catalog: Catalog,
+    *,
+    text: str | None = None,
+    like: str | None = None,
+    mask: Mask | None = None,
+    limit: int = 20,
+    by: Collection[str] = ("words", "vectors"),
+) -> Found:
+    """Find the properties that answer a text, are near to a property, or both.
+
+    mask: of each ordinal, whether it may be found. by: the orders that count; a benchmark takes one away.
+    Raises CommandError, CatalogError, ModelLoadError, PublishedError, OSError.
+    """
+    if text is None and like is None:
+        raise CommandError("Give a text, or a property with --like.")
+    doing("looking at what is published")
+    unread: dict[str, str] = {}
+    most = max(_DEPTH * limit, _LEAST_DEPTH) + (like is not None) if text is not None else limit + 1
+    orders: list[Ranking] = []
+    scanned, left_out, notes = 0, tuple[str, ...](), []
+    if text is not None and "words" in by:
+        described, damaged = readable_records(settings.descriptions, catalog)
+        words = find_words(settings.descriptions, described, text, mask=mask, most=most)
+        unread |= {**damaged, **words.unread}
+        scanned = words.rows
+        orders.append(words.ranked)
+    if "vectors" in by:
+        try:
+            near = _near(settings, catalog, text, like, mask, most, unread)
+        except NoVectorsError as error:
+            if like is not None or (text is not None and not orders):
+                raise
+            notes.append(f"Searched by words alone. {error}")
+        else:
+            orders.append(near.ranked)
+            scanned, left_out = max(scanned, near.scanned), near.left_out
+    ranked = orders[0] if text is None else fused(orders)
+    best = ranked[: limit + (like is not None)]
+    names = _names(catalog, [ordinal for _, ordinal in best])
+    hits = [Hit(names[ordinal], ordinal, score) for score, ordinal in best if names[ordinal] != like]
+    return Found(tuple(hits[:limit]), scanned, left_out, tuple(unread.values()), tuple(notes))
+
+
+def fused(orders: Sequence[Ranking]) -> list[tuple[float, int]]:
+    """One order of several, by reciprocal ranks; 1 is first in each. Equal scores share a rank."""
+    scores: dict[int, float] = defaultdict(float)
+    counted_orders = [order for order in orders if order]
+    for order in counted_orders:
+        rank, last = 0, float("nan")
+        for place, (score, ordinal) in enumerate(order, start=1):
+            if score != last:
+                rank, last = place, score
+            scores[ordinal] += (_RANK_OFFSET + 1) / (_RANK_OFFSET + rank) / len(counted_orders)
+    return sorted(((score, ordinal) for ordinal, score in scores.items()), key=lambda one: (-one[0], one[1]))
+
+
+class NoVectorsError(CommandError):
+    """There is nothing to compare a vector with."""
+
+
+@dataclass(frozen=True)
+class _Near:
+    ranked: Ranking
+    scanned: int
+    left_out: tuple[str, ...]
+
+
+def _near(
+    settings: Settings,
+    catalog: Catalog,
+    text: str | None,
+    like: str | None,
+    mask: Mask | None,
+    most: int,
+    unread: dict[str, str],
+) -> _Near:
+    """The rows nearest to a text, to a property, or to the middle of both. Adds to what was not read."""
+    if settings.embedding_model is None:
+        raise NoVectorsError(NO_EMBEDDER)
+    published, damaged = readable_records(settings.embeddings, catalog)
+    unread |= {key: sentence for key, sentence in damaged.items() if key not in unread}
+    records, left_out = comparable(settings, published)
+    parts: list[Vector] = []
+    if like is not None:
+        parts.append(_vector_of(settings, catalog, records, like))
+    if text is not None:
+        doing("loading the model that embeds texts")
+        parts.append(embed_text(settings, text))
+    query = np.sum([part / max(float(np.linalg.norm(part)), 1e-12) for part in parts], axis=0)
+    query = (query / max(float(np.linalg.norm(query)), 1e-12)).astype(np.float32)
+    ranges = {one.key: one for one in catalog.ranges}
+    keys = [key for key in records if mask is None or bool(mask[ranges[key].start : ranges[key].stop].any())]
+    doing(f"comparing with the vectors of partitions: {len(keys):,}")
+    read = PublishedPartitions(settings.embeddings).read
+    ranked, scanned = scan(keys, read, query, mask=mask, most=most, unread=unread)
+    return _Near(ranked, scanned, tuple(left_out))
+
+
+def scan(
+    keys: Sequence[str],
+    read: Callable[[str], PartitionRows],
+    query: Vector,
+    *,
+    mask: Mask | None = None,
+    most: int = 20,
+    unread: dict[str, str] | None = None,
+) -> tuple[list[tuple[float, int]], int]:
+    """The nearest rows of all partitions, best first, as score and ordinal; and how many were looked at.
+
+    query: of length 1. A block of rows a core is in memory at a time. unread: takes why a partition could not
+    be read; without it, that is raised.
+    """
+    best: list[tuple[float, int]] = []
+    scanned = 0
+
+    def nearest(key: str) -> tuple[list[tuple[float, int]], int]:
+        least = best[-1][0] if len(best) == most else -np.inf
+        try:
+            return _nearest(read(key), query, mask, most, least)
+        except (PublishedError, OSError, pa.ArrowException) as error:
+            if unread is None:
+                raise
+            unread.setdefault(key, str(error))
+            return [], 0
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        for rows, looked_at in threads.map(nearest, keys):
+            scanned += looked_at
+            if rows:
+                best = sorted([*best, *rows], reverse=True)[:most]
+    return best, scanned
+
+
+def comparable(
+    settings: Settings, records: Mapping[str, PublishedRecord]
+) -> tuple[dict[str, PublishedRecord], list[str]]:
+    """The partitions whose vectors come from the embedding model of the settings, and the others."""
+    if not records:
+        raise NoVectorsError(f"No vector is published yet: {command('run')}.")
+    now = embedding_parts(build_text_embedding_model(settings))
+    same, other = {}, []
+    for key, record in records.items():
+        parts = record.metadata.get("parts", {})
+        if all(parts.get(name) == value for name, value in now.items()):
+            same[key] = record
+        else:
+            other.append(key)
+    if not same:
+        raise NoVectorsError(
+            "No partition was embedded by the embedding model that the settings name now: set the one that"
+            " did it, or materialize property_embeddings."
+        )
+    return same, other
+
+
+def embed_text(settings: Settings, text: str) -> Vector:
+    """The vector of a text, on the CPU: a search takes no device from a run."""
+    device = Device("cpu-search", "cpu", "search", None, "")
+    embedder = build_text_embedding_model(settings).load(device)
+    try:
+        return np.asarray(embedder.embed([text])[0], dtype=np.float32)
+    except ValueError as error:
+        raise CommandError(f"{text!r} cannot be searched for: {error}.") from error
+    finally:
+        embedder.close()
+
+
+def _vector_of(
+    settings: Settings, catalog: Catalog, records: dict[str, PublishedRecord], property_id: str
+) -> Vector:
+    known = catalog.find(property_id)
+    if known is None:
+        raise CatalogError(
+            f"{catalog.path} has no property {property_id!r}. Ids are compared exactly, blanks and case too."
+        )
+    if known.range.key in records:
+        rows = PublishedPartitions(settings.embeddings).read(known.range.key)
+        for batch in rows.iter_batches(["ordinal", "embedding"]):
+            at = pc.index(batch["ordinal"], known.ordinal).as_py()
+            if at >= 0 and batch["embedding"][at].is_valid:
+                return np.asarray(batch["embedding"][at].as_py(), dtype=np.float32)
+    raise CommandError(
+        f"{property_id!r} has no vector of the present embedding model: {command('show', 'ID')}."
+    )
+
+
+def _nearest(
+    rows: PartitionRows, query: Vector, mask: Mask | None, most: int, least: float
+) -> tuple[list[tuple[float, int]], int]:
+    """The nearest rows of one partition, as score and ordinal; and how many were looked at.
+
+    least: the score that a row must have, for others have it already.
+    """
+    best: list[tuple[float, int]] = []
+    scanned = 0
+    for batch in rows.iter_batches(["ordinal", "embedding"], batch_rows=BATCH_ROWS):
+        ordinals, scores = batch_scores(batch, query)
+        if mask is not None:
+            chosen = mask[np.clip(ordinals, 0, len(mask) - 1)]
+            ordinals, scores = ordinals[chosen], scores[chosen]
+        scanned += len(scores)
+        enough = scores >= least
+        if not enough.all():
+            ordinals, scores = ordinals[enough], scores[enough]
+        count = min(most, len(scores))
+        if count:
+            first = np.argpartition(-scores, count - 1)[:count]
+            best += [(float(scores[at]), int(ordinals[at])) for at in first]
+    return sorted(best, reverse=True)[:most], scanned
+
+
+def _names(catalog: Catalog, ordinals: Sequence[int]) -> dict[int, str]:
+    found = {}
+    for ordinal in ordinals:
+        wanted = catalog.range_of(ordinal)
+        found[ordinal] = catalog.slice(wanted)["property_id"][ordinal - wanted.start].as_py()
+    return found
+
+
+def batch_scores(batch: pa.RecordBatch, query: Vector) -> tuple[npt.NDArray[np.int64], Vector]:
+    """Ordinals and cosines of the rows that have a vector; a vector without a direction has -1."""
+    column, ordinals = batch["embedding"], batch["ordinal"]
+    if column.null_count:
+        ordinals = ordinals.filter(pc.is_valid(column))
+    # Flattened, the null rows are left out.
+    vectors = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, len(query))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        scores = (vectors @ query) / np.sqrt(np.einsum("ij,ij->i", vectors, vectors))
+    return ordinals.to_numpy(), np.nan_to_num(scores, nan=-1.0)
+
+
+def cards(settings: Settings, catalog: Catalog, hits: Sequence[Hit]) -> list[Card]:
+    """What a page shows of each: its first images and its description."""
+    ordinals = [hit.ordinal for hit in hits]
+    images = thumbnails(catalog, (uris[:_THUMBNAILS] for uris in catalog.images_of(ordinals)), height=_HEIGHT)
+    descriptions = descriptions_of(settings, catalog, hits)
+    return [
+        Card(hit.property_id, f"{hit.score:.3f}", shown, descriptions.get(hit.ordinal, {}))
+        for hit, shown in zip(hits, images, strict=True)
+    ]
+
+
+def image_paths(catalog: Catalog, hits: Sequence[Hit]) -> list[str]:
+    """The first image of each, for a table."""
+    found = []
+    for uris in catalog.images_of([hit.ordinal for hit in hits]):
+        try:
+            found.append(str(catalog.image_path(uris[0])) if uris else "")
+        except InvalidImagePathError:
+            found.append("")
+    return found
+
+
+def descriptions_of(
+    settings: Settings, catalog: Catalog, hits: Sequence[Hit]
+) -> dict[int, dict[str, object]]:
+    """The published descriptions of these, by ordinal; one that cannot be read is left out."""
+    ordinals = defaultdict[str, list[int]](list)
+    for hit in hits:
+        ordinals[catalog.range_of(hit.ordinal).key].append(hit.ordinal)
+    published = PublishedPartitions(settings.descriptions)
+    descriptions: dict[int, dict[str, object]] = {}
+    for key, of_key in ordinals.items():
+        with contextlib.suppress(PublishedError, OSError, pa.ArrowException):
+            for batch in published.read(key).iter_batches(["ordinal", "description"]):
+                rows = batch.filter(pc.is_in(batch["ordinal"], pa.array(of_key, pa.int64())))
+                descriptions |= {row["ordinal"]: dict(row["description"] or {}) for row in rows.to_pylist()}
+    return descriptions
+
+
+def line_of(description: Mapping[str, object]) -> str:
+    """A line of a description: its longest text, or where it has no sentence, all of its values."""
+    texts = [value for value in description.values() if isinstance(value, str)]
+    longest = max(texts, key=len, default="")
+    if " " not in longest:
+        longest = ", ".join(f"{name} {value}" for name, value in description.items() if value is not None)
+    return shorten(longest, _LINE, placeholder=" ...")
+
+
+_EXAMPLES = """\b
+vlm-assets search "stone cottage with a pool"
+vlm-assets search "stone cottage" --where "floors <= 2" --html found.html
+vlm-assets search --like ALDERNEY-00001 --limit 5 --json"""
+
+
+@app.command("search", epilog=_EXAMPLES)
+def search_command(
+    text: Annotated[str | None, typer.Argument(help="What to look for, in words.")] = None,
+    home: Home = None,
+    where: Where = None,
+    like: Annotated[str | None, typer.Option(metavar="ID", help="Neighbours of this property.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Properties to find, at most.")] = 20,
+    html: Annotated[Path | None, typer.Option(help="Write a page with images to this file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find properties that answer a text or are near to another property.
+
+    By the words of the published descriptions and by their vectors, together.
+    Takes no device. With a text and --like, what is near to both.
+    """
+    if text is None and like is None:
+        raise typer.BadParameter("Give a text, or --like ID.")
+
+    current = chosen_settings(home)
+    catalog = Catalog.open(current.home)
+    mask = None if where is None else chosen(current, catalog, where)
+    found = search(current, catalog, text=text, like=like, mask=mask, limit=limit)
+    title = " ".join([*([text] if text else []), *([f"like {like}"] if like else [])])
+    if html is not None:
+        write_page(html, page(title, cards(current, catalog, found.hits)))
+    if as_json:
+        say_as_json([{"property_id": one.property_id, "score": one.score} for one in found.hits])
+        return
+    descriptions = descriptions_of(current, catalog, found.hits)
+    for hit, path in zip(found.hits, image_paths(catalog, found.hits), strict=True):
+        say(f"{hit.score:.3f}  {visible_line(hit.property_id)}  {visible_line(path)}")
+        say(f"       {visible_line(line_of(descriptions.get(hit.ordinal, {})))}")
+    say(f"{len(found.hits)} of {counted(found.scanned, 'properties')} with a description.")
+    for note in (*found.notes, *found.unread):
+        say(note, fg="yellow")
+    if found.left_out:
+        say(
+            f"{counted(len(found.left_out), 'partitions were', 'partition was')} embedded by another model"
+            " than the settings name, and"
+            f" were not searched: {found.left_out[0]} is the first."
+        )
+    if html is not None:
+        say(f"Page: {html}")

@@ -1,0 +1,680 @@
+"""description_model: one model a variant, trained to describe, resumed to the bit wherever it was killed.
+
+What lives here: the asset, whose function is the story of a training, what decides a training's result, and
+how its folder is published. What does not: the loop and its processes (``vlm_training``), the data
+(``training_data.py``), the file of variants (``vlm_training/variants.py``).
+"""
+
+# No postponed annotations here: Dagster reads an asset's parameters from its real ones.
+
+import contextlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import dagster as dg
+
+from resources.alerts.alert import Alert
+from resources.alerts.outbox import Outbox
+from resources.gpu import GpuResource
+from resources.run_tags import NO_ATTEMPT
+from vlm_assets.assets import markdown, property_catalog
+from vlm_assets.assets.fingerprint import Fingerprint
+from vlm_assets.assets.materialize import Metadata
+from vlm_assets.assets.run_watch import end_if_paused, note_run, wait_for_store, wait_while_paused
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.config.resource_settings import build_vision_language_model, control_state
+from vlm_assets.config.settings import Settings
+from vlm_durable.commands import command
+from vlm_durable.files.files import exchange, make_directory, sha256_of, sync_directory, sync_file
+from vlm_durable.files.layout import AssetFolders, PartitionPaths
+from vlm_durable.files.lock_files import taken
+from vlm_durable.files.sealed_json import (
+    BrokenSealError,
+    FormatVersionError,
+    read_sealed,
+    write_sealed,
+)
+from vlm_durable.mirror.bucket import S3Folder, StoreAwayError, UnfitStoreError
+from vlm_durable.state.withdrawing import being_withdrawn
+from vlm_durable.state.workers import Phase, WorkerBeat, Workers
+from vlm_durable.wording import counted
+from vlm_engine.devices.find import DeviceError
+from vlm_engine.devices.leases import LeaseHolder, NoDeviceFreeError
+from vlm_engine.model_source import ModelSource, exact_revision
+from vlm_engine.prompt import Prompt, build_prompt
+from vlm_engine.protocol import EngineError
+from vlm_engine.schema import load_schema
+from vlm_training.checkpoints import Checkpoints, newest_state, step_in
+from vlm_training.rank import PLAN
+from vlm_training.rank_processes import RankProcesses
+from vlm_training.rank_watch import StepLimits
+from vlm_training.training_data import pull_data, training_samples
+from vlm_training.training_plan import (
+    SAMPLES,
+    TrainingError,
+    TrainingPlan,
+    is_name,
+    remove_training,
+    write_samples,
+)
+from vlm_training.training_store import StoredCheckpoints, StoredModel
+from vlm_training.variants import Variant, read_variants
+
+ASSET = "description_model"
+HISTORY = "training.jsonl"
+_TRAINING = "training"
+"""The part of a fingerprint for the numbers and names in the file of variants."""
+_REPORT_SECONDS = 30.0
+_BEAT_SECONDS = 2.0
+_LOCK_SECONDS = 15.0
+"""For the processes of a killed run to be gone."""
+
+
+def build_description_model(settings: Settings) -> dg.AssetsDefinition | None:
+    """The asset; None without variants. Raises SettingsError."""
+    variants = read_variants(settings)
+    if not variants:
+        return None
+
+    @dg.asset(
+        name=ASSET,
+        partitions_def=dg.StaticPartitionsDefinition(list(variants)),
+        deps=[property_catalog.ASSET],
+        pool="gpu",
+        group_name="properties",
+        kinds={"safetensors", "pytorch"},
+        description=(
+            "One describing model a variant of VLM_ASSETS_VARIANTS, trained on published descriptions,"
+            " reviewed or true labels. Materialize resumes what was interrupted, to the bit; a complete"
+            " variant is verified and left alone. The folder is what VLM_ASSETS_MODEL takes."
+        ),
+    )
+    def description_model(
+        context: dg.AssetExecutionContext, gpu: dg.ResourceParam[GpuResource]
+    ) -> dg.MaterializeResult[None]:
+        name = context.partition_key
+        wait_while_paused(context, control_state(settings))
+
+        def with_store(do: Callable[[], list[str]], *title: str) -> None:
+            for note in wait_for_store(context, settings, do, *title):
+                context.log.warning(note)
+
+        try:
+            with_store(partial(pull_data, settings, variants[name]))
+            work = TrainingWork.of(settings, name, variants[name])
+            lock = taken(work.lock_path, seconds=_LOCK_SECONDS)
+            if lock is None:
+                raise TrainingError(
+                    f"Variant {name} is being trained by another process, which holds {work.lock_path}."
+                    " Wait for it, or end it; nothing was changed."
+                )
+            with contextlib.closing(lock), work.beat(context.run.run_id) as beat:
+                work.refuse_withdrawn()
+                with_store(work.pull)
+                if work.is_complete():
+                    with_store(work.push, "No store to publish in")
+                    said = "Complete and unchanged: every file is as it was written. No device was needed."
+                    context.log.info(said)
+                    return dg.MaterializeResult(metadata=work.metadata(said))
+                if another_plan := work.left_behind():
+                    context.log.warning(another_plan)
+                    said_of = {"another plan": dg.MetadataValue.text(another_plan)}
+                    context.log_event(
+                        dg.AssetObservation(asset_key=context.asset_key, partition=name, metadata=said_of)
+                    )
+                work.prepare()
+                holder = LeaseHolder(context.run.run_id, name, ASSET)
+                with work.devices(gpu, holder, context) as devices:
+                    ranks = RankProcesses(
+                        folder=work.folder,
+                        export=work.export,
+                        history=work.history,
+                        quarantine=work.paths.quarantine,
+                        devices=devices,
+                        lock=lock,
+                        grace=settings.grace_seconds,
+                        # Sooner than the health sensor ends the whole run.
+                        limits=StepLimits(
+                            most=settings.stuck_seconds * 2 / 3, loading=settings.model_load_seconds
+                        ),
+                    )
+                    with contextlib.closing(_Told(context, settings, beat)) as told:
+                        for event in ranks.events():
+                            told.take(event)
+                if told.finished is None:
+                    raise TrainingError(f"The training of {name} ended without a word: start it again.")
+                beat.enter(Phase.PUBLISHING)
+                work.publish(told.finished)
+                with_store(work.push, "No store to publish in")
+                return dg.MaterializeResult(metadata=work.metadata("Trained and published."))
+        except (NoDeviceFreeError, StoreAwayError):
+            note_run(context, NO_ATTEMPT)
+            raise
+        except (TrainingError, FormatVersionError, UnfitStoreError) as error:
+            raise dg.Failure(str(error), allow_retries=False) from error
+
+    return description_model
+
+
+_STUCK = "no step in the time allowed; the run's page says what it was doing"
+_SLOW = "slower than the other ranks for long; the run's page names its batch"
+_AFTER_STUCK = (
+    "Nothing for now: it is killed, and the training goes on from the last finished step with the ranks that"
+    " are left. If it happens again on the same device, look at `nvidia-smi` and the kernel log; if a step"
+    " does take that long, raise VLM_ASSETS_STUCK_SECONDS."
+)
+_AFTER_SLOW = "Look at its device: temperature, clocks, other users (`nvidia-smi`). The training goes on."
+
+
+class _Told:
+    """What the ranks say, passed on: to the run's page, its log, the heartbeat and the alerts."""
+
+    def __init__(self, context: dg.AssetExecutionContext, settings: Settings, beat: WorkerBeat) -> None:
+        self.finished: Mapping[str, Any] | None = None
+        self._context, self._state, self._beat = context, control_state(settings), beat
+        self._outbox = Outbox(self._state)
+        self._reported = self._beaten = time.monotonic()
+        self._first: tuple[float, int] | None = None
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Take the next event in. Raises TrainingError where the training refuses to go on."""
+        now = time.monotonic()
+        match event["event"]:
+            case "restored":
+                self._context.log.info(
+                    f"Goes on at step {event['step']} of {event['steps']}"
+                    f" ({counted(event['samples'], 'samples')},"
+                    f" {counted(event['skipped'], 'batches')} skipped, start {event['starts']}), ranks:"
+                    f" {event['ranks']}."
+                    f" A checkpoint every {event['interval']} s: a failure in {event['mtbf']} s is expected."
+                )
+                self._observe(event)
+                self._recovered(f"It goes on at step {event['step']}; its ranks: {event['ranks']}.")
+                self._beat.resume(restored=event["step"])
+                self._beat.enter(Phase.WORKING)
+            case "step":
+                self._step(event, now)
+            case "starting" | "measuring" | "saving" | "restoring" | "evaluating":
+                # Nobody expects a step meanwhile.
+                self._beat.enter(Phase.LOADING)
+            case "epoch":
+                self._observe(event)
+                self._beat.enter(Phase.WORKING)
+            case "skipped" | "warning" | "slow" | "stuck" as kind:
+                self._context.log.warning(event["said"])
+                self._observe(event)
+                if kind in ("slow", "stuck"):
+                    self._alert(event, is_stuck=kind == "stuck")
+                if kind in ("skipped", "stuck"):
+                    self._beat.enter(Phase.WORKING if kind == "skipped" else Phase.LOADING)
+            case "keeps pace":
+                self._context.log.info(event["said"])
+                self._recovered(event["said"], rank=event["rank"])
+            case "refused":
+                raise TrainingError(event["said"])
+            case "finished":
+                self.finished = event
+        end_if_paused(self._context, self._state)
+
+    def close(self) -> None:
+        """No rank runs any more: none is stuck or slow."""
+        self._recovered("The run of the training has ended.")
+
+    def _alert(self, event: Mapping[str, Any], *, is_stuck: bool) -> None:
+        """Tell a person of a rank. The training goes on where that cannot be written down."""
+        name, now = self._context.partition_key, time.time()
+        alert = Alert(
+            kind="rank_stuck" if is_stuck else "rank_slow",
+            subject=f"{self._subjects}{event['rank']}",
+            occurrence=f"{self._context.run.run_id}/{now}",
+            severity="error" if is_stuck else "warning",
+            title=f"Rank {event['rank']} of {ASSET} {name} on {event['device']} is {event['event']}",
+            next_step=_AFTER_STUCK if is_stuck else _AFTER_SLOW,
+            partition=name,
+            # Without the ids of the batch: alerts stay where a property is withdrawn.
+            found=_STUCK if is_stuck else _SLOW,
+            page=f"runs/{self._context.run.run_id}",
+            at=now,
+        )
+        try:
+            self._outbox.post_all([alert], once_while_open=True)
+        except OSError as error:
+            self._context.log.warning(f"No alert tells of it: {error}")
+
+    def _recovered(self, sentence: str, *, rank: int | None = None) -> None:
+        """Note that no rank, or not this one, is stuck or slow any more."""
+        subjects = [f"{self._subjects}{rank}"]
+        try:
+            if rank is None:
+                opened = self._outbox.open_subjects()
+                subjects = [one for one in opened if one.startswith(self._subjects)]
+            self._outbox.recovered_all(dict.fromkeys(subjects, sentence), at=time.time())
+        except OSError as error:
+            self._context.log.warning(f"Alerts of ranks stay open: {error}")
+
+    @property
+    def _subjects(self) -> str:
+        return f"{ASSET}/{self._context.partition_key}/rank "
+
+    def _step(self, event: Mapping[str, Any], now: float) -> None:
+        self._first = self._first or (now, event["step"])
+        if now - self._beaten >= _BEAT_SECONDS or event["step"] == event["steps"]:
+            self._beaten = now
+            self._beat.commit(event["step"])
+        if now - self._reported >= _REPORT_SECONDS:
+            self._reported = now
+            since, step = self._first
+            rate = (event["step"] - step) / (now - since) if now > since else 0.0
+            left = f"{(event['steps'] - event['step']) / rate:.0f} s left" if rate else "time left unknown"
+            self._context.log.info(
+                f"Step {event['step']} of {event['steps']}, loss {event['loss']:.4f}, {left}."
+            )
+
+    def _observe(self, event: Mapping[str, Any]) -> None:
+        values = {name: value for name, value in event.items() if name != "event" and value is not None}
+        self._context.log_event(
+            dg.AssetObservation(
+                asset_key=self._context.asset_key, partition=self._context.partition_key, metadata=values
+            )
+        )
+
+
+@dataclass
+class TrainingWork:
+    """The training of one variant: its plan, what decides its result, its folders. Plain Python.
+
+    sequence: number of the next publication; one more than any that was known when this training began.
+    """
+
+    settings: Settings
+    name: str
+    plan: TrainingPlan
+    fingerprint: Fingerprint
+    samples: tuple[Any, ...]
+    sequence: int = 1
+
+    @classmethod
+    def of(cls, settings: Settings, name: str, variant: Variant) -> Self:
+        """The work of a variant. Raises TrainingError, CatalogError, SchemaError, ModelLoadError."""
+        samples: list[Any] = []
+        data = variant.data
+        if not is_name(data):
+            samples, data = training_samples(settings, variant)
+        base = variant.base_model
+        paths = _folders(settings).partition(name)
+        prompt, limits, parts = _parts_of_settings(settings, variant)
+        fingerprint = Fingerprint({"base": _base_revision(settings, variant), "data": data, **parts})
+        plan = TrainingPlan(
+            variant=name,
+            base=base,
+            samples=data if is_name(variant.data) else str(paths.journal(fingerprint.digest) / SAMPLES),
+            schema=settings.description_schema,
+            prompt=prompt.text,
+            microbatches=variant.parts,
+            copies=None if settings.store is None else _stored(settings, paths.journal(fingerprint.digest)),
+            revision=None,
+            trust_remote_code=settings.trust_remote_code,
+            limits=limits,
+            parts=dict(fingerprint.parts),
+            **_values(variant),
+            **variant.model_dump(include={"threads", "ranks", "workers", "evaluate", "checkpoint_seconds"}),
+        )
+        return cls(settings, name, plan, fingerprint, tuple(samples))
+
+    @property
+    def paths(self) -> PartitionPaths:
+        """Where the variant's files lie."""
+        return _folders(self.settings).partition(self.name)
+
+    @property
+    def model_folder(self) -> Path:
+        """The finished model."""
+        return _folders(self.settings).published / self.name
+
+    @property
+    def folder(self) -> Path:
+        """The plan, the samples and the checkpoints: truth until the model is published."""
+        return self.paths.journal(self.fingerprint.digest)
+
+    @property
+    def export(self) -> Path:
+        """Where the finished model is put together."""
+        return _folders(self.settings).staging / self.name
+
+    @property
+    def history(self) -> Path:
+        """Beside the model to come; beside the checkpoints while an older model stands there."""
+        return (self.folder if read_record(self.paths) else self.model_folder) / HISTORY
+
+    @property
+    def lock_path(self) -> Path:
+        """Held by the run and by every rank of it."""
+        make_directory(self.paths.publication_lock.parent)
+        return self.paths.publication_lock
+
+    def beat(self, run_id: str) -> WorkerBeat:
+        """The heartbeat of this training: its steps count as rows."""
+        count = sum(not self.plan.is_held_out(one.property_id) for one in self.samples)
+        steps = self.plan.steps or round((self.plan.epochs or 0) * count / self.plan.batch)
+        workers = Workers(control_state(self.settings))
+        return workers.begin(run_id=run_id, asset=ASSET, partition=self.name, expected=steps)
+
+    def refuse_withdrawn(self) -> None:
+        """Learn from nothing that is withdrawn. A withdrawal that begins later sees the heartbeat.
+
+        Raises TrainingError, CatalogError.
+        """
+        ids = {one.property_id for one in self.samples}
+        is_under_way = being_withdrawn(control_state(self.settings)) is not None
+        if is_under_way or (ids and len(Catalog.open(self.settings.home).ordinals_of(ids)) < len(ids)):
+            raise TrainingError(
+                f"Properties are being withdrawn, or were withdrawn while {self.name} was read. Finish"
+                f" {command('withdraw')}, then start the variant again; nothing was changed."
+            )
+
+    @contextlib.contextmanager
+    def devices(
+        self, gpu: GpuResource, holder: LeaseHolder, context: dg.AssetExecutionContext
+    ) -> Iterator[list[str]]:
+        """For each rank, the devices that it may see. Ranks on GPUs lease one each, as many as are free."""
+        # Asked for first: the lease of this process makes its device the only one that is seen here.
+        leases = gpu.leases(log=context.log)
+        lease = gpu.lease(run_id=holder.run_id, partition=self.name, step=ASSET, log=context.log)
+        if lease.device.kind == "cpu":
+            yield [""] * self.plan.ranks
+            return
+        with contextlib.ExitStack() as leased:
+            found = [lease.device.visible]
+            for _ in range(self.plan.ranks - 1):
+                try:
+                    more = leased.enter_context(leases.acquire(holder, wait_seconds=0.0, log=context.log))
+                except DeviceError as error:
+                    context.log.warning(f"Going on with {len(found)} of {self.plan.ranks} ranks: {error}")
+                    break
+                found.append(more.device.visible)
+            yield found
+
+    def left_behind(self) -> str:
+        """What was made or begun under another plan, and what becomes of it; empty where there is nothing."""
+        sentences = []
+        record = read_record(self.paths)
+        if record is not None and record["fingerprint"] != self.fingerprint.digest:
+            changed = changed_parts(record["parts"], self.fingerprint.parts)
+            sentences.append(
+                f"The published model of {self.name} ({counted(record['step'], 'steps')}) is of another plan"
+                f" ({', '.join(changed)} changed). It stays until the new one is complete, which takes its"
+                f" place; then it is kept as {self._kept}."
+            )
+        for folder in sorted(self.paths.journals.glob("*")):
+            is_published = record is not None and folder.name == record["fingerprint"]
+            state = newest_state(folder / "checkpoints")
+            if folder == self.folder or is_published or state is None:
+                continue
+            changed = changed_parts(begun_parts(folder), self.fingerprint.parts)
+            sentences.append(
+                f"{counted(state['step'], 'steps')} under another plan ({', '.join(changed)} changed) are"
+                " left behind in"
+                f" {folder}. Under that plan they go on; they are removed when the new model is published."
+            )
+        if sentences:
+            state = newest_state(self.folder / "checkpoints")
+            begins = "begins anew at step 0" if state is None else f"goes on at step {state['step']}"
+            sentences.append(f"This training {begins}.")
+        return " ".join(sentences)
+
+    def prepare(self) -> None:
+        """Write down what the ranks read. The plan is written anew at each start: a home may have moved."""
+        make_directory(self.folder)
+        make_directory(self.model_folder)
+        if self.samples:
+            write_samples(Path(self.plan.samples), self.samples)
+        self.plan.write(self.folder / PLAN)
+        self._empty_export()
+
+    def _empty_export(self) -> None:
+        record = read_record(self.paths)
+        if record is not None and _is_whole(self.export, record):
+            # A start before died after it had exchanged the folders: this is the model that stood there.
+            self._keep_export()
+        shutil.rmtree(self.export, ignore_errors=True)
+        make_directory(self.export)
+
+    def is_complete(self) -> bool:
+        """Whether the published model is of this plan, and every byte of it as it was written."""
+        record = read_record(self.paths)
+        if record is None or record["fingerprint"] != self.fingerprint.digest:
+            return False
+        return _is_whole(self.model_folder, record)
+
+    def pull(self) -> list[str]:
+        """Take over what another machine has put into the store: the model, or its newest checkpoint.
+
+        Returns what was done. Raises StoreError, FormatVersionError.
+        """
+        if self.settings.store is None or self._stored is None:
+            return []
+        theirs, _ = self._stored.record()
+        ours = read_record(self.paths)
+        self.sequence = 1 + max(one["sequence"] if one else 0 for one in (ours, theirs))
+        is_ours = theirs is not None and theirs["fingerprint"] == self.fingerprint.digest
+        if theirs is not None and is_ours and not theirs.get("pending"):
+            if ours is not None and ours["files"] == theirs["files"] and self.is_complete():
+                return []
+            make_directory(self.model_folder)
+            self._empty_export()
+            if self._stored.pull(theirs, self.export):
+                self._put_in_place(theirs)
+                return [f"The finished model was taken over from {self.settings.store}."]
+        if self.is_complete():
+            return []
+        here = Checkpoints(self.folder / "checkpoints", self.paths.quarantine)
+        newest = here.newest(damaged=None)
+        there = StoredCheckpoints(S3Folder.parse(_stored(self.settings, self.folder)))
+        note = there.pull(here, after=-1 if newest is None else step_in(newest.name))
+        return [] if note is None else [note]
+
+    def push(self) -> list[str]:
+        """Have the store hold the finished model. Raises StoreError, TrainingError where it was overtaken."""
+        record = read_record(self.paths)
+        if self._stored is not None and record is not None:
+            self._stored.push(record, self.model_folder)
+        return []
+
+    @property
+    def _stored(self) -> StoredModel | None:
+        store, root = self.settings.store, self.settings.home
+        if store is None:
+            return None
+        record, folder = (str(path.relative_to(root)) for path in (self.paths.record, self.model_folder))
+        return StoredModel(store, record=record, folder=folder)
+
+    def publish(self, finished: Mapping[str, Any]) -> None:
+        """Put the model into place in one step, then write its record. The model before is kept."""
+        shutil.copyfile(self.history, self.export / HISTORY)
+        (self.export / "README.md").write_text(self._card(finished))
+        names = sorted(
+            str(path.relative_to(self.export)) for path in self.export.rglob("*") if path.is_file()
+        )
+        before = read_record(self.paths)
+        self._put_in_place(
+            {
+                "sequence": max(self.sequence, before["sequence"] + 1 if before else 1),
+                "fingerprint": self.fingerprint.digest,
+                "parts": dict(self.fingerprint.parts),
+                "files": {name: sha256_of(self.export / name) for name in names},
+                **{name: value for name, value in finished.items() if name not in ("event", "epochs")},
+            }
+        )
+
+    def _put_in_place(self, record: Mapping[str, Any]) -> None:
+        """Exchange the folders, then write the record.
+
+        A death before the record leaves a model without a record: the next start publishes the same bytes.
+        """
+        for name in record["files"]:
+            sync_file(self.export / name)
+        for folder in (self.export, *(path for path in self.export.rglob("*") if path.is_dir())):
+            sync_directory(folder)
+        exchange(self.export, self.model_folder)
+        before = read_record(self.paths)
+        # Where one was kept already, only the model of the record is put in its place.
+        if before is not None and (not self._kept.exists() or _is_whole(self.export, before)):
+            self._keep_export()
+        write_sealed(self.paths.record, record)
+        shutil.rmtree(self.export, ignore_errors=True)
+        # What other plans had begun of this variant. The last checkpoint stays: it can make the model again.
+        for other in self.paths.journals.glob("*"):
+            if other != self.folder:
+                with contextlib.suppress(OSError):
+                    remove_training(other)
+
+    @property
+    def _kept(self) -> Path:
+        """The model that was published before."""
+        return _folders(self.settings).versions / f"{self.name}.before"
+
+    def _keep_export(self) -> None:
+        shutil.rmtree(self._kept, ignore_errors=True)
+        os.rename(self.export, self._kept)  # noqa: PTH104 - the whole folder, as it is
+
+    def metadata(self, said: str) -> Metadata:
+        """What a person reads of a finished variant."""
+        record = read_record(self.paths) or {}
+        figures = record.get("figures", {})
+        shares = [(name, f"{share:.2%}") for name, share in figures.items()]
+        right = (
+            markdown.paragraphs(
+                markdown.sentence(f"Of {record['asked']}:"),
+                markdown.table(("field", "right"), shares, numbers=True),
+            )
+            if figures
+            else markdown.Markdown("Not measured.")
+        )
+        return {
+            "done": dg.MetadataValue.text(said),
+            "path": dg.MetadataValue.path(str(self.model_folder)),
+            "use it": dg.MetadataValue.text(f"VLM_ASSETS_MODEL={self.model_folder}"),
+            "metric": dg.MetadataValue.float(float(record.get("metric", 0.0))),
+            "steps": dg.MetadataValue.int(int(record.get("step", 0))),
+            "seconds": dg.MetadataValue.float(round(float(record.get("seconds", 0.0)), 1)),
+            "starts": dg.MetadataValue.int(int(record.get("starts", 0))),
+            "batches skipped": dg.MetadataValue.int(int(record.get("skipped", 0))),
+            "right": markdown.metadata(right),
+            "fingerprint": dg.MetadataValue.text(self.fingerprint.digest),
+        }
+
+    def _card(self, finished: Mapping[str, Any]) -> str:
+        figures = "\n".join(f"- {name}: {value:.2%}" for name, value in finished["figures"].items())
+        parts = "\n".join(f"- {name}: `{value}`" for name, value in self.fingerprint.parts.items())
+        base = self.plan.base if is_name(self.plan.base) else ModelSource(self.plan.base).label
+        return (
+            "---\nlibrary_name: transformers\npipeline_tag: image-text-to-text\n---\n"
+            f"# {self.name}\n\n"
+            f"A model that describes properties, {finished['parameters'] / 1e6:.2f} million parameters,"
+            f" trained from {base} in {counted(finished['step'], 'steps')}"
+            f" ({counted(finished['samples'], 'samples')}) on"
+            f" {counted(finished['train'], 'properties')}.\n"
+            f"{counted(finished['held_out'], 'others')}, chosen by a hash of their ids, were never"
+            f" trained on.\n\n"
+            f"Metric at the end ({finished['epochs'][-1]['of']}): {finished['metric']:.6f}.\n"
+            f"Batches skipped: {finished['skipped']}.\n\n"
+            f"## Right, of {finished['asked']}\n\n{figures or 'Not measured.'}\n\n"
+            f"## What decided the result\n\n{parts}\n\nWeights' base and data are named by their digests.\n"
+        )
+
+
+def read_record(paths: PartitionPaths) -> Mapping[str, Any] | None:
+    """What was published of a variant; None where nothing was, or nobody can read it.
+
+    Raises FormatVersionError.
+    """
+    try:
+        return read_sealed(paths.record)
+    except (FileNotFoundError, BrokenSealError):
+        # Without it the finished training is published again from its last checkpoint: the same bytes.
+        return None
+
+
+def changed_parts(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """The names of what decides a training's result and is not as before; for numbers of the file theirs."""
+    names = [name for name in sorted(now) if name != _TRAINING and before.get(name) != now[name]]
+    values, values_before = (json.loads(parts.get(_TRAINING, "{}")) for parts in (now, before))
+    return names + [name for name in sorted(values) if values_before.get(name) != values[name]]
+
+
+def begun_parts(folder: Path) -> Mapping[str, str]:
+    """What decided the result of a training that was begun; empty where its plan does not say so."""
+    try:
+        parts: Mapping[str, str] = json.loads((folder / PLAN).read_bytes()).get("parts", {})
+    except (OSError, ValueError):
+        return {}
+    return parts
+
+
+def changed_settings(before: Mapping[str, str], settings: Settings, variant: Variant) -> list[str]:
+    """As ``changed_parts``, without a look at the data; empty where nobody knows what it was before.
+
+    A base whose files cannot be read now counts as the same. Raises SchemaError.
+    """
+    if not before:
+        return []
+    _, _, now = _parts_of_settings(settings, variant)
+    with contextlib.suppress(EngineError, ValueError, OSError):
+        now["base"] = _base_revision(settings, variant)
+    return changed_parts(before, now)
+
+
+def _base_revision(settings: Settings, variant: Variant) -> str:
+    """What the base model is, wherever it lies. Raises ModelLoadError."""
+    base = variant.base_model
+    source = ModelSource(base, None, settings.trust_remote_code, settings.state_directory / "models")
+    return base if is_name(base) else exact_revision(source)
+
+
+def _parts_of_settings(
+    settings: Settings, variant: Variant
+) -> tuple[Prompt, Mapping[str, Any], dict[str, str]]:
+    """The prompt, the limits of images, and the parts of the fingerprint that the settings decide."""
+    schema = load_schema(settings.description_schema)
+    prompt = build_prompt(schema, settings.prompt)
+    vision = build_vision_language_model(settings)
+    limits = asdict(vision.limits) if vision.limits is not None else {}
+    values = {**_values(variant), "microbatches": variant.parts, "threads": variant.threads}
+    parts = {
+        "schema": schema.digest,
+        "prompt": prompt.digest,
+        "images": json.dumps(limits, sort_keys=True),
+        _TRAINING: json.dumps(values, sort_keys=True),
+    }
+    return prompt, limits, parts
+
+
+def _values(variant: Variant) -> dict[str, Any]:
+    """The numbers and names of the file of variants that decide the result."""
+    elsewhere = {"base", "data", "partitions", "microbatches", "threads", "ranks", "workers"}
+    return variant.model_dump(exclude=elsewhere | {"evaluate", "checkpoint_seconds"})
+
+
+def _is_whole(folder: Path, record: Mapping[str, Any]) -> bool:
+    """Whether a folder has the files of a record, every byte of them."""
+    return all(
+        (folder / name).is_file() and sha256_of(folder / name) == digest
+        for name, digest in record["files"].items()
+    )
+
+
+def _stored(settings: Settings, journal: Path) -> str:
+    """The address of a training's checkpoints in the store."""
+    assert settings.store is not None
+    return settings.store.address(str((journal / "checkpoints").relative_to(settings.home)))
+
+
+def _folders(settings: Settings) -> AssetFolders:
+    return settings.layout.asset(ASSET)

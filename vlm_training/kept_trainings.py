@@ -1,0 +1,113 @@
+"""What is kept of trainings beside the one that counts: copies in the store, and what learned from whom.
+
+What lives here: which copied checkpoints may go, which trainings learn from withdrawn properties, and their
+removal. What does not: a training's files and its copies themselves (``training_store.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+from vlm_assets.config.extensions import StoredLeftover
+from vlm_assets.config.settings import Settings
+from vlm_durable.files.layout import AssetFolders
+from vlm_durable.files.sealed_json import FormatVersionError
+from vlm_durable.mirror.bucket import ListedObject, S3Folder
+from vlm_durable.mirror.stored_journal import stored_journals
+from vlm_durable.state.workers import Phase, Worker
+from vlm_durable.wording import counted
+from vlm_training.description_model import ASSET
+from vlm_training.rank import PLAN
+from vlm_training.training_plan import SAMPLES, TrainingError, TrainingPlan, is_name, remove_training
+from vlm_training.training_store import StoredModel
+
+
+def stored_leftovers(settings: Settings) -> list[StoredLeftover]:
+    """Copied checkpoints of superseded trainings, in the store. Raises StoreError."""
+    if (store := settings.store) is None:
+        return []
+    trainings = settings.layout.asset(ASSET)
+    leftovers = []
+    for key, generation in stored_journals(trainings, store):
+        if copies := _superseded(trainings, store, key, generation):
+            size = sum(copy.size for copy in copies)
+            leftovers.append(StoredLeftover(ASSET, key, generation, len(copies), size))
+    return leftovers
+
+
+def remove_leftover(settings: Settings, leftover: StoredLeftover) -> str:
+    """Remove the copies of a superseded training, where it still is one. Raises StoreError."""
+    store = settings.store
+    assert store is not None
+    trainings = settings.layout.asset(ASSET)
+    copies = _superseded(trainings, store, leftover.key, leftover.generation)
+    for copy in copies:
+        store.delete(copy.name)
+    return f"Removed {counted(len(copies), 'objects')} of an earlier training of {leftover.key} from {store}."
+
+
+def busy_with(settings: Settings, ids: Collection[str], workers: Sequence[Worker]) -> set[str]:
+    """The variants that learn from these properties now, or may."""
+    trained = {folder.parent.name for folder in _trainings_with(settings, ids)}
+    return {
+        worker.partition or worker.asset
+        for worker in workers
+        if worker.partition in trained
+        # It has not written yet from what it learns.
+        or (worker.asset == ASSET and worker.phase is Phase.PREPARING)
+    }
+
+
+def _superseded(trainings: AssetFolders, store: S3Folder, key: str, generation: str) -> list[ListedObject]:
+    """The copied checkpoints of a training, where a later one of its variant was published after them all.
+
+    The published training's own checkpoint stays: it can make the model again.
+    """
+    root = trainings.home.root
+    record = str(trainings.partition(key).record.relative_to(root))
+    try:
+        theirs, at = StoredModel(store, record=record, folder=key).record()
+    except (TrainingError, FormatVersionError):
+        return []
+    if theirs is None or at is None or theirs.get("pending") or theirs["fingerprint"] == generation:
+        return []
+    copies = list(store.listed(f"{trainings.partition(key).journal(generation).relative_to(root)}/"))
+    return copies if all(one.modified < at.modified for one in copies) else []
+
+
+def _trainings_with(settings: Settings, ids: Collection[str]) -> list[Path]:
+    """The folders of trainings that learn from these properties, or may."""
+    folders = sorted(settings.layout.asset(ASSET).journals.glob("*/*/"))
+    return [one for one in folders if _may_learn_from(one, ids)]
+
+
+def _may_learn_from(folder: Path, ids: Collection[str]) -> bool:
+    try:
+        with (folder / SAMPLES).open(encoding="utf-8") as lines:
+            return any(json.loads(line)["property_id"] in ids for line in lines)
+    except FileNotFoundError:
+        # A function makes its samples, or a kill came before the list, or in the middle of a removal.
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            if is_name(TrainingPlan.read(folder / PLAN).samples):
+                return False
+        return any(folder.iterdir())
+    except (OSError, ValueError, KeyError, TypeError):
+        return True
+
+
+def remove_trainings(settings: Settings, ids: Collection[str]) -> Iterator[Path]:
+    """Remove trainings that learn from these properties, with all of their checkpoints.
+
+    Nothing would go on with them: without these properties it is another training.
+    """
+    for folder in _trainings_with(settings, ids):
+        if (store := settings.store) is not None:
+            for name, _ in list(store.names(f"{folder.relative_to(settings.home)}/")):
+                store.delete(name)
+        shutil.rmtree(settings.layout.asset(ASSET).partition(folder.parent.name).quarantine, True)
+        remove_training(folder)
+        yield folder

@@ -1,0 +1,711 @@
+"""The loop of a training on one rank: from a checkpoint, or the beginning, to the finished model.
+
+What lives here: the order of things in a step, what happens to one that must not be taken, metrics, and the
+end. What does not: the order of samples (``order.py``), files (``checkpoints.py``), other ranks
+(``ranks.py``), what is learned (``objective.py``). A step is a pure function of the state before it: no
+random state is kept, and a gradient is the sum of a fixed number of microbatches in a fixed tree.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from vlm_durable.files.files import make_directory, write_replacing
+from vlm_durable.files.lock_files import taken
+from vlm_durable.mirror.bucket import S3Folder, StoreAwayError
+from vlm_durable.wording import counted
+from vlm_training.checkpoints import (
+    Checkpoints,
+    CheckpointThread,
+    mean_time_between_failures,
+    read,
+)
+from vlm_training.objective import Objective, load_objective
+from vlm_training.order import LeakDetector, OrderChangedError, SampleOrder, seed_of
+from vlm_training.rank_watch import Doing, PositionFile, SlowRanks
+from vlm_training.ranks import Ranks, RanksLostError, TreeSum, bounds
+from vlm_training.state import SKIPS_ALLOWED, TrainingState, learning_rate
+from vlm_training.training_plan import Samples, TrainingError, TrainingPlan, load_samples
+from vlm_training.training_store import StoreCopies, StoredCheckpoints
+
+Say = Callable[[str, Mapping[str, Any]], None]
+"""Tells the run what happened: a name, and values as JSON holds them."""
+
+_PRELOADED: Final = [
+    "torch",
+    "vlm_training.objective",
+    "vlm_engine.transformers.image_tokens",
+    "transformers.models.auto.processing_auto",
+]
+"""What loader's processes need, imported once for all of them."""
+
+_CLIP: Final = 1.0
+_BEST: Final = "best."
+_LARGE: Final = 1 << 32
+"""The sums of marks are gathered as two halves: a float of 64 bits holds no integer of 64 bits."""
+
+
+class BadBatchesError(TrainingError):
+    """More batches could not be learned from than may be skipped."""
+
+
+class TrainingStoppedError(Exception):
+    """It was asked to stop, and its checkpoint is written."""
+
+
+@dataclass(frozen=True)
+class _Microbatch:
+    """What a loader's process made of some sample numbers."""
+
+    indexes: Sequence[int]
+    marks: int
+    batch: Any | None
+
+
+class _Shown:
+    """Samples by their number in the run, as torch's DataLoader wants them."""
+
+    def __init__(
+        self, samples: Samples, chosen: Sequence[int], order: SampleOrder, objective: Objective
+    ) -> None:
+        self.samples, self.chosen, self.order, self.objective = samples, chosen, order, objective
+
+    def __getitem__(self, number: int) -> tuple[int, int, Any]:
+        index = self.order.index(number)
+        sample = self.samples[self.chosen[index]]
+        seed = seed_of("sample", self.order.seed, number)
+        return index, self.order.mark(number, index), self.objective.features(sample, seed)
+
+    def joined(self, shown: Sequence[tuple[int, int, Any]]) -> _Microbatch:
+        features = [one for _, _, one in shown if one is not None]
+        batch = self.objective.collate(features) if features else None
+        return _Microbatch([index for index, _, _ in shown], sum(mark for _, mark, _ in shown), batch)
+
+
+class Training:
+    """One training on one rank. Make it, then ``run`` it.
+
+    folder: of this training alone; its checkpoints and its history lie there. stopping: whether it was asked
+    to stop.
+    """
+
+    def __init__(
+        self,
+        plan: TrainingPlan,
+        folder: Path,
+        quarantine: Path,
+        ranks: Ranks,
+        *,
+        device: str,
+        history: Path,
+        say: Say,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        import torch
+
+        torch.set_num_threads(plan.threads)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        self._plan, self._ranks, self._device = plan, ranks, device
+        self._folder, self._history_path = folder, history
+        self._say: Say = say if ranks.is_first else lambda *_: None
+        self._stopping = stopping
+        self._position = PositionFile(folder / f"rank-{ranks.rank}.at")
+        self._slow = SlowRanks()
+        self._samples = load_samples(plan)
+        ids = self._samples.ids
+        held = [plan.is_held_out(one) for one in ids]
+        self._chosen = [index for index, out in enumerate(held) if not out]
+        self._held_out = [index for index, out in enumerate(held) if out]
+        if not self._chosen:
+            raise TrainingError(
+                f"None of {counted(len(ids), 'samples')} is left to train on: hold out fewer."
+            )
+        self._order = SampleOrder(len(self._chosen), plan.seed)
+        self._leaks = LeakDetector(self._order)
+        self._objective = load_objective(plan)
+        self._checkpoints = Checkpoints(folder / "checkpoints", quarantine)
+        self._writer = CheckpointThread(
+            self._checkpoints,
+            seconds=plan.checkpoint_seconds,
+            failed=self._warn,
+            written=self._copy,
+        )
+        self._copies: StoreCopies | None = None
+        if plan.copies is not None:
+            self._copies = StoreCopies(StoredCheckpoints(S3Folder.parse(plan.copies)), failed=self._warn)
+        self.state = TrainingState()
+        self._saved = 0
+        self._best: dict[str, Any] = {}
+        self._build()
+
+    def _warn(self, said: str) -> None:
+        self._say("warning", {"said": said})
+
+    def _copy(self, path: Path) -> None:
+        if self._copies is not None:
+            self._copies.offer(path)
+
+    # ---- the parts
+
+    def _build(self) -> None:
+        import torch
+
+        self._model, self._processor = self._objective.build()
+        if self._plan.method == "lora":
+            self._model = _with_adapters(self._model, self._plan.seed)
+        torch.manual_seed(seed_of("heads", self._plan.seed))
+        self._heads = self._objective.heads(self._model)
+        self._model.to(self._device).train()
+        modules = {"model": self._model}
+        if self._heads is not None:
+            modules["heads"] = self._heads.to(self._device).train()
+        self._parameters = {
+            f"{part}.{name}": one
+            for part, module in modules.items()
+            for name, one in module.named_parameters()
+            if one.requires_grad
+        }
+        trained = list(self._parameters.values())
+        self._optimizer = torch.optim.AdamW(
+            trained, lr=self._plan.learning_rate, betas=(0.9, 0.98), weight_decay=0.02
+        )
+
+    def _tensors(self) -> dict[str, Any]:
+        """All that a checkpoint holds, by name."""
+        found = {f"weights.{name}": one.detach() for name, one in self._parameters.items()}
+        for number, values in self._optimizer.state_dict()["state"].items():
+            found |= {f"optimizer.{number}.{name}": one for name, one in values.items()}
+        return {**found, **{f"{_BEST}{name}": one for name, one in self._best.items()}}
+
+    def _load(self, path: Path) -> None:
+        """Take weights, optimizer and state from a checkpoint."""
+        import torch
+
+        state, tensors = read(path)
+        if state.order != self._order.digest():
+            raise OrderChangedError(
+                f"{path.name} was written with another order of the samples for the same seed, as another"
+                " version of numpy may make it. Go on with the versions of constraints.txt."
+            )
+        with torch.no_grad():
+            for name, one in self._parameters.items():
+                one.copy_(tensors[f"weights.{name}"])
+        of_optimizer: dict[int, dict[str, Any]] = {}
+        for name, one in tensors.items():
+            kind, _, rest = name.partition(".")
+            if kind == "optimizer":
+                number, _, key = rest.partition(".")
+                of_optimizer.setdefault(int(number), {})[key] = one
+        groups = self._optimizer.state_dict()["param_groups"]
+        self._optimizer.load_state_dict({"state": of_optimizer, "param_groups": groups})
+        self._best = {
+            name.removeprefix(_BEST): one for name, one in tensors.items() if name.startswith(_BEST)
+        }
+        self.state = state
+
+    # ---- from start to end
+
+    def run(self, export: Path) -> TrainingState:
+        """Train to the end and save the model in ``export``. Raises TrainingStoppedError, TrainingError."""
+        if self._ranks.is_first:
+            self._checkpoints.sweep()
+        self._ranks.gather(_number(0))  # The others wait until it is swept.
+        self._resume()
+        started = time.monotonic()
+        before = self.state.seconds
+        try:
+            self._train(lambda: before + time.monotonic() - started)
+        except (RanksLostError, StoreAwayError):
+            self._save_what_is_left()
+            raise
+        except TrainingStoppedError:
+            if self._copies is not None:
+                self._copies.wait()  # This machine may go away: who asked kills it at the end of the grace.
+            raise
+        finally:
+            self._say("saving", {})  # No step comes meanwhile, however large it is.
+            self._writer.wait()
+        if self._ranks.is_first:
+            self._writer.save(self.state, self._tensors())
+            self._finish(export)
+        return self.state
+
+    def _resume(self) -> None:
+        path = self._newest()
+        if path is None:
+            self.state.order, self.state.count = self._order.digest(), self._order.count
+        else:
+            self._load(path)
+            self._check_samples()
+        self.state.starts += 1
+        state = self.state
+        if self._ranks.is_first:
+            self._write_history()
+            if path is None:
+                # What it costs is known from here on, and a disk that takes none ends the training at once.
+                self._writer.save(state, self._tensors())
+            else:
+                self._copy(path)  # The store may have been away when it was written.
+        self._say(
+            "restored",
+            {
+                "step": state.step,
+                "steps": self.total_steps,
+                "samples": state.consumed,
+                "skipped": len(state.skips),
+                "starts": state.starts,
+                "train": len(self._chosen),
+                "held_out": len(self._held_out),
+                "ranks": self._ranks.world,
+                "interval": round(self._writer.interval(state), 1),
+                "mtbf": round(mean_time_between_failures(state)),
+            },
+        )
+
+    def _check_samples(self) -> None:
+        """Compare what was delivered since the last epoch's end, where all before was compared."""
+        last = self.state.epochs[-1] if self.state.epochs else {}
+        since = (last["samples"], last["delivered"]) if "delivered" in last else (0, 0)
+        self._leaks.check_run(self.state.consumed, self.state.delivered, since=since)
+
+    def _newest(self) -> Path | None:
+        # One of them sets a damaged file aside; the others pass it over.
+        return self._checkpoints.newest(damaged=self._warn if self._ranks.is_first else None)
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole training, if none is skipped."""
+        if self._plan.steps is not None:
+            return self._plan.steps
+        return math.ceil(self._total_samples / self._plan.batch)
+
+    @property
+    def _total_samples(self) -> float:
+        if self._plan.epochs is None:
+            return math.inf
+        return round(self._plan.epochs * self._order.count)
+
+    def _is_done(self) -> bool:
+        state = self.state
+        if state.consumed >= self._total_samples:
+            return True
+        if self._plan.steps is not None and state.step >= self._plan.steps:
+            return True
+        epochs = len(state.epochs)
+        return self._plan.patience is not None and epochs - state.best_epoch >= self._plan.patience
+
+    def _train(self, seconds: Callable[[], float]) -> None:
+        loader = self._load_from(self.state.consumed)
+        with self._open_history() as history:
+            while not self._is_done():
+                start, stop = self._next_batch()
+                if start in self.state.skips:
+                    self._pass_over(start, stop)
+                    continue
+                step = self._step(start, stop, loader)
+                if step.refusal is not None:
+                    self._roll_back(start, step)
+                    history.close()
+                    self._write_history()
+                    history = self._open_history()
+                    loader = self._load_from(self.state.consumed)
+                    continue
+                self.state.seconds = seconds()
+                history.write(_line(self.state.step, stop, step.loss))
+                history.flush()
+                self._after_step(step)
+                if step.stop:
+                    self._say("saving", {})
+                    if self._ranks.is_first:
+                        self._writer.save(self.state, self._tensors())
+                    raise TrainingStoppedError
+        self._check_samples()
+        if not self.state.epochs or self.state.epochs[-1]["step"] != self.state.step:
+            self._measure()
+
+    # ---- one step
+
+    def _next_batch(self) -> tuple[int, int]:
+        start = self.state.consumed
+        return start, int(min(start + self._plan.batch, self._total_samples))
+
+    def _pass_over(self, start: int, stop: int) -> None:
+        order = self._order
+        self.state.delivered += sum(order.mark(number, order.index(number)) for number in range(start, stop))
+        self.state.consumed = stop
+
+    def _step(self, start: int, stop: int, loader: Iterator[_Microbatch]) -> _Step:
+        """Compute a global batch, add the gradients up and take the step, unless it must not be taken."""
+        import torch
+
+        plan, gradients = self._plan, TreeSum()
+        numbers: list[Any] = []
+        parts = bounds(start, stop, plan.microbatches)
+        for mine in self._ranks.mine(plan.microbatches):
+            told = [0.0, 0.0, 0.0, 0.0, float(self._stopping()), 0.0]
+            if mine is not None and len(parts[mine]):
+                self._position.begin(self._ids(parts[mine].start, parts[mine].stop))
+                began = time.monotonic()
+                shown = next(loader)
+                self._position.enter(Doing.COMPUTING)
+                high, low = divmod(shown.marks % (1 << 64), _LARGE)
+                told[2:4] = float(high), float(low)
+                if shown.batch is not None:
+                    torch.manual_seed(seed_of("dropout", plan.seed, start, mine))
+                    with self._precision():
+                        loss, weight = self._objective.loss(
+                            self._model, self._heads, shown.batch, step=self.state.step
+                        )
+                    loss.backward()
+                    told[:2] = float(loss.detach()), weight
+                told[5] = time.monotonic() - began
+            self._position.enter(Doing.WAITING)
+            # In the last round some ranks may have nothing: what they send is no part of the tree.
+            for of_rank in self._ranks.gather_all(self._take_gradient())[: plan.microbatches - len(numbers)]:
+                gradients.push(of_rank)
+            numbers += self._ranks.gather(torch.tensor(told, dtype=torch.float64))
+        self._position.enter(Doing.FINISHING)
+        self._tell_slow(numbers, start, stop)
+        losses = TreeSum()
+        for one in numbers[: plan.microbatches]:
+            losses.push([one[:2].clone()])
+        loss_sum, weight = losses.total()[0].tolist()
+        delivered = sum(int(one[2]) * _LARGE + int(one[3]) for one in numbers)
+        asked_to_stop = any(bool(one[4]) for one in numbers)
+        self._leaks.check_batch(start, stop, delivered)
+        if weight == 0.0:
+            raise TrainingError(
+                "No image of a whole batch can be read, such as those of"
+                f" {', '.join(self._ids(start, stop)[:3])}. Is the disk of the images mounted? What is"
+                " trained is kept; materialize the variant again once they are back."
+            )
+        gradient = [one.to(self._device) for one in gradients.total()]
+        torch._foreach_div_(gradient, weight)
+        norm = float(torch.nn.utils.get_total_norm(gradient))
+        loss = loss_sum / weight
+        refusal = self.state.refusal(loss, norm)
+        if refusal is None:
+            if norm > _CLIP:
+                torch._foreach_mul_(gradient, _CLIP / norm)
+            for one, part in zip(self._parameters.values(), gradient, strict=True):
+                one.grad = part
+            for group in self._optimizer.param_groups:
+                group["lr"] = learning_rate(plan.learning_rate, self.state.step, self.total_steps)
+            self._optimizer.step()
+            self._optimizer.zero_grad(set_to_none=True)
+            epoch = self.state.consumed // self._order.count
+            self.state.delivered = (self.state.delivered + delivered) % (1 << 64)
+            self.state.take_step(loss, consumed=stop)
+            ends_epoch = self.state.consumed // self._order.count > epoch
+        else:
+            ends_epoch = False
+        return _Step(loss, refusal, asked_to_stop, ends_epoch, self._ids(start, stop) if refusal else ())
+
+    def _tell_slow(self, numbers: Sequence[Any], start: int, stop: int) -> None:
+        """Name a rank that has been slow for long. numbers: of each round what every rank has told."""
+        world = self._ranks.world
+        if world > 1 and self._ranks.is_first:
+            of_ranks = [[float(one[5]) for one in numbers[rank::world]] for rank in range(world)]
+            seconds = [statistics.median([one for one in times if one] or [0.0]) for times in of_ranks]
+            for event, rank, said in self._slow.take(seconds, self._ids(start, stop), time.monotonic()):
+                self._say(event, {"said": said, "rank": rank})
+
+    def _take_gradient(self) -> list[Any]:
+        """The gradient that a backward pass has left, without a copy; zeros where it reached nothing."""
+        import torch
+
+        found = []
+        for one in self._parameters.values():
+            found.append(torch.zeros_like(one) if one.grad is None else one.grad)
+            one.grad = None
+        return found
+
+    def _after_step(self, step: _Step) -> None:
+        state = self.state
+        self._say(
+            "step",
+            {
+                "step": state.step,
+                "steps": self.total_steps,
+                "samples": state.consumed,
+                "loss": step.loss,
+                "saved": self._saved,
+                "seconds": state.seconds,
+            },
+        )
+        if step.ends_epoch:
+            self._check_samples()
+            self._measure()
+        if self._ranks.is_first and not self._is_done() and self._writer.is_due(state):
+            self._writer.begin(state, self._tensors())
+            self._saved = state.step
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        import torch
+
+        return nullcontext() if self._device == "cpu" else torch.autocast("cuda", torch.bfloat16)
+
+    def _ids(self, start: int, stop: int) -> list[str]:
+        indexes = (self._chosen[self._order.index(number)] for number in range(start, stop))
+        return [self._samples.ids[index] for index in indexes]
+
+    def _roll_back(self, start: int, step: _Step) -> None:
+        """Go back to the last good checkpoint and pass over the batch. Raises BadBatchesError."""
+        skips = {**self.state.skips, start: list(step.ids)}
+        said = f"The batch of {', '.join(step.ids)} cannot be learned from: {step.refusal}."
+        if len(skips) > SKIPS_ALLOWED:
+            raise BadBatchesError(
+                f"{said} {SKIPS_ALLOWED} batches before it were skipped already, so the training stops; its"
+                " checkpoints are kept. Look at these properties and at the learning rate, then materialize"
+                " the variant again."
+            )
+        self._say("restoring", {})
+        self._writer.wait()
+        self._ranks.gather(_number(0))  # What the first rank was writing is there for all.
+        path = self._newest()
+        if path is None:
+            raise TrainingError("There is no checkpoint to go back to: look at the disk.")
+        starts = self.state.starts
+        self._load(path)
+        self.state.skips, self.state.starts = skips, starts
+        self._say(
+            "skipped",
+            {"said": f"{said} Back to step {self.state.step}; it is skipped.", "ids": list(step.ids)},
+        )
+
+    # ---- loading samples
+
+    def _load_from(self, consumed: int) -> Iterator[_Microbatch]:
+        """The microbatches of this rank, from a sample number on; nothing before it is loaded."""
+        import torch
+        from torch.utils.data import DataLoader
+
+        shown = _Shown(self._samples, self._chosen, self._order, self._objective)
+        workers = self._plan.workers
+        # A clean template for loader's processes: this one has threads, sockets and a lock.
+        template = get_context("forkserver") if workers else None
+        if template is not None:
+            template.set_forkserver_preload(_PRELOADED)
+        return iter(
+            DataLoader(
+                shown,
+                batch_sampler=_Sampler(self, consumed, frozenset(self.state.skips)),
+                collate_fn=shown.joined,
+                num_workers=workers,
+                worker_init_fn=partial(_begin_worker, os.getpid()) if workers else None,
+                multiprocessing_context=template,
+                # Else it draws from torch's own random numbers.
+                generator=torch.Generator().manual_seed(0),
+            )
+        )
+
+    def _numbers(self, consumed: int, skips: frozenset[int]) -> Iterator[list[int]]:
+        while consumed < self._total_samples:
+            stop = int(min(consumed + self._plan.batch, self._total_samples))
+            if consumed not in skips:
+                parts = bounds(consumed, stop, self._plan.microbatches)
+                for mine in self._ranks.mine(self._plan.microbatches):
+                    if mine is not None and len(parts[mine]):
+                        yield list(parts[mine])
+            consumed = stop
+
+    # ---- metrics, history, end
+
+    def _measure(self) -> None:
+        """Measure the loss on the held-out samples, at the end of an epoch and of the training."""
+        import torch
+
+        plan, state = self._plan, self.state
+        self._position.enter(Doing.MEASURING)
+        told = -math.inf
+        size = max(1, plan.batch // plan.microbatches)
+        chunks = [self._held_out[at : at + size] for at in range(0, len(self._held_out), size)]
+        found = torch.zeros(len(chunks), 2, dtype=torch.float64)
+        self._model.eval()
+        with torch.no_grad():
+            for number in range(self._ranks.rank, len(chunks), self._ranks.world):
+                if time.monotonic() - told >= 1.0:
+                    told = time.monotonic()
+                    self._say("measuring", {})  # It moves.
+                features = [
+                    self._objective.features(self._samples[index], seed_of("held out", plan.seed, index))
+                    for index in chunks[number]
+                ]
+                if readable := [one for one in features if one is not None]:
+                    torch.manual_seed(seed_of("held out", plan.seed, number))
+                    with self._precision():
+                        loss, weight = self._objective.loss(
+                            self._model, self._heads, self._objective.collate(readable), step=0
+                        )
+                    found[number] = torch.tensor([float(loss), weight], dtype=torch.float64)
+        self._model.train()
+        whole = sum(self._ranks.gather(found)).sum(0).tolist() if chunks else [0.0, 0.0]
+        recent = state.losses[-max(1, self._order.count // plan.batch) :]
+        metric = whole[0] / whole[1] if whole[1] else sum(recent) / len(recent)
+        epoch = len(state.epochs) + 1
+        if state.take_metric(epoch, metric) and plan.patience is not None:
+            self._best = {name: one.detach().cpu().clone() for name, one in self._parameters.items()}
+        measured = {
+            "epoch": epoch,
+            "step": state.step,
+            "samples": state.consumed,
+            "metric": metric,
+            "of": "held-out loss" if whole[1] else "training loss: no property is held out",
+            "loss": sum(recent) / len(recent),
+            "stall": round(max(self._writer.stalls, default=0.0), 4),
+            "write": round(self._writer.write_seconds, 3),
+            "interval": round(self._writer.interval(state), 1),
+        }
+        state.epochs.append({**measured, "delivered": state.delivered})
+        self._say("epoch", {**measured, "best": state.best, "steps": self.total_steps})
+
+    def _write_history(self) -> None:
+        """The history as the state has it: what a kill left beyond the checkpoint goes, nothing else."""
+        if self._ranks.is_first:
+            make_directory(self._history_path.parent)
+            lines = (
+                _line(step, samples, loss)
+                for step, (samples, loss) in enumerate(
+                    zip(self.state.samples, self.state.losses, strict=True), start=1
+                )
+            )
+            write_replacing(self._history_path, "".join(lines).encode())
+
+    def _open_history(self) -> Any:
+        path = self._history_path if self._ranks.is_first else Path("/dev/null")
+        return path.open("a", encoding="utf-8")
+
+    def _save_what_is_left(self) -> None:
+        """Another rank or the store is gone: one of those left writes down the last finished step."""
+        self._say("saving", {})
+        self._writer.wait()
+        lock = taken(self._folder / "last-words.lock")
+        if lock is None or self.state.step in self._checkpoints.steps():
+            return
+        try:
+            self._writer.save(self.state, self._tensors())
+        finally:
+            lock.close()
+
+    def _finish(self, export: Path) -> None:
+        """Save the model and say what it reaches on properties that it was not trained on."""
+        import torch
+
+        self._say("evaluating", {})
+        if self._best:
+            with torch.no_grad():
+                for name, one in self._parameters.items():
+                    one.copy_(self._best[name])
+        model = self._model.to("cpu").eval()
+        if self._plan.method == "lora":
+            model = model.merge_and_unload()
+        model.save_pretrained(export, max_shard_size="4GB")  # A store takes 5 GB at once.
+        self._processor.save_pretrained(export)
+        asked = [self._samples[index] for index in self._held_out[: self._plan.evaluate]]
+        del self._optimizer  # Its memory is the evaluation's.
+        device: Literal["cpu", "cuda"] = "cpu" if self._device == "cpu" else "cuda"
+        figures = self._objective.figures(export, asked, device) if self._plan.evaluate else None
+        state = self.state
+        self._say(
+            "finished",
+            {
+                "step": state.step,
+                "samples": state.consumed,
+                "metric": state.epochs[-1]["metric"],
+                "best": state.best,
+                "epochs": state.epochs,
+                # Not their ids: the record stays where a property is withdrawn, and checkpoints go.
+                "skipped": len(state.skips),
+                "seconds": state.seconds,
+                "starts": state.starts,
+                "order": state.order,
+                "train": len(self._chosen),
+                "held_out": len(self._held_out),
+                "figures": dict(figures.right) if figures else {},
+                "asked": f"{figures.asked} {figures.of}" if figures else "none",
+                "parameters": sum(one.numel() for one in model.parameters()),
+            },
+        )
+
+
+@dataclass(frozen=True)
+class _Step:
+    """refusal: why it was not taken; None where it was. stop: some rank was asked to stop."""
+
+    loss: float
+    refusal: str | None
+    stop: bool
+    ends_epoch: bool
+    ids: Sequence[str]
+
+
+class _Sampler:
+    """The sample numbers of each microbatch of this rank. Begins anew at each ``iter``."""
+
+    def __init__(self, training: Training, consumed: int, skips: frozenset[int]) -> None:
+        self._training, self._consumed, self._skips = training, consumed, skips
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._training._numbers(self._consumed, self._skips)
+
+
+def _line(step: int, samples: int, loss: float) -> str:
+    return f'{{"step": {step}, "samples": {samples}, "loss": {loss!r}}}\n'
+
+
+def _number(value: float) -> Any:
+    import torch
+
+    return torch.tensor([value])
+
+
+def _begin_worker(rank: int, _: int) -> None:
+    """A loader's process: one thread, deaf to signals, and gone when its rank (a pid) is gone.
+
+    Its parent is the template, which a loader's process that lives would keep alive.
+    """
+    import torch
+
+    try:
+        of_rank = os.pidfd_open(rank)
+    except ProcessLookupError:
+        os._exit(1)
+
+    def watch() -> None:
+        select.select([of_rank], [], [])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+    torch.set_num_threads(1)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _with_adapters(model: Any, seed: int) -> Any:
+    """The model with low-rank adapters on all of its linear layers; nothing else is trained."""
+    import torch
+
+    try:
+        peft = import_module("peft")  # an extra: not every installation has it
+    except ImportError as error:
+        raise TrainingError(
+            "`method: lora` needs peft: install it with `.venv/bin/pip install -c constraints.txt -e"
+            " '.[lora]'`, or set `method: full`."
+        ) from error
+    torch.manual_seed(seed_of("adapters", seed))
+    return peft.get_peft_model(model, peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))

@@ -1,0 +1,277 @@
+"""What is learned from a sample, by default: the answer's tokens, of any image-text-to-text model.
+
+What lives here: the interface that another objective fulfils (``objective: module:name``), the inputs of a
+sample as the engine makes them, and the cross entropy of the answer. What does not: the order of samples and
+the optimizer (``loop.py``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol
+
+from vlm_durable.mirror.bucket import BadAddressError, S3Folder
+from vlm_engine.images.fetching import image_of
+from vlm_engine.images.images import ImageError, LoadedProperty, load_image
+from vlm_engine.ladder import describe_batch
+from vlm_engine.model_source import ModelSource
+from vlm_engine.prompt import Prompt
+from vlm_engine.schema import DescriptionSchema, description_text, load_schema, same
+from vlm_training.training_plan import Sample, TrainingError, TrainingPlan, is_name, named
+
+_IGNORED: Final = -100
+_ASKED_TOGETHER: Final = 16
+_HELD_OUT: Final = "held-out properties"
+
+
+class Objective(Protocol):
+    """What a training learns. Everything but ``loss`` depends on its arguments alone."""
+
+    def build(self) -> tuple[Any, Any]:
+        """The model to train, in float32 on the CPU, and its processor."""
+
+    def heads(self, model: Any) -> Any | None:
+        """A module of what is trained beside the model and dropped when it is saved."""
+
+    def features(self, sample: Any, seed: int) -> Any | None:
+        """One sample as it is shown once, augmented by this seed; in a loader's process.
+
+        None where none of its images can be read.
+        """
+
+    def collate(self, features: Sequence[Any]) -> Any:
+        """A microbatch."""
+
+    def loss(self, model: Any, heads: Any, batch: Any, *, step: int) -> tuple[Any, float]:
+        """The sum of the losses of a microbatch, and how much they weigh together: tokens, or samples."""
+
+    def figures(self, folder: Path, held_out: Sequence[Any], device: Literal["cpu", "cuda"]) -> Figures:
+        """What the model in ``folder`` reaches on samples that it was not trained on."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a model reaches. asked: of how many properties; of: which. right: shares by field, and others."""
+
+    asked: int
+    of: str
+    right: Mapping[str, float]
+
+
+def load_objective(plan: TrainingPlan) -> Objective:
+    """The objective of a plan. Raises TrainingError."""
+    made: Objective = (DescribeObjective if plan.objective == "default" else named(plan.objective))(plan)
+    return made
+
+
+def build_base(plan: TrainingPlan) -> tuple[Any, Any]:
+    """The base model in float32, and its processor. Raises ModelLoadError, TrainingError."""
+    import torch
+
+    if is_name(plan.base):
+        torch.manual_seed(plan.seed)
+        model, processor = named(plan.base)()
+        return model, processor
+    from transformers import AutoModelForImageTextToText
+
+    from vlm_engine.transformers.model_loading import load_model, load_processor
+
+    return load_model(plan.source, AutoModelForImageTextToText, device="cpu"), load_processor(plan.source)
+
+
+@dataclass(frozen=True)
+class _Features:
+    """One sample: the processor's tensors with the answer appended. labels: [1, tokens]."""
+
+    tensors: Mapping[str, Any]
+    labels: Any
+
+
+class DescribeObjective:
+    """Asked as properties are described, the model learns the answer: the JSON of the known fields.
+
+    A field that the target lacks stands in the answer with an empty value of its type, which is not learned.
+    """
+
+    def __init__(self, plan: TrainingPlan) -> None:
+        self._plan = plan
+        self._schema: DescriptionSchema = load_schema(plan.schema)
+        self._processor: Any = None
+        self._joins: dict[str, str] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A loader's process builds its own.
+        return {"_plan": self._plan, "_schema": None, "_processor": None, "_joins": None}
+
+    def build(self) -> tuple[Any, Any]:
+        """See Objective."""
+        if is_name(self._plan.base):
+            raise TrainingError(
+                f"{self._plan.base!r} makes a model of its own; it needs an objective of its own too, for the"
+                " default one reads the processor from a model's folder."
+            )
+        return build_base(self._plan)
+
+    def heads(self, model: Any) -> Any | None:
+        """See Objective."""
+        return None
+
+    def _prepare(self) -> Any:
+        if self._processor is None:
+            from vlm_engine.transformers.collation import learn_joins
+            from vlm_engine.transformers.image_tokens import fitted_processor
+
+            plan = self._plan
+            self._schema = load_schema(plan.schema)
+            self._processor, _ = fitted_processor(plan.source, plan.prompt, plan.image_limits)
+            self._joins = learn_joins(self._processor, plan.prompt)
+        return self._processor
+
+    def features(self, sample: Sample, seed: int) -> _Features | None:
+        """See Objective. Nothing is augmented: ``seed`` is for objectives that do."""
+        import torch
+
+        from vlm_engine.transformers.image_tokens import processed
+
+        images = load_images(sample, self._plan)
+        if not images:
+            return None
+        processor = self._prepare()
+        tensors = dict(processed(processor, self._plan.prompt, [images]))
+        text, hidden = answer(sample.target, self._schema)
+        encoded = processor.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        end = processor.tokenizer.eos_token_id
+        ids = torch.tensor([[*encoded["input_ids"], end]])
+        learned = [
+            not any(begin < stop and until > start for start, stop in hidden)
+            for begin, until in encoded["offset_mapping"]
+        ]
+        labels = ids.masked_fill(~torch.tensor([[*learned, True]]), _IGNORED)
+        asked = tensors["input_ids"]
+        for name, one in tensors.items():
+            if isinstance(one, torch.Tensor) and one.shape == asked.shape and name != "input_ids":
+                fill = torch.ones_like(ids) if name == "attention_mask" else torch.zeros_like(ids)
+                tensors[name] = torch.cat([one, fill.to(one.dtype)], dim=1)
+        tensors["input_ids"] = torch.cat([asked, ids], dim=1)
+        return _Features(tensors, torch.cat([torch.full_like(asked, _IGNORED), labels], dim=1))
+
+    def collate(self, features: Sequence[_Features]) -> list[_Features]:
+        """Samples joined and padded on the right; singly where the family cannot be joined."""
+        from vlm_engine.transformers.collation import joined
+
+        self._prepare()
+        if self._joins is None or len(features) == 1:
+            return list(features)
+        pad = self._processor.tokenizer.pad_token_id or 0
+        batch: dict[str, Any] = {}
+        for name, join in self._joins.items():
+            parts = [one.tensors[name] for one in features]
+            if "on the left" in join:
+                join = f"padded with {pad if name == 'input_ids' else 0}"
+            batch[name] = joined(parts, join)
+        labels = joined([one.labels for one in features], f"padded with {_IGNORED}")
+        return [_Features(batch, labels)]
+
+    def loss(self, model: Any, heads: Any, batch: list[_Features], *, step: int) -> tuple[Any, float]:
+        """Cross entropy summed over the answers' tokens, and how many there are."""
+        import torch
+
+        total, count = torch.zeros((), device=model.device), 0
+        for part in batch:
+            tensors = {name: one.to(model.device) for name, one in part.tensors.items()}
+            logits = model(**tensors, use_cache=False).logits[:, :-1]
+            targets = part.labels[:, 1:].to(model.device)
+            wanted = targets != _IGNORED
+            total = total + torch.nn.functional.cross_entropy(
+                logits[wanted].float(), targets[wanted], reduction="sum"
+            )
+            count += int(wanted.sum())
+        return total, float(count)
+
+    def figures(self, folder: Path, held_out: Sequence[Sample], device: Literal["cpu", "cuda"]) -> Figures:
+        """The share of properties of which each known field comes out right, guided as in a real run."""
+        from vlm_engine.transformers.transformers_engine import TransformersEngine
+
+        plan = self._plan
+        if not held_out:
+            return Figures(0, _HELD_OUT, {})
+        self._schema = load_schema(plan.schema)
+        engine = TransformersEngine(
+            ModelSource(str(folder)),
+            schema=self._schema,
+            prompt=Prompt(plan.prompt),
+            device=device,
+            limits=plan.image_limits,
+        )
+        right: dict[str, list[bool]] = {}
+        try:
+            for at in range(0, len(held_out), _ASKED_TOGETHER):
+                asked = held_out[at : at + _ASKED_TOGETHER]
+                loaded = [_loaded(one, plan) for one in asked]
+                described = describe_batch(engine, self._schema, loaded, plan.image_limits.answer_tokens)
+                for one, found in zip(asked, described, strict=True):
+                    for name, value in one.target.items():
+                        said = (found.description or {}).get(name)
+                        right.setdefault(name, []).append(same(said, value))
+        finally:
+            engine.close()
+        shares = {name: sum(all_) / len(all_) for name, all_ in right.items()}
+        return Figures(len(held_out), _HELD_OUT, shares)
+
+
+def load_images(sample: Sample, plan: TrainingPlan) -> list[Any]:
+    """The readable images of a sample, the first ones, at most as many as are shown in a description.
+
+    Raises StoreAwayError.
+    """
+    limits = plan.image_limits
+    found: list[Any] = []
+    for path in sample.image_paths:
+        if len(found) == limits.images:
+            break
+        try:
+            content = _fetched(path) if path.startswith("s3://") else None
+            found.append(load_image(path, max_pixels=limits.pixels, content=content))
+        except ImageError:
+            continue
+    return found
+
+
+def _fetched(address: str) -> bytes:
+    """The bytes of an image. Raises ImageError, a bad address's too, and StoreAwayError."""
+    folder, _, name = address.rpartition("/")
+    try:
+        return image_of(S3Folder.parse(folder), name)
+    except BadAddressError as error:
+        raise ImageError("missing", f"{address}: {error}.") from error
+
+
+def answer(target: Mapping[str, Any], schema: DescriptionSchema) -> tuple[str, list[tuple[int, int]]]:
+    """The answer to learn, and the stretches of it (characters) that are not known and not learned."""
+    empty = {"string": "", "integer": 0, "number": 0, "boolean": False, "array": [], "object": {}}
+    whole: dict[str, Any] = {}
+    unknown = []
+    for name, field in schema.json_schema["properties"].items():
+        if name in target:
+            whole[name] = target[name]
+        elif name in schema.json_schema.get("required", ()):
+            whole[name] = field["enum"][0] if "enum" in field else empty.get(field.get("type", ""))
+            if whole[name] is not None:
+                unknown.append(name)
+    text = description_text(whole)
+    hidden = []
+    for name in unknown:
+        value = json.dumps(whole[name], ensure_ascii=False, separators=(",", ":"))
+        start = text.index(f'"{name}":') + len(name) + 3
+        hidden.append((start + value.startswith('"'), start + len(value)))
+    return text, hidden
+
+
+def _loaded(sample: Sample, plan: TrainingPlan) -> LoadedProperty:
+    import numpy as np
+
+    images = [np.asarray(one) for one in load_images(sample, plan)]
+    return LoadedProperty(sample.property_id, 0, images, len(images), (), 0.0)

@@ -1,0 +1,97 @@
+"""The program of one rank: ``python -P -m vlm_training.rank FOLDER …``, started by ``rank_processes``.
+
+What lives here: its arguments, its signals, what it tells and how it ends. What does not: the training
+(``loop.py``). It dies with the process that started it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from vlm_durable.files.files import DurableWriteError
+from vlm_durable.files.processes import die_with
+from vlm_durable.files.sealed_json import FormatVersionError
+from vlm_durable.mirror.bucket import StoreAwayError
+from vlm_engine.protocol import EngineError
+
+STOPPED: Final = 75
+"""Its code where it was asked to stop, and its checkpoint is written."""
+PEER_LOST: Final = 76
+"""Its code where another rank is gone; the last finished step is written."""
+REFUSED: Final = 77
+"""Its code where a new start would end in the same way; it has said why."""
+STORE_AWAY: Final = 78
+"""Its code where the store of the images is down: its last line of text says so."""
+
+PLAN = "plan.json"
+LOST_SECONDS: Final = 600.0
+
+
+def main() -> None:
+    """Train, and end with a code that says how."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    for name in ("export", "history", "quarantine", "meeting"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    for name in ("rank", "world", "events", "parent"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
+    given = parser.parse_args()
+    die_with(given.parent)
+    asked: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: asked.append(number))
+    events = os.fdopen(given.events, "w", encoding="utf-8", buffering=1)
+
+    def say(event: str, values: Mapping[str, Any]) -> None:
+        # Nobody reads any more where the run is being ended: the checkpoint is still to be written.
+        with contextlib.suppress(BrokenPipeError):
+            events.write(json.dumps({"event": event, **values}) + "\n")
+
+    from vlm_training.loop import Training, TrainingStoppedError
+    from vlm_training.order import OrderChangedError
+    from vlm_training.ranks import Ranks, RanksLostError
+    from vlm_training.training_plan import TrainingError, TrainingPlan
+
+    code = 0
+    try:
+        plan = TrainingPlan.read(given.folder / PLAN)
+        ranks = Ranks.join(given.rank, given.world, given.meeting, seconds=LOST_SECONDS)
+        Training(
+            plan,
+            given.folder,
+            given.quarantine,
+            ranks,
+            device=given.device,
+            history=given.history,
+            say=say,
+            stopping=lambda: bool(asked),
+        ).run(given.export)
+    except TrainingStoppedError:
+        code = STOPPED
+    except RanksLostError:
+        code = PEER_LOST
+    except StoreAwayError as error:
+        sys.stderr.write(f"{error}\n")
+        code = STORE_AWAY
+    except (TrainingError, EngineError, OrderChangedError, DurableWriteError, FormatVersionError) as error:
+        say("refused", {"said": str(error)})
+        code = REFUSED
+    with contextlib.suppress(BrokenPipeError):
+        events.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Loader's processes and gloo's threads would be waited for, or would complain of each other's end.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

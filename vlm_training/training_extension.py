@@ -1,0 +1,70 @@
+"""What this extension hands over to the core: the asset ``description_model`` and what is kept for it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+from vlm_assets.config.extensions import Extension, StatusTable, StoredLeftover
+from vlm_assets.config.settings import Settings
+from vlm_durable.state.workers import Worker
+
+
+class TrainingExtension(Extension):
+    """Models that are trained on what was described."""
+
+    package = "vlm_training"
+    assets: ClassVar[tuple[str, ...]] = ("description_model",)
+
+    def definitions(self, settings: Settings) -> dg.Definitions:
+        """The asset, where there are variants."""
+        import dagster as dg
+
+        from vlm_training.description_model import build_description_model
+
+        asset = build_description_model(settings)
+        return dg.Definitions(assets=[] if asset is None else [asset])
+
+    def assets_by_hand(self, settings: Settings) -> tuple[str, ...]:
+        """The asset, where there are variants."""
+        return () if settings.variants is None else self.assets
+
+    def status(self, settings: Settings) -> StatusTable | None:
+        """The variants: what runs, what waits in its order, the others."""
+        from vlm_training.variant_status import variant_status
+
+        variants = variant_status(settings)
+        if not variants:
+            return None
+        rows = tuple((str(one.turn or ""), one.name, one.sentence(), one.time_left()) for one in variants)
+        return StatusTable(
+            "models to train", ("turn", "model to train", "state", "time left"), rows, variants
+        )
+
+    def stored_leftovers(self, settings: Settings) -> Sequence[StoredLeftover]:
+        """Copied checkpoints of trainings after which another one of their variant was published."""
+        from vlm_training.kept_trainings import stored_leftovers
+
+        return stored_leftovers(settings)
+
+    def remove_leftover(self, settings: Settings, leftover: StoredLeftover) -> str:
+        """Remove the copied checkpoints of one."""
+        from vlm_training.kept_trainings import remove_leftover
+
+        return remove_leftover(settings, leftover)
+
+    def busy_with(self, settings: Settings, ids: Collection[str], workers: Sequence[Worker]) -> set[str]:
+        """Trainings that learn from these properties, or may."""
+        from vlm_training.kept_trainings import busy_with
+
+        return busy_with(settings, ids, workers)
+
+    def forget(self, settings: Settings, ids: Collection[str], keys: Sequence[str]) -> Iterator[str]:
+        """Trainings that learn from these properties, with all of their checkpoints."""
+        from vlm_training.kept_trainings import remove_trainings
+
+        for folder in remove_trainings(settings, ids):
+            yield f"Removed the training {folder}: its variant is trained anew, without them."

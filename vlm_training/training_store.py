@@ -1,0 +1,232 @@
+"""A training in an S3 store: copies of its checkpoints, and the finished model, for another machine.
+
+What lives here: copying beside the training, taking over what another machine left, and the fence between
+two that publish. What does not: the store (``vlm_durable/mirror``) and the files on disk
+(``checkpoints.py``). Keys have the layout of the home's files; a checkpoint is cut into parts, for a store
+takes 5 GB at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from vlm_durable.files.files import TemporaryFile, make_directory, publish_new
+from vlm_durable.files.sealed_json import BrokenSealError, refuse_newer_format, sealed, unseal
+from vlm_durable.mirror.bucket import S3Folder, Stored, TakenError
+from vlm_training.checkpoints import KEPT, Checkpoints, digest_in, step_in
+from vlm_training.training_plan import TrainingError
+
+PART_BYTES: Final = 256 << 20
+_FILE_BYTES: Final = 5 << 30
+_RECORD_BYTES: Final = 64 << 20
+_PART: Final = re.compile(r"(.+)\.\d{5}-of-\d{5}")
+
+
+class StoredCheckpoints:
+    """The copies of one training's checkpoints. Every method raises StoreError, above all StoreAwayError."""
+
+    def __init__(self, store: S3Folder) -> None:
+        """store: the folder of these checkpoints alone."""
+        self._store = store
+
+    def put(self, path: Path) -> None:
+        """Copy a checkpoint; the store checks the SHA-256 of each part. Then remove those before the newest.
+
+        Raises FileNotFoundError where it was removed meanwhile: a newer one is there.
+        """
+        self._store.prove()
+        parts = max(1, -(-path.stat().st_size // PART_BYTES))
+        with path.open("rb") as stream:
+            for number in range(parts):
+                content = stream.read(PART_BYTES)
+                name = f"{path.name}.{number:05}-of-{parts:05}"
+                found = self._store.head(name)
+                if found is None or found.sha256 != hashlib.sha256(content).hexdigest():
+                    self._store.put(name, content, over=found)
+        self._rotate(step_in(path.name))
+
+    def pull(self, into: Checkpoints, *, after: int) -> str | None:
+        """Take the newest whole one over that is of a later step than ``after``; says so, or None."""
+        found = self._found()
+        for name in _whole(found):
+            if step_in(name) <= after:
+                return None
+            make_directory(into.folder)
+            file = TemporaryFile(into.folder / name)
+            try:
+                for part in sorted(found[name]):
+                    file.write(self._store.get(part, most=PART_BYTES))
+                if file.seal() == digest_in(name):
+                    publish_new(file.path, into.folder / name)
+                    return f"The checkpoint of step {step_in(name)} was taken over from {self._store}."
+            finally:
+                file.discard()
+        return None
+
+    def _found(self) -> Mapping[str, list[str]]:
+        """The names of the parts of each checkpoint."""
+        found = defaultdict[str, list[str]](list)
+        for part, _ in self._store.names():
+            named = _PART.fullmatch(part)
+            if named is not None and digest_in(named[1]) is not None:
+                found[named[1]].append(part)
+        return found
+
+    def _rotate(self, newest: int) -> None:
+        found = self._found()
+        whole = _whole(found)
+        for name, parts in found.items():
+            # One that is not whole may be another machine's, which is just putting it.
+            if name in whole[KEPT:] or (name not in whole and step_in(name) < newest):
+                for part in parts:
+                    self._store.delete(part)
+
+
+def _whole(found: Mapping[str, Sequence[str]]) -> list[str]:
+    """The checkpoints of which all parts are there, the newest first."""
+    whole = [name for name, parts in found.items() if len(parts) == int(parts[0].rpartition("-")[2])]
+    return sorted(whole, key=step_in, reverse=True)
+
+
+class StoreCopies:
+    """Copies checkpoints beside the training, in a thread, the newest one only. An outage stops nothing.
+
+    failed: is told of one that could not be copied, once until one is.
+    """
+
+    def __init__(self, stored: StoredCheckpoints, failed: Callable[[str], None]) -> None:
+        self._stored, self._failed = stored, failed
+        self._newest: Path | None = None
+        self._guard = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._is_away = False
+
+    def offer(self, path: Path) -> None:
+        """A checkpoint is on this machine's disk. Returns at once."""
+        with self._guard:
+            self._newest = path
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._copy, daemon=True)
+                self._thread.start()
+
+    def wait(self) -> None:
+        """Return when the newest one is copied, or could not be."""
+        thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _copy(self) -> None:
+        while True:
+            with self._guard:
+                path, self._newest = self._newest, None
+                if path is None:
+                    self._thread = None
+                    return
+            try:
+                self._stored.put(path)
+                self._is_away = False
+            except FileNotFoundError:
+                continue  # Removed meanwhile: a newer one was offered.
+            except Exception as error:  # Else the thread would end, and nobody would be told.
+                if not self._is_away:
+                    self._failed(
+                        f"{path.name} was not copied to the store: {error} The training goes on, and the copy"
+                        " before stands there: a machine that is lost now loses what came since."
+                    )
+                self._is_away = True
+
+
+class StoredModel:
+    """The finished model of one variant in the store, published as a partition is
+    (``vlm_durable/versions/stored.py``).
+
+    The record goes first, as pending and on the condition that it is still the one that was read: that is
+    the fence. Then the files, then the record again. Every method raises StoreError.
+    """
+
+    def __init__(self, store: S3Folder, *, record: str, folder: str) -> None:
+        """record, folder: their names in the home."""
+        self._store, self._name, self._folder = store, record, f"{folder}/"
+
+    def record(self) -> tuple[Mapping[str, Any] | None, Stored | None]:
+        """What the store says is published, and where it stands. Raises TrainingError, FormatVersionError."""
+        at = self._store.head(self._name)
+        if at is None:
+            return None, None
+        where = self._store.address(self._name)
+        try:
+            found = unseal(self._store.get(self._name, most=_RECORD_BYTES))
+        except BrokenSealError as error:
+            raise TrainingError(
+                f"{where} is damaged ({error}). Nothing was changed. Put it back from a version of the"
+                " bucket, or remove it: the next materialization puts this machine's model there."
+            ) from error
+        refuse_newer_format(found.pop("format", 0), 1, Path(where))
+        return found, at
+
+    def pull(self, record: Mapping[str, Any], into: Path) -> bool:
+        """Fetch the files of a record into an empty folder; False where the store lacks one of them."""
+        for name, digest in record["files"].items():
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                raise TrainingError(
+                    f"{self._store.address(self._name)} names {name!r}, outside of its folder."
+                )
+            found = self._store.head(self._folder + name)
+            if found is None or found.sha256 != digest:
+                return False
+            content = self._store.get(self._folder + name, most=_FILE_BYTES)
+            if hashlib.sha256(content).hexdigest() != digest:
+                return False
+            make_directory((into / name).parent)
+            (into / name).write_bytes(content)
+        return True
+
+    def push(self, record: Mapping[str, Any], folder: Path) -> None:
+        """Have the store hold this model; when it returns, it does. Raises TrainingError where overtaken."""
+        self._store.prove()
+        theirs, at = self.record()
+        is_same = theirs is not None and theirs["fingerprint"] == record["fingerprint"]
+        is_there = theirs is not None and is_same and not theirs.get("pending")
+        if theirs is not None and is_there and theirs["files"] != record["files"]:
+            return  # Another machine published this training first: the next materialization takes its bytes.
+        if theirs is not None and not is_same and theirs["sequence"] >= record["sequence"]:
+            raise self._overtaken()
+        if not is_there:
+            at = self._put(self._name, sealed({**record, "pending": True}), over=at)
+        for name, digest in record["files"].items():
+            found = self._store.head(self._folder + name)
+            if found is None or found.sha256 != digest:
+                # Another machine may have begun since: what it puts is not to be replaced.
+                if self._store.head(self._name) != at:
+                    raise self._overtaken()
+                content = (folder / name).read_bytes()
+                if hashlib.sha256(content).hexdigest() != digest:
+                    raise TrainingError(f"{folder / name} is not what its record says: it was not copied.")
+                self._put(self._folder + name, content, over=found)
+        if not is_there:
+            at = self._put(self._name, sealed(record), over=at)
+        for key, _ in list(self._store.names(self._folder)):
+            if key.removeprefix(self._folder) not in record["files"]:
+                if self._store.head(self._name) != at:
+                    return  # Another machine has begun since: it may be its file.
+                self._store.delete(key)
+
+    def _put(self, name: str, content: bytes, *, over: Stored | None) -> Stored:
+        try:
+            return self._store.put(name, content, over=over)
+        except TakenError as error:
+            raise self._overtaken() from error
+
+    def _overtaken(self) -> TrainingError:
+        return TrainingError(
+            f"{self._store.address(self._name)} was written by another machine, which has published another"
+            " training of this variant since this one began. Nothing there was replaced; the model that was"
+            " trained here is in this home. To publish it all the same, remove that record and materialize"
+            " the variant here."
+        )

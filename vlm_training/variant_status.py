@@ -1,0 +1,163 @@
+"""Where each variant of ``description_model`` stands, from what is on disk: Dagster need not run."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.settings import Settings
+from vlm_durable.files.layout import PartitionPaths
+from vlm_durable.files.sealed_json import FormatVersionError
+from vlm_durable.state.workers import Workers
+from vlm_durable.wording import counted
+from vlm_training.checkpoints import newest_state
+from vlm_training.description_model import ASSET, begun_parts, changed_settings, read_record
+from vlm_training.rank import PLAN
+from vlm_training.variants import Variant, read_variants
+
+
+@dataclass(frozen=True)
+class VariantStatus:
+    """One variant. step, steps: finished and in all; epoch, epochs: the same in passes over the data.
+
+    metric: of the finished model, or the best so far. seconds_left: at the pace so far; None where unknown.
+    turn: 1 runs first, by VLM_ASSETS_VARIANTS_ORDER; None where it does not wait. note: why it is refused, or
+    what begins anew because the plan changed. Other data under the same name is seen by the next run alone.
+    """
+
+    name: str
+    state: Literal["done", "running", "interrupted", "never started", "plan changed", "refused"]
+    step: int = 0
+    steps: int | None = None
+    epoch: int = 0
+    epochs: int | None = None
+    metric: float | None = None
+    seconds_left: float | None = None
+    turn: int | None = None
+    note: str = ""
+
+    @property
+    def percent(self) -> float:
+        """How much of it is trained."""
+        if self.state == "done":
+            return 100.0
+        return 100.0 * self.step / self.steps if self.steps else 0.0
+
+    def time_left(self) -> str:
+        """``seconds_left`` for a person."""
+        if self.state == "done":
+            return ""
+        return (
+            "unknown yet" if self.seconds_left is None else str(timedelta(seconds=round(self.seconds_left)))
+        )
+
+    def sentence(self) -> str:
+        """All of it for a person."""
+        if self.state == "done":
+            return f"done (metric {self.metric:.4f})" if self.metric is not None else "done"
+        if self.state == "never started":
+            return self.state
+        if self.state in ("refused", "plan changed"):
+            return f"{self.state}: {self.note}"
+        at = f"{self.state} at epoch {self.epoch} of {self.epochs} ({self.percent:.1f}%)"
+        return at if self.metric is None else f"{at}, metric {self.metric:.4f} so far"
+
+
+def variant_status(settings: Settings) -> tuple[VariantStatus, ...]:
+    """Every variant of the file: what runs, what waits in its order, the others. Raises SettingsError."""
+    running = {
+        worker.partition for worker in Workers(control_state(settings)).living() if worker.asset == ASSET
+    }
+    variants = read_variants(settings)
+    found = [
+        _status(settings, name, variant, is_running=name in running) for name, variant in variants.items()
+    ]
+    waiting = [one for one in found if one.state in ("interrupted", "never started", "plan changed")]
+    if settings.variants_order == "heaviest":
+        left = _expected_seconds_left(found, variants)
+        waiting.sort(key=lambda one: -left[one.name])
+    else:
+        waiting.sort(key=lambda one: (-one.percent, one.seconds_left or 0.0))
+    turns = [replace(one, turn=turn) for turn, one in enumerate(waiting, start=1)]
+    others = {state: [one for one in found if one.state == state] for state in ("running", "refused", "done")}
+    return (*others["running"], *turns, *others["refused"], *others["done"])
+
+
+def _expected_seconds_left(
+    found: Sequence[VariantStatus], variants: Mapping[str, Variant]
+) -> Mapping[str, float]:
+    """Of each variant the time left: at its own pace, else at the others'; infinite where nobody knows."""
+    left = {
+        one.name: (one.steps - one.step) * variants[one.name].batch for one in found if one.steps is not None
+    }
+    paces = [
+        one.seconds_left / left[one.name] for one in found if one.seconds_left is not None and left[one.name]
+    ]
+    pace = statistics.median(paces or [1.0])
+    return {
+        one.name: one.seconds_left if one.seconds_left is not None else pace * left.get(one.name, math.inf)
+        for one in found
+    }
+
+
+def _status(settings: Settings, name: str, variant: Variant, *, is_running: bool) -> VariantStatus:
+    paths = settings.layout.asset(ASSET).partition(name)
+    try:
+        record = read_record(paths)
+    except FormatVersionError as error:
+        return VariantStatus(name, "refused", note=str(error))
+    folder = _begun(paths, None if record is None else str(record["fingerprint"]))
+    if not is_running:
+        begun = [] if folder is None else changed_settings(begun_parts(folder), settings, variant)
+        published = [] if record is None else changed_settings(record.get("parts", {}), settings, variant)
+        if record is not None and begun and not published:
+            folder = None  # Back at the plan of what is published.
+        elif changed := begun or (published if folder is None else []):
+            return _begins_anew(name, variant, folder, changed, record)
+    if folder is None and record is not None and not is_running:
+        return VariantStatus(name, "done", step=record["step"], steps=record["step"], metric=record["metric"])
+    state: dict[str, Any] = (newest_state(folder / "checkpoints") if folder else None) or {}
+    step, count = state.get("step", 0), state.get("count", 0)
+    if not is_running and not state:
+        return VariantStatus(name, "never started", steps=variant.steps)
+    steps, epochs = variant.steps, None
+    if count:
+        samples = (variant.steps or 0) * variant.batch or (variant.epochs or 0) * count
+        steps, epochs = steps or -(-round(samples) // variant.batch), -(-round(samples) // count)
+    return VariantStatus(
+        name,
+        "running" if is_running else "interrupted",
+        step=step,
+        steps=steps,
+        epoch=state["consumed"] // count + 1 if count else 0,
+        epochs=epochs,
+        metric=state.get("best"),
+        seconds_left=(steps - step) * state["seconds"] / step if steps and step else None,
+    )
+
+
+def _begins_anew(
+    name: str, variant: Variant, folder: Path | None, changed: list[str], record: Mapping[str, Any] | None
+) -> VariantStatus:
+    """A variant whose plan is another one now. folder: of the training that was under way."""
+    notes = [f"{', '.join(changed)}. The next run begins anew at step 0"]
+    if folder is not None:
+        step = (newest_state(folder / "checkpoints") or {}).get("step", 0)
+        notes.append(f"{counted(step, 'steps are', 'step is')} left behind in {folder}")
+    if record is not None:
+        notes.append("the published model stays until the new one is complete")
+    return VariantStatus(name, "plan changed", steps=variant.steps, note="; ".join(notes))
+
+
+def _begun(paths: PartitionPaths, published: str | None) -> Path | None:
+    """The folder of the training under way: the one that was started last, but for what is published."""
+    if not paths.journals.is_dir():
+        return None
+    begun = [one for one in paths.journals.iterdir() if one.name != published and (one / PLAN).is_file()]
+    return max(begun, key=lambda one: (one / PLAN).stat().st_mtime, default=None)
