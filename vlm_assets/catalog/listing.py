@@ -111,6 +111,7 @@ INNER_FOLDERS = "folders inside property folders"
 """A kind of the notes: `--nested` takes the images in them."""
 
 NOT_IMAGES = "files that are not images"
+"""A kind of the notes, whose first files are named too."""
 
 BESIDE = "files beside the property folders"
 
@@ -122,8 +123,7 @@ SINGULAR: Final = {
     BESIDE: "file beside the property folders",
     HIDDEN: "hidden file or folder",
 }
-"""Of what is passed over."""
-"""A kind of the notes, whose first files are named too."""
+"""Each kind of what is passed over, where there is one of it."""
 
 _NAMED_PROBLEMS = 20
 _NAMED_NOT_IMAGES = 10

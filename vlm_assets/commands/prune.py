@@ -262,7 +262,7 @@ def _not_whole(partition: PartitionFiles, record: PublishedRecord | None = None)
     return None
 
 
-def _remove_stored(settings: Settings, leftovers: Sequence[StoredLeftover]) -> Iterator[str]:
+def remove_stored(settings: Settings, leftovers: Sequence[StoredLeftover]) -> Iterator[str]:
     """Remove them from the store, each by whoever its asset belongs to. Raises StoreError."""
     theirs = {asset: extension for extension in installed() for asset in extension.assets}
     for leftover in leftovers:
@@ -294,7 +294,7 @@ def prune_command(home: Home = None, yes: Yes = False, as_json: AsJson = False) 
     doing("looking for what is needed no more")
     plan = plan_prune(current, Catalog.open(current.home))
     if as_json:
-        said = [*remove(current, plan.removals), *_remove_stored(current, plan.in_store)] if yes else []
+        said = [*remove(current, plan.removals), *remove_stored(current, plan.in_store)] if yes else []
         removals = [
             {"asset": one.asset, "what": one.what, "path": one.path, "bytes": one.bytes, "why": one.why}
             for one in plan.removals
@@ -319,5 +319,5 @@ def prune_command(home: Home = None, yes: Yes = False, as_json: AsJson = False) 
         if sizes := [one.bytes for one in plan.removals if one.what is what]:
             say(f"{len(sizes)} x {what.value}: {sum(sizes) / 1e6:,.1f} MB")
     if agreed(f"Remove these for good ({plan.bytes / 1e6:,.1f} MB)?", yes):
-        for sentence in chain(remove(current, plan.removals), _remove_stored(current, plan.in_store)):
+        for sentence in chain(remove(current, plan.removals), remove_stored(current, plan.in_store)):
             say(sentence)

@@ -58,6 +58,7 @@ def person(installed, listing, tmp_path):
         (folder / name / "__init__.py").write_text("OWNER = 'the person'\n")
     (folder / ".env").write_text(
         f"VLM_ASSETS_MODEL={CHECKOUT / 'examples' / 'model'}\nVLM_ASSETS_DEVICES=cpu:1\n"
+        f"VLM_ASSETS_EMBEDDING_MODEL={CHECKOUT / 'examples' / 'embedder'}\n"
     )
     environment = {name: os.environ[name] for name in SEES_ONLY if name in os.environ}
 

@@ -47,9 +47,9 @@ def test_a_folder_on_s3_is_read_as_one_on_disk(images, tmp_path, s3_proxy):
     said = " ".join(report.sentences())
     for what in (
         "1 hidden",
-        "1 files beside",
-        "1 folders inside property folders",
-        "1 files that are not images (a/notes",
+        "1 file beside",
+        "1 folder inside a property folder",
+        "1 file that is not an image (a/notes",
     ):
         assert what in said
     asked = [path.rpartition("/")[2] for method, path in s3_proxy.requests if "list-type" not in path]

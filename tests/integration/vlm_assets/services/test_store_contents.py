@@ -19,14 +19,13 @@ from vlm_assets.catalog.catalog_file import CatalogError
 from vlm_assets.catalog.stored_catalog import pull_catalog
 from vlm_assets.commands.audit import audit
 from vlm_assets.commands.main import app
-from vlm_assets.commands.prune import plan_prune
+from vlm_assets.commands.prune import plan_prune, remove_stored
 from vlm_assets.commands.prune import remove as remove_here
 from vlm_assets.commands.repair import Way, plan_repairs, put_right
 from vlm_assets.commands.withdraw import pending_withdrawal, plan_withdrawal, withdraw
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.services import store_looks as store_looks_module
 from vlm_assets.services.status import read_status
-from vlm_assets.services.store_contents import remove_leftovers
 from vlm_assets.services.store_looks import StoreLooks
 from vlm_durable.files.layout import Home
 from vlm_durable.files.sealed_json import sealed
@@ -313,7 +312,7 @@ def test_prune_removes_from_the_store_what_nobody_goes_on_with(machine, bucket):
     catalog = Catalog.open(machine.settings.home)
     plan = plan_prune(machine.settings, catalog)
     assert [(one.key, one.objects) for one in plan.in_store] == [(KEY, 1)]
-    said = [*remove_here(machine.settings, plan.removals), *remove_leftovers(machine.settings, plan.in_store)]
+    said = [*remove_here(machine.settings, plan.removals), *remove_stored(machine.settings, plan.in_store)]
     assert any("earlier versions" in one for one in said)
     assert [one for one, _ in bucket.names(f"{closed}/")] == [f"{closed}/{HEAD}"]
     assert [one for one, _ in bucket.names(f".journal/{ASSETS[0]}/{SECOND}/")] == before
@@ -340,7 +339,7 @@ def test_prune_removes_checkpoints_of_superseded_trainings_alone(machine, bucket
     plan = plan_prune(machine.settings, catalog)
     assert [(one.key, one.generation, one.objects) for one in plan.in_store] == [("tiny", "old", 1)]
     assert plan_prune(machine.settings, catalog, [KEY]).in_store == []
-    list(remove_leftovers(machine.settings, plan.in_store))
+    list(remove_stored(machine.settings, plan.in_store))
     left = [name.split("/")[3] for name, _ in bucket.names(f"{below}/")]
     assert left == ["new", "published"]
 

@@ -416,7 +416,7 @@ def test_a_plan_says_before_it_measures_how_long_that_takes(uneven, monkeypatch)
         20,
     )
     said = measurement.announcement(*asked)
-    assert "5 small partitions of 8 properties are run, as for real and a sample of 8 properties is" in said
+    assert "5 small partitions of 8 properties run, as for real and a sample of 8 properties is" in said
     assert "minutes, with a large model or no GPU an hour or more" in said
     # 20 s for Dagster; each run: 4 s to start, 5 s to load, 8 properties of 10 images, 1.5 s to the next one.
     monkeypatch.setattr(measurement, "measurement_of_now", lambda *_: replace(MEASURED, run=None))
