@@ -27,7 +27,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 TRIES: Final = 2
 """A step that took the whole machine down with it twice is not begun a third time."""
 LEAST_SECONDS: Final = 60
-"""A step is begun with less time than its limit too, for its figures count as they come, but not with less."""
+"""A step is begun with less time than its limit, for its figures count as they come, but not with less."""
 LIMIT: Final = "ended at its limit"
 _LAST_WORDS: Final = 4000
 _ENGINE_TESTS: Final = "tests/gpu/vlm_engine/test_engine_on_a_gpu.py"
