@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from vlm_engine.protocol import ImpossibleScoresError
 from vlm_engine.transformers.guided import Drafts, Guide
+from vlm_engine.transformers.roomy_cache import make_room, roomy_layer
 
 if TYPE_CHECKING:
     import torch
@@ -224,6 +225,8 @@ class GreedyDecoding:
 
     def _steps(self, model: Any, state: dict[str, Any], answers: AnswersSoFar) -> GrowingSteps | DraftedSteps:
         """The steps after the prompt, by guesses where the model can be asked about them."""
+        if _can_select(state, len(answers.rows)):
+            make_room(state["past_key_values"])
         if self._guide is not None and self._drafts is not None:
             refusal = _refusal(model, state, answers)
             if refusal is None:
@@ -416,7 +419,7 @@ def _can_select(state: Mapping[str, Any], rows: int) -> bool:
     from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
     cache = state.get("past_key_values")
-    plain = (DynamicLayer, DynamicSlidingWindowLayer)
+    plain = (DynamicLayer, DynamicSlidingWindowLayer, roomy_layer())
     if not isinstance(cache, DynamicCache) or any(type(layer) not in plain for layer in cache.layers):
         return False
     for name, value in state.items():
@@ -451,7 +454,7 @@ def _refusal(model: Any, state: Mapping[str, Any], answers: AnswersSoFar) -> str
     if not _can_select(state, len(answers.rows)):
         return f"{name} keeps more than keys and values from step to step"
     cache = state["past_key_values"]
-    if any(type(layer) is not DynamicLayer for layer in cache.layers):
+    if any(type(layer) not in (DynamicLayer, roomy_layer()) for layer in cache.layers):
         return f"{name} has layers that look back over a number of columns, holes among them"
     rope = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
     if any(
