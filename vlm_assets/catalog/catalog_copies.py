@@ -40,6 +40,7 @@ from vlm_durable.files.sealed_json import FormatVersionError
 from vlm_durable.versions.version_mark import (
     Standing,
     VersionMark,
+    VersionMarkReading,
     mark_copies,
     raise_version_mark,
     read_version_mark,
@@ -220,15 +221,16 @@ def known_versions(home: Path) -> dict[str, int]:
     """By the id of each catalogue that anything here speaks of, its highest sequence number.
 
     With a mark that is this home's catalogue alone, unless neither the catalogue nor its second copy is of
-    that one. Raises CatalogFormatError.
+    that one. Where the two copies of the mark are those of two homes, both count. Raises CatalogFormatError.
     """
     headers = [_header_of(path) for path in (catalog_path(home), *backup_paths(home))]
     mark, _ = _mark(home, headers[0], headers[1])
     versions = [(one.catalog_id, one.sequence) for one in headers if isinstance(one, CatalogHeader)]
     if mark is not None:
         ids = {one.catalog_id for one in headers[:2] if isinstance(one, CatalogHeader)}
-        own = [one for one in versions if one[0] == mark.origin or mark.origin not in ids]
-        versions = [(mark.origin, mark.sequence), *own]
+        versions = [one for one in versions if one[0] == mark.origin or mark.origin not in ids]
+    marks = [mark] if mark is not None else _mark_reading(home).marks
+    versions += [(one.origin, one.sequence) for one in marks]
     return {id_: max(sequence for other, sequence in versions if other == id_) for id_, _ in versions}
 
 
@@ -485,18 +487,23 @@ def _mark(
 
     A copy of the mark that is another home's does not count, unless both are. Raises CatalogFormatError.
     """
-    try:
-        reading = read_version_mark(mark_path(home), name=_NAME)
-    except FormatVersionError as error:
-        raise CatalogFormatError(str(error)) from None
+    reading = _mark_reading(home)
     where = " and ".join(map(str, mark_copies(mark_path(home))))
     if reading.is_unreadable:
         return None, f"its mark cannot be read ({where})"
     ids = {one.catalog_id for one in (header, copy) if isinstance(one, CatalogHeader)}
-    own = [mark for mark in reading.marks if mark.origin in ids]
+    # Beside no file that reads, nothing says which of the marks is another home's.
+    own = [mark for mark in reading.marks if mark.origin in ids or not ids]
     if len({mark.origin for mark in own}) > 1:
         return None, f"the two copies of its mark are those of two homes ({where})"
     return next(iter(own), reading.mark), None
+
+
+def _mark_reading(home: Path) -> VersionMarkReading:
+    try:
+        return read_version_mark(mark_path(home), name=_NAME)
+    except FormatVersionError as error:
+        raise CatalogFormatError(str(error)) from None
 
 
 def _own_mark(home: Path) -> tuple[VersionMark | None, str | None]:

@@ -103,7 +103,7 @@ def put_in_place(home: Path, chosen: ChosenCatalog, store: S3Folder | None = Non
     header, data = chosen.header, chosen.data
     with only_ingest(home, "putting a catalogue in place"):
         if header.sequence < chosen.newest or trouble_of(home, header) is not None:
-            header = replace(header, sequence=chosen.newest + 1)
+            header = replace(header, sequence=max(chosen.newest, header.sequence) + 1)
             data = _renumbered(data, header)
         if store is not None:
             put_catalog(store, data, over=chosen.over)

@@ -294,6 +294,43 @@ def test_files_of_two_homes_beside_marks_of_both_stop(home: Path, tmp_path: Path
     assert backup_paths(home)[0].read_bytes() != mine, "it has a number of its own"
 
 
+@pytest.mark.parametrize("of_the_mark", [0, 1])
+def test_an_older_catalogue_beside_marks_of_two_homes_gets_a_number_that_nobody_had(
+    home: Path, versions: dict[int, Path], tmp_path: Path, of_the_mark: int
+) -> None:
+    """The mark of this home counts, though the other copy is another home's: one command settles it."""
+    for count in (1, 2, 3, 4):
+        add(list_properties(tmp_path, count), tmp_path / "other")
+    copy_marks(tmp_path / "other", home, of_the_mark)
+    shutil.copyfile(catalog_path(tmp_path / "other"), catalog_path(home))
+    put_back(home, versions[2], "second copy")
+    chosen = check_catalog(home, str(backup_paths(home)[0]))
+    assert any("the newest that is known of is ingest 3" in one for one in chosen.sentences())
+    put_in_place(home, chosen)
+    assert (Catalog.open(home).rows, Catalog.open(home).header.sequence) == (20, 4)
+
+
+@pytest.mark.parametrize("marks", ["damaged", "the first another's", "the second another's"])
+def test_a_copy_of_ones_own_comes_back_when_nothing_here_reads(
+    home: Path, tmp_path: Path, marks: str
+) -> None:
+    """Whatever the marks are, the command that the sentence names takes it, and its number never falls."""
+    for count in (1, 2, 3, 4):
+        add(list_properties(tmp_path, count), tmp_path / "other")
+    kept = shutil.copyfile(catalog_path(home), tmp_path / "kept.parquet")
+    if marks == "damaged":
+        damage_marks(home)
+    else:
+        copy_marks(tmp_path / "other", home, 0 if "first" in marks else 1)
+    for path in (catalog_path(home), *backup_paths(home)):
+        path.write_bytes(b"damaged")
+    with pytest.raises(CatalogUnreadableError, match="--catalog FILE"):
+        Catalog.open(home)
+    put_in_place(home, check_catalog(home, str(kept)))
+    assert Catalog.open(home).rows == 30
+    assert Catalog.open(home).header.sequence == 4
+
+
 def damage_marks(home: Path) -> None:
     for path in mark_copies(mark_path(home)):
         path.write_bytes(b"?")
