@@ -332,13 +332,20 @@ def batch_scores(batch: pa.RecordBatch, query: Vector) -> tuple[npt.NDArray[np.i
 
 
 def cards(settings: Settings, catalog: Catalog, hits: Sequence[Hit]) -> list[Card]:
-    """What a page shows of each: its first images and its description."""
-    ordinals = [hit.ordinal for hit in hits]
-    images = thumbnails(catalog, (uris[:_THUMBNAILS] for uris in catalog.images_of(ordinals)), height=_HEIGHT)
+    """What a page shows of each: its first images and how many it has, and its description."""
+    images = catalog.images_of([hit.ordinal for hit in hits])
+    made = thumbnails(catalog, (uris[:_THUMBNAILS] for uris in images), height=_HEIGHT)
     descriptions = descriptions_of(settings, catalog, hits)
     return [
-        Card(hit.property_id, f"{hit.score:.3f}", shown, descriptions.get(hit.ordinal, {}))
-        for hit, shown in zip(hits, images, strict=True)
+        Card(
+            hit.property_id,
+            f"{hit.score:.3f}",
+            files,
+            descriptions.get(hit.ordinal, {}),
+            uris=uris[:_THUMBNAILS],
+            of=len(uris),
+        )
+        for hit, files, uris in zip(hits, made, images, strict=True)
     ]
 
 

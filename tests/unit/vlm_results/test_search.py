@@ -9,11 +9,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
+from tests.unit.homes import Dataset
+from vlm_assets.catalog.ingest import ingest
+from vlm_assets.commands.html_page import page
 from vlm_assets.commands.terminal import CommandError
+from vlm_assets.config.settings import load_settings
 from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_results import search as search_module
-from vlm_results.search import scan, search
+from vlm_results.search import Hit, cards, scan, search
 
 WIDTH = 8
 SIZES = (40, 1, 25, 60, 3)
@@ -150,3 +155,19 @@ def test_partitions_of_another_embedding_model_are_left_out_and_named(home, monk
     assert {hit.property_id for hit in found.hits} == {"p0", "p1", "p2", "p6", "p7", "p8"}
     with pytest.raises(CommandError, match="no vector of the present"):
         search(home.settings, home.catalog, like="p3")
+
+
+def test_a_page_names_an_image_that_cannot_be_shown_and_says_how_many_there_are(tmp_path: Path) -> None:
+    """Four images of nine are no whole property, and a grey box says which file is damaged."""
+    folder = tmp_path / "images" / "p1"
+    folder.mkdir(parents=True)
+    for number in range(9):
+        Image.new("RGB", (64, 48), "red").save(folder / f"{number}.jpg")
+    (folder / "2.jpg").write_bytes(b"no image")
+    ingest(tmp_path / "images", tmp_path / "home", close=True)
+    home = Dataset(load_settings(model="example", home=tmp_path / "home"))
+    home.describe(home.keys[0])
+    text = page("red", cards(home.settings, home.catalog, [Hit("p1", 0, 1.0)]))
+    assert text.count("data:image/jpeg;base64,") == 3
+    assert "2.jpg cannot be shown" in text
+    assert "4 of 9 images" in text
