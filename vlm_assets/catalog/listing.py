@@ -600,7 +600,10 @@ def _open_jsonl(source: Path, problems: Problems, options: ReadingOptions) -> Li
                 problems.add(line, f"no valid JSON ({error})", text)
                 continue
             keys = record if isinstance(record, dict) else {}
-            names = list(keys) if len(keys) <= _MAX_COLUMNS else []
+            if len(keys) > _MAX_COLUMNS:
+                problems.add(line, f"more than {_MAX_COLUMNS:,} fields", text)
+                continue
+            names = list(keys)
             id_at, images_at = _positions(names, options, lists_only=True)
             property_id = None if id_at is None else keys[names[id_at]]
             images = None if images_at is None else keys[names[images_at]]
