@@ -18,6 +18,7 @@ from vlm_assets.catalog.catalog_copies import (
     CatalogUnreadableError,
     catalog_path,
     choose_command,
+    known_versions,
     last_store,
     note_store,
     publish_catalog,
@@ -74,14 +75,29 @@ def _pull(home: Path, store: S3Folder) -> Stored | None:
     data = store.get(CATALOG_NAME, most=MOST_BYTES)
     header = _header(home, data, store, there)
     if unreadable_here is not None:
-        if trouble_of(home, header) is not None:
-            raise unreadable_here
+        if (trouble := trouble_of(home, header)) is not None:
+            raise _with_stored(home, unreadable_here, header, store, trouble)
         replace_catalog(home, data)
         return there
     if here is not None and (contradiction := _contradiction(here, header, store)) is not None:
         raise CatalogError(contradiction)
     publish_catalog(home, data)
     return there
+
+
+def _with_stored(
+    home: Path, error: CatalogUnreadableError, header: CatalogHeader, store: S3Folder, trouble: str
+) -> CatalogUnreadableError:
+    """The error of a home without its newest catalogue, with what its store has and why it stays there."""
+    known = known_versions(home)
+    offer = (
+        " If no newer one can be brought back, this checks it, says what it lacks, and asks:"
+        f" {choose_command(home, store.address(CATALOG_NAME))}"
+    )
+    return CatalogUnreadableError(
+        f"{error}. The catalogue in {store} (ingest {header.sequence}, {counted(header.rows, 'properties')})"
+        f" does not take its place: it {trouble}.{offer if header.catalog_id in known or not known else ''}"
+    )
 
 
 def stored_catalog_trouble(home: Path, store: S3Folder, *, deep: bool) -> str | None:

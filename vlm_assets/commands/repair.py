@@ -68,10 +68,9 @@ from vlm_durable.versions.partition_files import (
     PartitionFiles,
     PublishedError,
     PublishedRecord,
-    PutBackError,
 )
 from vlm_durable.versions.published import PublishedPartitions
-from vlm_durable.versions.stored import StoredPartitions
+from vlm_durable.versions.stored import OlderInStoreError, StoredPartitions
 from vlm_durable.wording import counted
 
 if TYPE_CHECKING:
@@ -683,12 +682,15 @@ def _older_versions(
     """Where an older version stands, here or in the store, in place of one that was here; a sentence each."""
     for asset in (current.descriptions, current.embeddings):
         published = PublishedPartitions(asset)
-        findings = {finding.kind: finding.sentence for finding in published.verify(key).findings}
-        if FindingKind.PUT_BACK in findings:
-            yield published, findings[FindingKind.PUT_BACK]
-        elif FindingKind.NOT_PUBLISHED in findings and current.store is not None:
+        if current.store is not None and not published.verify(key).ok:
             stored = StoredPartitions(asset, current.store)
             try:
                 stored.pull(key)
-            except PutBackError as error:
+            except OlderInStoreError as error:
                 yield stored, str(error)
+                continue
+            except PublishedError:
+                pass  # What stands here is the newer one, or all that there is.
+        findings = {finding.kind: finding.sentence for finding in published.verify(key).findings}
+        if FindingKind.PUT_BACK in findings:
+            yield published, findings[FindingKind.PUT_BACK]

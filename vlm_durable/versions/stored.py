@@ -11,6 +11,7 @@ meets a condition that no longer holds, and changes nothing more.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from vlm_durable.versions.partition_files import (
     PublishedRecord,
     PutBackError,
     RecordDamagedError,
+    put_back_sentence,
 )
 from vlm_durable.wording import counted
 
@@ -45,6 +47,10 @@ _FILE_BYTES = 5 << 30
 
 class OvertakenError(PublishedError):
     """Another machine has published this partition since this one looked. Its publication stands."""
+
+
+class OlderInStoreError(PutBackError):
+    """The store has the newest version that is whole anywhere, and a newer one was here: a person decides."""
 
 
 class StoredPartitions:
@@ -226,20 +232,26 @@ class StoredPartitions:
         if record is None:
             return ()
         with partition.locked(LOCK_SECONDS):
+            return self._pull(partition, record)
+
+    def _pull(self, partition: PartitionFiles, record: PublishedRecord) -> tuple[str, ...]:
+        try:
             ours, notes = partition.settle(lambda newest: self._bytes_of(partition, newest))
-            if _has(ours, record.sha256):
-                if ours.sequence < record.sequence and ours.published == replace(
-                    record, sequence=ours.sequence
-                ):
-                    partition.renumber(ours, record.sequence)
-                partition.note_store(str(self._store))
-                return ()
-            newest = partition.next_sequence(ours) - 1
-            if newest > record.sequence:
-                raise self._older(partition, ours, record, newest)
-            self._take_over(partition, ours, record, notes)
+        except PutBackError:
+            self._refuse_older(partition, record)
+            # The store's is newer than all that was ever here. What stands here goes into the quarantine.
+            ours, notes = PartitionVersions(partition.key), []
+        if _has(ours, record.sha256):
+            if ours.sequence < record.sequence and ours.published == replace(record, sequence=ours.sequence):
+                partition.renumber(ours, record.sequence)
+            partition.note_store(str(self._store))
+            return ()
+        newest = partition.next_sequence(ours) - 1
+        if newest > record.sequence:
+            raise self._older(partition, ours, record, newest)
+        self._take_over(partition, ours, record, notes)
         return (
-            f"Partition {key} was taken over from {self._store}: version {record.sequence},"
+            f"Partition {partition.key} was taken over from {self._store}: version {record.sequence},"
             f" {counted(record.rows, 'rows')}, digest {record.sha256[:12]}.",
             *notes,
         )
@@ -253,12 +265,16 @@ class StoredPartitions:
         partition = PartitionFiles(self._asset, key)
         theirs, _ = self._record(partition)
         record = self._standing(partition, theirs)
+        nothing = PublishedError(f"partition {key}: there is nothing to accept. Nothing was changed.")
+        if record is None:
+            raise nothing
+        notes: list[str] = []
         with partition.locked(LOCK_SECONDS):
-            ours, notes = partition.settle()
-            number = partition.next_sequence(ours)
-            if record is None or ours.published is not None or number <= record.sequence + 1:
-                raise PublishedError(f"partition {key}: there is nothing to accept. Nothing was changed.")
-            self._take_over(partition, ours, replace(record, sequence=number), notes)
+            with contextlib.suppress(OlderInStoreError):
+                self._pull(partition, record)
+                raise nothing
+            number = partition.next_sequence(PartitionVersions(key))
+            self._take_over(partition, PartitionVersions(key), replace(record, sequence=number), notes)
         self.push(key)
         return (
             f"Version {record.sequence} of {key} of {self.name} in {self._store} (published"
@@ -282,8 +298,8 @@ class StoredPartitions:
         self, partition: PartitionFiles, ours: PartitionVersions, record: PublishedRecord, newest: int
     ) -> PublishedError:
         """The error where the store has an older version than one that was durable here."""
-        if ours.published is None:
-            return PutBackError(
+        if ours.published is None or partition.whole_file(ours.published) is None:
+            return OlderInStoreError(
                 f"partition {partition.key}: version {newest} was published here, and is in none of its"
                 f" files; {self._store} has version {record.sequence} (published {record.published_at})."
                 " Nothing was changed. Materialize it on a machine that has the newer one, which puts that"
@@ -298,6 +314,28 @@ class StoredPartitions:
             f" take over what"
             f" the store has, move {partition.published} and all of {partition.record_path.with_suffix('')}.*"
             f" away, then {command('repair', '--accept-version', partition.key)}."
+        )
+
+    def _refuse_older(self, partition: PartitionFiles, record: PublishedRecord) -> None:
+        """Raise PutBackError where a partition was put back here, and a newer one than the store's was here.
+
+        Of what stands here and what the store has the newer one is offered.
+        """
+        newest, older = partition.put_back(partition.whole_records())
+        assert newest is not None and older is not None and older.published is not None
+        standing = older.published
+        if newest.sequence <= record.sequence:
+            return
+        if standing.sequence >= record.sequence:
+            raise PutBackError(put_back_sentence(partition, newest, standing))
+        raise OlderInStoreError(
+            f"Partition {partition.key} of {self.name} was put back: version {standing.sequence} (published"
+            f" {standing.published_at}) stands here, and version {newest.sequence} (published"
+            f" {newest.published_at}, digest {newest.sha256[:12]}), which was here, is neither in its files"
+            f" nor in {self._store}. The newest one that is whole is version {record.sequence} (published"
+            f" {record.published_at}) in {self._store}. Nothing was changed. Put the file of version"
+            f" {newest.sequence} back from a backup as {partition.published}, or accept what the store has:"
+            f" {command('repair', '--accept-version', partition.key)}."
         )
 
     def trouble(self, key: str, *, deep: bool = False) -> str | None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import socket
 from dataclasses import replace
 from functools import partial
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 from resources.run_tags import NO_ATTEMPT
 from resources.vision_language_model import VisionLanguageModel
+from tests.unit.homes import Dataset
 from vlm_assets.assets import stored_settings
 from vlm_assets.assets.fingerprint import description_parts
 from vlm_assets.assets.property_descriptions import DescriptionWork
@@ -48,6 +50,7 @@ from vlm_cluster import node as node_module
 from vlm_durable.mirror import bucket as bucket_module
 from vlm_durable.mirror.bucket import UnfitStoreError, client
 from vlm_durable.mirror.store_claim import OtherMachineError
+from vlm_durable.versions.stored import StoredPartitions
 from vlm_engine.protocol import EngineLostError
 
 KEY = "000000000-000000007"
@@ -411,6 +414,70 @@ def test_a_store_that_was_put_back_is_not_taken_over(machines, listing, bucket):
     pull_catalog(second.home, bucket)
     assert Catalog.open(second.home).header == Catalog.open(first.home).header
     assert Catalog.open(second.home).find("late") is None
+
+
+@pytest.mark.promise("Of two valid versions the newer is true")
+def test_the_command_accepts_the_newest_whole_version_anywhere(machines, bucket):
+    """A partition that was put back further than the store: the store's counts, under a new number."""
+    settings = machines[0].settings
+    pull_catalog(settings.home, bucket)
+    here, stored = Dataset(settings), StoredPartitions(settings.descriptions, bucket)
+    paths = settings.descriptions.partition(KEY)
+    here.describe(KEY, text="first")
+    files = (paths.published, paths.record, paths.record_copy, paths.version(0))
+    earlier = [path.read_bytes() for path in files]
+    here.describe(KEY, text="second")
+    stored.push(KEY)
+    second = paths.published.read_bytes()
+    here.describe(KEY, text="third")
+    for path, content in zip(files, earlier, strict=True):
+        path.write_bytes(content)
+    for number in (1, 2):
+        paths.version(number).unlink()
+    stopped = machines[0].materialize()
+    assert "The newest one that is whole is version 2" in stopped.failure
+    runner = CliRunner(env={"VLM_ASSETS_STORE": str(bucket), "VLM_ASSETS_MODEL": settings.model})
+    done = runner.invoke(app, ["repair", "--accept-version", KEY, "--yes", "--home", str(settings.home)])
+    assert done.exit_code == 0, done.output
+    assert "as version 4" in done.output
+    assert paths.published.read_bytes() == second
+    assert stored.pull(KEY) == ()
+    assert (stored.published(KEY).sequence, here.descriptions.record(KEY).sequence) == (4, 4)
+
+
+@pytest.mark.parametrize("marks", ["whole", "damaged"])
+@pytest.mark.promise("Of two valid versions the newer is true")
+def test_a_home_that_lost_its_catalogue_takes_an_older_one_of_the_store_only_from_a_person(
+    machines, listing, bucket, marks
+):
+    """The sentence says what the store has, and its command makes that the newest, for every machine."""
+    first, second = (one.settings for one in machines)
+    name = "property_catalog/catalog.parquet"
+    pull_catalog(first.home, bucket)
+    older = bucket.get(name, most=1 << 30)
+    grown = listing.with_name(f"grown{listing.suffix}")
+    grown.write_text(listing.read_text() + json.dumps({"property_id": "late", "images": []}) + "\n")
+    ingest(grown, first.home, store=bucket, update=True)
+    newest = Catalog.open(first.home).header.sequence
+    for path in (catalog_path(first.home), *backup_paths(first.home)):
+        path.unlink(missing_ok=True)
+    if marks == "damaged":
+        for path in mark_path(first.home).parent.iterdir():
+            path.write_bytes(b"damaged")
+    bucket.put(name, older, over=bucket.head(name))
+    for _ in range(2):
+        with pytest.raises(CatalogError, match=r"it is gone.* does not take its place: it .* older") as told:
+            pull_catalog(first.home, bucket)
+    assert not catalog_path(first.home).exists()
+    command = shlex.split(re.findall("`([^`]+)`", str(told.value))[-1])
+    runner = CliRunner(env={"VLM_ASSETS_STORE": str(bucket), "VLM_ASSETS_MODEL": first.model})
+    done = runner.invoke(app, [*command[1:], "--yes"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    here = Catalog.open(first.home)
+    assert (here.rows, here.find("late")) == (16, None)
+    assert here.header.sequence > (newest if marks == "whole" else 1)
+    pull_catalog(second.home, bucket)
+    assert Catalog.open(second.home).header == here.header
 
 
 def test_a_catalogue_that_a_person_names_counts_in_the_store_and_here(machines, bucket, tmp_path):

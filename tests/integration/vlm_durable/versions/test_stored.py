@@ -13,9 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from faults.s3_server import S3Proxy
+from vlm_durable.files import files
 from vlm_durable.files.layout import AssetFolders, Home
 from vlm_durable.mirror import bucket as bucket_module
 from vlm_durable.mirror.bucket import StoreAwayError, UnfitStoreError, client
+from vlm_durable.versions import version_mark
 from vlm_durable.versions.partition_files import (
     CannotRestoreError,
     PartitionFiles,
@@ -24,6 +26,7 @@ from vlm_durable.versions.partition_files import (
 )
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.versions.stored import (
+    OlderInStoreError,
     OvertakenError,
     StoredPartitions,
 )
@@ -169,6 +172,99 @@ def test_what_was_lost_here_is_not_replaced_by_an_older_version_of_the_store(mac
     at_b.push(KEY)
     at_a.pull(KEY)
     assert text_of(a) == {"fourth"}
+
+
+def files_of(asset):
+    """The files of a partition on a machine, without its mark."""
+    paths = asset.partition(KEY)
+    files = (paths.published, paths.record, paths.record_copy, *map(paths.version, range(3)))
+    return {path: path.read_bytes() if path.exists() else None for path in files}
+
+
+def put_back(before):
+    """Have a partition's files be those of an earlier day."""
+    for path, content in before.items():
+        path.unlink(missing_ok=True)
+        if content is not None:
+            path.write_bytes(content)
+
+
+@pytest.mark.promise("Of two valid versions the newer is true")
+def test_of_two_older_versions_the_newer_one_in_the_store_is_offered(machines, in_store):
+    """Put back to the first, with the second in the store and the third lost: a person accepts the second."""
+    (a, at_a), (b, at_b) = machines
+    publish(a, "first")
+    earlier = files_of(a)
+    publish(a, "second")
+    at_a.push(KEY)
+    publish(a, "third")
+    put_back(earlier)
+    for _ in range(2):
+        with pytest.raises(OlderInStoreError, match=r"version 1 .* version 3 .* is version 2 .* in s3://"):
+            at_a.pull(KEY)
+        assert (text_of(a), PartitionFiles(a, KEY).marked().sequence) == ({"first"}, 3)
+    assert "as version 4" in at_a.accept_older(KEY)[0]
+    assert text_of(a) == in_store() == {"second"}
+    assert PublishedPartitions(a).verify(KEY).ok
+    kept = [pq.read_table(path)["text"][0].as_py() for path in a.partition(KEY).quarantine.iterdir()]
+    assert set(kept) == {"first"}
+    at_b.pull(KEY)
+    assert [PublishedPartitions(one).record(KEY).sequence for one in (a, b)] == [4, 4]
+    assert publish(a, "third").record.sequence == 5
+
+
+@pytest.mark.parametrize("writes", [1, 2, 4, None])
+@pytest.mark.promise("Of two valid versions the newer is true")
+def test_a_store_that_is_ahead_of_all_that_was_here_heals_what_was_put_back(
+    machines, in_store, monkeypatch, writes
+):
+    """No person is asked, whatever write of it a process is killed at."""
+    (a, at_a), (b, at_b) = machines
+    publish(a, "first")
+    earlier = files_of(a)
+    publish(a, "second")
+    at_a.push(KEY)
+    at_b.pull(KEY)
+    for text in ("third", "fourth", "fifth"):
+        publish(b, text)
+        at_b.push(KEY)
+    put_back(earlier)
+    with pytest.raises(PutBackError):
+        PublishedPartitions(a).settled(KEY)
+    real, calls = files.write_replacing, iter(range(1000))
+
+    def die(*arguments, **options):
+        if next(calls) == writes:
+            raise SystemExit
+        real(*arguments, **options)
+
+    with monkeypatch.context() as killed, contextlib.suppress(SystemExit):
+        killed.setattr(files, "write_replacing", die)
+        killed.setattr(version_mark, "write_replacing", die)
+        at_a.pull(KEY)
+    at_a.pull(KEY)
+    assert text_of(a) == in_store() == {"fifth"}
+    assert PublishedPartitions(a).verify(KEY).ok
+    assert PublishedPartitions(a).record(KEY) == PublishedPartitions(b).record(KEY)
+    assert at_a.trouble(KEY) is None
+
+
+@pytest.mark.promise("Of two valid versions the newer is true")
+def test_a_record_without_its_file_is_not_offered_to_the_store(machines, in_store):
+    """The file of the newest version is lost and its record is not: what the store has can be accepted."""
+    (a, at_a), (b, at_b) = machines
+    publish(b, "another")
+    at_b.push(KEY)
+    for text in ("first", "second"):
+        publish(a, text)
+    for number in (0, 1):
+        a.partition(KEY).version(number).unlink()
+    a.partition(KEY).published.unlink()
+    with pytest.raises(OlderInStoreError, match=r"version 2 was published here, and is in none of its files"):
+        at_a.pull(KEY)
+    assert "as version 3" in at_a.accept_older(KEY)[0]
+    assert text_of(a) == in_store() == {"another"}
+    assert PublishedPartitions(a).verify(KEY).ok
 
 
 def test_a_partition_that_was_put_back_here_comes_from_the_store(machines):
