@@ -83,26 +83,23 @@ test-gpu: .venv/installed-dev
 	$(BIN)/pytest tests/gpu/vlm_engine
 	@$(MAKE) bench-gpu
 
-# The packages of a GPU machine that is lent for an hour, and of all others only the wheels that are brought along: no
-# Dagster, no DuckDB. Its torch comes with CUDA's libraries: 2.9 GB and five minutes, too much for CI.
+# The packages of a GPU machine that is lent for an hour, and of all others only what is brought along. Its torch comes with CUDA's libraries: 2.9 GB and five minutes, too much for CI.
 BARE_PYTHON ?= $(shell for p in python3.12 "$$(pyenv prefix 3.12 2>/dev/null)/bin/python" $(PYTHON); do \
 	"$$p" -c '' 2>/dev/null && echo "$$p" && break; done)
 BARE := .bare
 BARE_PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BARE)/bin/python -m pip -qq install --no-compile
 BARE_TEST := OMP_NUM_THREADS=1 PYTHONPATH=$(BARE)/wheels $(BARE)/bin/python -m pytest -p no:cacheprovider
-# What images cost with shipped processors is told for the transformers of constraints.txt; 5.17 cuts InternVL's otherwise.
 # Fixtures of the folders above need all packages: --confcutdir leaves them out.
 test-bare: $(BARE)/installed
-	$(BARE_TEST) --confcutdir tests/unit/vlm_engine tests/unit/vlm_engine/transformers tests/unit/vlm_engine/devices \
-		--ignore tests/unit/vlm_engine/transformers/test_shipped_processors.py
+	$(BARE_TEST) --confcutdir tests/unit/vlm_engine tests/unit/vlm_engine/transformers tests/unit/vlm_engine/devices
 	$(BARE_TEST) --confcutdir tests/integration/benchmarks -m 'not vllm' tests/integration/benchmarks/test_gpu.py
 	GPU_TESTS_DEVICE=cpu $(BARE_TEST) --confcutdir tests/gpu -m 'not needs_gpu' tests/gpu/vlm_engine
 
-$(BARE)/installed: constraints.txt benchmarks/gpu_machine/has.txt benchmarks/gpu_machine/engine.txt
+$(BARE)/installed: constraints.txt benchmarks/gpu_machine/has.txt benchmarks/gpu_machine/brought.txt
 	@echo "Installing into $(@D) with $(BARE_PYTHON) (several minutes) ..."
 	@$(BARE_PYTHON) -m venv --clear $(@D)
 	@$(BARE_PIP) -r benchmarks/gpu_machine/has.txt
-	@$(BARE_PIP) --no-deps --target $(@D)/wheels -c constraints.txt -r benchmarks/gpu_machine/engine.txt
+	@$(BARE_PIP) --no-deps --target $(@D)/wheels -c constraints.txt -r benchmarks/gpu_machine/brought.txt
 	@touch $@
 
 gpu-wheels: .venv/installed

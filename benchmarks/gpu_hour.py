@@ -8,7 +8,6 @@ the steps, their order and their results. What a step measures is in gpu.py and 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import signal
@@ -35,16 +34,12 @@ _ENGINE_TESTS: Final = "tests/gpu/vlm_engine/test_engine_on_a_gpu.py"
 
 @dataclass(frozen=True)
 class Step:
-    """One process. seconds: after which it is ended. measures: it takes ``--output FILE`` for its figures.
-
-    needs: a package without which it is left for a call that has it.
-    """
+    """One process. seconds: after which it is ended. measures: it takes ``--output FILE`` for its figures."""
 
     name: str
     command: tuple[str, ...]
     seconds: int
     measures: bool = True
-    needs: str | None = None
 
 
 def steps(*, device: str, tiny: bool) -> list[Step]:
@@ -71,20 +66,21 @@ def steps(*, device: str, tiny: bool) -> list[Step]:
         "0",
         *(("--seconds", "0.2", "--images", "2") if tiny else ("--seconds", "6")),
     )
-    models = ("tiny-qwen2.5-vl", "tiny-smolvlm2") if tiny else ("qwen2.5-vl-3b", "smolvlm2-2.2b")
+    models = ("tiny-smolvlm2", "tiny-qwen2.5-vl") if tiny else ("smolvlm2-2.2b", "qwen2.5-vl-3b")
     small, large = ("1", "2") if tiny else ("6", "24")
     drafts = ("--alike", "50", "--drafts", "0", "5")
     partitions = ("benchmarks.gpu_partitions", *options, "--no-vllm", "--properties", "4" if tiny else "100")
+    # First what no GPU has shown yet.
     figures = [
+        *(Step(f"drafts {one}", (*case, "--model", one, "--batch", large, *drafts), 150) for one in models),
+        *(Step(f"partitions {one}", (*partitions, "--model", one), 240) for one in models),
         *(
             Step(f"plain {one}", (*case, "--model", one, "--batch", small, large, "--plain"), 180)
             for one in models
         ),
-        *(Step(f"drafts {one}", (*case, "--model", one, "--batch", large, *drafts), 120) for one in models),
-        *(Step(f"partitions {one}", (*partitions, "--model", one), 180, needs="dagster") for one in models),
     ]
     # Measured twice, a figure shows its spread.
-    again = [Step(f"{one.name}, again", one.command, one.seconds, needs=one.needs) for one in figures]
+    again = [Step(f"{one.name}, again", one.command, one.seconds) for one in figures]
     return [*listed, *figures, *again]
 
 
@@ -103,10 +99,9 @@ def run_steps(
         tries = results.get(step.name, {}).get("tries", 0)
         if "returned" in results.get(step.name, {}) or tries >= TRIES:
             continue
-        absent = step.needs is not None and importlib.util.find_spec(step.needs) is None
         has = ends - time.monotonic()
-        out_of_time = out_of_time or (not absent and has < min(step.seconds, LEAST_SECONDS))
-        if absent or out_of_time:
+        out_of_time = out_of_time or has < min(step.seconds, LEAST_SECONDS)
+        if out_of_time:
             left.append(step.name)
             continue
         print(f"== {step.name}: {' '.join(step.command)}", flush=True)

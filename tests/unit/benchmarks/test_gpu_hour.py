@@ -74,12 +74,6 @@ def test_what_was_cut_off_is_tried_once_more(hour, tries, ran):
     assert hour(step("cut"))[2] == ran
 
 
-def test_what_needs_another_load_waits_for_it(hour):
-    """Guards: whole partitions are not recorded as failed where Dagster was not brought along."""
-    left, results, _ = hour(step("partitions", needs="no_such_package"), step("next"))
-    assert (left, list(results)) == (["partitions"], ["next"])
-
-
 @pytest.mark.parametrize(("device", "tiny"), [("cuda", False), ("cpu", True)])
 def test_each_step_can_be_asked_for(device, tiny, monkeypatch):
     """Guards: the hour finds no misspelt option, and each step fits into one call."""
