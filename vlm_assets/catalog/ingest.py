@@ -34,6 +34,7 @@ from vlm_assets.catalog.catalog_file import (
 from vlm_assets.catalog.image_root import AnyImageRoot, ImageRoots, InvalidImagePathError, roots_at
 from vlm_assets.catalog.listed_images import Codes, ListedImages, gather
 from vlm_assets.catalog.listing import (
+    FOLDERS_DEEP,
     FOUND_OUT,
     INNER_FOLDERS,
     NOT_IMAGES,
@@ -231,7 +232,9 @@ class IngestReport:
         for what, count in sorted(self.notes.items()):
             names = f" ({_named(self.not_images, count)})" if what == NOT_IMAGES else ""
             if what == INNER_FOLDERS:
-                names = f" ({self.request.command('--nested')} takes the images in them)"
+                nested = f"{self.request.command('--nested')} takes the images in them"
+                deep = f"more than {FOLDERS_DEEP} folders deep"
+                names = f" ({deep if '--nested' in self.request.words else nested})"
             said.append(f"Passed over: {counted(count, what, SINGULAR.get(what))}{names}.")
         return tuple(said)
 

@@ -28,12 +28,12 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
 from io import TextIOWrapper
-from itertools import compress, groupby, islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TextIO
 
@@ -129,7 +129,7 @@ _NAMED_PROBLEMS = 20
 _NAMED_NOT_IMAGES = 10
 _SIGNATURE_BYTES = 32
 _FOLDERS_AT_ONCE = 4096
-_FOLDERS_DEEP = 8
+FOLDERS_DEEP = 8
 """Folders below a property's own, one in the other, that are looked into."""
 _DIGITS = re.compile(r"([0-9]+)")
 
@@ -382,7 +382,7 @@ def _list_folder(folder: str, *, nested: bool) -> tuple[list[str], list[str], Co
                     else:
                         not_images.append(path + entry.name)
                         passed_over[NOT_IMAGES] += 1
-            if (nested or (len(inner) == 1 and not images)) and path.count("/") < _FOLDERS_DEEP:
+            if (nested or (len(inner) == 1 and not images)) and path.count("/") < FOLDERS_DEEP:
                 below += inner
             elif inner:
                 passed_over[INNER_FOLDERS] += len(inner)
@@ -397,31 +397,56 @@ def _open_store(source: S3Folder, pool: Executor, *, nested: bool) -> Listing:
     def records() -> Iterator[Listed]:
         for property_id, objects in groupby(_images_in_store(source, read), lambda one: one[0]):
             read.read += 1
-            named = [(name, size) for _, name, size in objects]
-            folders = {name.rpartition("/")[0] for name, _ in named}
-            if len(folders) > 1 and not nested:
-                read.notes[INNER_FOLDERS] += len(folders - {""})
-                named = [(name, size) for name, size in named if "/" not in name]
-            found = sorted(named, key=lambda one: _natural(one[0]))
-            known = [os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES for name, _ in found]  # noqa: PTH122
-            if not all(known):
-                keys = [f"{property_id}/{name}" for name, _ in found]
-                known = list(pool.map(partial(_is_image_in_store, source), keys, known))
-            for (name, _), is_image in zip(found, known, strict=True):
-                if not is_image:
-                    read.notes[NOT_IMAGES] += 1
-                    if len(read.not_images) < _NAMED_NOT_IMAGES:
-                        read.not_images.append(f"{property_id}/{name}")
-            images = list(compress(found, known))
+            sizes = {name: size for _, name, size in objects}
+            images, not_images, passed_over = _list_in_store(source, property_id, sizes, pool, nested=nested)
+            read.notes.update(passed_over)
+            room = _NAMED_NOT_IMAGES - len(read.not_images)
+            read.not_images += [f"{property_id}/{one}" for one in not_images[:room]]
             yield Listed(
                 property_id,
-                [source.address(f"{property_id}/{name}") for name, _ in images],
+                [source.address(f"{property_id}/{name}") for name in images],
                 0,
-                [size for _, size in images],
+                [sizes[name] for name in images],
             )
 
     read.records = records()
     return read
+
+
+def _list_in_store(
+    source: S3Folder, property_id: str, names: Collection[str], pool: Executor, *, nested: bool
+) -> tuple[list[str], list[str], Counter[str]]:
+    """As ``_list_folder``, from the names of all objects below a property's folder. Raises StoreAwayError."""
+    folders: dict[str, list[str]] = {}
+    inner: dict[str, set[str]] = {}
+    for name in names:
+        path = name[: name.rfind("/") + 1]
+        folders.setdefault(path, []).append(name)
+        while path:
+            above = path[: path.rfind("/", 0, -1) + 1]
+            inner.setdefault(above, set()).add(path)
+            path = above
+    images: list[str] = []
+    not_images: list[str] = []
+    passed_over: Counter[str] = Counter()
+    below = [""]
+    while below:
+        path = below.pop()
+        here = folders.get(path, [])
+        unknown = [name for name in here if not _is_named_as_image(name)]
+        keys = [f"{property_id}/{name}" for name in unknown]
+        recognised = pool.map(partial(_is_image_in_store, source), keys)
+        others = {name for name, is_image in zip(unknown, recognised, strict=True) if not is_image}
+        images += [name for name in here if name not in others]
+        not_images += others
+        further = inner.get(path, set())
+        if (nested or (len(further) == 1 and not images)) and path.count("/") < FOLDERS_DEEP:
+            below += further
+        elif further:
+            passed_over[INNER_FOLDERS] += len(further)
+    if not_images:
+        passed_over[NOT_IMAGES] = len(not_images)
+    return sorted(images, key=_natural), sorted(not_images, key=_natural), passed_over
 
 
 def _images_in_store(source: S3Folder, listing: Listing) -> Iterator[tuple[str, str, int]]:
@@ -438,10 +463,13 @@ def _images_in_store(source: S3Folder, listing: Listing) -> Iterator[tuple[str, 
             yield property_id, name, size
 
 
-def _is_image_in_store(source: S3Folder, key: str, known: bool) -> bool:
-    """As ``_is_image``. Raises StoreAwayError."""
+def _is_image_in_store(source: S3Folder, key: str) -> bool:
+    """Whether an object is an image, by its first bytes; also one that may not be read, as ``_is_image``.
+
+    Raises StoreAwayError.
+    """
     try:
-        return known or recognised_format(source.peek(key, _SIGNATURE_BYTES)[0]) is not None
+        return recognised_format(source.peek(key, _SIGNATURE_BYTES)[0]) is not None
     except (NoObjectError, ObjectDeniedError):
         return True
 
@@ -452,7 +480,7 @@ def _is_image(entry: os.DirEntry[str]) -> bool:
     A file that this user may not read counts as one, so that its row says why it was not seen. Raises OSError
     if the disk fails.
     """
-    if os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES:  # noqa: PTH122 (millions of them)
+    if _is_named_as_image(entry.name):
         return True
     try:
         if not entry.is_file():
@@ -465,6 +493,10 @@ def _is_image(entry: os.DirEntry[str]) -> bool:
         if error.errno != errno.ELOOP:
             raise
         return False
+
+
+def _is_named_as_image(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES  # noqa: PTH122 - millions of them
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

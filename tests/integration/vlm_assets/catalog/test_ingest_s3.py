@@ -4,7 +4,7 @@ import pytest
 
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.catalog.listing import ListingError
+from vlm_assets.catalog.listing import ListingError, ReadingOptions
 from vlm_durable.mirror import bucket as bucket_module
 from vlm_durable.mirror.bucket import S3Folder, StoreAwayError, client
 
@@ -57,6 +57,49 @@ def test_a_folder_on_s3_is_read_as_one_on_disk(images, tmp_path, s3_proxy):
     assert Catalog.open(tmp_path / "home").image_root == str(images)
     again = ingest(images, tmp_path / "home", close=True)
     assert (again.new, again.unchanged, again.written) == (0, 2, False)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_inner_folders_on_s3_are_those_on_disk(bucket, s3_server, tmp_path, nested):
+    """The same tree in both places is the same catalogue, with the same folders passed over and named."""
+    names = (
+        "1/photos/large/2.jpg",
+        "2/front.jpg",
+        "2/thumbs/front.jpg",
+        "3/a/x.jpg",
+        "3/b/y.jpg",
+        "4/photos/1.jpg",
+        "4/photos/large/1.jpg",
+        "5/notes",
+        "5/photos/1.jpg",
+        "5/photos/no suffix",
+        "6/deep/1/2/3/4/5/6/7/8/9/x.jpg",
+        "7/photos/again/1.jpg",
+        "7/photos/notes",
+        "8/1.jpg",
+        "8/thumbs/a/1.jpg",
+        "8/thumbs/notes",
+    )
+    own, tree = s3_server.client(), tmp_path / "tree"
+    for name in names:
+        body = b"text" if name.endswith("notes") else JPEG
+        own.put_object(Bucket=bucket.bucket, Key=bucket.prefix + name, Body=body)
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_bytes(body)
+    reports = [
+        ingest(source, tmp_path / home, close=True, options=ReadingOptions(nested=nested))
+        for source, home in ((bucket, "on s3"), (tree, "on disk"))
+    ]
+    found, expected = (catalogued(tmp_path / home) for home in ("on s3", "on disk"))
+    assert found == expected
+    assert list(found["4"]) == ["4/photos/1.jpg", *(["4/photos/large/1.jpg"] if nested else [])]
+    assert list(found["5"]) == ["5/photos/1.jpg", "5/photos/no suffix"]
+    assert list(found["8"]) == ["8/1.jpg", *(["8/thumbs/a/1.jpg"] if nested else [])]
+    assert reports[0].notes == reports[1].notes
+    assert reports[0].not_images == reports[1].not_images
+    (passed_over,) = [one for one in reports[0].sentences() if "Passed over" in one and "folder" in one]
+    advice = "(more than 8 folders deep)" if nested else "--nested` takes the images in them)"
+    assert advice in passed_over
 
 
 def test_a_listing_names_images_on_s3(images, tmp_path):
