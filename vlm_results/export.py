@@ -27,7 +27,6 @@ from vlm_assets.commands.terminal import (
     AsJson,
     CommandError,
     Home,
-    Where,
     app,
     chosen_settings,
     doing,
@@ -51,7 +50,7 @@ from vlm_durable.versions.partition_files import PublishedRecord
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.wording import counted
 from vlm_engine.schema import description_text
-from vlm_results.published_table import Mask, are_vectors_of, chosen, published_records
+from vlm_results.published_table import Mask, Where, are_vectors_of, chosen, published_records
 
 
 class Format(StrEnum):

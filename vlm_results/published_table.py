@@ -9,15 +9,16 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
+import typer
 
 from vlm_assets.assets.fingerprint import TEXTS
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.commands.terminal import CommandError
+from vlm_assets.commands.terminal import CommandError, doing
 from vlm_assets.config.settings import Settings
 from vlm_durable.commands import command
 from vlm_durable.files.layout import AssetFolders
@@ -34,6 +35,14 @@ MEMORY = "1GB"
 
 SECONDS = 120.0
 """For a person's condition over all rows."""
+
+Where = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SQL",
+        help=f'Only properties for which this holds, such as "floors <= 2". Ended after {SECONDS:g} s.',
+    ),
+]
 
 _COLUMNS = ("property_id", "ordinal", "status", "error_kind", "error", "images_seen", "model", "fingerprint")
 """Columns of a row that conditions may name, beside the fields of the description."""
@@ -87,6 +96,7 @@ def chosen(settings: Settings, catalog: Catalog, where: str) -> Mask:
     if not keys:
         raise CommandError(f"No description is published yet: {command('run')}.")
     paths = [settings.descriptions.partition(key).published for key in keys]
+    doing(f"looking for which properties --where holds, {SECONDS:g} s at most")
     found = np.zeros(catalog.rows, dtype=np.bool_)
     with table(paths) as connection:
         query = f"SELECT ordinal FROM {NAME} WHERE ({where}\n)"  # noqa: S608 - see table

@@ -30,7 +30,6 @@ from vlm_assets.commands.terminal import (
     AsJson,
     CommandError,
     Home,
-    Where,
     app,
     chosen_settings,
     doing,
@@ -47,7 +46,7 @@ from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.wording import counted
 from vlm_engine.devices.find import Device
 from vlm_engine.model_source import NO_EMBEDDER
-from vlm_results.published_table import Mask, chosen, readable_records
+from vlm_results.published_table import Mask, Where, chosen, readable_records
 from vlm_results.word_index import find_words
 
 BATCH_ROWS: Final = 8192

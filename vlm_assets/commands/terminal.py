@@ -184,11 +184,6 @@ Port = Annotated[
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Do it without asking.")]
 
-Where = Annotated[
-    str | None,
-    typer.Option(metavar="SQL", help='Only properties for which this holds, such as "floors <= 2".'),
-]
-
 SHOWN = 20
 """Lines of a list for people; the rest is counted."""
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.commands.main import find_command
 from vlm_assets.commands.terminal import CommandError
 from vlm_assets.config.settings import CHECKOUT, load_settings
 from vlm_durable.files.lock_files import taken
@@ -258,3 +259,12 @@ def test_a_condition_that_never_ends_is_ended(dataset, monkeypatch):
     slow = "(SELECT sum(sqrt(a.range * b.range)) FROM range(10000000) a, range(10000000) b) > ordinal"
     with pytest.raises(CommandError, match=r"ended after 0.5 s\. Nothing was changed"):
         published_table.chosen(dataset.settings, dataset.catalog, slow)
+
+
+@pytest.mark.parametrize("name", ["search", "export"])
+def test_help_and_documentation_say_when_a_condition_is_ended(name):
+    """Nobody learns of the limit from a condition that was ended after two minutes."""
+    (where,) = [one for one in find_command(name).params if one.name == "where"]
+    limit = f"{published_table.SECONDS:g} s"
+    assert f"Ended after {limit}" in where.help
+    assert f"A condition that takes more than {limit} is ended" in (CHECKOUT / "docs" / "use.md").read_text()
