@@ -88,9 +88,10 @@ class StoredPartitions:
                 if theirs.pending is None:
                     self._mend(partition, theirs, at)
             else:
-                if at is None:
-                    self._refuse_unproven(partition, ours)
-                self._refuse_overtaken(ours, self._standing(partition, theirs))
+                standing = self._standing(partition, theirs)
+                if standing is None:
+                    self._refuse_unproven(partition, ours, theirs)
+                self._refuse_overtaken(ours, standing)
                 self._publish(partition, ours, theirs, at)
             partition.note_store(str(self._store))
 
@@ -109,7 +110,7 @@ class StoredPartitions:
             if self._standing(partition, theirs) is not None:
                 return self._mend(partition, theirs, at)
             ours, _ = partition.settle()
-            self._refuse_unproven(partition, ours, damage, newest_here=newest_here)
+            self._refuse_unproven(partition, ours, theirs, damage, newest_here=newest_here)
             self._publish(partition, ours, theirs, at)
             standing, at = self._record(partition)
             partition.note_store(str(self._store))
@@ -120,16 +121,22 @@ class StoredPartitions:
         self,
         partition: PartitionFiles,
         ours: PartitionVersions,
+        theirs: PartitionVersions,
         damage: str | None = None,
         *,
         newest_here: bool = False,
     ) -> None:
-        """Raise PublishedError where a store without a record may have had a newer version than this machine.
+        """Raise PublishedError where a store that has nothing published may have had a newer version.
 
         damage: what is wrong with its record.
         """
         file = self._store.head(self._name(partition.published))
-        lacking = damage or "the store has no record of it."
+        begun = theirs.pending.record if theirs.pending is not None else None
+        lacking = damage or (
+            "the store's record only says that a publication began."
+            if begun
+            else "the store has no record of it."
+        )
         # Which version the store had, only its file can say then.
         if ours.published is None or (file is not None and not _has(ours, file.sha256)):
             raise PublishedError(
@@ -138,9 +145,18 @@ class StoredPartitions:
                 " published"
                 " it."
             )
-        if file is None and not newest_here and partition.last_store() == str(self._store):
+        if newest_here or (begun is not None and _has(ours, begun.sha256)):
+            return
+        if begun is not None and begun.sequence > ours.sequence:
             raise PublishedError(
-                f"partition {partition.key}: {lacking} Its file is gone too, and both were there: was the"
+                f"partition {partition.key}: another machine began to publish version {begun.sequence} in"
+                f" {self._store} and has not finished. This machine has version {ours.sequence}, which is"
+                f" older. Nothing was changed. Run {command('repair')} on the machine that has the newer one."
+                f" If that machine is gone for good, fill the store from here: {newest_here_command()}."
+            )
+        if file is None and (damage is not None or partition.last_store() == str(self._store)):
+            raise PublishedError(
+                f"partition {partition.key}: {lacking} Its file is not there either, and both were: was the"
                 " store emptied? Nothing was changed. Another machine may have published a newer version than"
                 f" {ours.sequence}, which is here, so a person says which machine fills the store again:"
                 f" {newest_here_command()}, on the machine that worked last."

@@ -508,6 +508,105 @@ def test_a_store_that_was_emptied_is_filled_only_from_the_machine_that_a_person_
     assert at_a.put_back(KEY) == ()
 
 
+def begin_to_fill(at, s3_proxy):
+    """Fill an emptied store from a machine that a person named, which is cut off after the record's put."""
+    puts = []
+
+    def breaks(passing):
+        is_put = passing.command == "PUT" and "probe" not in passing.path
+        puts.extend([passing.path] if is_put else [])
+        return is_put and len(puts) > 1 and passing.answer(403, "AccessDenied")
+
+    s3_proxy.breaks(breaks)
+    with pytest.raises(bucket_module.StoreError):
+        at.put_back(KEY, newest_here=True)
+    s3_proxy.heal()
+
+
+@pytest.mark.promise("Of two valid versions the newer is true")
+def test_a_machine_behind_the_one_that_began_to_fill_a_store_does_not_go_before_it(
+    machines, in_store, bucket, s3_proxy
+):
+    """The record under way names a newer version: the machine that has it goes on, or a person says so."""
+    (a, at_a), (b, at_b) = machines
+    publish(a, "first")
+    at_a.push(KEY)
+    at_b.pull(KEY)
+    publish(a, "second")
+    at_a.push(KEY)
+    for name in NAMES:
+        bucket.delete(name)
+    begin_to_fill(at_a, s3_proxy)
+    record = bucket.get(NAMES[1], most=1 << 20)
+    assert at_b.pull(KEY) == ()
+    for fill in (at_b.push, at_b.put_back):
+        with pytest.raises(
+            PublishedError, match=r"began to publish version 2 .* has version 1, .*--newest-here"
+        ):
+            fill(KEY)
+    assert bucket.get(NAMES[1], most=1 << 20) == record
+    at_a.push(KEY)
+    assert in_store() == {"second"}
+    at_b.pull(KEY)
+    assert text_of(b) == {"second"}
+
+
+@pytest.mark.parametrize("newer_is_gone", [False, True])
+def test_a_person_fills_a_store_whose_machine_is_gone_for_good(
+    machines, in_store, bucket, s3_proxy, newer_is_gone
+):
+    """The command in the sentence works, and a first publication that was cut off holds nobody up."""
+    (a, at_a), (b, at_b) = machines
+    publish(b, "mine")
+    for text in ("first", "second") if newer_is_gone else ("first",):
+        publish(a, text)
+    begin_to_fill(at_a, s3_proxy)
+    if newer_is_gone:
+        with pytest.raises(PublishedError, match="--newest-here"):
+            at_b.push(KEY)
+        at_b.put_back(KEY, newest_here=True)
+    else:
+        at_b.push(KEY)
+    assert in_store() == {"mine"}
+    assert at_b.trouble(KEY) is None
+
+
+@pytest.mark.promise("Of two valid versions the newer is true")
+def test_a_damaged_record_without_its_file_is_not_replaced_from_any_machine(machines, in_store, bucket):
+    """Which version it stood for nobody can read: a machine that never saw this store may be behind."""
+    (a, at_a), (b, at_b) = machines
+    publish(b, "mine")
+    for text in ("first", "second"):
+        publish(a, text)
+    at_a.push(KEY)
+    bucket.delete(NAMES[0])
+    bucket.put(NAMES[1], b"rot", over=bucket.head(NAMES[1]))
+    for machine in (at_a, at_b):
+        with pytest.raises(PublishedError, match=r"The record is damaged.*--newest-here"):
+            machine.put_back(KEY)
+    assert bucket.get(NAMES[1], most=1 << 20) == b"rot"
+    at_a.put_back(KEY, newest_here=True)
+    assert in_store() == {"second"}
+
+
+@pytest.mark.promise("Of two valid versions the newer is true")
+def test_a_machine_behind_its_own_mark_fills_no_store(machines, bucket):
+    """Whatever a person says: what stands here is not the newest, and its mark knows that."""
+    (a, at_a), _ = machines
+    publish(a, "first")
+    earlier = files_of(a)
+    publish(a, "second")
+    at_a.push(KEY)
+    for name in NAMES:
+        bucket.delete(name)
+    for harm in (lambda: put_back(earlier), lambda: lose(a)):
+        harm()
+        with pytest.raises(PublishedError, match=r"was put back|does not have the version"):
+            at_a.put_back(KEY, newest_here=True)
+        assert [bucket.head(name) for name in NAMES] == [None] * 3
+        assert PartitionFiles(a, KEY).marked().sequence == 2
+
+
 @pytest.mark.parametrize(
     ("header", "named"),
     [
