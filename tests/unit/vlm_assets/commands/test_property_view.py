@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+import pyarrow as pa
+import pytest
 from typer.testing import CliRunner
 
+from tests.unit.homes import BEGAN, publish
+from vlm_assets.assets.property_descriptions import description_rows
 from vlm_assets.commands.main import app
 
 
@@ -19,3 +24,68 @@ def test_a_property_that_is_not_published_yet(empty) -> None:
     said = CliRunner().invoke(app, arguments, catch_exceptions=False).output
     assert "p4: ordinal 4, partition 000000003-000000005" in said
     assert "4.jpg: not there now" in said
+
+
+ROW: dict[str, Any] = {
+    "status": "ok",
+    "description": {"floors": 2},
+    "tries": 1,
+    "attempts": 1,
+    "images_failed": [],
+    "seconds": 1.0,
+    "model": "a model",
+    "model_revision": "1",
+    "fingerprint": "f",
+    "device": "cpu-0",
+    "described_at": BEGAN,
+}
+
+
+@pytest.mark.parametrize(
+    ("property_id", "expected"),
+    [
+        ("p0", ["Status ok after 1 attempt, 1 of 1 image seen"]),
+        (
+            "p1",
+            [
+                "Status ok after 1 attempt, 4 of 9 images seen",
+                "Image left out (corrupt): it is cut short",
+                "Not shown to the model (VLM_ASSETS_MAX_IMAGES is 4): 5.jpg, 6.jpg, 7.jpg, 8.jpg",
+            ],
+        ),
+        ("p2", ["Status failed after 0 attempts, 0 of 2 images seen", "Error missing: no image"]),
+    ],
+)
+def test_a_row_says_how_many_of_its_images_were_seen(empty, property_id: str, expected: list[str]) -> None:
+    """An answer from 4 of 9 images is not taken for one from all of them; the page says the same."""
+    broken = {"uri": "0.jpg", "kind": "corrupt", "error": "it is cut short"}
+    rows = [
+        {**ROW, "images_seen": 1, "images_used": ["0.jpg"], "images_not_used": []},
+        {
+            **ROW,
+            "images_seen": 4,
+            "images_used": [f"{number}.jpg" for number in range(1, 5)],
+            "images_not_used": [f"{number}.jpg" for number in range(5, 9)],
+            "images_not_used_reason": "VLM_ASSETS_MAX_IMAGES is 4",
+            "images_failed": [broken],
+        },
+        {
+            **ROW,
+            "status": "failed",
+            "error_kind": "missing",
+            "error": "no image",
+            "description": None,
+            "attempts": 0,
+            "images_seen": 0,
+            "images_failed": [{**broken, "uri": f"{number}.jpg"} for number in range(2)],
+        },
+    ]
+    key = empty.keys[0]
+    rows = [{**known, **row} for known, row in zip(empty.rows(key), rows, strict=True)]
+    publish(empty.descriptions, key, rows, description_rows(pa.struct([("floors", pa.int64())])), "f", {})
+    html = empty.settings.home / "shown.html"
+    arguments = ["show", property_id, "--home", str(empty.settings.home), "--html", str(html)]
+    said = CliRunner().invoke(app, arguments, catch_exceptions=False).output
+    for line in expected:
+        assert line in said.splitlines()
+        assert line in html.read_text()
