@@ -7,7 +7,6 @@ property. The latest line of a property counts, as long as the answer that it ju
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import random
@@ -31,12 +30,17 @@ from vlm_assets.commands.terminal import CommandError, doing
 from vlm_assets.config.settings import Settings
 from vlm_durable.commands import command
 from vlm_durable.files.files import make_directory, sync_directory, write_replacing
+from vlm_durable.files.layout import Home
+from vlm_durable.files.lock_files import taken
 from vlm_durable.wording import counted
 from vlm_results.intervals import Share, wilson
 from vlm_results.published_table import published_records
 from vlm_results.quality import look_at_quality
 
 _COLUMNS = ["property_id", "ordinal", "status", "description", INPUTS]
+
+_LOCK_SECONDS = 20.0
+"""A verdict and a withdrawal hold the lock for one write each."""
 
 
 class VerdictError(ValueError):
@@ -147,13 +151,19 @@ def verdict_of(
 def keep(home: Path, verdict: FieldVerdict) -> None:
     """Append a verdict, durable when this returns. Raises OSError, CommandError."""
     path = home / REVIEWS
-    make_directory(home)
-    with _locked(path) as descriptor:
-        _cut_torn_line(descriptor, path)
-        data = verdict.line()
-        while data:
-            data = data[os.write(descriptor, data) :]
-        os.fsync(descriptor)
+    with _locked(home):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            with contextlib.suppress(PermissionError):
+                # An earlier version let every account read it.
+                os.fchmod(descriptor, 0o600)
+            _cut_torn_line(descriptor, path)
+            data = verdict.line()
+            while data:
+                data = data[os.write(descriptor, data) :]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
     # Each time: whoever made the file may have died before its name was durable.
     sync_directory(home)
 
@@ -216,15 +226,18 @@ def accuracy(home: Path, published: Mapping[str, str]) -> Accuracy:
 
 
 def forget_verdicts(home: Path, ids: Collection[str]) -> int:
-    """Remove every verdict on properties that are withdrawn, durably. Returns how many. Raises OSError."""
+    """Remove every verdict on properties that are withdrawn, durably. Returns how many.
+
+    Raises OSError, CommandError.
+    """
     path = home / REVIEWS
     if not path.exists():
         return 0
-    with _locked(path):
+    with _locked(home):
         lines = path.read_bytes().splitlines(keepends=True)
         kept = [line for line in lines if _id_of(line) not in ids]
         if len(kept) < len(lines):
-            write_replacing(path, b"".join(kept))
+            write_replacing(path, b"".join(kept), mode=0o600)
     return len(lines) - len(kept)
 
 
@@ -235,17 +248,24 @@ def _id_of(line: bytes) -> str | None:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[int]:
-    """The file, opened to append, with its lock held: two pages may be open, and a withdrawal replaces it."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if os.fstat(descriptor).st_ino == path.stat().st_ino:
-                yield descriptor
-                return
-        finally:
-            os.close(descriptor)
+def _locked(home: Path) -> Iterator[None]:
+    """Let one at a time write the verdicts: two pages may be open, and a withdrawal replaces the file.
+
+    The lock is in a folder that other accounts cannot enter: whoever can read a file can hold its lock.
+    Raises CommandError where another process has it for too long, OSError.
+    """
+    path = Home(home).state / "review.lock"
+    make_directory(path.parent)
+    lock = taken(path, seconds=_LOCK_SECONDS)
+    if lock is None:
+        raise CommandError(
+            f"{home / REVIEWS} is in use by a process that does not go on (`fuser {path}` names it). Nothing"
+            " in it was changed: end that process, then do it again."
+        )
+    try:
+        yield
+    finally:
+        lock.close()
 
 
 def _cut_torn_line(descriptor: int, path: Path) -> None:

@@ -20,7 +20,16 @@ from pydantic import BaseModel
 from vlm_assets.assets.truth import TruthError, verdicts
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands.html_page import thumbnails
-from vlm_assets.commands.terminal import AsJson, Home, Port, app, chosen_settings, say, say_as_json
+from vlm_assets.commands.terminal import (
+    AsJson,
+    CommandError,
+    Home,
+    Port,
+    app,
+    chosen_settings,
+    say,
+    say_as_json,
+)
 from vlm_assets.config.settings import Settings
 from vlm_assets.webserver.server import serve_page
 from vlm_durable.files.sealed_json import FormatVersionError
@@ -91,7 +100,7 @@ def review_app(settings: Settings, catalog: Catalog, sample: Sequence[Reviewed])
             await run_in_threadpool(keep, settings.home, verdict)
         except VerdictError as error:
             return PlainTextResponse(f"This is no verdict: {error}", 400)
-        except OSError as error:
+        except (CommandError, OSError) as error:
             return PlainTextResponse(f"The verdict is not kept: {error}", 500)
         return JSONResponse({"kept": True})
 

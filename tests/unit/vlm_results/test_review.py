@@ -14,9 +14,12 @@ from typer.testing import CliRunner
 
 from faults.file_operations import FileOperations
 from vlm_assets.assets.truth import REVIEWS, TruthError, read_truth, verdicts
+from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands.main import app
+from vlm_assets.commands.terminal import CommandError
 from vlm_assets.config.settings import Settings
+from vlm_durable.files.lock_files import taken
 from vlm_durable.files.sealed_json import FormatVersionError
 from vlm_results import review, review_page
 from vlm_results.quality import Quality, Suspicion
@@ -160,8 +163,9 @@ def test_the_name_of_the_file_is_durable_with_each_verdict(tmp_path):
     (tmp_path / REVIEWS).touch()
     with FileOperations(tmp_path).watched() as operations:
         say(tmp_path)
-    done = [one.name for one in operations.log]
-    assert done.index("write") < done.index("fsync") < done.index("fsync_directory")
+    done = [str(one) for one in operations.log]
+    written = done.index(f"write {REVIEWS}")
+    assert written < done.index(f"fsync {REVIEWS}") < done.index("fsync_directory .", written)
 
 
 def test_a_line_that_does_not_read_is_named(tmp_path):
@@ -198,7 +202,34 @@ def test_verdicts_on_withdrawn_properties_are_removed(tmp_path):
     assert forget_verdicts(tmp_path, {"p1"}) == 2
     assert verdicts(tmp_path).keys() == {"p2"}
     assert b"p1" not in (tmp_path / REVIEWS).read_bytes()
-    assert [path.name for path in tmp_path.iterdir()] == [REVIEWS]
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and b"p1" in path.read_bytes()] == []
+
+
+def test_a_stopped_process_with_the_lock_is_named_and_waited_for_no_longer(
+    tmp_path, settings_with_images, monkeypatch
+):
+    """Neither a verdict nor a withdrawal waits without end; the page says so, and nothing is changed."""
+    monkeypatch.setattr(review, "_LOCK_SECONDS", 0.2)
+    home = settings_with_images.home
+    say(home)
+    sample = [replace(HOUSE, property_id="p1")]
+    page = TestClient(review_page.review_app(settings_with_images, Catalog.open(home), sample))
+    before = (home / REVIEWS).read_bytes()
+    judged = {"right": [], "wrong": [], "corrections": {}}
+    lock = taken(home / ".state" / "review.lock")
+    try:
+        with pytest.raises(CommandError, match=r"review\.jsonl is in use by a process"):
+            say(home, "p2")
+        with pytest.raises(CommandError, match=r"`fuser .*review\.lock` names it"):
+            forget_verdicts(home, {"p1"})
+        answer = page.post("/verdict/0", json=judged)
+        assert (answer.status_code, "`fuser " in answer.text) == (500, True)
+    finally:
+        lock.close()
+    assert (home / REVIEWS).read_bytes() == before
+    assert page.post("/verdict/0", json={"right": [], "wrong": [], "corrections": {}}).json() == {
+        "kept": True
+    }
 
 
 def test_the_sample_is_drawn_of_what_is_published_and_the_same_again(dataset):
