@@ -25,6 +25,7 @@ from vlm_assets.commands.terminal import (
     app,
     chosen_settings,
     doing,
+    doing_each,
     say,
     say_as_json,
     say_list,
@@ -93,14 +94,17 @@ def plan_prune(settings: Settings, catalog: Catalog, keys: Sequence[str] | None 
     for asset in (settings.descriptions, settings.embeddings):
         verdicts: dict[str, str | None] = {}
         for one in _candidates(asset, keys):
-            for key in one.needs:
-                if key not in verdicts:
-                    verdicts[key] = _not_whole(PartitionFiles(asset, key))
+            unread = [key for key in one.needs if key not in verdicts]
+            for number, key in enumerate(unread):
+                if len(unread) > 1:
+                    doing(f"reading every byte of {asset.name}, partitions", number, len(unread))
+                verdicts[key] = _not_whole(PartitionFiles(asset, key))
             reason = next((why for key in one.needs if (why := verdicts[key]) is not None), None)
             if reason is None:
                 plan.removals.append(one)
             else:
                 plan.kept.append(f"{one.path} stays: {reason}")
+    doing("looking at what the store holds")
     plan.in_store = [one for one in store_leftovers(settings) if one.key in keys]
     if is_whole:
         for extension in installed():
@@ -112,7 +116,7 @@ def _candidates(asset: AssetFolders, keys: Sequence[str]) -> Iterator[Removal]:
     temporary = defaultdict(list)
     for path in sorted(asset.staging.glob(f".*{files.TEMPORARY_SUFFIX}")):
         temporary[path.name.split(".")[1]].append(path)
-    for key in keys:
+    for key in doing_each(f"looking at the partitions of {asset.name}", keys):
         paths = asset.partition(key)
         partition = PartitionFiles(asset, key)
         manifest = read_record(partition).manifest
@@ -178,8 +182,9 @@ def remove(settings: Settings, removals: list[Removal]) -> Iterator[str]:
     for one in removals:
         asset = settings.layout.asset(one.asset)
         if one.what is What.QUARANTINED:
-            for key in one.needs:
+            for number, key in enumerate(one.needs):
                 if (one.asset, key) not in whole:
+                    doing(f"reading every byte of {asset.name}, partitions", number, len(one.needs))
                     whole[one.asset, key] = _not_whole(PartitionFiles(asset, key)) is None
             if all(whole[one.asset, key] for key in one.needs):
                 one.path.unlink(missing_ok=True)
@@ -190,7 +195,7 @@ def remove(settings: Settings, removals: list[Removal]) -> Iterator[str]:
     for one in removals:
         if one.what is not What.QUARANTINED:
             by_partition.setdefault((one.asset, one.needs[0]), []).append(one)
-    for (name, key), some in by_partition.items():
+    for (name, key), some in doing_each("removing what is beside partitions", by_partition.items()):
         asset = settings.layout.asset(name)
         stored = None
         if settings.store is not None and any(one.what is What.EARLIER_VERSION for one in some):

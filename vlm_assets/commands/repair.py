@@ -36,6 +36,7 @@ from vlm_assets.commands.terminal import (
     app,
     chosen_settings,
     doing,
+    doing_each,
     say,
     say_as_json,
     say_list,
@@ -146,7 +147,7 @@ def plan_repairs(settings: Settings, found: Audit, *, failed: bool = False) -> l
             repairs.append(Repair(problem.asset, None, way, (problem.sentence,), path))
         elif problem.kind in (Kind.UNLISTED, Kind.WITHDRAWN):
             repairs.append(Repair(problem.asset, None, Way.BY_HAND, (problem.sentence,)))
-    for (asset, key), problems in by_partition.items():
+    for (asset, key), problems in doing_each("reading the files of wrong partitions", by_partition.items()):
         folders = settings.layout.asset(asset)
         stored = StoredPartitions(folders, settings.store) if settings.store is not None else None
         repairs += _of_partition(PartitionFiles(folders, key), asset, problems, stored)
@@ -509,7 +510,7 @@ def repair_command(
     Exit code 1 if anything is wrong still.
     """
     current = chosen_settings(home)
-    doing("looking at each partition, file and journal")
+    doing("looking at what is here")
     if catalog is not None:
         raise typer.Exit(_choose_catalog(current, catalog, yes))
     if accept_settings:
@@ -575,7 +576,7 @@ def _put_right(
     current: Settings, repairs: Sequence[Repair], tell: Callable[[str], None], newest_here: bool
 ) -> bool:
     done = True
-    for one in repairs:
+    for one in doing_each("putting right", repairs):
         try:
             for sentence in put_right(current, one, newest_here=newest_here):
                 tell(sentence)
@@ -614,6 +615,7 @@ def _compute(current: Settings, found: Audit, repairs: Sequence[Repair], tell: C
 
 
 def _choose_catalog(current: Settings, place: str, yes: bool) -> int:
+    doing(f"comparing {place} with what was published")
     chosen = check_catalog(current.home, place, current.store)
     for sentence in chosen.sentences():
         say(sentence)

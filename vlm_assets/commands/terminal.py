@@ -14,10 +14,10 @@ import sys
 import threading
 import time
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -111,6 +111,16 @@ def doing(text: str, done: int = 0, total: int = 0) -> None:
     if _activities:
         activity = _activities[0] = _activities[0] or _Activity()
         activity.now(text, done, total)
+
+
+_Item = TypeVar("_Item")
+
+
+def doing_each(text: str, items: Collection[_Item]) -> Iterator[_Item]:
+    """Give the items one after another, and say before each how many of all are done."""
+    for done, item in enumerate(items):
+        doing(text, done, len(items))
+        yield item
 
 
 def _hide_activity() -> None:
