@@ -435,6 +435,9 @@ def _is_explained(home: Path, header: CatalogHeader, files: _CatalogFiles) -> bo
     if not backup_paths(home)[0].exists():
         # In place of nothing a catalogue is marked before it is copied.
         return True
+    if files.mark is not None and (isinstance(files.copy, str) or _problem(files.copy, files.mark)):
+        # So it is in place of files that were damaged or old.
+        return True
     before = _header_of(backup_paths(home)[1])
     if not isinstance(before, CatalogHeader):
         return files.mark is None and header.sequence == 1

@@ -98,10 +98,17 @@ def check_catalog(home: Path, place: str, store: S3Folder | None = None) -> Chos
 def put_in_place(home: Path, chosen: ChosenCatalog, store: S3Folder | None = None) -> CatalogHeader:
     """Make it the catalogue of this home and of its store, under a new number if it is not the newest.
 
-    Files that stand there go into the quarantine. Raises IngestBusyError, CatalogError, StoreError, OSError.
+    Files that stand there go into the quarantine. Raises IngestBusyError, StoreError, OSError; CatalogError
+    where this home knows of a newer one than the person was told of, with nothing changed.
     """
     header, data = chosen.header, chosen.data
     with only_ingest(home, "putting a catalogue in place"):
+        newest = known_versions(home).get(header.catalog_id, 0)
+        if newest > chosen.newest:
+            raise CatalogError(
+                f"The catalogue of {home} was changed since {chosen.place} was checked: it is ingest {newest}"
+                " now. Nothing was changed, here or in the store. Do the same again: it says what is new."
+            )
         if header.sequence < chosen.newest or trouble_of(home, header) is not None:
             header = replace(header, sequence=max(chosen.newest, header.sequence) + 1)
             data = _renumbered(data, header)

@@ -462,8 +462,9 @@ class PartitionFiles:
         assert manifest.published is not None and sequence > manifest.sequence
         record = replace(manifest.published, sequence=sequence)
         settled = PartitionVersions(self.key, record, manifest.previous)
-        self._write_settled(settled)
+        # The mark first: one that is behind its record would say that .state was put back.
         raise_version_mark(self.paths.version_mark, self._mark(settled), self.marks_staging)
+        self._write_settled(settled)
         return record
 
     def put_in_place(

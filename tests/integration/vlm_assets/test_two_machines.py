@@ -6,6 +6,7 @@ import shlex
 import socket
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import dagster as dg
 import pytest
@@ -498,6 +499,12 @@ def test_a_catalogue_that_a_person_names_counts_in_the_store_and_here(machines, 
     put_in_place(home, check_catalog(home, str(catalog_path(home)), bucket), bucket)
     assert bucket.get(name, most=1 << 30) == Catalog.open(home).path.read_bytes() != before
     pull_catalog(home, bucket)
+    # Of what changes here while a person decides the store is not told either.
+    chosen, before = check_catalog(home, str(catalog_path(home)), bucket), bucket.get(name, most=1 << 30)
+    ingest(tmp_path / "other.jsonl", home, image_root=Path(Catalog.open(home).image_root))
+    with pytest.raises(CatalogError, match="was changed since"):
+        put_in_place(home, chosen, bucket)
+    assert bucket.get(name, most=1 << 30) == before
 
 
 def test_machines_share_the_list_of_withdrawn_ids(machines, listing, bucket):

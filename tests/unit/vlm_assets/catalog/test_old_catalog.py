@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.unit.vlm_assets.catalog.test_catalog import damage_rows, list_properties
+from vlm_assets.catalog import catalog_copies
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError, CatalogUnreadableError
 from vlm_assets.catalog.catalog_copies import (
     backup_paths,
@@ -20,10 +23,12 @@ from vlm_assets.catalog.catalog_copies import (
     mark_path,
     publish_catalog,
     quarantine,
+    replace_catalog,
 )
 from vlm_assets.catalog.catalog_file import CatalogError
 from vlm_assets.catalog.chosen_catalog import check_catalog, put_in_place
 from vlm_assets.catalog.ingest import close_tail, ingest
+from vlm_durable.versions import version_mark
 from vlm_durable.versions.version_mark import mark_copies
 
 
@@ -154,6 +159,40 @@ def test_a_kill_between_a_catalogue_of_a_store_and_its_mark_is_explained(
         put_back(home, versions[3 - before], "mark")
         Catalog.open(home)
         assert last_put_back(home) is not None
+
+
+@pytest.mark.parametrize("writes", range(5))
+@pytest.mark.parametrize("harm", ["older", "damaged"])
+def test_a_kill_while_the_catalogue_of_a_store_replaces_what_is_wrong_is_explained(
+    versions: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str, writes: int
+) -> None:
+    """Whatever write it dies at, doing it again heals the home; nobody is told that ``.state`` was lost."""
+    home, newest = tmp_path / "home", catalog_path(versions[3]).read_bytes()
+    shutil.copytree(versions[2], home)
+    if harm == "older":
+        put_back(home, versions[1], "catalogue", "second copy")
+    else:
+        for path in (catalog_path(home), backup_paths(home)[0]):
+            path.write_bytes(b"damaged")
+    real, calls = catalog_copies.write_replacing, itertools.count()
+
+    def die(*arguments: Any) -> None:
+        if next(calls) == writes:
+            raise SystemExit
+        real(*arguments)
+
+    with monkeypatch.context() as killed, contextlib.suppress(SystemExit):
+        killed.setattr(catalog_copies, "write_replacing", die)
+        killed.setattr(version_mark, "write_replacing", die)
+        replace_catalog(home, newest)
+    try:
+        Catalog.open(home)
+    except CatalogUnreadableError:
+        assert writes == 0
+        replace_catalog(home, newest)
+    check_copies(home)
+    assert catalog_path(home).read_bytes() == backup_paths(home)[0].read_bytes() == newest
+    assert last_put_back(home) is None
 
 
 def test_a_lost_mark_is_written_again_and_told(home: Path) -> None:
@@ -372,6 +411,17 @@ def test_damaged_marks_beside_copies_that_differ_stop(
     assert other.read_bytes() == before
     put_in_place(home, check_catalog(home, str(other)))
     assert Catalog.open(home).rows == 30
+
+
+def test_a_choice_is_not_put_over_what_came_while_a_person_decided(home: Path, tmp_path: Path) -> None:
+    """The mark is asked before anything is changed: the ingest of that moment is not lost unseen."""
+    chosen = check_catalog(home, str(backup_paths(home)[1]))
+    add(list_properties(tmp_path, 40), home)
+    with pytest.raises(CatalogError, match=r"it is ingest 4 now.*Do the same again"):
+        put_in_place(home, chosen)
+    assert Catalog.open(home).rows == 40
+    put_in_place(home, check_catalog(home, chosen.place))
+    assert (Catalog.open(home).rows, Catalog.open(home).header.sequence) == (30, 5)
 
 
 def test_two_versions_of_one_number_are_told_apart(home: Path, tmp_path: Path) -> None:
