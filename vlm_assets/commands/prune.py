@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from vlm_assets.assets.partition_state import read_record
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.ranges import InvalidRangeError, PropertyRange
 from vlm_assets.commands.terminal import (
     AsJson,
     Home,
@@ -143,10 +145,17 @@ def _candidates(asset: AssetFolders, keys: Sequence[str]) -> Iterator[Removal]:
             yield Removal(asset.name, What.TEMPORARY, path, _size(path), why, (key,))
     for path in sorted(asset.quarantine.rglob("*")):
         if path.is_file():
-            owner = path.parent.name if path.parent.name in keys else None
+            owner = _owner(asset, path)
             why = f"set aside from {owner}" if owner else "set aside; all partitions are whole"
             needs = (owner,) if owner else tuple(keys)
             yield Removal(asset.name, What.QUARANTINED, path, _size(path), why, needs)
+
+
+def _owner(asset: AssetFolders, path: Path) -> str | None:
+    """The partition that a file was set aside from, whether the catalogue lists it or not; None: nobody's."""
+    with suppress(InvalidRangeError):
+        return PropertyRange.from_key(path.relative_to(asset.quarantine).parts[0]).key
+    return None
 
 
 def is_superseded(journal: Path, record: PublishedRecord, high_water_mark: Path) -> bool:

@@ -218,6 +218,21 @@ def test_quarantine_of_nobody_needs_every_partition_whole(dataset):
     assert (What.QUARANTINED, aside.name) in whats(plan(dataset))
 
 
+@pytest.mark.parametrize("key", [SECOND, "000000009-000000011"])
+def test_the_quarantine_of_a_partition_that_is_not_looked_at_needs_it_whole(dataset, key):
+    """A withdrawal from another partition, or an older catalogue, takes no last copy of this one's rows."""
+    only = dataset.settings.descriptions.partition(key).quarantine / "kept"
+    only.parent.mkdir(parents=True)
+    only.write_bytes(b"rows")
+    if key == SECOND:
+        for path in (dataset.descriptions.path(key), dataset.copy_of(key)):
+            flip(path)
+    for found in (plan_prune(dataset.settings, dataset.catalog, keys=[FIRST]), plan(dataset)):
+        assert found.removals == []
+        assert found.kept[0].startswith(f"{only} stays: ")
+        assert key in found.kept[0]
+
+
 def test_abandoned_temporaries_go_and_used_ones_stay(dataset):
     """What a killed process left goes; a file that a living process is writing stays."""
     folder = dataset.settings.descriptions.staging
