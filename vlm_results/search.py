@@ -97,6 +97,34 @@ Ranking = Sequence[tuple[float, int]]
 """Score and ordinal, best first."""
 
 
+@dataclass(frozen=True)
+class _Request:
+    """A text, the id of a property, or both; which ordinals may be found, and how many rows at most."""
+
+    text: str | None
+    like: str | None
+    mask: Mask | None
+    most: int
+
+
+@dataclass(frozen=True)
+class _Order:
+    """Rows by words or by vectors. unread: why a partition was not read, by its key."""
+
+    ranked: Ranking
+    scanned: int
+    unread: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class _Vectors:
+    """What is published of the present embedding model. left_out: partitions of another."""
+
+    records: Mapping[str, PublishedRecord]
+    left_out: tuple[str, ...]
+    unread: Mapping[str, str]
+
+
 def search(
     settings: Settings,
     catalog: Catalog,
@@ -115,31 +143,36 @@ def search(
     if text is None and like is None:
         raise CommandError("Give a text, or a property with --like.")
     doing("looking at what is published")
-    unread: dict[str, str] = {}
     most = max(_DEPTH * limit, _LEAST_DEPTH) + (like is not None) if text is not None else limit + 1
-    orders: list[Ranking] = []
-    scanned, left_out, notes = 0, tuple[str, ...](), []
-    if text is not None and "words" in by:
-        described, damaged = readable_records(settings.descriptions, catalog)
-        words = find_words(settings.descriptions, described, text, mask=mask, most=most)
-        unread |= {**damaged, **words.unread}
-        scanned = words.rows
-        orders.append(words.ranked)
+    request = _Request(text, like, mask, most)
+    by_words = text is not None and "words" in by
+    vectors, notes = None, []
     if "vectors" in by:
         try:
-            near = _near(settings, catalog, text, like, mask, most, unread)
+            vectors = _comparable_vectors(settings, catalog)
         except NoVectorsError as error:
-            if like is not None or (text is not None and not orders):
+            if like is not None or not by_words:
                 raise
             notes.append(f"Searched by words alone. {error}")
-        else:
-            orders.append(near.ranked)
-            scanned, left_out = max(scanned, near.scanned), near.left_out
-    ranked = orders[0] if text is None else fused(orders)
+    # Side by side: SQLite and numpy let other threads run. The words stay in this thread, so that Ctrl-C ends
+    # the building of their index, which takes minutes.
+    with ThreadPoolExecutor(1) as beside:
+        nearest = beside.submit(_near, settings, catalog, request, vectors) if vectors else None
+        words = _by_words(settings, catalog, request, every=nearest is not None) if by_words else None
+        near = nearest.result() if nearest else None
+    orders = [order for order in (words, near) if order is not None]
+    ranked = orders[0].ranked if text is None else fused([order.ranked for order in orders])
     best = ranked[: limit + (like is not None)]
     names = _names(catalog, [ordinal for _, ordinal in best])
     hits = [Hit(names[ordinal], ordinal, score) for score, ordinal in best if names[ordinal] != like]
-    return Found(tuple(hits[:limit]), scanned, left_out, tuple(unread.values()), tuple(notes))
+    unread = {key: sentence for order in reversed(orders) for key, sentence in order.unread.items()}
+    return Found(
+        tuple(hits[:limit]),
+        max(order.scanned for order in orders),
+        vectors.left_out if vectors else (),
+        tuple(unread.values()),
+        tuple(notes),
+    )
 
 
 def fused(orders: Sequence[Ranking]) -> list[tuple[float, int]]:
@@ -159,42 +192,52 @@ class NoVectorsError(CommandError):
     """There is nothing to compare a vector with."""
 
 
-@dataclass(frozen=True)
-class _Near:
-    ranked: Ranking
-    scanned: int
-    left_out: tuple[str, ...]
+def _by_words(settings: Settings, catalog: Catalog, request: _Request, *, every: bool) -> _Order:
+    """The rows that have words of the text.
+
+    every: only rows that have all of them. Beside vectors a row that has one word of four must not count as
+    much as the nearest vector, and ranks do not tell them apart (Bruch, Gai and Ingber, 2023).
+    """
+    described, damaged = readable_records(settings.descriptions, catalog)
+    words = find_words(
+        settings.descriptions,
+        described,
+        request.text or "",
+        mask=request.mask,
+        most=request.most,
+        every=every,
+    )
+    return _Order(words.ranked, words.rows, {**damaged, **words.unread})
 
 
-def _near(
-    settings: Settings,
-    catalog: Catalog,
-    text: str | None,
-    like: str | None,
-    mask: Mask | None,
-    most: int,
-    unread: dict[str, str],
-) -> _Near:
-    """The rows nearest to a text, to a property, or to the middle of both. Adds to what was not read."""
+def _comparable_vectors(settings: Settings, catalog: Catalog) -> _Vectors:
+    """What a vector can be compared with. Raises NoVectorsError."""
     if settings.embedding_model is None:
         raise NoVectorsError(NO_EMBEDDER)
     published, damaged = readable_records(settings.embeddings, catalog)
-    unread |= {key: sentence for key, sentence in damaged.items() if key not in unread}
     records, left_out = comparable(settings, published)
+    return _Vectors(records, tuple(left_out), damaged)
+
+
+def _near(settings: Settings, catalog: Catalog, request: _Request, vectors: _Vectors) -> _Order:
+    """The rows nearest to a text, to a property, or to the middle of both."""
     parts: list[Vector] = []
-    if like is not None:
-        parts.append(_vector_of(settings, catalog, records, like))
-    if text is not None:
+    if request.like is not None:
+        parts.append(_vector_of(settings, catalog, vectors.records, request.like))
+    if request.text is not None:
         doing("loading the model that embeds texts")
-        parts.append(embed_text(settings, text))
+        parts.append(embed_text(settings, request.text))
     query = np.sum([part / max(float(np.linalg.norm(part)), 1e-12) for part in parts], axis=0)
     query = (query / max(float(np.linalg.norm(query)), 1e-12)).astype(np.float32)
-    ranges = {one.key: one for one in catalog.ranges}
-    keys = [key for key in records if mask is None or bool(mask[ranges[key].start : ranges[key].stop].any())]
-    doing(f"comparing with the vectors of partitions: {len(keys):,}")
-    read = PublishedPartitions(settings.embeddings).read
-    ranked, scanned = scan(keys, read, query, mask=mask, most=most, unread=unread)
-    return _Near(ranked, scanned, tuple(left_out))
+    ranges, mask = {one.key: one for one in catalog.ranges}, request.mask
+    keys = [
+        key
+        for key in vectors.records
+        if mask is None or bool(mask[ranges[key].start : ranges[key].stop].any())
+    ]
+    read, unread = PublishedPartitions(settings.embeddings).read, dict(vectors.unread)
+    ranked, scanned = scan(keys, read, query, mask=mask, most=request.most, unread=unread)
+    return _Order(ranked, scanned, unread)
 
 
 def scan(
@@ -225,7 +268,8 @@ def scan(
             return [], 0
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-        for rows, looked_at in threads.map(nearest, keys):
+        for done, (rows, looked_at) in enumerate(threads.map(nearest, keys), start=1):
+            doing("comparing with the vectors of partitions", done, len(keys))
             scanned += looked_at
             if rows:
                 best = sorted([*best, *rows], reverse=True)[:most]
@@ -267,7 +311,7 @@ def embed_text(settings: Settings, text: str) -> Vector:
 
 
 def _vector_of(
-    settings: Settings, catalog: Catalog, records: dict[str, PublishedRecord], property_id: str
+    settings: Settings, catalog: Catalog, records: Mapping[str, PublishedRecord], property_id: str
 ) -> Vector:
     known = catalog.find(property_id)
     if known is None:

@@ -36,6 +36,16 @@ _PARTITIONS_TOGETHER: Final = 50
 _COMMON: Final = 0.5
 """Share of the rows above which a word tells none from another. BM25 gives it no weight."""
 
+_EMPTY: Final = frozenset((
+    "a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is", "it", "of",
+    "on", "or", "such", "that", "the", "their", "then", "there", "these", "they", "this", "to", "was",
+    "will", "with",
+))  # fmt: skip
+"""Lucene's English stop words, without "no" and "not", which ask for something else.
+
+Where descriptions have no sentence, an "a" of a request is in none of them.
+"""
+
 _NOTHING: Final = frozenset({"none", "no", "unknown", "n/a"})
 """Values that say that something is not there."""
 
@@ -61,19 +71,21 @@ def find_words(
     *,
     mask: Mask | None = None,
     most: int,
+    every: bool = False,
 ) -> Words:
     """Bring the index of these descriptions up to date and find the rows that have words of the text.
 
+    every: only rows that have all of its words. A word that most rows have is passed over in any case.
     Raises OSError, where the index can be neither read nor written.
     """
     with _locked(asset.home):
         try:
-            return _find(asset, records, text, mask, most)
+            return _find(asset, records, text, mask, most, every)
         except sqlite3.DatabaseError:
             # Damaged, or of an earlier version. Nothing of it is needed.
             _remove(asset.home)
         try:
-            return _find(asset, records, text, mask, most)
+            return _find(asset, records, text, mask, most, every)
         except sqlite3.DatabaseError as error:
             raise OSError(f"{asset.home.word_index} cannot be written: {error}") from error
 
@@ -120,7 +132,12 @@ def _remove(home: Home) -> None:
 
 
 def _find(
-    asset: AssetFolders, records: Mapping[str, PublishedRecord], text: str, mask: Mask | None, most: int
+    asset: AssetFolders,
+    records: Mapping[str, PublishedRecord],
+    text: str,
+    mask: Mask | None,
+    most: int,
+    every: bool,
 ) -> Words:
     with contextlib.closing(sqlite3.connect(asset.home.word_index, isolation_level=None)) as connection:
         asset.home.word_index.chmod(0o600)
@@ -130,7 +147,7 @@ def _find(
             connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version={_FORMAT}; COMMIT")
         unread = _follow(connection, asset, records)
         rows = connection.execute("SELECT count(*) FROM words_docsize").fetchone()[0]
-        return Words(tuple(_ranked(connection, text, rows, mask, most)), rows, unread)
+        return Words(tuple(_ranked(connection, text, rows, mask, most, every)), rows, unread)
 
 
 def _follow(
@@ -144,7 +161,7 @@ def _follow(
     work = [*gone, *changed]
     for start in range(0, len(work), _PARTITIONS_TOGETHER):
         if len(work) > _PARTITIONS_TOGETHER:
-            doing(f"reading words: {start:,} of {len(work):,} partitions")
+            doing("reading words of partitions", start, len(work))
         connection.execute("BEGIN IMMEDIATE")
         for key in work[start : start + _PARTITIONS_TOGETHER]:
             if key in indexed:
@@ -176,16 +193,17 @@ def _rows(published: PublishedPartitions, key: str) -> Iterator[tuple[int, str]]
 
 
 def _ranked(
-    connection: sqlite3.Connection, text: str, rows: int, mask: Mask | None, most: int
+    connection: sqlite3.Connection, text: str, rows: int, mask: Mask | None, most: int, every: bool
 ) -> Iterator[tuple[float, int]]:
-    terms = [f'"{word}"' for word in dict.fromkeys(re.findall(r"\w+", text.lower()))]
-    telling = [term for term in terms if 0 < _count(connection, term, rows) <= rows * _COMMON]
-    if not telling:
+    words = [word for word in dict.fromkeys(re.findall(r"\w+", text.lower())) if word not in _EMPTY]
+    counts = {f'"{word}"': _count(connection, f'"{word}"', rows) for word in words}
+    telling = [term for term, count in counts.items() if 0 < count <= rows * _COMMON]
+    if not telling or (every and not all(counts.values())):
         return
     connection.create_function("chosen", 1, lambda ordinal: mask is None or bool(mask[ordinal]))
     condition = "" if mask is None else "AND chosen(rowid)"
     query = f"SELECT -rank, rowid FROM words WHERE words MATCH ? {condition} ORDER BY rank LIMIT ?"  # noqa: S608 - no words of others
-    yield from connection.execute(query, (" OR ".join(telling), most))
+    yield from connection.execute(query, ((" AND " if every else " OR ").join(telling), most))
 
 
 def _count(connection: sqlite3.Connection, term: str, rows: int) -> int:

@@ -128,6 +128,20 @@ def test_a_condition_holds_in_every_partition(home) -> None:
     assert ids(home, like="p1", mask=mask, limit=2) == ["p2", "p8"], "p1 is not chosen, and may be asked for"
 
 
+def test_words_beside_vectors_count_where_all_of_them_are(home) -> None:
+    """A row with one word of two is not put before what the vectors find; by words alone it is a hit."""
+    home.describe(
+        home.keys[0],
+        lambda rows: [{**row, "description": {"floors": 2, "has_pool": row["ordinal"] == 1}} for row in rows],
+        text="pools",
+    )
+    nearest = ["p8", "p7", "p6", "p5", "p3", "p2", "p1", "p0"]
+    assert ids(home, text="a pool")[0] == "p1", "seventh by vectors, first by words"
+    assert ids(home, text="a pool and a lake") == nearest
+    assert ids(home, text="a pool and a lake", by=("vectors",)) == nearest
+    assert ids(home, text="a pool and a lake", by=("words",)) == ["p1"]
+
+
 def test_without_an_embedder_a_search_goes_by_words_and_says_so(home) -> None:
     """No describing model embeds in its place; what needs a vector says what names an embedder."""
     unnamed = home.settings.model_copy(update={"embedding_model": None})

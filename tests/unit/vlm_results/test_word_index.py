@@ -63,6 +63,22 @@ def test_words_follow_what_is_published(home, monkeypatch) -> None:
     assert find(home, 'pool" OR "floors) NEAR(') == ["p0", "p5", "p7"], "a text is no query language"
 
 
+def test_every_word_of_a_text_is_in_a_row_that_has_them_all(home) -> None:
+    """Beside vectors a row with one word of two counts for nothing; "a" and "with" are no words."""
+    home.describe(
+        home.keys[0],
+        lambda rows: [
+            {**row, "description": {"floors": row["ordinal"], "has_pool": row["ordinal"] > 0}} for row in rows
+        ],
+    )
+    assert find(home, "1 pool") == ["p1", "p2", "p5", "p7"]
+    assert find(home, "the 1 with a pool", every=True) == ["p1"]
+    assert find(home, "pool", every=True) == ["p1", "p2", "p5", "p7"]
+    assert find(home, "a pool and a garage", every=True) == [], "no description has the word garage"
+    assert find(home, "a pool on some floors") == ["p1", "p2", "p5", "p7"]
+    assert find(home, "with a", every=True) == []
+
+
 @pytest.mark.parametrize("damage", ["lost", "no database", "cut", "another version"])
 def test_an_index_that_is_damaged_is_built_anew(home, damage: str) -> None:
     """The index is never truth: whatever happens to its file, the next search is right."""
