@@ -21,7 +21,7 @@ import vlm_durable.versions.partition_files as partition_files
 NOT_BY_FAULTS = frozenset(
     {
         # A file of a newer program.
-        "catalog_copies._mark: except FormatVersionError",
+        "catalog_copies._mark_reading: except FormatVersionError",
         "partition_files.PartitionVersions.from_bytes: except FormatVersionError",
         # A caller's mistake: a key that is no name, a version accepted where none was put back.
         "partition_files.PartitionFiles.__init__: if not _KEY.fullmatch(key)",
@@ -31,6 +31,8 @@ NOT_BY_FAULTS = frozenset(
         "partition_files.PartitionFiles._content: if error.errno != errno.EIO",
         "partition_files.PartitionFiles.holds: if error.errno != errno.EIO",
         # A store: tests with a real one have them.
+        "catalog_copies._is_explained: if files.mark is not None and"
+        " (isinstance(files.copy, str) or _problem(files.copy, files.mark))",
         "catalog_copies.note_store: if last_store(home) == store",
         "catalog_copies.note_store: if mark is not None",
         "partition_files.PartitionFiles._newest: if place is None and fetch is not None and"
