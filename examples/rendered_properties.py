@@ -10,8 +10,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -61,12 +60,20 @@ class Listed:
     """Those of the listed photos that do not exist, on purpose."""
 
 
-def write_example(home: Path, *, properties: int = 240, seed: int = 7, workers: int = _WORKERS) -> Path:
+def write_example(
+    home: Path,
+    *,
+    properties: int = 240,
+    seed: int = 7,
+    workers: int = _WORKERS,
+    advance: Callable[[int, int], None] = lambda done, properties: None,
+) -> Path:
     """Render an example below ``home`` and return the path of its listing (JSON lines).
 
     Writes ``example/images/…``, ``example/listing.jsonl`` and ``example/truth.parquet``. Interrupted, it goes
-    on where it was; complete, it changes nothing. Raises ExampleMismatchError where an example of another
-    seed or size stands, and ValueError for a size below one.
+    on where it was; complete, it changes nothing. advance: told how many of the properties are rendered.
+    Raises ExampleMismatchError where an example of another seed or size stands, and ValueError for a size
+    below one.
     """
     if properties < 1:
         raise ValueError(f"an example needs at least one property, not {properties}")
@@ -78,7 +85,9 @@ def write_example(home: Path, *, properties: int = 240, seed: int = 7, workers: 
     missing = [one for one in listed if not _stands(folder, one)]
     if missing:
         with ProcessPoolExecutor(min(workers, len(missing)), mp_context=get_context("spawn")) as pool:
-            deque(pool.map(partial(_render_property, folder, seed), missing, chunksize=4), maxlen=0)
+            rendered = pool.map(partial(_render_property, folder, seed), missing, chunksize=4)
+            for done, _ in enumerate(rendered, start=len(listed) - len(missing) + 1):
+                advance(done, len(listed))
         sync_directory(folder / "images")
     _write_once(folder / "truth.parquet", _truth_bytes(listed, seed))
     listing = folder / "listing.jsonl"

@@ -33,6 +33,7 @@ from vlm_assets.commands.terminal import (
     app,
     chosen_settings,
     doing,
+    doing_each,
     say,
     say_as_json,
 )
@@ -75,9 +76,11 @@ def explore_table(settings: Settings, catalog: Catalog, *, sample: int) -> pa.Ta
     if kept.exists():
         return pq.read_table(kept)
     partitions = PublishedPartitions(settings.embeddings)
-    doing("reading which properties have a vector")
     # The vectors themselves are not read yet.
-    with_status = [partitions.read(key).to_table(["ordinal", "status"]) for key in keys]
+    with_status = [
+        partitions.read(key).to_table(["ordinal", "status"])
+        for key in doing_each("reading which properties have a vector, partitions", keys)
+    ]
     with_vectors = [one.filter(pc.equal(one["status"], OK))["ordinal"].to_numpy() for one in with_status]
     if not any(map(len, with_vectors)):
         raise CommandError(f"No property has a vector of its present description: {command('run')}.")
@@ -87,7 +90,11 @@ def explore_table(settings: Settings, catalog: Catalog, *, sample: int) -> pa.Ta
     ranges = [PropertyRange.from_key(key) for key in keys]
     # Permissive: a field that is null in all rows of a partition has no type of its own there.
     table = pa.concat_tables(
-        [_rows(settings, one, pa.array(here)) for one in ranges if len(here := _within(drawn, one))],
+        [
+            _rows(settings, one, pa.array(here))
+            for one in doing_each("reading the sample, partitions", ranges)
+            if len(here := _within(drawn, one))
+        ],
         promote_options="permissive",
     )
     doing("laying out the map")

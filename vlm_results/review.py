@@ -26,7 +26,7 @@ from vlm_assets.assets.fingerprint import digest_of
 from vlm_assets.assets.partition import INPUTS
 from vlm_assets.assets.truth import REVIEWS, FieldVerdict, verdicts
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.commands.terminal import CommandError, doing
+from vlm_assets.commands.terminal import CommandError, doing_each
 from vlm_assets.config.settings import Settings
 from vlm_durable.commands import command
 from vlm_durable.files.files import make_directory, sync_directory, write_replacing
@@ -69,7 +69,6 @@ def draw_sample(
 
     Raises CommandError, RecordDamagedError, OSError.
     """
-    doing("drawing the sample")
     records = published_records(settings.descriptions, catalog)
     if not records:
         raise CommandError(f"No description is published yet: {command('run')}.")
@@ -88,7 +87,7 @@ def draw_sample(
         if found is not None and found.range.key in records:
             keys.setdefault(found.range.key)
     first, others = list[Reviewed](), list[Reviewed]()
-    for key in keys:
+    for key in doing_each("drawing the sample from partitions", keys):
         rows = [row for row in _rows(settings, key) if row["status"] == "ok"]
         drawn = chance.sample(rows, min(wanted[key], len(rows)))
         others += [_reviewed(key, row) for row in drawn]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -312,16 +312,20 @@ class PartitionStates:
         self._deep = deep
         self.meanings = meanings or Meanings.of(settings)
 
-    def all(self) -> list[PartitionState]:
+    def all(
+        self, advance: Callable[[int, int], None] = lambda done, partitions: None
+    ) -> list[PartitionState]:
         """Every partition of both assets, descriptions first, in the order of the catalogue.
 
-        Without an embedding model, of the embeddings only those of which something is published.
+        Without an embedding model, of the embeddings only those of which something is published. advance:
+        told how many of the partitions were looked at.
         """
         running = {(worker.asset, worker.partition) for worker in self._workers.living()}
         assets = (self._described, self._embedded)
         touched = {asset.name: asset.touched_keys() for asset in assets}
         found: dict[str, list[PartitionState]] = {asset.name: [] for asset in assets}
-        for wanted in self._catalog.ranges:
+        for number, wanted in enumerate(self._catalog.ranges):
+            advance(number, len(self._catalog.ranges))
             described: PartitionState | None = None
             for asset in assets:
                 is_running = (asset.name, wanted.key) in running

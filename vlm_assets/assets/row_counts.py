@@ -8,7 +8,7 @@ bounded. What does not live here: whether a file is what was published (``partit
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +24,9 @@ DESCRIPTIONS, EMBEDDINGS = "property_descriptions", "property_embeddings"
 
 MEMORY = "1GB"
 """What DuckDB may hold at a time; the rest it keeps in a temporary folder."""
+
+_FILES_TOGETHER = 256
+"""Files that DuckDB reads at a time."""
 
 FIRST = 5
 """How many offending ids a partition names."""
@@ -93,12 +96,13 @@ def count_rows(
     files: Sequence[RowsFile],
     *,
     vectors: bool = True,
+    advance: Callable[[int, int], None] = lambda done, files: None,
 ) -> Counted:
     """Count the rows of all these files.
 
     expected: the ids of their partitions, as key, ordinal (null: any) and property_id. Of a partition with
     files of both assets, the embeddings must match the descriptions. vectors: compare vectors with statuses
-    too.
+    too. advance: told how many of the files were read.
     """
     counted = Counted()
     with _database() as connection:
@@ -113,9 +117,14 @@ def count_rows(
         connection.execute(
             "CREATE TABLE files(asset VARCHAR, key VARCHAR, path VARCHAR, fingerprint VARCHAR)"
         )
+        done = 0
         for asset in (DESCRIPTIONS, EMBEDDINGS):
             of_asset = [one for one in files if one.asset == asset]
-            _load(connection, of_asset, counted, vectors=vectors and asset == EMBEDDINGS)
+            for start in range(0, len(of_asset), _FILES_TOGETHER):
+                some = of_asset[start : start + _FILES_TOGETHER]
+                advance(done, len(files))
+                _load(connection, some, counted, vectors=vectors and asset == EMBEDDINGS)
+                done += len(some)
         unlike = _unlike(connection)
         for asset, key, *numbers, first_ids in connection.execute(_CONSERVATION).fetchall():
             differing, first = unlike.get((asset, key), (0, ()))
@@ -173,7 +182,7 @@ def _database() -> Iterator[duckdb.DuckDBPyConnection]:
 def _load(
     connection: duckdb.DuckDBPyConnection, files: Sequence[RowsFile], counted: Counted, *, vectors: bool
 ) -> None:
-    """Take the rows of an asset's files in; a file that does not read is left out and named."""
+    """Take the rows of some files of an asset in; a file that does not read is left out and named."""
     import duckdb
 
     wanted = {**COLUMNS, "embedding": None} if vectors else COLUMNS

@@ -17,7 +17,7 @@ import typer
 from resources.alerts.delivery import Delivery
 from resources.alerts.outbox import Outbox
 from resources.alerts.targets import AlertTargetError, Target, checked_targets
-from vlm_assets.commands.terminal import AsJson, Home, chosen_settings, say, say_as_json
+from vlm_assets.commands.terminal import AsJson, Home, chosen_settings, doing, say, say_as_json
 from vlm_assets.commands.terminal import app as commands
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import PREFIX, Settings, SettingsError
@@ -100,6 +100,7 @@ def test(home: Home = None) -> None:
     if not delivery.targets:
         say(_NO_TARGETS)
         raise typer.Exit(1)
+    doing(_waiting(delivery))
     answers = send_trial(delivery, current, seconds=_SECONDS)
     for target, said in answers:
         say(f"{target.name}: {said or 'took it'}")
@@ -137,9 +138,15 @@ def deliver(home: Home = None) -> None:
     if silent is not None:
         say(f"{silent.title}: {silent.found}.")
         delivery.outbox.post(silent)
+    doing(_waiting(delivery))
     done = delivery.deliver(now=now, seconds=_SECONDS, address=pages_address(current))
     say(done.sentence)
     raise typer.Exit(1 if done.troubles else 0)
+
+
+def _waiting(delivery: Delivery) -> str:
+    """What is waited for: all targets are asked at once, and the slowest decides."""
+    return f"waiting for the answers of {counted(len(delivery.targets), 'targets')}, {_SECONDS:.0f} s at most"
 
 
 _NO_TARGETS = (

@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -162,16 +163,16 @@ def audit(settings: Settings, catalog: Catalog, *, deep: bool = False) -> Audit:
     descriptions, embeddings = (asset.name for asset in assets)
     keys = frozenset(one.key for one in catalog.ranges)
     verified = VerifiedFiles(settings.state_directory, seconds=math.inf)
-    doing(f"looking at each file and journal; partitions: {len(keys):,}")
     stored, of_store = _look_at_store(settings, deep=deep)
-    states = PartitionStates(settings, catalog, verified=verified, deep=deep, stored=stored).all()
+    looked_at = PartitionStates(settings, catalog, verified=verified, deep=deep, stored=stored)
+    states = looked_at.all(partial(doing, "looking at the files and journals of partitions"))
     files = [
         RowsFile(one.asset, one.key, one.path, one.record.fingerprint if one.record else None)
         for one in states
         if one.countable
     ]
-    doing(f"comparing the ids of files with the catalogue; files: {len(files):,}")
-    counts_of = count_rows(_expected(catalog), files, vectors=deep)
+    advance = partial(doing, "comparing ids with the catalogue's, files")
+    counts_of = count_rows(_expected(catalog), files, vectors=deep, advance=advance)
     problems: list[Problem] = []
     partitions: list[PartitionAudit] = []
     for one in states:
@@ -193,7 +194,7 @@ def _look_at_store(settings: Settings, *, deep: bool) -> tuple[dict[tuple[str, s
     stored: dict[tuple[str, str], str] = {}
     try:
         for asset, looks in store_looks(settings).items():
-            looks.look(deep=deep)
+            looks.look(deep=deep, advance=partial(doing, f"looking at partitions of {asset} in the store"))
             stored |= {(asset, key): trouble for key, trouble in looks.troubles().items()}
         return stored, list(store_problems(settings, deep=deep))
     except StoreError as error:
@@ -207,8 +208,9 @@ def _expected(catalog: Catalog) -> Iterator[pa.Table]:
         table.select(["ordinal", "property_id"]).add_column(0, "key", pa.repeat(wanted.key, table.num_rows))
         for wanted, table in catalog.slices()
     )
-    while some := list(islice(slices, _RANGES_TOGETHER)):
-        yield pa.concat_tables(some)
+    for done in range(0, len(catalog.ranges), _RANGES_TOGETHER):
+        doing("reading the catalogue's ids, partitions", done, len(catalog.ranges))
+        yield pa.concat_tables(islice(slices, _RANGES_TOGETHER))
 
 
 def _partition(one: PartitionState, of_rows: Sequence[Problem], counts_of: Counted) -> PartitionAudit:

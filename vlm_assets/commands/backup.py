@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -34,6 +35,7 @@ from vlm_assets.commands.terminal import (
     app,
     chosen_settings,
     doing,
+    doing_each,
     say,
     say_as_json,
 )
@@ -160,21 +162,24 @@ class _Copying:
 
     def all(self) -> tuple[int, int]:
         """Copy everything; the numbers of published files and of journals."""
+        doing("copying the control state")
         self._copy_control_state()
         self._copy_settled(lambda: _files_below(self._layout.state, without=_OF_THIS_MACHINE))
         for asset in self._assets:
-            for key in asset.journal_keys():
+            for key in doing_each(f"copying journals of {asset.name}, partitions", asset.journal_keys()):
                 for folder in _folders(asset.partition(key).journals):
                     self._copy_journal(folder)
         for asset in self._theirs:
             self._copy_tree(asset.journals)
         for asset in self._assets:
-            for key in sorted(asset.touched_keys() - {""}):
+            keys = sorted(asset.touched_keys() - {""})
+            for key in doing_each(f"copying {asset.name}, partitions", keys):
                 self._copy_partition(asset, key)
         for asset in self._theirs:
             self._copy_tree(asset.published)
             self._copy_tree(asset.versions)
         self._copy_settled(lambda: [self._root / REVIEWS, *_files_below(self._root / "rejected")])
+        doing("copying the catalogue")
         # The file before its copies, so that no copy is older than it.
         for path in (catalog_path(self._root), *backup_paths(self._root)):
             self._copy_settled(lambda path=path: [path])  # type: ignore[misc]
@@ -274,7 +279,8 @@ class _Copying:
 
     def _copy_tree(self, folder: Path) -> None:
         """Copy each folder in a folder, and its own files, each as it was at one moment."""
-        for one in _folders(folder):
+        name = folder.relative_to(self._root)
+        for one in doing_each(f"copying folders of {name}", _folders(folder)):
             self._copy_settled(lambda one=one: _files_below(one))  # type: ignore[misc]
         self._copy_settled(lambda: [path for path in _entries(folder) if path.is_file()])
 
@@ -386,8 +392,8 @@ def restore_command(
     Work that was committed before the backup is not computed again; later work is.
     """
     current = chosen_settings(home)
-    doing("copying what is new")
-    content = restore(folder, current.layout.root, last=_restored_last)
+    advance = partial(doing, "restoring files")
+    content = restore(folder, current.layout.root, last=_restored_last, advance=advance)
     size = sum(kept.size for kept in content.files.values())
     say(
         f"{current.home} holds what {content.about['home']} held on {content.about['at']}:"

@@ -14,7 +14,16 @@ import typer
 
 from resources.gpu import GpuResource
 from vlm_assets.catalog.catalog import catalog_path
-from vlm_assets.commands.terminal import AsJson, CommandError, Home, app, chosen_settings, say, say_as_json
+from vlm_assets.commands.terminal import (
+    AsJson,
+    CommandError,
+    Home,
+    app,
+    chosen_settings,
+    doing,
+    say,
+    say_as_json,
+)
 from vlm_assets.config.resource_settings import build_gpu, control_state
 from vlm_assets.config.settings import PREFIX, Settings
 from vlm_durable.mirror.store_claim import forget_machine
@@ -28,8 +37,9 @@ from vlm_engine.devices.loaded_servers import end_loaded_servers
 DRAIN_SECONDS = 120.0
 """Longest wait for materializations to commit and end: a batch takes 20 s by plan, a model loads longer."""
 
-_LOOK_SECONDS = 0.5
+_DRAINING = f"waiting until running materializations have ended, {DRAIN_SECONDS:.0f} s at most"
 
+_LOOK_SECONDS = 0.5
 
 OfNode = Annotated[
     str | None, typer.Option("--node", metavar="NAME", help="Of a cluster, this machine alone.")
@@ -57,6 +67,7 @@ def pause_command(
     standing = pause(control_state(current), reason, now=time.time())
     say(f"Everything is {standing.sentence()}.")
     left = _drained(current)
+    doing("ending model servers")
     left += end_loaded_servers(current.state_directory, logging.getLogger(__name__))
     for sentence in left:
         say(sentence, fg="yellow")
@@ -74,8 +85,10 @@ def _pause_node(settings: Settings, node: str, reason: str) -> None:
             f"There is no node {node}, so nothing was changed. Known: {', '.join(known) or 'none'}."
         )
     say(f"{pause_node(state, node, reason, now=time.time()).sentence()}.")
-    deadline = time.monotonic() + DRAIN_SECONDS
+    deadline, most = time.monotonic() + DRAIN_SECONDS, 0
     while (standing := nodes.look().nodes[node]).record.runs and not standing.is_dead:
+        most = max(most, len(standing.record.runs))
+        doing(_DRAINING, most - len(standing.record.runs), most)
         if time.monotonic() >= deadline:
             say(f"Still there: the runs {', '.join(sorted(standing.record.runs))}.", fg="yellow")
             raise typer.Exit(1)
@@ -102,8 +115,10 @@ def _drained(settings: Settings) -> list[str]:
         held = [f"{one.partition} is worked on at {one.host}, by run {one.run_id}." for one in at_work]
         return held or [one.sentence() for one in leases.holders()]
 
-    deadline = time.monotonic() + DRAIN_SECONDS
+    deadline, most = time.monotonic() + DRAIN_SECONDS, 0
     while (found := holders()) and time.monotonic() < deadline:
+        most = max(most, len(found))
+        doing(_DRAINING, most - len(found), most)
         time.sleep(_LOOK_SECONDS)
     return found
 

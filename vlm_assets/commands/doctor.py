@@ -99,8 +99,9 @@ class Diagnosis:
 
 def examine(settings: Settings, *, quick: bool = False) -> Iterator[Diagnosis]:
     """Run the checks, each finding as it is made. A check that fails itself is a finding too."""
-    for name, look in (QUICK if quick else QUICK | SLOW).items():
-        doing(f"trying what a run will need: {name}")
+    checks = QUICK if quick else QUICK | SLOW
+    for number, (name, look) in enumerate(checks.items()):
+        doing(f"trying what a run will need ({name}), checks", number, len(checks))
         try:
             for level, message in look(settings):
                 yield Diagnosis(name, level, message)
@@ -430,6 +431,7 @@ def _images(settings: Settings) -> Said:
         fetch=catalog.images.fetch,
     ) as pool:
         for job, (loaded,) in zip(jobs, pool.feed([[job] for job in jobs]), strict=False):
+            doing("reading images", formats.total(), len(jobs))
             name = _format(job.image_paths[0])
             formats[name] += 1
             seen, seconds = seen + loaded.seen, seconds + loaded.seconds

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
 from vlm_assets.catalog.image_root import ImageRoot
@@ -24,7 +23,6 @@ from vlm_assets.commands.terminal import (
     CommandError,
     Home,
     Port,
-    TerminalConsole,
     app,
     chosen_settings,
     doing,
@@ -119,9 +117,16 @@ def _take_in_example(settings: Settings, properties: int, range_size: int | None
     from examples.rendered_properties import write_example
 
     say(f"Example: {counted(properties, 'properties')} with seed {seed} in {settings.home / EXAMPLE} ...")
-    doing("rendering their images")
-    listing = write_example(settings.home, properties=properties, seed=seed)
-    report = ingest(listing, settings.home, range_size=range_size or RANGE_SIZE, close=True)
+    advance = partial(doing, "rendering the images of properties")
+    advance(0, properties)
+    listing = write_example(settings.home, properties=properties, seed=seed, advance=advance)
+    report = ingest(
+        listing,
+        settings.home,
+        range_size=range_size or RANGE_SIZE,
+        close=True,
+        progress=lambda now: doing("taking properties in", now.properties, properties),
+    )
     for sentence in report.sentences():
         say(sentence)
 
@@ -163,9 +168,6 @@ def _find_examples() -> None:
     if str(CHECKOUT) not in sys.path:
         sys.path.insert(0, str(CHECKOUT))
 
-
-_LOG_SECONDS = 30.0
-"""Between two lines of progress without a terminal."""
 
 _FORMATS = """\b
 A SOURCE is one of these. Image paths are relative to the listing's folder,
@@ -297,43 +299,19 @@ def _taken_in(
     image_root: Sequence[Place] = (),
     **chosen: Any,
 ) -> IngestReport:
-    """Ingest with a progress bar on the terminal; without one, a line every half minute. Both on stderr."""
-    console = TerminalConsole(stderr=True)
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(20),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[images]:,} images"),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
+    """Ingest with the settings' values where nothing else is chosen, and say how far it is."""
+
+    def advance(now: IngestProgress) -> None:
+        share = f" ({now.done / now.total:.0%})" if now.total else ""
+        doing(f"{now.stage}{share}: {counted(now.properties, 'properties')}, {counted(now.images, 'images')}")
+
+    return ingest(
+        source,
+        settings.home,
+        range_size=range_size or settings.range_size,
+        image_root=image_root or settings.image_root,
+        max_images=settings.max_images,
+        progress=advance,
+        store=settings.store,
+        **chosen,
     )
-    task = bar.add_task("reading", total=None, images=0)
-    told = time.monotonic()
-
-    def show(now: IngestProgress) -> None:
-        nonlocal told
-        bar.update(
-            task, description=now.stage, completed=now.done, total=now.total or None, images=now.images
-        )
-        if not console.is_terminal and time.monotonic() - told > _LOG_SECONDS:
-            told = time.monotonic()
-            share = f"{now.done / now.total:.0%}, " if now.total else ""
-            say(
-                f"{now.stage}: {share}{counted(now.properties, 'properties')},"
-                f" {counted(now.images, 'images')}",
-                err=True,
-            )
-
-    with bar:
-        return ingest(
-            source,
-            settings.home,
-            range_size=range_size or settings.range_size,
-            image_root=image_root or settings.image_root,
-            max_images=settings.max_images,
-            progress=show,
-            store=settings.store,
-            **chosen,
-        )

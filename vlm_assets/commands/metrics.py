@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,7 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest, write_t
 from resources.alerts.outbox import Outbox
 from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.commands.terminal import Home, app, chosen_settings, say_json
+from vlm_assets.commands.terminal import Home, app, chosen_settings, doing, say_json
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.status import DeviceStatus, read_status
@@ -32,7 +33,8 @@ def metrics_of(settings: Settings) -> CollectorRegistry:
 
     A figure that is not known (a rate before the first row, the queue without Dagster) is left out.
     """
-    status = read_status(settings, Catalog.open(settings.home))
+    advance = partial(doing, "reading where partitions stand")
+    status = read_status(settings, Catalog.open(settings.home), advance=advance)
     descriptions = settings.descriptions.name
     standing = Outbox(control_state(settings)).open_subjects().values()
     alerts: Counter[str] = Counter(one.severity for one in standing)

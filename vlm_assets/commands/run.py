@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -630,8 +631,8 @@ def run_command(
         raise typer.BadParameter("Give keys, or --failed, or --stale, or --missing: one of the four.")
     current = chosen_settings(home)
     require_models(current)
-    doing("reading where every partition stands")
-    status = read_status(current, Catalog.open(current.home))
+    advance = partial(doing, "reading where partitions stand")
+    status = read_status(current, Catalog.open(current.home), advance=advance)
     if status.paused:
         paused = f"{status.paused[0].upper()}{status.paused[1:]}. Nothing runs until {command('resume')}."
         say(paused, fg="red", err=True)

@@ -214,12 +214,14 @@ def status_command(
     """
     current = chosen_settings(home)
 
-    def read() -> Status:
-        catalog = Catalog.open(current.home)
-        return read_status(current, catalog, since=since.timestamp() if since else None)
+    def advance(done: int, partitions: int) -> None:
+        if not watch:
+            doing("reading where partitions stand", done, partitions)
 
-    if not watch:
-        doing("reading where every partition stands")
+    def read() -> Status:
+        catalog, at = Catalog.open(current.home), since.timestamp() if since else None
+        return read_status(current, catalog, since=at, advance=advance)
+
     if as_json:
         say_as_json(read().as_json())
     elif watch:

@@ -42,7 +42,17 @@ from vlm_assets.catalog.withdrawn_ids import (
     share_withdrawn,
 )
 from vlm_assets.commands.prune import plan_prune, remove
-from vlm_assets.commands.terminal import CommandError, Home, Yes, agreed, app, chosen_settings, doing, say
+from vlm_assets.commands.terminal import (
+    CommandError,
+    Home,
+    Yes,
+    agreed,
+    app,
+    chosen_settings,
+    doing,
+    doing_each,
+    say,
+)
 from vlm_assets.config.extensions import installed
 from vlm_assets.config.resource_settings import build_vision_language_model, control_state
 from vlm_assets.config.settings import Settings
@@ -100,7 +110,8 @@ def plan_withdrawal(settings: Settings, ids: Collection[str]) -> Withdrawal:
     wanted, found = frozenset(ids), set[str]()
     slices, texts = {}, {}
     published = PublishedPartitions(settings.descriptions)
-    for one, table in catalog.slices(with_tail=True):
+    for number, (one, table) in enumerate(catalog.slices(with_tail=True)):
+        doing("looking for the properties in partitions", number, len(catalog.ranges))
         here = wanted.intersection(table["property_id"].to_pylist())
         found |= here
         if here and one != catalog.tail:
@@ -185,6 +196,7 @@ def withdraw(settings: Settings, wanted: Withdrawal) -> Iterator[str]:
     write_sealed(note, {"about": _ABOUT, **asdict(wanted)})
     # First: a run that begins later on any machine asks for it, and one that began before is seen below.
     begin_withdrawal(state, wanted.keys)
+    doing("waiting until every node knows of the withdrawal")
     Nodes(state).wait_for_beats()
     if busy := _at_work(settings, wanted):
         if not goes_on:
@@ -203,16 +215,17 @@ def withdraw(settings: Settings, wanted: Withdrawal) -> Iterator[str]:
     # Before the catalogue: from now on no ingest takes them in, whatever catalogue it meets.
     save_withdrawn(settings.home, withdrawn.changed(wanted.tombstones, withdrawn=True))
     share_withdrawn(settings.home, settings.store)
+    doing("removing the properties from the catalogue and its copies")
     for path in replace_by_tombstones(settings.home, wanted.tombstones, settings.store):
         yield f"Removed {counted(len(wanted.tombstones), 'properties')} from {path}."
     if (store := settings.store) is not None:
         # This home holds all that the store has of these partitions.
-        for key in wanted.keys:
+        for key in doing_each("fetching what the store has of partitions", wanted.keys):
             for asset in (settings.descriptions, settings.embeddings):
                 yield from StoredPartitions(asset, store).pull(key)
                 yield from pull_others(asset.partition(key), "", store)
     catalog = Catalog.open(settings.home)
-    for key in wanted.keys:
+    for key in doing_each("removing the properties from partitions", wanted.keys):
         yield from _withdraw_published(settings, catalog, key, wanted)
         yield from _withdraw_journals(settings, catalog, key)
         # Before earlier versions go here: by them the store's version is known as one that came before.
@@ -224,7 +237,7 @@ def withdraw(settings: Settings, wanted: Withdrawal) -> Iterator[str]:
     yield from remove(settings, plan.removals)
     if store is not None:
         for asset in (settings.descriptions, settings.embeddings):
-            for key in wanted.keys:
+            for key in doing_each(f"removing earlier versions of {asset.name} from the store", wanted.keys):
                 StoredPartitions(asset, store).forget_earlier(key)
     end_withdrawal(state)
     note.unlink(missing_ok=True)

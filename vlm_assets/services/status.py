@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 
@@ -177,10 +177,17 @@ class Status:
         return content | {"partitions": partitions}
 
 
-def read_status(settings: Settings, catalog: Catalog, *, since: float | None = None) -> Status:
+def read_status(
+    settings: Settings,
+    catalog: Catalog,
+    *,
+    since: float | None = None,
+    advance: Callable[[int, int], None] = lambda done, partitions: None,
+) -> Status:
     """Read the status of a home; which files it has verified is noted. Raises CatalogError, OSError.
 
     since: unix seconds, from which on it tells what was tried again and came right; a day ago unless given.
+    advance: told how many of the partitions were looked at.
     """
     state = control_state(settings)
     now = time.time()
@@ -191,7 +198,8 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
     stored = store_troubles(settings)
     states = PartitionStates(settings, catalog, verified=verified, stored=stored.sentences)
     computed = settings.computed_assets
-    found = [_with_failures(settings, notes.beside(one)) for one in states.all() if one.asset in computed]
+    looked_at = states.all(advance)
+    found = [_with_failures(settings, notes.beside(one)) for one in looked_at if one.asset in computed]
     verified.save()
     described = [one for one in found if one.asset == settings.descriptions.name]
     embedded = [one for one in found if one.asset == settings.embeddings.name]

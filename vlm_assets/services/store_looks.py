@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -74,12 +74,19 @@ class StoreLooks:
         return time.time() - self._read().at < _FRESH_SECONDS
 
     def look(
-        self, *, seconds: float = math.inf, read: int = 0, deep: bool = False, mend: bool = False
+        self,
+        *,
+        seconds: float = math.inf,
+        read: int = 0,
+        deep: bool = False,
+        mend: bool = False,
+        advance: Callable[[int, int], None] = lambda done, partitions: None,
     ) -> list[str]:
         """Look at what changed. seconds: after which the rest waits for the next look.
 
         read: so many partitions are read to the byte, beside those that were wrong; deep: all of them. mend:
-        put back what was wrong at the look before. Returns what was put back. Raises StoreError.
+        put back what was wrong at the look before. advance: told how many of the partitions were looked at.
+        Returns what was put back. Raises StoreError.
         """
         until = time.monotonic() + seconds
         below = f"{self._asset.name}/"
@@ -96,19 +103,19 @@ class StoreLooks:
         wrong = [key for key in keys if key in seen and seen[key].trouble]
         changed = [key for key in keys if key not in seen or seen[key].signature != listed.get(key, "")]
         # What is not listed is gone: asked first.
-        changed.sort(key=lambda key: key in listed)
-        notes: list[str] = []
+        changed = sorted((key for key in changed if key not in wrong), key=lambda key: key in listed)
+        in_turn = sorted(keys, key=lambda key: (key <= memory.cursor, key))[: None if deep else read]
+        steps = ((wrong, True), (changed, deep), (in_turn, True))
+        done, notes = 0, list[str]()
         try:
             if mend:
                 notes = [note for key in wrong if time.monotonic() < until for note in self._put_back(key)]
-            for key, trouble in self._ask(wrong, until, deep=True):
-                seen[key] = SeenObject(listed.get(key, ""), trouble)
-            for key, trouble in self._ask([key for key in changed if key not in wrong], until, deep=deep):
-                seen[key] = SeenObject(listed.get(key, ""), trouble)
-            in_turn = sorted(keys, key=lambda key: (key <= memory.cursor, key))
-            for key, trouble in self._ask(in_turn if deep else in_turn[:read], until, deep=True):
-                seen[key] = SeenObject(listed.get(key, ""), trouble)
-                memory.cursor = key
+            for step, to_the_byte in steps:
+                for key, trouble in self._ask(step, until, deep=to_the_byte):
+                    seen[key] = SeenObject(listed.get(key, ""), trouble)
+                    memory.cursor = key if step is in_turn else memory.cursor
+                    done += 1
+                    advance(done, sum(len(some) for some, _ in steps))
         finally:
             memory.at = time.time()
             self._write(memory)

@@ -178,11 +178,17 @@ def open_backup(folder: Path, *, deep: bool = False) -> Iterator[BackupWriter]:
         yield BackupWriter(folder, before, deep)
 
 
-def restore(folder: Path, home: Path, *, last: Callable[[str], int]) -> FileList:
+def restore(
+    folder: Path,
+    home: Path,
+    *,
+    last: Callable[[str], int],
+    advance: Callable[[int, int], None] = lambda done, files: None,
+) -> FileList:
     """Copy a backup's files into an empty folder, each compared with its digest as it is written.
 
-    last: the files with the highest number come last. Killed, it is finished by doing it again. Raises
-    BackupError, OSError.
+    last: the files with the highest number come last. advance: told how many of the files are there. Killed,
+    it is finished by doing it again. Raises BackupError, OSError.
     """
     content = read_list(folder)
     if content is None:
@@ -190,7 +196,8 @@ def restore(folder: Path, home: Path, *, last: Callable[[str], int]) -> FileList
     _refuse_used(home, folder)
     files.make_directory(home)
     write_sealed(home / _MARKER, {"from": str(folder.absolute())})
-    for name in sorted(content.files, key=lambda name: (last(name), name)):
+    for number, name in enumerate(sorted(content.files, key=lambda name: (last(name), name))):
+        advance(number, len(content.files))
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise BackupError(f"{folder} names a file outside of the home: {name}. Take another backup.")
         _restore_file(folder, content.files[name], home / name)
