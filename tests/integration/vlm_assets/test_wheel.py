@@ -61,13 +61,18 @@ def person(installed, listing, tmp_path):
         f"VLM_ASSETS_EMBEDDING_MODEL={CHECKOUT / 'examples' / 'embedder'}\n"
     )
     environment = {name: os.environ[name] for name in SEES_ONLY if name in os.environ}
+    started = []
 
-    def start(*arguments: object, program: str = "vlm-assets", **how) -> subprocess.Popen:
+    def start(*arguments: object, program: str = "vlm-assets") -> subprocess.Popen:
         command = [installed / program, *map(str, arguments)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        return subprocess.Popen(command, cwd=folder, env=environment, **pipes, **how)
+        started.append(subprocess.Popen(command, cwd=folder, env=environment, **pipes))
+        return started[-1]
 
-    return start
+    yield start
+    for process in started:
+        process.send_signal(signal.SIGTERM)  # so that what it started ends too
+        process.communicate(timeout=60)
 
 
 def said(process: subprocess.Popen, code: int) -> str:
