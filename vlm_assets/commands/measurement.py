@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from functools import cache
@@ -49,6 +49,7 @@ from vlm_assets.commands.terminal import (
     app,
     chosen_settings,
     doing,
+    doing_nothing,
     say,
     say_as_json,
 )
@@ -424,50 +425,84 @@ def measurement_of_now(
 
 
 def measure(
-    settings: Settings, catalog: Catalog, gpu: GpuResource, model: VisionLanguageModel, *, limit: int
+    settings: Settings,
+    catalog: Catalog,
+    gpu: GpuResource,
+    model: VisionLanguageModel,
+    *,
+    limit: int,
+    tell: Callable[[str], None] | None = None,
 ) -> Measurement:
-    """Measure and keep what is not kept yet: a sample, and real runs of small partitions.
+    """Measure and keep what is not kept yet: a sample, then real runs of small partitions.
 
-    Raises what ``run_trial`` raises, CommandError, OSError, and FormatVersionError.
+    tell: is told before each of the two what it is, and of the second how long it takes. Without it, nothing
+    is shown. Raises what ``run_trial`` raises, CommandError, OSError, and FormatVersionError.
     """
+    said = tell or (lambda sentence: None)
+    if model.server is None and not gpu.usable():
+        raise CommandError(f"Every device is left out, so nothing can be measured: {command('devices')}.")
     found = measurement_of_now(settings, model, gpu)
-    run = None if found is None else found.run
-    if run is None and model.server is None:
-        # Before the sample, whose lease is this process's until it ends.
-        run = _measured_run(settings, catalog, gpu.usable())
     if found is None:
-        found = keep_trial(settings, model, run_trial(settings, catalog, gpu, model, limit=limit))
-    return found if found.run == run else keep(settings, replace(found, run=run))
-
-
-def announcement(
-    settings: Settings, catalog: Catalog, model: VisionLanguageModel, gpu: GpuResource, limit: int
-) -> str:
-    """What ``measure`` will do, and how long that takes, as far as anything tells; empty: nothing.
-
-    Raises DeviceError.
-    """
-    found, devices = measurement_of_now(settings, model, gpu), max(1, len(gpu.usable()))
-    said = []
-    seconds = 0.0
-    if model.server is None:
-        runs, rows = runs_to_measure(devices), min(RUN_ROWS, catalog.rows)
-        said.append(f"{counted(runs, 'small partitions')} of {counted(rows, 'properties')} run, as for real")
-        if found is not None:
-            a_property = sum(one[1] for one in found.batches) / max(1, sum(one[0] for one in found.batches))
-            a_run = found.start_seconds + found.load_seconds + rows * a_property * found.seconds_an_image
-            seconds = _DAGSTER_SECONDS + runs / devices * (a_run + LAUNCH_SECONDS)
+        said(sample_announcement(catalog, model, limit))
+        if model.server is None:
+            _try_apart(limit, quiet=tell is None)
+            found = measurement_of_now(settings, model, gpu)
+        else:
+            found = keep_trial(settings, model, run_trial(settings, catalog, gpu, model, limit=limit))
     if found is None:
-        said.append(f"a sample of {counted(min(limit, catalog.rows), 'properties')} is described")
-    if not said:
-        return ""
-    took = (
-        f"about {duration(seconds)}" if seconds else "minutes, with a large model or no GPU an hour or more"
-    )
+        raise CommandError(
+            f"The settings changed while a sample was described. Do it again: {command('plan')}."
+        )
+    if found.run is None and model.server is None:
+        said(runs_announcement(catalog, found, len(gpu.usable())))
+        found = keep(settings, replace(found, run=_measured_run(settings, catalog, gpu.usable())))
+    return found
+
+
+_NOTHING_WRITTEN: Final = "nothing of it is written into the home's results, and Ctrl-C ends it."
+
+
+def sample_announcement(catalog: Catalog, model: VisionLanguageModel, limit: int) -> str:
+    """What is measured first where nothing is known; how long it takes shows by how far it is."""
+    rest = ", and how long the rest of measuring takes is said after it" if model.server is None else ""
+    size = counted(min(limit, catalog.rows), "properties")
     return (
-        f"Not all is measured under these settings: {' and '.join(said)}. That takes {took}, once;"
-        " nothing of it is written into the home's results, and Ctrl-C ends it."
+        f"Nothing is measured under these settings: a sample of {size} is described, once{rest};"
+        f" {_NOTHING_WRITTEN}"
     )
+
+
+def runs_announcement(catalog: Catalog, found: Measurement, devices: int) -> str:
+    """Which small partitions run, and how long that takes by what the sample took."""
+    runs, rows = runs_to_measure(devices), _run_rows(catalog)
+    a_property = sum(one[1] for one in found.batches) / max(1, sum(one[0] for one in found.batches))
+    a_run = found.start_seconds + found.load_seconds + rows * a_property * found.seconds_an_image
+    seconds = _DAGSTER_SECONDS + runs / devices * (a_run + LAUNCH_SECONDS)
+    return (
+        f"What a run takes is not measured under these settings: {counted(runs, 'small partitions')} of"
+        f" {counted(rows, 'properties')} run, as for real. That takes about {duration(seconds)}, once;"
+        f" {_NOTHING_WRITTEN}"
+    )
+
+
+def _try_apart(limit: int, *, quiet: bool) -> None:
+    """Describe a sample and keep what it took, in a process of its own: its device is free when it has ended.
+
+    It shows by itself how far it is. Raises CommandError.
+    """
+    doing_nothing()
+    program = Path(sys.executable).with_name("vlm-assets")
+    words = [str(program), "try", "--limit", str(limit), *(["--json"] if quiet else [])]
+    if subprocess.run(words, stdout=subprocess.DEVNULL, check=False).returncode:
+        raise CommandError(
+            "A sample could not be described, so nothing can be planned. Why stands above;"
+            f" {command('doctor')} tries all that a run needs."
+        )
+
+
+def _run_rows(catalog: Catalog) -> int:
+    """Properties of a measured partition."""
+    return min(RUN_ROWS, max((len(one) for one in catalog.ranges), default=catalog.rows))
 
 
 def runs_to_measure(devices: int) -> int:
@@ -481,10 +516,7 @@ def _measured_run(settings: Settings, catalog: Catalog, usable: Sequence[Device]
     All usable devices work at once, as they will: they share cores, and Dagster works beside them.
     """
     devices = len(usable)
-    if not devices:
-        raise CommandError(f"Every device is left out, so nothing can be measured: {command('devices')}.")
-    usual = max((len(one) for one in catalog.ranges), default=catalog.rows)
-    size = min(RUN_ROWS, usual)
+    size = _run_rows(catalog)
     count = runs_to_measure(devices)
     rows = sample(catalog, size * count).to_pylist()
     with _scratch(settings) as folder:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from itertools import accumulate
 from statistics import fmean
 from typing import Annotated, Any, Final
@@ -30,7 +31,6 @@ from vlm_assets.commands.measurement import (
     LAUNCH_SECONDS,
     MeasuredRun,
     Measurement,
-    announcement,
     keep,
     kept,
     launch_and_end,
@@ -617,9 +617,8 @@ def plan_command(
     found = measurement_of_now(current, model, gpu)
     if found is None or found.run is None:
         wanted = limit or max(20, min(4 * current.batch_size, 200))
-        if not as_json and (sentence := announcement(current, catalog, model, gpu, wanted)):
-            say(sentence, err=True)
-        found = measure(current, catalog, gpu, model, limit=wanted)
+        tell = None if as_json else partial(say, err=True)
+        found = measure(current, catalog, gpu, model, limit=wanted, tell=tell)
     doing("planning what is left")
     try:
         width: int | None = build_text_embedding_model(current).width()

@@ -123,14 +123,15 @@ def doing_each(text: str, items: Collection[_Item]) -> Iterator[_Item]:
         yield item
 
 
-def _hide_activity() -> None:
+def doing_nothing() -> None:
+    """Take the line away: a process that was started from here shows its own."""
     if _activities and _activities[0] is not None:
         _activities[0].end()
         _activities[0] = None
 
 
 def _show_no_activity() -> None:
-    _hide_activity()
+    doing_nothing()
     _activities.clear()
 
 
@@ -142,13 +143,13 @@ def _say_json_alone(value: bool) -> bool:
 
 def say(text: object = "", *, err: bool = False, **style: Any) -> None:
     """Write a text to the terminal, escaped. style: as for ``typer.secho`` (fg, bold)."""
-    _hide_activity()
+    doing_nothing()
     typer.secho(visible(str(text)), err=err, **style)  # noqa: TID251 - here is where it is escaped
 
 
 def say_json(text: str) -> None:
     """Write JSON, or another text for programs, as it is but for what a terminal would obey."""
-    _hide_activity()
+    doing_nothing()
     typer.secho(visible(text))  # noqa: TID251 - here is where it is escaped
 
 
@@ -158,7 +159,7 @@ class TerminalConsole(Console):
     def print(self, *objects: Any, **options: Any) -> None:
         """Print, below what was done until now."""
         if not (_activities and _activities[0] is not None and _activities[0].console is self):
-            _hide_activity()
+            doing_nothing()
         super().print(*objects, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
@@ -253,5 +254,5 @@ def answered_yes(question: str) -> bool:
     """Ask a person. Without a terminal the answer is no."""
     if not sys.stdin.isatty():
         return False
-    _hide_activity()
+    doing_nothing()
     return typer.confirm(question)

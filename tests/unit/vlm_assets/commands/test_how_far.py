@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import click
@@ -15,12 +15,15 @@ from typer.testing import CliRunner
 
 from tests.support.scripted_engine import scripted_engine  # noqa: F401 - a fixture
 from tests.unit.homes import Dataset
+from tests.unit.vlm_assets.commands.test_plan import MEASURED
 from vlm_assets.assets import row_counts
 from vlm_assets.commands import audit, device_commands, main, measurement, terminal
 from vlm_assets.commands import run as run_module
 from vlm_assets.commands.main import app
 from vlm_assets.commands.measurement import MeasuredRun
 from vlm_assets.commands.run import BackfillProgress, ProgressLine
+from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model
+from vlm_assets.config.settings import load_settings
 from vlm_assets.services.expected_cost import Rate
 from vlm_durable.files.files import make_directory
 from vlm_results import explore, review_page, search, word_index
@@ -124,7 +127,17 @@ def without_dagster(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def measured_runs(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small partitions would be run by a Dagster of their own."""
+    """Both would be done in processes of their own: ``try`` in one, and a Dagster."""
+
+    def describe(limit: int, *, quiet: bool) -> None:
+        settings = load_settings()
+        device = build_gpu(settings).find()[0]
+        name = measurement._name(
+            settings, build_vision_language_model(settings), f"{device.id} ({device.name})"
+        )
+        measurement.keep(settings, replace(MEASURED, name=name, run=None))
+
+    monkeypatch.setattr(measurement, "_try_apart", describe)
     run = MeasuredRun(3, 3.0, 1, seconds=5.0, alone_seconds=5.0, between_seconds=1.0)
     monkeypatch.setattr(measurement, "_measured_run", lambda *arguments: run)
 
@@ -173,7 +186,11 @@ TELLS: Mapping[str, Told | str] = {
     ),
     "metrics": Told("metrics", {"reading where partitions stand": 3}),
     "pause": Told("pause", {f"{device_commands._DRAINING}": 1, "ending model servers": 0}, hold_a_device),
-    "plan": Told("plan --limit 4", {"describing the sample": 4}, measured_runs, ("scripted_engine",)),
+    "plan": Told(
+        "plan --limit 4",
+        {"looking at the model and what was measured with it": 0, "planning what is left": 0},
+        measured_runs,
+    ),
     "prune": Told(
         "prune --yes",
         {

@@ -406,22 +406,46 @@ def test_what_was_made_before_the_prediction_is_no_run_of_it(uneven) -> None:
 
 
 def test_a_plan_says_before_it_measures_how_long_that_takes(uneven, monkeypatch) -> None:
-    """Twelve silent minutes look like a command that hangs: by what `try` measured they are told before."""
+    """Twelve silent minutes look like a command that hangs: the sample comes first, and tells of the rest."""
     settings = uneven.model_copy(update={"devices": "cpu:1"})
-    asked = (
-        settings,
-        Catalog.open(settings.home),
-        build_vision_language_model(settings),
-        build_gpu(settings),
-        20,
-    )
-    said = measurement.announcement(*asked)
-    assert "5 small partitions of 8 properties run, as for real and a sample of 8 properties is" in said
-    assert "minutes, with a large model or no GPU an hour or more" in said
-    # 20 s for Dagster; each run: 4 s to start, 5 s to load, 8 properties of 10 images, 1.5 s to the next one.
-    monkeypatch.setattr(measurement, "measurement_of_now", lambda *_: replace(MEASURED, run=None))
-    said = measurement.announcement(*asked)
-    assert "about 1.9 minutes" in said and "a sample" not in said
+    catalog, gpu = Catalog.open(settings.home), build_gpu(settings)
+    model = build_vision_language_model(settings)
+    happened: list[str] = []
+
+    def describe(limit: int, *, quiet: bool) -> None:
+        happened.append(f"a sample of {limit}, {quiet=}")
+        name = measurement._name(settings, model, f"{gpu.find()[0].id} ({gpu.find()[0].name})")
+        keep(settings, replace(MEASURED, name=name, run=None))
+
+    def run(*_: object) -> MeasuredRun | None:
+        happened.append("runs")
+        return MEASURED.run
+
+    monkeypatch.setattr(measurement, "_try_apart", describe)
+    monkeypatch.setattr(measurement, "_measured_run", run)
+    found = measure(settings, catalog, gpu, model, limit=20, tell=happened.append)
+    first, sample, then, runs = happened
+    assert "a sample of 8 properties is described" in first
+    assert "how long the rest of measuring takes is said after it" in first
+    assert (sample, runs) == ("a sample of 20, quiet=False", "runs")
+    # 20 s for Dagster; each run: 4 s to start, 5 s to load, 2 properties of 10 images, 1.5 s to the next one.
+    assert "5 small partitions of 2 properties run, as for real. That takes about 1.4 minutes, once" in then
+    assert kept(settings) == [found]
+    assert found.run == MEASURED.run
+    happened.clear()
+    assert measure(settings, catalog, gpu, model, limit=20, tell=happened.append) == found
+    assert not happened, "all is measured"
+
+
+def test_a_sample_that_cannot_be_described_ends_a_plan_with_a_sentence(uneven, monkeypatch) -> None:
+    """The reason is what the other process said: nothing is run, and nothing kept."""
+    settings = uneven.model_copy(update={"devices": "cpu:1"})
+    gpu, model = build_gpu(settings), build_vision_language_model(settings)
+    monkeypatch.setattr(measurement, "_measured_run", lambda *_: pytest.fail("it ran"))
+    monkeypatch.setenv("VLM_ASSETS_HOME", str(settings.home.parent / "nothing is here"))
+    with pytest.raises(CommandError, match="Why stands above"):
+        measure(settings, Catalog.open(settings.home), gpu, model, limit=1)
+    assert kept(settings) == []
 
 
 def test_devices_that_are_left_out_are_not_measured_with(uneven) -> None:
