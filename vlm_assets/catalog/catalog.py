@@ -242,17 +242,21 @@ class Catalog:
 
         return self._read(read, "its ids")
 
+    def file(self) -> Any:
+        """The parquet file, open."""
+        return pq.ParquetFile(self.path, page_checksum_verification=True)
+
     def _read(self, read: Callable[[Any], _Read], what: str) -> _Read:
         """Read from the open parquet file; put a damaged one back and read again."""
 
         def attempt() -> _Read:
-            with pq.ParquetFile(self.path, page_checksum_verification=True) as file:
+            with self.file() as file:
                 return read(file)
 
         return _healed(self.home, attempt, what)
 
     def _stream(self, count: int) -> Iterator[tuple[PropertyRange, pa.Table]]:
-        with pq.ParquetFile(self.path, page_checksum_verification=True) as file:
+        with self.file() as file:
             if CatalogHeader.from_footer(file.metadata) != self.header:
                 raise CatalogError(f"{self.path} was updated while it was in use. Start again.")
             yield from islice(stream_rows(file, self.header), count)

@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
-from vlm_assets.catalog.catalog_copies import catalog_folders, check_copies
+from vlm_assets.catalog.catalog_copies import catalog_folders, catalog_path, check_copies
 from vlm_assets.catalog.catalog_file import (
     SCHEMA,
     CatalogHeader,
@@ -89,6 +90,9 @@ class IngestProgress:
 
 
 Progress = Callable[[IngestProgress], None]
+
+BeforeUpdate = Callable[[Catalog, Sequence[PropertyRange]], None]
+"""Asked with the catalogue to come, and its ranges whose images are others than now."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,6 +275,17 @@ class IngestRequest:
         return command(*words, *(one for one in more if one not in words))
 
 
+@dataclass(frozen=True)
+class NextCatalog(Catalog):
+    """The catalogue that an ingest is about to write, before it is written."""
+
+    data: bytes = field(repr=False)
+
+    def file(self) -> Any:
+        """The parquet file, open."""
+        return pq.ParquetFile(pa.BufferReader(self.data))
+
+
 class IngestBusyError(Exception):
     """Another ingest is at work in this home."""
 
@@ -287,6 +302,7 @@ def ingest(
     options: ReadingOptions = FOUND_OUT,
     max_images: int | None = None,
     progress: Progress = lambda now: None,
+    before_update: BeforeUpdate = lambda catalog, stale: None,
     store: S3Folder | None = None,
 ) -> IngestReport:
     """Take the properties of a source into the catalogue of a home.
@@ -299,8 +315,9 @@ def ingest(
     source's folder, or for a listing those of the catalogue if it has several. ``skip_bad`` writes the
     entries that cannot be taken to a reject file in the home, and takes the rest. ``options``: how a source
     is read. ``max_images``: the report counts the properties that have more. ``progress`` is told how far it
-    is. ``store``: where the catalogue of several machines lies; it is extended first. Nothing is written
-    where nothing changed.
+    is. ``before_update`` is asked before known properties get other images; what it raises ends the ingest
+    with nothing changed. ``store``: where the catalogue of several machines lies; it is extended first.
+    Nothing is written where nothing changed.
 
     Raises ListingError (a family: what is wrong with the source, by line), IngestBusyError,
     CatalogUnreadableError, StoreAwayError, and DurableWriteError where the disk refuses; then the catalogue
@@ -353,14 +370,6 @@ def ingest(
                 )
             if merge.tombstones and (withdrawn := merge.withdrawn) is None:
                 raise lost_list(home, len(merge.tombstones))
-            if withdrawn is not None and merge.unknown_tombstones:
-                save_withdrawn(home, withdrawn)
-                share_withdrawn(home, store)
-                restored.append(
-                    f"{counted(merge.unknown_tombstones, 'properties were', 'property was')} missing from"
-                    " the list of withdrawn ids,"
-                    " and were restored from the tombstones of the catalogue."
-                )
             images = len(listed.sizes)
             if update and merge.readable_before and images and len(listed.missing()) == images:
                 # An unmounted disk looks like images that are all gone: every range would be stale.
@@ -368,6 +377,18 @@ def ingest(
                     f"Not one of {counted(images, 'images')} can be read under {root.path}, so nothing"
                     f" was updated."
                     " Is the disk there, and is this the image root?"
+                )
+            if merge.stale:
+                to_come = CatalogHeader.from_footer(pq.read_metadata(pa.BufferReader(data)))
+                next_catalog = NextCatalog(home.absolute(), catalog_path(home).absolute(), to_come, data)
+                before_update(next_catalog, merge.stale)
+            if withdrawn is not None and merge.unknown_tombstones:
+                save_withdrawn(home, withdrawn)
+                share_withdrawn(home, store)
+                restored.append(
+                    f"{counted(merge.unknown_tombstones, 'properties were', 'property was')} missing from"
+                    " the list of withdrawn ids,"
+                    " and were restored from the tombstones of the catalogue."
                 )
             written = bool(merge.new or merge.new_ranges or merge.stale or merge.changed_in_tail or moved)
             if written:

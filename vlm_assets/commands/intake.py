@@ -18,14 +18,18 @@ from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
 from vlm_assets.catalog.image_root import ImageRoot
 from vlm_assets.catalog.ingest import IngestProgress, IngestReport, close_tail, ingest
 from vlm_assets.catalog.listing import ReadingOptions
+from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.commands.terminal import (
     AsJson,
     CommandError,
     Home,
     Port,
+    Yes,
+    agreed,
     app,
     chosen_settings,
     doing,
+    given_command,
     say,
     say_as_json,
 )
@@ -251,15 +255,39 @@ def ingest_command(
         bool,
         typer.Option("--nested", help="Of a folder tree: images in all folders below a property's too."),
     ] = False,
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Take properties into the catalogue. What is in it already never moves."""
+    """Take properties into the catalogue. What is in it already never moves.
+
+    With --update, it is said before which partitions become stale and what making them anew takes, and you
+    are asked. Without a terminal and without --yes nothing is changed.
+    """
     delimiter = "\t" if delimiter == "tab" else delimiter
     if delimiter is not None and len(delimiter) != 1:
         raise typer.BadParameter("The delimiter is one character, or the word tab.")
     if not image_separator:
         raise typer.BadParameter("The image separator has at least one character.")
     current = chosen_settings(home)
+    costs: list[str] = []
+
+    def before_update(catalog: Catalog, stale: Sequence[PropertyRange]) -> None:
+        from vlm_assets.services.stale_work import stale_among  # with models, which most ingests do without
+
+        doing("reckoning what becomes stale")
+        work = stale_among(current, catalog, [one.key for one in stale])
+        costs.extend(work.sentences())
+        if not work.keys:
+            return
+        if not as_json:
+            for sentence in ("With the new images of known properties:", *costs):
+                say(sentence)
+        elif not yes:
+            raise CommandError(f"{' '.join(costs)} Nothing was changed. To do it: {given_command('--yes')}.")
+        stale_then = counted(len(work.keys), "partitions are", "partition is")
+        if not agreed(f"Take them, so that {stale_then} stale?", yes):
+            raise typer.Exit(1)
+
     report = _taken_in(
         current,
         place_of(source),
@@ -269,6 +297,7 @@ def ingest_command(
         close=close,
         skip_bad=skip_bad,
         options=ReadingOptions(delimiter, encoding, image_separator, id_column, image_column, nested),
+        before_update=before_update,
     )
     said = list(report.sentences())
     if report.new_ranges:
@@ -278,12 +307,8 @@ def ingest_command(
         images = min(report.images_listed / max(1, report.listed), current.max_images)
         advice = range_size_advice(current, report.range_size, images)
         said += [advice] if advice is not None else []
-    if report.stale_ranges:
-        from vlm_assets.services.stale_work import stale_among  # with models, which most ingests do without
-
-        keys = [one.key for one in report.stale_ranges]
-        said += stale_among(current, Catalog.open(current.home), keys).sentences()
     if as_json:
+        said += costs
         ranges = {name: [one.key for one in getattr(report, name)] for name in ("new_ranges", "stale_ranges")}
         say_as_json(vars(report) | ranges | {"request": report.request.words, "said": said})
         return

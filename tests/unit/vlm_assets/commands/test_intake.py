@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 
@@ -9,9 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
+from vlm_assets.catalog.ingest import ingest, only_ingest
 from vlm_assets.commands import intake
 from vlm_assets.commands.main import app
+from vlm_assets.services.status import read_status
 
 
 @pytest.mark.parametrize("command", ["example", "demo"])
@@ -66,3 +69,71 @@ def test_an_ingest_as_json(tmp_path) -> None:
     assert told["new_ranges"] == ["000000000-000000001", "000000002-000000003"]
     assert any("new partitions" in sentence for sentence in told["said"])
     assert "name the --range-size with which" in told["said"][-1]
+
+
+@pytest.fixture
+def update(dataset, tmp_path, monkeypatch):
+    """The words of an update of a published home: the images of one of its nine properties are new."""
+    monkeypatch.setenv("VLM_ASSETS_MODEL", "example")
+    (tmp_path / "new.jpg").write_bytes(b"not a picture, but there")
+    listing = tmp_path / "an update.jsonl"
+    listing.write_text(json.dumps({"property_id": "p7", "images": ["new.jpg"]}) + "\n")
+    return ["ingest", str(listing), "--home", str(dataset.settings.home), "--update"]
+
+
+def images_of(dataset) -> tuple[str, ...]:
+    return dataset.catalog.find("p7").image_uris
+
+
+def test_an_update_says_what_it_costs_before_it_changes_anything(dataset, update) -> None:
+    """Without a terminal it is refused with the whole command, which does it and leaves what was said."""
+    before = dataset.catalog.path.read_bytes()
+    refused = CliRunner().invoke(app, update)
+    assert refused.exit_code == 1
+    for sentence in (
+        "1 partition is stale, made with other settings or images than now. To be made anew: ",
+        "What changed: images of ",
+        "at the measured rate",
+        "The old answers stay readable",
+    ):
+        assert sentence in refused.output
+    assert dataset.catalog.path.read_bytes() == before
+    (suggested,) = re.findall(r"Nothing was changed. To do it: `vlm-assets (.*)`\.", refused.output)
+    done = CliRunner().invoke(app, shlex.split(suggested), catch_exceptions=False)
+    assert done.exit_code == 0
+    assert done.output.index("1 partition is stale") < done.output.index("The catalogue now holds")
+    assert images_of(dataset) == ("new.jpg",)
+    status = read_status(dataset.settings, dataset.catalog)
+    assert all(sentence in refused.output for sentence in status.stale.sentences()), "what status says then"
+    again = CliRunner().invoke(app, update)
+    assert (again.exit_code, "stale" in again.output) == (0, False), "nothing is left to take"
+
+
+@pytest.mark.parametrize("answer", [False, True])
+def test_an_update_is_asked_about_on_a_terminal(dataset, update, monkeypatch, answer: bool) -> None:
+    """A no changes nothing, and another ingest may begin at once."""
+    asked: list[str] = []
+
+    def agreed(question: str, yes: bool) -> bool:
+        asked.append(question)
+        return answer
+
+    monkeypatch.setattr(intake, "agreed", agreed)
+    done = CliRunner().invoke(app, update)
+    assert asked == ["Take them, so that 1 partition is stale?"]
+    assert done.exit_code == (0 if answer else 1)
+    assert images_of(dataset) == (("new.jpg",) if answer else ("7.jpg",))
+    with only_ingest(dataset.settings.home, "another one"):
+        pass
+
+
+def test_an_update_as_json_is_never_done_unasked(dataset, update) -> None:
+    """A program says yes beforehand, and reads the cost among what is said."""
+    with pytest.raises(intake.CommandError, match=r"1 partition is stale.*--json --yes`") as refused:
+        CliRunner().invoke(app, [*update, "--json"], catch_exceptions=False)
+    assert "Nothing was changed" in str(refused.value)
+    assert images_of(dataset) == ("7.jpg",)
+    done = CliRunner().invoke(app, [*update, "--json", "--yes"], catch_exceptions=False)
+    told = json.loads(done.stdout)
+    assert told["stale_ranges"] == dataset.keys[2:]
+    assert any("1 partition is stale" in sentence for sentence in told["said"])
