@@ -6,7 +6,7 @@ model's shape (architecture.py), the rendered properties (training_data.py) and 
 already is of it, because most of a JSON answer is learned at once and then drowns the rest; and every field
 has a classifier of its own on the image tokens, dropped when the model is saved. A third loss makes the mean
 of the text layers' last hidden states as alike for two descriptions as the share of fields on which they
-agree: that mean is the example's embedding.
+agree. Nothing embeds with that mean: the example has a text embedder (embedder_training.py).
 """
 
 from __future__ import annotations

@@ -430,7 +430,7 @@ def line_of(description: Mapping[str, object]) -> str:
 
 
 _EXAMPLES = """\b
-vlm-assets search "stone cottage with a pool"
+vlm-assets search "stone cottage with a fireplace"
 vlm-assets search "stone cottage" --where "floors <= 2" --html found.html
 vlm-assets search --like ALDERNEY-00001 --limit 5 --json"""
 
