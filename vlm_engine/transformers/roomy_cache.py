@@ -39,6 +39,8 @@ def roomy_layer() -> type[Any]:
         some. A crop only shortens them, and the next token is written over what was cut off.
         """
 
+        keys: torch.Tensor
+        values: torch.Tensor
         rooms: dict[str, torch.Tensor]
 
         def update(
