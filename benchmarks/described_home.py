@@ -15,7 +15,7 @@ import pyarrow as pa
 from vlm_assets.assets.fingerprint import embedding_parts
 from vlm_assets.assets.property_descriptions import description_rows
 from vlm_assets.assets.property_embeddings import embedding_rows
-from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.catalog import Catalog, catalog_path
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.resource_settings import build_text_embedding_model
@@ -42,7 +42,7 @@ def make_home(
     embedder.
     """
     settings = load_settings(home=folder / "home", model="example", embedding_model="example")
-    if not settings.home.exists():
+    if not catalog_path(settings.home).exists():
         folder.mkdir(parents=True, exist_ok=True)
         listing = folder / "listing.jsonl"
         with listing.open("w") as stream:

@@ -1,7 +1,9 @@
 """How long a search takes: python -m benchmarks.search [--rows 1350000] [--width 384] [--folder DIR]
 
-Random unit vectors are written as partitions of 1,000 rows, as the assets write them, and scanned as
-``vlm-assets search`` scans them. Beside it DuckDB's own cosine over the same files. Wall and CPU seconds,
+A home is made as the assets write it, in partitions of 1,000: descriptions of drawn example properties, and
+random unit vectors in place of theirs. The whole of ``vlm_results.search.search`` is timed, from the records
+to the hits, by words, by vectors and by both, without and with a condition, and DuckDB's own cosine over the
+same files. The request's vector is random too: what its embedder takes is said apart. Wall and CPU seconds,
 best of three, and the peak of the memory.
 """
 
@@ -11,85 +13,93 @@ import argparse
 import resource
 import tempfile
 import time
-from collections.abc import Callable
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
-import pyarrow as pa
 
-from vlm_assets.assets.property_embeddings import embedding_rows
-from vlm_durable.files.files import TemporaryFile, publish_replacing
-from vlm_durable.versions.partition_rows import PartitionRows, write_rows
-from vlm_results.search import scan
+from benchmarks.described_home import Description, Vectors, make_home
+from examples.truth import draw_truth
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.config.settings import Settings
+from vlm_results import search as search_module
+from vlm_results.search import embed_text, search
 
-ROWS_A_FILE = 1000
+WAYS = {"words": ("words",), "vectors": ("vectors",), "both": ("words", "vectors")}
+
+REQUESTS = ("stone cottage with a pool", "timber bungalow with a garage", "brick terraced house")
+"""The rows that have all of their words: 0.1% of all, 2% and 16%."""
+
+_DRAWN = 100_000
+"""Properties that differ; drawing more takes minutes and makes no index larger."""
 
 
-def write(folder: Path, rows: int, width: int) -> list[Path]:
-    """The files, made once."""
-    chance, schema, paths = np.random.default_rng(1), embedding_rows(width), []
-    for start in range(0, rows, ROWS_A_FILE):
-        count = min(ROWS_A_FILE, rows - start)
-        path = folder / f"{start:09d}-{start + count - 1:09d}.parquet"
-        paths.append(path)
-        if path.exists():
-            continue
-        vectors = chance.standard_normal((count, width), dtype=np.float32)
+def made(folder: Path, rows: int, width: int) -> Settings:
+    """The home, made once."""
+    random = np.random.default_rng(1)
+
+    @lru_cache(_DRAWN)
+    def describe(number: int) -> Description:
+        return draw_truth("example", 7, number).model_dump()
+
+    def embed(descriptions: Sequence[Description]) -> Vectors:
+        vectors = random.standard_normal((len(descriptions), width), dtype=np.float32)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-        columns = [
-            pa.array([f"P{number:08d}" for number in range(start, start + count)]),
-            pa.array(range(start, start + count), pa.int64()),
-            pa.array(["ok"] * count),
-            pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), width),
-            *[pa.array(["made"] * count)] * 5,
-            pa.array([datetime.now(UTC)] * count, schema.field("embedded_at").type),
-        ]
-        sink = TemporaryFile(path)
-        write_rows(sink, pa.Table.from_arrays(columns, schema=schema).to_batches(), schema)
-        sink.seal()
-        publish_replacing(sink.path, path)
-    return paths
+        return vectors
+
+    return make_home(folder, rows, describe=lambda ordinal: describe(ordinal * 7919 % _DRAWN), embed=embed)
 
 
-def timed(name: str, look: Callable[[], object]) -> None:
+def timed(name: str, look: Callable[[], object], times: int = 3) -> None:
     """Print the best of three."""
     best = (float("inf"), 0.0)
-    for _ in range(3):
+    for _ in range(times):
         wall, cpu = time.perf_counter(), time.process_time()
         look()
         best = min(best, (time.perf_counter() - wall, time.process_time() - cpu))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"{name}: {best[0]:.2f} s, {best[1]:.2f} s of CPU, {peak:.0f} MiB at most so far")
+    print(f"{name}: {best[0]:.2f} s, {best[1]:.2f} s of CPU, {peak:.0f} MiB at most so far", flush=True)
 
 
 def main() -> None:
-    """Make the files and scan them."""
+    """Make the home and search it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rows", type=int, default=1_350_000)
     parser.add_argument("--width", type=int, default=384)
-    parser.add_argument("--folder", type=Path, help="keep the files here, for the next time")
+    parser.add_argument("--folder", type=Path, help="keep the home here, for the next time")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        folder = asked.folder or Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
-        paths = {path.stem: path for path in write(folder, asked.rows, asked.width)}
-        size = sum(path.stat().st_size for path in paths.values())
-        print(f"{asked.rows:,} vectors of {asked.width} in {len(paths)} files, {size / 1e9:.2f} GB")
+        settings = made(asked.folder or Path(temporary), asked.rows, asked.width)
+        catalog = Catalog.open(settings.home)
+        size = sum(path.stat().st_size for path in settings.embeddings.published.glob("*.parquet"))
+        print(
+            f"{catalog.rows:,} vectors of {asked.width} in {len(catalog.ranges)} files, {size / 1e9:.2f} GB"
+        )
         query = np.random.default_rng(5).standard_normal(asked.width).astype(np.float32)
         query /= np.linalg.norm(query)
-        timed("search", lambda: scan(list(paths), lambda key: PartitionRows(paths[key]), query))
-        few = np.zeros(asked.rows, dtype=np.bool_)
+        few = np.zeros(catalog.rows, dtype=np.bool_)
         few[::7] = True
+        timed("words, the first time", partial(search, settings, catalog, text=REQUESTS[0], by=("words",)), 1)
+        print(f"index of the words: {settings.layout.word_index.stat().st_size / 1e6:.0f} MB")
+        with mock.patch.object(search_module, "embed_text", lambda *_: query):
+            for way, by in WAYS.items():
+                look = partial(search, settings, catalog, by=by)
+                for text in REQUESTS if "words" in by else REQUESTS[:1]:
+                    timed(f"{way}, {text}", partial(look, text=text))
+                timed(f"{way}, {REQUESTS[0]}, of a seventh", partial(look, text=REQUESTS[0], mask=few))
+        nearest = partial(of_duckdb, settings.embeddings.published, query.tolist(), asked.width)
+        timed("vectors, DuckDB", nearest)
+        # Last: torch takes 400 MiB.
         timed(
-            "search, a seventh chosen",
-            lambda: scan(list(paths), lambda key: PartitionRows(paths[key]), query, mask=few),
+            "the text's vector, with torch and the example's embedder", partial(embed_text, settings, "a"), 1
         )
-        timed("DuckDB", lambda: of_duckdb(folder, query.tolist(), asked.width))
+        timed("the text's vector, with the example's embedder", partial(embed_text, settings, "a"))
 
 
 def of_duckdb(folder: Path, query: list[float], width: int) -> None:
-    """The same by DuckDB."""
+    """The nearest by DuckDB."""
     import duckdb
 
     with duckdb.connect(config={"memory_limit": "1GB"}) as connection:
