@@ -12,6 +12,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,10 +21,10 @@ CONFIGURATIONS: Final = Path(__file__).parent / "shipped_processors"
 
 @dataclass(frozen=True)
 class Family:
-    """One family. special: the tokenizer's tokens by name. ids: which of them the model's config names.
+    """One family. special: the tokenizer's tokens by name. ids: which tokens the model's config names.
 
     image: what stands for an image in the chat template. vision, text, more: what all sizes of the family
-    have in common in the model's configuration.
+    have in common in the model's configuration. needs_torchvision: its processor has no other way.
     """
 
     model: str
@@ -34,6 +35,14 @@ class Family:
     vision: Mapping[str, Any]
     text: Mapping[str, Any] = field(default_factory=dict)
     more: Mapping[str, Any] = field(default_factory=dict)
+    needs_torchvision: bool = False
+
+    def is_here(self) -> bool:
+        """Whether the installed packages have the family: its model, and what its processor needs."""
+        import transformers
+
+        has_model = hasattr(transformers, f"{self.model}ForConditionalGeneration")
+        return has_model and not (self.needs_torchvision and find_spec("torchvision") is None)
 
     def config(self, tokenizer: Any, *, vision: Mapping[str, Any], text: Mapping[str, Any]) -> Any:
         """The model's configuration with the widths of ``vision`` and ``text``. tokenizer: see ``named``."""
@@ -43,7 +52,8 @@ class Family:
             vision_config={**self.vision, **vision},
             text_config={"max_position_embeddings": self.context, **self.text, **text},
             **{
-                name: tokenizer.convert_tokens_to_ids(self.special[token]) for name, token in self.ids.items()
+                name: tokenizer.convert_tokens_to_ids(self.special.get(token, token))
+                for name, token in self.ids.items()
             },
             **self.more,
         )
@@ -68,6 +78,20 @@ _QWEN = {
 }  # fmt: skip
 _QWEN_IDS = {name.replace("_token", "_token_id"): name for name in _QWEN}
 _QWEN_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+_INTERNVL = {
+    "start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>",
+    "video_token": "<video>",
+}  # fmt: skip
+_MINICPM = {
+    "image_token": "<|image_pad|>", "video_token": "<|video_pad|>", "image_start_token": "<image>",
+    "image_end_token": "</image>", "slice_start_token": "<slice>", "slice_end_token": "</slice>",
+    "image_id_start_token": "<image_id>", "image_id_end_token": "</image_id>",
+}  # fmt: skip
+_LFM_ROWS = {
+    f"row_{row}_{column}": f"<|img_row_{row}_col_{column}|>"
+    for row in range(1, 11)
+    for column in range(1, 11)
+}
 
 FAMILIES: Final = {
     "smolvlm2": Family(
@@ -99,11 +123,65 @@ FAMILIES: Final = {
         {"model_type": "qwen2"},
     ),
     "internvl3": Family(
-        "InternVL", 32_768, "<IMG_CONTEXT>\n",
-        {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>",
-         "video_token": "<video>"},
-        {"image_token_id": "context_image_token"}, {"image_size": [448, 448], "patch_size": [14, 14]},
-        {"model_type": "qwen2"},
+        "InternVL", 32_768, "<IMG_CONTEXT>\n", _INTERNVL, {"image_token_id": "context_image_token"},
+        {"image_size": [448, 448], "patch_size": [14, 14]}, {"model_type": "qwen2"},
+    ),
+    "internvl3.5": Family(
+        "InternVL", 40_960, "<IMG_CONTEXT>\n", _INTERNVL, {"image_token_id": "context_image_token"},
+        {"image_size": [448, 448], "patch_size": [14, 14]}, {"model_type": "qwen3"},
+    ),
+    "qwen3.5": Family(
+        "Qwen3_5", 262_144, _QWEN_IMAGE, _QWEN, _QWEN_IDS,
+        {"patch_size": 16, "num_position_embeddings": 2304},
+    ),
+    "glm4.6v": Family(
+        "Glm46V", 131_072, "<|begin_of_image|><|image|><|end_of_image|>",
+        {"image_token": "<|image|>", "video_token": "<|video|>", "image_start": "<|begin_of_image|>",
+         "image_end": "<|end_of_image|>", "video_start": "<|begin_of_video|>",
+         "video_end": "<|end_of_video|>"},
+        {"image_token_id": "image_token", "video_token_id": "video_token",
+         "image_start_token_id": "image_start", "image_end_token_id": "image_end",
+         "video_start_token_id": "video_start", "video_end_token_id": "video_end"},
+        {"image_size": 336, "patch_size": 14},
+    ),
+    "minicpm-v4.6": Family(
+        "MiniCPMV4_6", 262_144, "<|image_pad|>", _MINICPM,
+        {"image_token_id": "image_token", "video_token_id": "video_token"},
+        {"image_size": 980, "patch_size": 14}, {"model_type": "qwen3_5_text"},
+    ),
+    "minicpm-v4.7": Family(
+        "MiniCPMV4_7", 262_144, "<|image_pad|>", _MINICPM,
+        {"image_token_id": "image_token", "video_token_id": "video_token",
+         "image_start_id": "image_start_token", "image_end_id": "image_end_token",
+         "slice_start_id": "slice_start_token", "slice_end_id": "slice_end_token", "newline_id": "Ċ"},
+        {"image_size": 980, "patch_size": 14}, {"model_type": "qwen3_5_text"},
+    ),
+    "gemma4": Family(
+        "Gemma4", 131_072, "<|image|>",
+        {"image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>",
+         "video_token": "<|video|>", "audio_token": "<|audio|>", "boa_token": "<|audio>",
+         "eoa_token": "<audio|>"},
+        {"image_token_id": "image_token", "boi_token_id": "boi_token", "eoi_token_id": "eoi_token",
+         "video_token_id": "video_token"},
+        {"patch_size": 16, "pooling_kernel_size": 3},
+    ),
+    "lfm2-vl": Family(
+        "Lfm2Vl", 128_000, "<image>",
+        {"image_token": "<image>", "image_start_token": "<|image_start|>",
+         "image_end_token": "<|image_end|>", "image_thumbnail_token": "<|img_thumbnail|>", **_LFM_ROWS},
+        {"image_token_id": "image_token"}, {"patch_size": 16, "num_patches": 256},
+        {"model_type": "lfm2"}, {"downsample_factor": 2}, needs_torchvision=True,
+    ),
+    "molmo2": Family(
+        "Molmo2", 36_864, "<|image|>",
+        {"image_token": "<|image|>", "video_token": "<|video|>", **{name: f"<{name}>" for name in (
+            "im_patch", "im_col", "im_start", "low_res_im_start", "frame_start", "im_end", "frame_end",
+            "im_low",
+        )}},
+        {"image_patch_id": "im_patch", "image_start_token_id": "im_start", "image_end_token_id": "im_end",
+         "low_res_image_start_token_id": "low_res_im_start", "frame_start_token_id": "frame_start",
+         "frame_end_token_id": "frame_end"},
+        {"patch_size": 14, "image_size": [378, 378]}, needs_torchvision=True,
     ),
 }  # fmt: skip
 

@@ -159,9 +159,34 @@ def within(image_processor: Any, pixels: int, chosen: Mapping[str, Any]) -> dict
     if own["do_image_splitting"] and own["max_image_size"]:  # Idefics3, SmolVLM: enlarged to so many tiles
         tile, longest = own["max_image_size"]["longest_edge"], size["longest_edge"]
         return {"size": {"longest_edge": max(tile, min(longest, math.isqrt(pixels) // tile * tile))}}
-    if own["merge_size"] and size.get("longest_edge"):  # Qwen-VL: both edges are pixels of the whole image
-        return {"size": {name: min(size[name], pixels) for name in ("shortest_edge", "longest_edge")}}
+    if own["max_tiles"] and own["max_image_tokens"]:  # LFM2-VL: one whole image, or so many tiles
+        return _tiles_or_tokens(own, pixels)
+    if own["merge_size"] and size.get("longest_edge"):  # Qwen-VL, GLM: both edges are pixels of the image
+        most = pixels * _frames(image_processor)
+        return {"size": {name: min(size[name], most) for name in ("shortest_edge", "longest_edge")}}
     return {}
+
+
+def _tiles_or_tokens(own: Mapping[str, Any], pixels: int) -> dict[str, Any]:
+    """LFM2-VL's options under a bound of pixels: fewer tiles, or where two are too many, a smaller image."""
+    tiles = min(own["max_tiles"], pixels // own["tile_size"] ** 2)
+    if own["do_image_splitting"] and tiles >= max(2, own["min_tiles"]):
+        return {"max_tiles": tiles}
+    token = (own["encoder_patch_size"] * own["downsample_factor"]) ** 2
+    most = max(1, min(own["max_image_tokens"], pixels // token))
+    least = min(own["min_image_tokens"], most)
+    return {"do_image_splitting": False, "max_image_tokens": most, "min_image_tokens": least}
+
+
+def _frames(image_processor: Any) -> int:
+    """How many times the bound in ``size`` counts each pixel. GLM's image is a video of two equal frames."""
+    count = getattr(image_processor, "get_number_of_image_patches", None)
+    if count is None:
+        return 1
+    most = int(dict(image_processor.size)["longest_edge"])
+    side = 2 * math.isqrt(most)  # larger than the bound, so that the bound decides
+    shown = count(side, side, {}) * image_processor.patch_size**2
+    return max(1, round(most / shown))
 
 
 _SOFT_TOKENS: Final = (70, 140, 280, 560, 1120)
@@ -170,8 +195,23 @@ _SOFT_TOKENS: Final = (70, 140, 280, 560, 1120)
 _READ: Final = (
     "size", "image_grid_pinpoints", "max_patches", "min_patches", "do_image_splitting", "max_image_size",
     "merge_size", "max_soft_tokens", "pooling_kernel_size", "patch_size", "max_slice_nums",
-    "scale_resolution", "max_crops",
+    "scale_resolution", "max_crops", "max_tiles", "min_tiles", "tile_size", "max_image_tokens",
+    "min_image_tokens", "encoder_patch_size", "downsample_factor",
 )  # fmt: skip
+
+_COUNTED_BY_MODELS: Final = ("image_grid_pinpoints", "downsample_mode")
+"""Options by which the code of a model, too, reckons tiles (LLaVA) or tokens (MiniCPM-V) of an image."""
+
+
+def agree_on_images(config: Any, processor: Any) -> None:
+    """Set a model's configuration to the processor's options by which both count an image's tiles.
+
+    Otherwise LLaVA looks for the tiles of its own list of grids, and refuses what a bound of pixels left.
+    """
+    for name in _COUNTED_BY_MODELS:
+        value = getattr(processor.image_processor, name, None)
+        if value is not None and hasattr(config, name):
+            setattr(config, name, value)
 
 
 def _refuse_unknown(processor: Any, options: Mapping[str, Any]) -> None:

@@ -35,7 +35,7 @@ from vlm_engine.transformers.attention import (
 )
 from vlm_engine.transformers.greedy_decoding import GreedyDecoding, are_sound
 from vlm_engine.transformers.guided import Drafts, Grammar, Guide, SampledBatch
-from vlm_engine.transformers.image_tokens import fitted_processor
+from vlm_engine.transformers.image_tokens import agree_on_images, fitted_processor
 from vlm_engine.transformers.model_inputs import InputPreparation, ModelInputs
 from vlm_engine.transformers.model_loading import (
     load_model,
@@ -92,6 +92,7 @@ class TransformersEngine:
         from transformers import AutoModelForImageTextToText
 
         model = load_model(source, AutoModelForImageTextToText, device=device)
+        agree_on_images(model.config, processor)
         grammar = Grammar(
             schema.json_schema,
             processor.tokenizer,
