@@ -26,6 +26,7 @@ from sensors.dagster_internals.events import FOUND_AT
 from sensors.partition_history import PartitionHistory
 from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
+from vlm_durable import markdown_text
 from vlm_durable.files.layout import AssetFolders
 from vlm_durable.state.database import ControlState
 from vlm_durable.state.tables import drift_snapshots
@@ -321,7 +322,7 @@ def evaluation(asset: str, key: str, verdict: Verdict, at: float) -> dg.AssetChe
         partition=key,
         passed=verdict.passed,
         severity=dg.AssetCheckSeverity.WARN if verdict.severity == "WARN" else dg.AssetCheckSeverity.ERROR,
-        description=f"Expected {verdict.expected}; found {verdict.found}{step}",
+        description=markdown_text.sentence(f"Expected {verdict.expected}; found {verdict.found}{step}"),
         metadata={name: dg.MetadataValue.text(text) for name, text in metadata.items()},
     )
 

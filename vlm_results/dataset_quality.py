@@ -16,7 +16,7 @@ import numpy.typing as npt
 from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
 from vlm_assets.assets import markdown, property_descriptions
-from vlm_assets.assets.markdown import Markdown, escape, table
+from vlm_assets.assets.markdown import Markdown, escape, sentence, table
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
@@ -90,7 +90,7 @@ def check_results(found: Quality) -> list[dg.AssetCheckResult]:
                 passed=not odd,
                 check_name=check,
                 severity=dg.AssetCheckSeverity.WARN,
-                description=said,
+                description=sentence(said),
                 metadata={
                     "expected": expected,
                     "found": said if odd else "nothing odd",
@@ -221,6 +221,8 @@ def quality_picture(quality: Quality) -> bytes | None:
                     va="center",
                     size=6.5,
                     color="white",
+                    # A price of "$$" is no formula, and one that cannot be drawn would end the whole look.
+                    parse_math=False,
                 )
             left += share
         said = one.over_time(step_of, steps)
@@ -229,7 +231,8 @@ def quality_picture(quality: Quality) -> bytes | None:
         for axes in (whole, over_time):
             axes.set(xticks=[], yticks=[], facecolor="none")
             axes.spines[:].set_visible(False)
-        whole.set_ylabel(name, rotation=0, ha="right", va="center", size=8, color=_INK)
+        label = name if len(name) < 33 else f"{name[:31]}…"
+        whole.set_ylabel(label, rotation=0, ha="right", va="center", size=8, color=_INK, parse_math=False)
         whole.set_xlim(0, 1)
         over_time.set(ylim=(0, 1), xlim=(0, max(1, len(said) - 1)))
     grid[0][0].set_title("all descriptions", size=8, color=_FAINT)

@@ -16,6 +16,7 @@ from dagster import DagsterRunStatus
 
 from sensors.dagster_internals.events import CheckEvaluation, DagsterFacts, MaterializationEvent
 from sensors.dagster_internals.runs import FINISHED, RunState
+from vlm_durable.markdown_text import plain
 
 INTERRUPTED = {"dagster/failure_reason": "UNEXPECTED_TERMINATION"}
 """What Dagster says of a run that was ended from outside."""
@@ -235,7 +236,7 @@ class DagsterInMemory(DagsterFacts):
                 partition=found.partition,
                 passed=found.passed,
                 severity="WARN" if found.severity is dg.AssetCheckSeverity.WARN else "ERROR",
-                description=found.description or "",
+                description=plain(found.description or ""),
                 metadata=metadata,
                 run_id="",
                 at=self.clock(),

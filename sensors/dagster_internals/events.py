@@ -27,6 +27,7 @@ from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, Sq
 from dagster._serdes import deserialize_value
 
 from sensors.dagster_internals.runs import InstanceRuns, unix
+from vlm_durable.markdown_text import plain
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ FOUND_AT = "found at"
 
 @dataclass(frozen=True)
 class CheckEvaluation:
-    """One result of a check. metadata: as text. storage_id: grows with every event of the database."""
+    """One result of a check. description, metadata: as text. storage_id: grows with every event."""
 
     asset: str
     check: str
@@ -302,7 +303,7 @@ def _evaluation(row: Row) -> CheckEvaluation | None:
         partition=found.partition,
         passed=found.passed,
         severity=found.severity.value,
-        description=found.description or "",
+        description=plain(found.description or ""),
         metadata={name: str(value.value) for name, value in found.metadata.items()},
         run_id=entry.run_id,
         at=entry.timestamp,

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from vlm_assets.assets.row_counts import DESCRIPTIONS, EMBEDDINGS, FIRST, Counted, RowsFile, count_rows
 from vlm_durable.commands import command
+from vlm_durable.markdown_text import sentence
 from vlm_durable.versions.partition_files import PUBLISHED_FILE, PublishedRecord
 from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_durable.wording import counted
@@ -348,7 +349,10 @@ def check_specs(
 
 
 def check_result(asset: str, outcome: CheckOutcome) -> dg.AssetCheckResult:
-    """An outcome with expected, found and the first offending ids where the page shows them."""
+    """An outcome with expected, found and the first offending ids where the page shows them.
+
+    The description is markdown to Dagster's pages, and names ids; metadata are text.
+    """
     metadata: dict[str, str | dg.MetadataValue] = {"expected": outcome.expected, "found": outcome.found}
     if outcome.first_ids:
         metadata["first ids"] = dg.MetadataValue.json(list(outcome.first_ids))
@@ -359,7 +363,7 @@ def check_result(asset: str, outcome: CheckOutcome) -> dg.AssetCheckResult:
         asset_key=asset,
         check_name=outcome.name,
         severity=outcome.severity,
-        description=outcome.sentence(),
+        description=sentence(outcome.sentence()),
         metadata=metadata,
     )
 

@@ -277,7 +277,8 @@ class Materialization:
             yield published_file_result(self.partition.asset, record)
             return
         self._context.log.info(f"{said} Complete and unchanged: no device was needed.")
-        results, refusal = self._check(file, accepted=self._accepted_before)
+        outcomes, refusal = self._check(file, accepted=self._accepted_before)
+        results = [check_result(self.partition.asset, outcome) for outcome in outcomes]
         if refusal is not None:
             # Computed again it would come out the same.
             note_run(self._context, NEEDS_PERSON)
@@ -458,9 +459,10 @@ class Materialization:
             staged.remember(self._work.remembered(staged.path))
             if self._work.would_refuse(failed, accepted=NOT_ACCEPTED) and failed <= accepted.rows:
                 staged.remember({ACCEPTED_FAILED: asdict(replace(accepted, rows=failed))})
-            results, refusal = self._check(staged.path, accepted=accepted)
+            outcomes, refusal = self._check(staged.path, accepted=accepted)
+            results = [check_result(asset, outcome) for outcome in outcomes]
             if refusal is not None:
-                found = {one.check_name or "": one.description or "" for one in results if not one.passed}
+                found = {one.name: one.sentence() for one in outcomes if not one.passed}
                 Refusal(self._generation, found).write(self.partition.paths)
                 if not rows_to_try_again(journal):
                     note_run(self._context, NEEDS_PERSON)
@@ -492,19 +494,16 @@ class Materialization:
         accepted = self._record.metadata.get(ACCEPTED_FAILED) if self._record else None
         return Acceptance(**accepted) if accepted else NOT_ACCEPTED
 
-    def _check(
-        self, file: Path, *, accepted: Acceptance
-    ) -> tuple[list[dg.AssetCheckResult], dg.Failure | None]:
-        """The results of the checks, and the error of those that keep the file from being published."""
+    def _check(self, file: Path, *, accepted: Acceptance) -> tuple[Sequence[CheckOutcome], dg.Failure | None]:
+        """What the checks found, and the error of those that keep the file from being published."""
         asset, key = self.partition.asset, self.partition.key
         outcomes = self._work.check(file, accepted=accepted)
-        results = [check_result(asset, outcome) for outcome in outcomes]
         stopping = [outcome for outcome in outcomes if outcome.stops_publication]
         if not stopping:
-            return results, None
+            return outcomes, None
         findings = " ".join(f"{outcome.name}: {outcome.sentence()}" for outcome in stopping)
         old = "The file published before stays in place." if self._record else "No file was there before."
-        return results, dg.Failure(
+        return outcomes, dg.Failure(
             f"Partition {key} of {asset} is not published. {findings} {old} The finished rows are kept and"
             " will not be computed again.",
             metadata={outcome.name: outcome.sentence() for outcome in stopping},

@@ -119,7 +119,7 @@ def build_dataset_audit(settings: Settings, *, audited: Sequence[str]) -> dg.Ass
             passed=found.ok,
             check_name=CHECK,
             severity=dg.AssetCheckSeverity.ERROR,
-            description=found.verdict(),
+            description=markdown.sentence(found.verdict()),
             metadata={
                 "problems": len(found.wrong),
                 "first": dg.MetadataValue.json([one.sentence for one in found.wrong[:5]]),

@@ -210,7 +210,8 @@ def progress_picture(
     if banner:
         axes = panels.pop(0)
         axes.set(facecolor=INTERRUPTED)
-        axes.text(0.015, 0.5, "\n".join(banner), size=10, color=_INK, va="center", linespacing=1.3)
+        said = "\n".join(banner)
+        axes.text(0.015, 0.5, said, size=10, color=_INK, va="center", linespacing=1.3, parse_math=False)
     for axes, (asset, some) in zip(panels, cells.items(), strict=False):
         finished = sum(1 for one in some if STYLES[one.state] == DONE)
         share = sum(one.usable_rows / one.expected for one in some) / len(some)
@@ -305,15 +306,17 @@ def _draw_devices(axes: Axes, lines: Sequence[_Line], colours: Mapping[str, str]
     rates = [(one.rate or 0.0) / highest for one in lines]
     axes.barh(places, [1.0] * len(lines), height=0.55, color="#f1efea")
     axes.barh(places, rates, height=0.55, color=[colours[one.id] for one in lines], antialiased=False)
+    # A name or a reason between two dollar signs is no formula.
+    plain: dict[str, Any] = {"size": size, "color": _INK, "va": "center", "parse_math": False}
     for place, one in zip(places, lines, strict=True):
         said = "none yet" if one.rate is None else f"{one.rate:.2f}"
-        axes.text(-0.42, place, one.name, size=size, color=_INK, va="center")
+        axes.text(-0.42, place, one.name, **plain)
         axes.text(1.02, place, said, size=size, color=_FAINT, va="center")
-        axes.text(1.31, place, one.note, size=size, color=_INK, va="center", ha="right")
+        axes.text(1.31, place, one.note, ha="right", **plain)
         if one.wrong:
             axes.plot([1.345], [place], marker="s", markersize=size - 3, color=FAILED, antialiased=False)
             wrong = shorten(one.wrong, _LONGEST_NOTE, placeholder="…")
-            axes.text(1.37, place, wrong, size=size, color=_INK, va="center")
+            axes.text(1.37, place, wrong, **plain)
     right = 1.95 if any(one.note or one.wrong for one in lines) else 1.35
     axes.set(xlim=(-0.42, right), ylim=(max(1, len(lines)) - 0.5, -0.5))
 

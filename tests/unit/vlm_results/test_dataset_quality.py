@@ -2,7 +2,15 @@
 
 import dagster as dg
 
-from vlm_results.dataset_quality import ASSET, build_dataset_quality, last_publication, why_due
+from vlm_results.dataset_quality import (
+    ASSET,
+    build_dataset_quality,
+    check_results,
+    last_publication,
+    quality_picture,
+    why_due,
+)
+from vlm_results.quality import FieldAnswers, Quality, Suspicion
 
 DAY = 86_400.0
 
@@ -18,6 +26,21 @@ def test_a_look_shows_every_field_and_stops_nothing(dataset):
     checks = done.get_asset_check_evaluations()
     assert {one.check_name for one in checks} == {"alike", "answers", "consistent"}
     assert {one.severity for one in checks} == {dg.AssetCheckSeverity.WARN}
+
+
+def test_a_price_of_two_dollars_is_no_formula():
+    """A look ended with an error where a field's name or a value was what matplotlib cannot draw as one."""
+    answers = FieldAnswers("values")
+    answers.add(0, {"$$": 3, r"$\bad{$": 2})
+    assert quality_picture(Quality({"k": "2026-01-01"}, {r"$\bad{$": answers}, 5, {}, (), ()))
+
+
+def test_a_check_names_what_a_stranger_wrote_as_text():
+    """Dagster's pages take its description for markdown: an id fetched an image from anywhere."""
+    odd = Suspicion("alike", "floors", "It is odd.", examples=("![x](http://a.b/c)",))
+    found, *_ = check_results(Quality({}, {}, 0, {}, (odd,), ()))
+    assert found.description.startswith(r"It is odd. Such as \!\[x\](")
+    assert found.metadata["found"].value == "It is odd. Such as ![x](http://a.b/c)."
 
 
 def test_a_partition_that_was_published_anew_is_looked_at(dataset):

@@ -2,6 +2,8 @@
 
 import dagster as dg
 
+from sensors.published_file_drift import Verdict, evaluation
+
 
 def test_a_result_is_found_by_when_it_came_not_by_when_its_check_was_planned(orchestrator):
     """A check that was planned early and finished late is not overlooked by who read on meanwhile."""
@@ -16,3 +18,13 @@ def test_a_result_is_found_by_when_it_came_not_by_when_its_check_was_planned(orc
     assert (late.asset, late.check, late.partition, late.passed) == ("first", "sound", "a", False)
     assert late.run_id == early.run_id
     assert orchestrator.dagster.evaluations_since(after)[0] == []
+
+
+def test_a_description_is_markdown_on_the_page_and_text_to_everybody_else(orchestrator):
+    """An id that is an image was fetched by whoever opened the page; an alert has no backslashes in it."""
+    verdict = Verdict("foreign", "ERROR", "3 rows", "a foreign id ![x](http://a.b/c).")
+    found = evaluation("first", "b", verdict, 1.0)
+    assert r"\!\[x\]" in found.description
+    orchestrator.dagster.report_evaluation(found)
+    (read,), _ = orchestrator.dagster.evaluations_since(0)
+    assert read.description == "Expected 3 rows; found a foreign id ![x](http://a.b/c)."

@@ -11,10 +11,12 @@ from vlm_assets.assets.checks import (
     DESCRIPTION_CHECKS,
     EMBEDDING_CHECKS,
     Acceptance,
+    CheckOutcome,
     FailedShareLimits,
     Severity,
     check_descriptions,
     check_embeddings,
+    check_result,
 )
 
 KEY = "000000000-000000009"
@@ -217,3 +219,9 @@ def test_a_failed_description_has_no_vector_and_that_is_sound(tmp_path):
     found = failing(check_embeddings(other, IDS, EMBEDDINGS, described, key=KEY))
     assert set(found) == {"matches_descriptions"}
     assert found["matches_descriptions"].first_ids == ("p2", "p3")
+
+
+def test_an_id_that_is_markup_is_text_on_the_page_of_a_check():
+    """Dagster's pages take a description for markdown, so an id fetched an image from anywhere."""
+    found = CheckOutcome("f", passed=False, expected="none", found="1 bad_kind", first_ids=("![x](y)",))
+    assert check_result("a", found).description == r"Expected none; found 1 bad\_kind. First: '\!\[x\](y)'."

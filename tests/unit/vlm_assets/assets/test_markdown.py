@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from vlm_assets.assets.markdown import Markdown, bullets, escape, sentence, table
+from vlm_durable.markdown_text import plain
 
 EVIL = "![x](http://127.0.0.1:1/a.png) <img src=x> [a](javascript:alert(1)) | b"
 
@@ -26,6 +29,15 @@ def test_an_address_is_no_link(text: str) -> None:
     """The parser of the page makes a link of a bare address, after it has taken the escapes away."""
     assert escape(text) != text
     assert escape(text).replace("\N{ZERO WIDTH SPACE}", "") == text
+
+
+@given(st.text("ab1 `\\*_{}[]<>!|~&-+#=.)(:/@\"'$\n", max_size=60))
+@example("1. a")
+@example("`a\\_b` \\_ `c")
+@example(f"{EVIL} https://a.b " + "x" * 60)
+def test_a_reader_without_markdown_reads_what_was_written(text: str) -> None:
+    """Alerts and the terminal tell what a check's page says, without a backslash more or less."""
+    assert plain(escape(text)) == plain(sentence(text)) == re.sub(r"\n+", " ", text)
 
 
 def test_a_command_stays_code() -> None:

@@ -125,6 +125,13 @@ def test_a_pause_stands_above_all_else() -> None:
     assert Image.open(io.BytesIO(plain)).height < min(tall.values()) < max(tall.values()) < 800
 
 
+@pytest.mark.parametrize("text", ["$$", r"for $\bad{$"])
+def test_a_text_with_dollar_signs_is_no_formula(text: str) -> None:
+    """A reason for a pause, or a device's name, ended each drawing where matplotlib read a formula in it."""
+    named = replace(DEVICES[0], id=text, trouble=text)
+    assert progress_picture(partitions([State.DONE]), [named], [], paused=text)
+
+
 def test_throughput_keeps_every_row_and_fits() -> None:
     """A month or a minute of work is cut into as many bars as fit; an idle time stays empty."""
     day = 86_400.0
