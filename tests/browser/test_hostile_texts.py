@@ -1,203 +1,378 @@
-"""Ids, answers, file names and reasons that are markup, on every page that we make."""
+"""Ids, answers, file names, reasons and texts of a schema that are markup, on every page that we make."""
 
 from __future__ import annotations
 
-import json
+import socket
+import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import dagster as dg
-import pyarrow as pa
 import pytest
-from PIL import Image
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
+from tests.browser.hostile_home import MATH, SCHEMA, Spy, hostile_home, install_schema
 from vlm_assets.assets import markdown
+from vlm_assets.assets.fingerprint import Fingerprint
 from vlm_assets.assets.partition_page import SheetRow, contact_sheet, read_quality
+from vlm_assets.assets.property_catalog import catalog_metadata
 from vlm_assets.automation.dataset_audit import audit_metadata
+from vlm_assets.automation.dataset_plan import plan_metadata
 from vlm_assets.automation.dataset_progress import progress_metadata
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
+from vlm_assets.commands import measurement, property_view
 from vlm_assets.commands.audit import audit
-from vlm_assets.commands.html_page import Card
 from vlm_assets.commands.html_page import page as html_page
+from vlm_assets.commands.measurement import Measurement, Trial
+from vlm_assets.commands.plan import make_plan
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.status import read_status
+from vlm_durable.files.sealed_json import write_sealed
 from vlm_durable.versions.partition_rows import PartitionRows
-from vlm_durable.versions.published import PublishedPartitions
+from vlm_engine.ladder import Described
+from vlm_results import compare, explore, search
 from vlm_results.dataset_quality import check_results, quality_metadata
+from vlm_results.intervals import Share
 from vlm_results.quality import look_at_quality
-from vlm_results.review import Accuracy
+from vlm_results.review import Accuracy, accuracy, draw_sample, published_answers
+from vlm_results.review_page import review_app
+from vlm_training.description_model import TrainingWork
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from vlm_training.training_plan import TrainingPlan
 
 pytestmark = pytest.mark.timeout(600)
 
-PROPERTIES = 40
+Metadata = Mapping[str, dg.MetadataValue]
+
+FOREIGN = "img:not([src^='data:']), iframe, object, embed, [onerror], [onload]"
+"""What no page of ours has."""
 
 
-class Spy:
-    """A server that writes down each path that anybody fetches from it."""
-
-    def __init__(self) -> None:
-        self.paths: list[str] = []
-        spy = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                spy.paths.append(self.path)
-                self.send_response(204)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def spy() -> Iterator[Spy]:
     started = Spy()
     yield started
-    started.server.shutdown()
-    started.server.server_close()
+    started.close()
 
 
-def markup(spy: Spy, name: str) -> str:
-    """What makes a browser fetch an image, in markdown, in HTML, and out of a table's cell."""
-    at = f"{spy.address}/{name}"
-    return f"| ![x]({at}1) <img src='{at}2'> `![x]({at}3) [a]({at}4) \n\n![x]({at}5)"
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory, spy: Spy) -> Iterator[Settings]:
+    """A home whose ids, image names, answers, schema, settings and reasons of failure are all markup."""
+    install_schema(spy)
+    yield hostile_home(tmp_path_factory.mktemp("hostile"), spy)
+    del sys.modules[SCHEMA]
 
 
 @pytest.fixture
-def hostile(tmp_path: Path, spy: Spy) -> Settings:
-    """A home whose ids, image names, answers, kinds and reasons of failure are all markup."""
-    entries = []
-    (tmp_path / "images").mkdir()
-    for number in range(PROPERTIES):
-        image = f"{number} ![x]({spy.address.replace('/', '|')}|name).jpg"
-        Image.new("RGB", (16, 16), "red").save(tmp_path / "images" / image)
-        entries.append({"property_id": f"{number} {markup(spy, 'id')}".replace("\n", " "), "images": [image]})
-    listing = tmp_path / "listing.jsonl"
-    listing.write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
-    settings = Settings(home=tmp_path / "home")
-    ingest(listing, settings.home, image_root=tmp_path / "images", close=True)
-    catalog = Catalog.open(settings.home)
-    (partition,) = catalog.ranges
-    ids = catalog.slice(partition)["property_id"].to_pylist()
-    answer = {
-        "summary": markup(spy, "summary"),
-        "building_type": markup(spy, "type"),
-        markup(spy, "field"): "flat",
-    }
-    bad = [{"uri": markup(spy, "uri"), "kind": "damaged", "error": markup(spy, "image")}]
-    rows = [
-        {
-            "property_id": property_id,
-            "ordinal": ordinal,
-            "status": "failed" if ordinal == 0 else "ok",
-            "error_kind": markup(spy, "kind") if ordinal == 0 else None,
-            "error": markup(spy, "reason") if ordinal == 0 else None,
-            "attempts": 1,
-            "images_seen": 1,
-            "images_failed": bad,
-            "fingerprint": "f",
-            "inputs_digest": "i",
-            "description": answer,
-        }
-        for ordinal, property_id in enumerate(ids)
-    ]
-    table = pa.Table.from_pylist(rows)
-    published = PublishedPartitions(settings.descriptions)
-    staged = published.stage(
-        partition.key, table.to_batches(), table.schema, expected_ids=ids, fingerprint="f", metadata={}
-    )
-    with staged:
-        published.publish(staged)
-    (settings.descriptions.published / "![x](name).parquet").write_bytes(b"nothing")
-    return settings
+def nothing_fetched(spy: Spy) -> Iterator[None]:
+    """Whatever the test opened, nobody fetched anything for a stranger, and no stranger's script ran."""
+    spy.paths.clear()
+    yield
+    assert spy.paths == []
 
 
-def pages(settings: Settings, spy: Spy) -> dict[str, dict[str, dg.MetadataValue]]:
-    """What each page of ours shows of this home, by the functions that the assets call."""
-    catalog = Catalog.open(settings.home)
-    rows = PartitionRows(settings.descriptions.partition(catalog.ranges[0].key).published)
+def shown_text(place: Page | Locator) -> str:
+    """What a person reads, without the invisible spaces that let long words break."""
+    body = place.locator("body") if isinstance(place, Page) else place
+    return body.inner_text().replace("\N{ZERO WIDTH SPACE}", "")
+
+
+def expect_as_text(text: str, spy: Spy, *names: str) -> None:
+    """The markup of each of these names stands there as it was written."""
+    assert [name for name in names if spy.first(name) not in text] == []
+
+
+def progress_page(settings: Settings, spy: Spy) -> Metadata:
+    """Of a home that is stale since its schema, its prompt, its model and its options changed."""
+    status = read_status(settings, Catalog.open(settings.home))
+    return progress_metadata(replace(status, warnings=(*status.warnings, spy.markup("warning"))))
+
+
+def audit_page(settings: Settings, spy: Spy) -> Metadata:
+    """Of a home with a foreign file; and with what a partition of strange ids may be said to have."""
+    found = audit(settings, Catalog.open(settings.home))
+    problem = replace(found.problems[0], sentence=spy.markup("problem"), key=spy.markup("key"))
+    return audit_metadata(replace(found, problems=(*found.problems, problem)))
+
+
+def partition_page(settings: Settings) -> Metadata:
+    rows = PartitionRows(settings.descriptions.partition(Catalog.open(settings.home).ranges[0].key).published)
     counts = read_quality(rows)
     sheet = [
         SheetRow(row["property_id"], [None], row.get("description"), row.get("error"))
         for row in (*counts.sample, *counts.failed)
     ]
-    found = look_at_quality(settings, catalog)
-    status = replace(read_status(settings, catalog), warnings=(markup(spy, "warning"),))
     return {
-        "quality": quality_metadata(found, Accuracy({}, 0)),
-        "audit": audit_metadata(audit(settings, catalog)),
-        "progress": progress_metadata(status),
-        "partition": {
-            "sheet": markdown.metadata(contact_sheet(sheet)),
-            "counts": markdown.metadata(counts.table()),
-        },
+        "sheet": markdown.metadata(contact_sheet(sheet)),
+        "counts": markdown.metadata(counts.table()),
     }
 
 
-def show(page: Page, name: str, metadata: Mapping[str, object]) -> None:
-    """Open the events of an asset, where Dagster renders all markdown, and wait for its images."""
+def quality_page(settings: Settings, spy: Spy) -> Metadata:
+    catalog = Catalog.open(settings.home)
+    found = look_at_quality(settings, catalog)
+    reviewed = accuracy(settings.home, published_answers(settings, catalog))
+    assert {one.check for one in found.findings} == {"alike", "answers", "consistent"}
+    assert spy.markup("field") in reviewed.fields
+    return quality_metadata(found, Accuracy(reviewed.fields, 1))
+
+
+def plan_page(settings: Settings, spy: Spy) -> Metadata:
+    measured = Measurement(
+        name="m",
+        at=0.0,
+        model=spy.markup("model"),
+        engine="transformers",
+        device=f"GPU-1 ({spy.markup('device')})",
+        max_pixels=1,
+        batch_size=1,
+        batch_images=1,
+        load_seconds=1.0,
+        cpu_seconds=1.0,
+        batches=((1, 1, 1.0),),
+        row_bytes=1.0,
+        commit_seconds=1.0,
+        start_seconds=1.0,
+    )
+    plan = make_plan(settings, Catalog.open(settings.home), measured, devices=1, devices_here=1)
+    return plan_metadata(replace(plan, notes=(*plan.notes, spy.markup("note"))))
+
+
+def model_page(settings: Settings, spy: Spy) -> Metadata:
+    work = TrainingWork(settings, "variant", cast("TrainingPlan", None), Fingerprint({}), ())
+    work.paths.record.parent.mkdir(parents=True, exist_ok=True)
+    write_sealed(work.paths.record, {"figures": {spy.markup("field"): 0.5}, "asked": spy.markup("asked")})
+    return work.metadata(spy.markup("done"))
+
+
+def catalog_page(settings: Settings, spy: Spy) -> Metadata:
+    report = dg.MetadataValue.text(spy.markup("report"))
+    return {"report": report, **catalog_metadata(Catalog.open(settings.home))}
+
+
+def read(page: Page, name: str, metadata: Metadata) -> str:
+    """Open the events of an asset and all of its markdown; give the text.
+
+    Dagster renders what is short in its place, and what is long when somebody asks for it.
+    """
     page.goto(f"/assets/hostile_{name}?view=events")
     for key in metadata:
         expect(page.get_by_role("cell", name=key, exact=True).first).to_be_visible()
-    page.wait_for_load_state("networkidle")
+    texts = [shown_text(page)]
+    links = page.get_by_text("[Show Markdown]")
+    dialog = page.get_by_role("dialog")
+    for number in range(links.count()):
+        links.nth(number).click()
+        expect(dialog).to_be_visible()
+        page.wait_for_load_state("networkidle")
+        texts.append(shown_text(dialog))
+        page.keyboard.press("Escape")
+        expect(dialog).to_be_hidden()
+    return "\n".join(texts)
 
 
-def test_no_page_fetches_what_a_stranger_wrote(desk, page: Page, hostile: Settings, spy: Spy) -> None:
-    """A page of ours asks nobody else for anything. One with real markup does, so the spy sees it."""
-    raw = {"raw": {"raw": dg.MarkdownMetadataValue(f"![x]({spy.address}/raw)")}}
-    ours = pages(hostile, spy)
+def test_no_page_of_dagsters_fetches_what_a_stranger_wrote(
+    desk, page: Page, hostile: Settings, spy: Spy
+) -> None:
+    """Each page shows it as text and asks nobody for anything. One with real markup does: the spy sees it."""
+    stale = ("old_model", "old_prompt", "prompt", "old_field", "field", "option", "chosen")
+    answers = ("id", "summary", "value", "always", "kind")
+    pages: dict[str, tuple[Metadata, tuple[str, ...]]] = {
+        "quality": (quality_page(hostile, spy), (*answers, "field", "contradiction")),
+        "audit": (audit_page(hostile, spy), ("problem", "key")),
+        "progress": (progress_page(hostile, spy), ("kind", "warning", *stale)),
+        "partition": (partition_page(hostile), (*answers, "flag", "reason")),
+        "plan": (plan_page(hostile, spy), ("device", "note")),
+        "model": (model_page(hostile, spy), ("field", "asked", "done")),
+        "catalog": (catalog_page(hostile, spy), ("report",)),
+    }
+    raw: Metadata = {
+        "short": dg.MarkdownMetadataValue(f"![x]({spy.address}/short)"),
+        "long": dg.MarkdownMetadataValue(f"![x]({spy.address}/long) {'long ' * 300}"),
+    }
+    spy.paths.clear()
     with dg.DagsterInstance.from_config(str(desk.home / "dagster")) as instance:
-        for name, metadata in {**raw, **ours}.items():
+        for name, (metadata, _) in {"raw": (raw, ()), **pages}.items():
             event = dg.AssetMaterialization(f"hostile_{name}", metadata=metadata)
             instance.report_runless_asset_event(event)
-    with page.expect_response(f"{spy.address}/raw"):
-        show(page, "raw", raw["raw"])
-    assert spy.paths == ["/raw"]
-    for name, metadata in ours.items():
-        show(page, name, metadata)
-    assert spy.paths == ["/raw"]
+    read(page, "raw", raw)
+    assert sorted(set(spy.paths)) == ["/long", "/short"]
+    spy.paths.clear()
+    for name, (metadata, names) in pages.items():
+        expect_as_text(read(page, name, metadata), spy, *names)
+    assert spy.paths == []
 
 
+@pytest.mark.usefixtures("nothing_fetched")
 def test_a_check_says_what_a_stranger_wrote_as_text(desk, page: Page, hostile: Settings, spy: Spy) -> None:
     """Its description and its metadata fetch nothing."""
+    expected = {"alike": "value", "answers": "always", "consistent": "contradiction"}
+    results = check_results(look_at_quality(hostile, Catalog.open(hostile.home)))
     with dg.DagsterInstance.from_config(str(desk.home / "dagster")) as instance:
-        for result in check_results(look_at_quality(hostile, Catalog.open(hostile.home))):
+        for result in results:
             instance.report_runless_asset_event(
                 dg.AssetCheckEvaluation(
                     asset_key=dg.AssetKey("dataset_quality"),
                     check_name=str(result.check_name),
-                    passed=True,
+                    passed=result.passed,
+                    severity=result.severity,
                     description=result.description,
                     metadata=result.metadata,
                 )
             )
-    for check in ("alike", "answers", "consistent"):
+    assert {result.check_name: result.passed for result in results} == dict.fromkeys(expected, False)
+    for check, name in expected.items():
         page.goto(f"/assets/dataset_quality?view=checks&checkDetail={check}")
         expect(page.get_by_text("Execution history").first).to_be_visible()
         page.wait_for_load_state("networkidle")
+        expect_as_text(shown_text(page), spy, name)
     page.goto("/assets/dataset_quality")
     page.wait_for_load_state("networkidle")
-    assert spy.paths == []
 
 
-def test_a_page_of_html_shows_it_as_text(browser: Browser, tmp_path: Path, spy: Spy) -> None:
-    """The pages that commands write fetch nothing either, and run nothing."""
-    evil = f"{markup(spy, 'html')}<script>fetch('{spy.address}/script')</script>"
-    card = Card(evil, evil, [None], {evil: evil, "list": [evil]})
-    written = tmp_path / "page.html"
-    written.write_text(html_page(evil, [card], tables=[(evil, (evil,), [(evil,)])]))
+def test_a_page_of_a_command_shows_it_as_text(
+    browser: Browser, tmp_path, hostile: Settings, spy: Spy
+) -> None:
+    """``show``, ``search``, ``try`` and ``compare`` write pages that fetch nothing and run nothing."""
+    catalog = Catalog.open(hostile.home)
+    property_id = catalog.slice(catalog.ranges[0])["property_id"][1].as_py()
+    failed = Described(
+        property_id,
+        1,
+        "failed",
+        spy.markup("kind"),
+        spy.markup("reason"),
+        None,
+        None,
+        1,
+        1,
+        (),
+        1,
+        1,
+        None,
+        1.0,
+    )
+    trial = Trial(
+        (failed,), 1, "d", 1, 1.0, 1.0, 1, ((1, 1, 1.0),), not_used={property_id: spy.markup("left")}
+    )
+    share = Share(0.5, 0.4, 0.6, 9)
+    result = compare.Result(
+        spy.markup("variant"),
+        "m",
+        share,
+        share,
+        1.0,
+        1.0,
+        1.0,
+        1.0,
+        None,
+        share,
+        {spy.markup("field"): share},
+    )
+    comparison = compare.Comparison(
+        1,
+        None,
+        (result,),
+        (),
+        (property_id,),
+        {property_id: {spy.markup("differs"): {spy.markup("variant"): spy.markup("said")}}},
+        {property_id: {spy.markup("differs"): spy.markup("truth")}},
+    )
+    cards = [
+        property_view._card(property_view.read_property(hostile, catalog, property_id), catalog),
+        *search.cards(hostile, catalog, [search.Hit(property_id, 1, 0.5)]),
+        *measurement.cards(trial, catalog),
+        *compare._cards(catalog, comparison),
+    ]
     opened = browser.new_page()
-    opened.goto(written.as_uri())
+    raw, ours = tmp_path / "raw.html", tmp_path / "page.html"
+    raw.write_text(spy.markup("raw"))
+    ours.write_text(html_page(spy.markup("title"), cards, tables=compare.tables(comparison)))
+    spy.paths.clear()
+    opened.goto(raw.as_uri())
     opened.wait_for_load_state("networkidle")
-    assert opened.locator("img").count() == 0
-    assert spy.paths == []
+    assert sorted(spy.paths) == ["/raw2", "/raw6", "/raw7"]
+    opened.goto(ours.as_uri())
+    opened.wait_for_load_state("networkidle")
+    assert len(spy.paths) == 3
+    assert opened.locator(f"{FOREIGN}, script").count() == 0
+    assert opened.locator("img").count() == len(cards)
+    assert "eval(atob(" in shown_text(opened)
+    expect_as_text(
+        shown_text(opened), spy, "id", "field", "summary", "raw", "model", "device", "image", "title"
+    )
+    expect_as_text(shown_text(opened), spy, "kind", "reason", "left", "variant", "differs", "said", "truth")
     opened.close()
+
+
+@contextmanager
+def served(app: ASGIApp) -> Iterator[str]:
+    """The address of a page while it is served."""
+    import uvicorn
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield "http://{}:{}/".format(*listening.getsockname())
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.mark.usefixtures("nothing_fetched")
+def test_a_review_shows_it_as_text(browser: Browser, hostile: Settings, spy: Spy) -> None:
+    """The question for a correction, the correction, what is suspicious and the accuracy too."""
+    catalog = Catalog.open(hostile.home)
+    drawn = draw_sample(hostile, catalog, count=3, seed=2, suspicious=False)
+    sample = [replace(one, why=spy.markup("why")) for one in drawn]
+    asked: list[str] = []
+    opened = browser.new_page()
+    opened.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.accept(spy.markup("better"))))
+    with served(review_app(hostile, catalog, sample)) as address:
+        opened.goto(address)
+        expect(opened.locator("#note")).to_contain_text("1 of 3")
+        for key in ("ArrowDown", "c", "a", "Enter"):
+            opened.keyboard.press(key)
+        expect(opened.locator("#note")).to_contain_text("2 of 3")
+        opened.keyboard.press("b")
+        expect(opened.locator("#note")).to_contain_text("1 of 3")
+        expect(opened.locator("#fields")).to_contain_text("→")
+        expect_as_text(
+            shown_text(opened), spy, "id", "why", "summary", "field", "constant", "always", "better"
+        )
+        assert spy.first("field") in opened.locator("#accuracy").inner_text()
+        assert asked == [f"What is right for {spy.markup('field')}?"]
+        assert "eval(atob(" in opened.locator("#images .gone").inner_text()
+        assert MATH in opened.locator("#fields").inner_text()
+        assert opened.locator("img").count() == 1
+        assert opened.locator(f"{FOREIGN}, script:not([src='/review.js'])").count() == 0
+        opened.close()
+
+
+@pytest.mark.usefixtures("nothing_fetched")
+def test_the_page_of_explore_shows_it_as_text(browser: Browser, hostile: Settings, spy: Spy) -> None:
+    """The library's page, where this extra is installed: CI has it not, for it brings half a gigabyte."""
+    server = pytest.importorskip("embedding_atlas.server")
+    table = explore.explore_table(hostile, Catalog.open(hostile.home), sample=3)
+    app = server.make_server(
+        explore._source(table), static_path=explore._static(), duckdb_uri="wasm", cors=False
+    )
+    opened = browser.new_page(viewport={"width": 2400, "height": 1200})
+    with served(app) as address:
+        opened.goto(address)
+        expect(opened.locator("table").get_by_text(spy.first("id")).first).to_be_visible()
+        opened.wait_for_load_state("networkidle")
+        expect_as_text(shown_text(opened), spy, "id", "field", "summary", "always", "model", "device")
+        assert opened.locator("[onerror], [onload], iframe, script[src*='http']").count() == 0
+        opened.close()
