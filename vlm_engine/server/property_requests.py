@@ -233,32 +233,38 @@ class PropertyRequests:
             lambda: chat_request(self._question, urls, one.property_id, attempt, without=without)
         )
         so_far.life, address = self._life, self._address
+        # What was asked before may be answered from the server's cache: that is no measure for the others.
+        first = attempt.number == 1 and not (so_far.tries or so_far.busy or so_far.deaths)
         try:
             if so_far.deaths and (sick := await self._sickness(address)):
                 return _Failure(sick)
-            answer, first_token_seconds = await self._send(address, body, without)
+            answer, first_token_seconds = await self._send(address, body, without, tells=first)
         except (BusyServerError, SilentServerError):
             # What is silent may have more to do than it can: others need not wait as long to show it.
             self.limit.refused(slot)
             raise
-        # What was asked before may be answered from the server's cache: that is no measure for the others.
-        first = attempt.number == 1 and not (so_far.tries or so_far.busy or so_far.deaths)
         self.limit.answered(
             slot, images=len(urls), first_token_seconds=first_token_seconds if first else None
         )
         return answer
 
     async def _send(
-        self, address: ServerAddress, body: bytes, without: frozenset[str]
+        self, address: ServerAddress, body: bytes, without: frozenset[str], *, tells: bool = False
     ) -> tuple[Answer, float | None]:
-        """The answer, and the seconds until its first token."""
+        """The answer, and the seconds until its first token. tells: these tell how fast the server is."""
         headers = {"Content-Type": "application/json"}
         if address.api_key is not None:
             headers["Authorization"] = f"Bearer {address.api_key}"
         url = f"{address.url}/chat/completions"
         extensions = {"trace": _refuse_other_users} if address.of_this_user else {}
+
+        def token() -> None:
+            self._token()
+            if tells and watch.first_token_seconds is not None:
+                self.limit.first_token(watch.first_token_seconds)
+
         async with (
-            TokenWatch.over(self._limits, on_token=self._token) as watch,
+            TokenWatch.over(self._limits, on_token=token) as watch,
             self._client.stream(
                 "POST", url, content=body, headers=headers, extensions=extensions
             ) as response,

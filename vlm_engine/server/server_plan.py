@@ -34,23 +34,29 @@ VLLM_COMMAND = (
     " --mm-processor-kwargs {processor_options} --api-server-count {api_servers} --mm-processor-cache-gb 0"
     """ --limit-mm-per-prompt '{"image": {images}, "video": 0}' --disable-uvicorn-access-log"""
     """ --structured-outputs-config '{"backend": "xgrammar", "disable_any_whitespace": true}'"""
+    " --no-enable-prefix-caching --max-num-batched-tokens {batched_tokens}"
+    " --mm-encoder-tp-mode {encoder_mode}"
 )
 """No image is shown twice, so vLLM's cache of processed ones is off: it takes 4 GiB of each of its processes.
+Its cache of prompts is off too: images come first in each, so nothing is common, and each image is hashed.
 Where the grammar allows any whitespace, an unsure model filled its answer with it."""
 
 PROCESSOR_OPTIONS = "{processor_options}"
 """The placeholder without which a command cannot be told how large images are shown."""
 
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")  # not the JSON of an option such as '{"image": 12}'
-_ON_A_DEVICE = ("memory", "context", "processor_options", "api_servers")
+_ON_A_DEVICE = ("memory", "context", "processor_options", "api_servers", "batched_tokens")
 """Placeholders that are known once a device is leased and the model's processor is loaded."""
 
-_PLACEHOLDERS = ("model", "revision", "host", "port", "devices", "images", *_ON_A_DEVICE)
+_PLACEHOLDERS = ("model", "revision", "host", "port", "devices", "images", "encoder_mode", *_ON_A_DEVICE)
 
 _GIB = 1 << 30
 _BESIDE_BYTES = 2 * _GIB
 """For the embedder's texts, and what CUDA takes for each process."""
 _MOST_MEMORY, _LEAST_MEMORY, _UNKNOWN_MEMORY, _CPU_MEMORY = 0.92, 0.3, 0.85, 0.3
+_BATCHED_TOKENS, _ROOMY_BYTES = 16_384, 40 * _GIB
+"""Tokens of prompts that vLLM computes in a step, and the memory of a GPU from which on it is told so: a
+property has more tokens than its own 2,048 or 8,192. On less memory, and on a CPU, it chooses itself."""
 _CONTEXT_STEP = 256
 """A context has that many tokens to spare, at most: the server's own chat template may differ by a few."""
 _OURS = {
@@ -68,6 +74,7 @@ _VALUES_ALIKE: Final = frozenset(
         "--gpu-memory-utilization", "--kv-cache-memory-bytes", "--max-num-seqs", "--max-num-batched-tokens",
         "--swap-space", "--cpu-offload-gb", "--block-size", "--tensor-parallel-size", "-tp",
         "--pipeline-parallel-size", "-pp", "--data-parallel-size", "-dp", "--mm-processor-cache-gb",
+        "--mm-encoder-tp-mode",
         "--mem-fraction-static", "--max-running-requests", "--tp-size", "--tp",
         # Where files lie, and what is written down.
         "--download-dir", "--load-format", "--uvicorn-log-level", "--log-level",
@@ -171,6 +178,7 @@ class ServerPlan:
                 "memory": f"{_memory(device, beside_bytes):.2f}",
                 "context": context,
                 "processor_options": options,
+                "batched_tokens": str(_BATCHED_TOKENS) if _is_roomy(device) else None,
                 # Each takes requests apart and runs the processor, in one thread: 30 ms an image, where our
                 # workers, which have the other cores, take 40.
                 "api_servers": str(max(1, min(8, cores // device.at_once // 4))),
@@ -207,6 +215,8 @@ class ServerPlan:
         values = {
             "model": self.model, "host": HOST, "port": str(port), "revision": self.revision,
             "devices": str(self.devices), "images": str(self.images),
+            # Each device looks at whole images, instead of all at a part of each: no sum to exchange.
+            "encoder_mode": "data" if self.devices > 1 else None,
             **{name: f"{{{name}}}" for name in _ON_A_DEVICE}, **self.on_device,
         }  # fmt: skip
         filled: list[str] = []
@@ -217,6 +227,10 @@ class ServerPlan:
                 continue
             filled.append(_filled(word, values))
         return filled
+
+
+def _is_roomy(device: Device) -> bool:
+    return device.kind == "cuda" and (device.memory_bytes or 0) >= _ROOMY_BYTES
 
 
 def _memory(device: Device, beside_bytes: int) -> float:
@@ -280,6 +294,10 @@ def server_environment(
         name: value for name, value in environment.items() if not name.startswith(("VLM_ASSETS_", "DAGSTER_"))
     }
     pin(device, pinned)
+    if device.kind == "cuda":
+        # vLLM else compiles FlashInfer's sampler at its start, which takes a compiler and minutes. It is for
+        # top-k and top-p, which are never asked for; your own value stays.
+        pinned.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     if device.visible.startswith("GPU-"):
         readings = (nvml or DriverNvml()).readings()
         wanted = device.visible.split(",")

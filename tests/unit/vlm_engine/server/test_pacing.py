@@ -60,6 +60,45 @@ def test_limit_doubles_a_round_until_the_first_refusal_and_then_creeps(limit, cl
     assert limit.requests == 9
 
 
+@pytest.mark.parametrize(
+    ("most", "seconds", "requests"),
+    [(128, 0.0, 32), (128, 0.3, 32), (128, 1.2, 32), (128, 5.4, 7), (128, 60.0, 4), (16, 0.3, 16)],
+)
+def test_the_first_token_opens_the_limit(clock, most, seconds, requests):
+    """A fast server has 32 requests after one prompt, and a slow one no more than it answers in time."""
+    limit = AdaptiveLimit(most, clock=clock, patience=120.0)
+    limit.first_token(seconds)
+    assert limit.requests == requests
+    limit.first_token(0.01)
+    assert limit.requests == requests, "one token opens it"
+
+
+def test_what_was_asked_of_an_idle_server_is_no_measure(clock):
+    """Guards: the requests before the opening made the queue of the others look slow, and cut the limit."""
+    limit = AdaptiveLimit(128, clock=clock, patience=120.0)
+    limit.first_token(0.3)
+    for _ in range(4):
+        limit.answered(Slot(-1.0, full=True), images=10, first_token_seconds=0.3)
+    assert limit.requests == 36
+    for place in range(1, 29):
+        answer(limit, clock, seconds=0.3 * place, full=False, asked_at=0.0)
+    assert limit.requests == 36
+
+
+def test_a_refusal_or_a_new_process_is_not_opened(limit, clock):
+    """What showed that four are too much, or died of what was asked at once, gets no 32 at once."""
+    clock.now = 1.0
+    limit.refused(Slot(1.0, full=False))
+    limit.first_token(0.01)
+    assert limit.requests == 2
+    limit.start_anew()
+    limit.first_token(0.01)
+    assert limit.requests == 4
+    for _ in range(4):
+        answer(limit, clock)
+    assert limit.requests == 8
+
+
 def test_requests_refused_together_cut_once(limit, clock):
     """A burst of 429s from one overload halves the limit once, not down to one."""
     for _ in range(28):
@@ -154,11 +193,11 @@ def holder(limit, entered, leave, *, alone=False, name=None):
 
 
 @pytest.mark.parametrize(
-    ("prompt_seconds", "step_seconds"),
-    [(0.06, 0.004), (0.3, 0.008), (5.4, 0.03)],
+    ("prompt_seconds", "step_seconds", "first_requests"),
+    [(0.06, 0.004, 32), (0.3, 0.008, 32), (5.4, 0.03, 7)],
     ids=["2B on an H100", "7B on an H100", "7B on a small GPU"],
 )
-def test_a_server_has_enough_to_do_and_not_too_much(clock, prompt_seconds, step_seconds):
+def test_a_server_has_enough_to_do_and_not_too_much(clock, prompt_seconds, step_seconds, first_requests):
     """By default a server computes prompts without a pause, and answers each before it is given up as silent.
 
     By arithmetic: prompts one after another, and beside each 0.12 s of them a step of all answers (128
@@ -166,7 +205,7 @@ def test_a_server_has_enough_to_do_and_not_too_much(clock, prompt_seconds, step_
     """
     limits, properties = RequestLimits(), 600
     limit = AdaptiveLimit(limits.most_at_once, clock=clock, patience=limits.token_seconds)
-    asked, waiting, answering = 0, deque(), []
+    asked, at_once, waiting, answering = 0, 0, deque(), []
     while waiting or answering or asked < properties:
         while asked < properties and (under_way := len(waiting) + len(answering)) < limit.requests:
             asked += 1
@@ -177,6 +216,8 @@ def test_a_server_has_enough_to_do_and_not_too_much(clock, prompt_seconds, step_
             clock.now += prompt_seconds
             seconds = clock.now - asked_at
             assert seconds < limits.token_seconds
+            limit.first_token(seconds)
+            at_once = at_once or limit.requests
             answering.append((128.0, asked_at, full, seconds))
         else:
             clock.now += step_seconds
@@ -185,7 +226,8 @@ def test_a_server_has_enough_to_do_and_not_too_much(clock, prompt_seconds, step_
         for _, asked_at, full, seconds in [one for one in answering if one[0] <= 0]:
             limit.answered(Slot(asked_at, full), images=10, first_token_seconds=seconds)
         answering = [one for one in answering if one[0] > 0]
-    assert properties * prompt_seconds / clock.now > 0.9  # the first ones, of which there are few, included
+    assert at_once == first_requests
+    assert properties * prompt_seconds / clock.now > 0.92  # the first ones, of which there are few, included
 
 
 def test_slots_admit_no_more_than_the_limit_in_order(limit):
@@ -204,6 +246,23 @@ def test_slots_admit_no_more_than_the_limit_in_order(limit):
             event.set()
         await asyncio.gather(*tasks)
         assert entered == list(range(6))
+
+    run(scenario())
+
+
+def test_the_first_token_lets_waiting_requests_in(limit):
+    """Nobody waits for a whole answer once the server has shown that it answers."""
+
+    async def scenario():
+        entered, leave = [], asyncio.Event()
+        tasks = [holder(limit, entered, leave, name=number) for number in range(40)]
+        await turns()
+        assert len(entered) == 4
+        limit.first_token(0.3)
+        await turns()
+        assert entered == list(range(32))
+        leave.set()
+        await asyncio.gather(*tasks)
 
     run(scenario())
 

@@ -92,6 +92,16 @@ def test_room_and_places_change_no_fingerprint(added: str) -> None:
     assert answering_arguments(f"{VLLM_COMMAND} {added}") == answering_arguments(VLLM_COMMAND)
 
 
+def test_options_for_speed_change_no_fingerprint() -> None:
+    """What the default command means stays what it was: an update makes no finished partition stale."""
+    assert answering_arguments(VLLM_COMMAND) == [
+        "vllm", "serve", "{model}", "--revision", "{revision}", "--max-model-len", "{context}",
+        "--mm-processor-kwargs", "{processor_options}",
+        "--limit-mm-per-prompt", '{"image": {images}, "video": 0}',
+        "--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}',
+    ]  # fmt: skip
+
+
 def test_place_of_the_program_changes_no_fingerprint() -> None:
     """The same server from another environment is the same server."""
     moved = VLLM_COMMAND.replace("vllm", "/opt/servers/bin/vllm", 1)
@@ -198,6 +208,27 @@ def test_vllm_for_cpus_on_a_gpu_is_refused_by_name(tmp_path: Path, program: str)
 
 
 @pytest.mark.parametrize(
+    ("device", "tokens"),
+    [
+        (GPU, "16384"), (replace(GPU, memory_bytes=24 << 30), None), (replace(GPU, memory_bytes=None), None),
+        (CPU, None),
+    ],
+)  # fmt: skip
+def test_a_large_gpu_computes_many_tokens_of_prompts_at_once(device: Device, tokens: str | None) -> None:
+    """A property has thousands of tokens; a small GPU has no room for more than vLLM's own choice."""
+    words = on(device)
+    assert after("--max-num-batched-tokens", words) == tokens
+    assert "--no-enable-prefix-caching" in words
+
+
+def test_two_devices_share_images_and_not_each_image() -> None:
+    """The layers that look at images are small: splitting each over two devices costs more than it saves."""
+    assert "--mm-encoder-tp-mode" not in on(GPU)
+    together = replace(PLAN, devices=2).arguments(port=1)
+    assert after("--mm-encoder-tp-mode", together) == "data"
+
+
+@pytest.mark.parametrize(
     ("cores", "at_once", "servers"), [(2, 1, "1"), (16, 1, "4"), (192, 1, "8"), (192, 8, "6"), (16, 8, "1")]
 )
 def test_requests_are_taken_apart_on_several_cores(cores: int, at_once: int, servers: str) -> None:
@@ -242,7 +273,16 @@ class Recorded:
 def test_a_server_sees_its_gpu_alone(device: Device, readings: list[GpuReading], visible: str) -> None:
     """The leased GPU is all that the server sees; by number where that is known, which vLLM needs."""
     pinned = server_environment(device, {"PATH": "/bin"}, nvml=Recorded(readings))
-    assert pinned == {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert pinned == {
+        "PATH": "/bin", "CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    }  # fmt: skip
+
+
+def test_the_users_choice_of_a_sampler_stays() -> None:
+    """Without one, vLLM compiles nothing at its start."""
+    own = {"VLLM_USE_FLASHINFER_SAMPLER": "1"}
+    assert server_environment(GPU, own, nvml=Recorded([])).items() >= own.items()
 
 
 def test_a_server_on_a_cpu_slot_is_bounded_as_the_engine_in_process() -> None:
