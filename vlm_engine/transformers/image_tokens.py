@@ -185,7 +185,7 @@ def _frames(image_processor: Any) -> int:
         return 1
     most = int(dict(image_processor.size)["longest_edge"])
     side = 2 * math.isqrt(most)  # larger than the bound, so that the bound decides
-    shown = count(side, side, {}) * image_processor.patch_size**2
+    shown = int(count(side, side, {})) * int(image_processor.patch_size) ** 2
     return max(1, round(most / shown))
 
 
