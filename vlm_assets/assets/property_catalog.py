@@ -10,9 +10,11 @@ from pathlib import Path
 
 import dagster as dg
 
-from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
+from vlm_assets.assets.markdown import Markdown, paragraphs, sentence
+from vlm_assets.catalog.catalog import Catalog, CatalogMissingError, catalog_path
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.settings import Settings
+from vlm_durable.commands import command
 
 ASSET = "property_catalog"
 
@@ -53,6 +55,26 @@ def record_catalog(dagster_home: Path, catalog: Catalog) -> None:
             )
 
 
+def first_ingest(home: Path) -> list[str]:
+    """What a person does with a home that has no catalogue."""
+    return [
+        "This home has no photographs yet.",
+        f"Take them in, in a terminal: {command('ingest', 'FOLDER', '--home', home)}. FOLDER has a folder for"
+        " each property, with its images; a CSV, JSONL or parquet listing does too.",
+    ]
+
+
+def with_first_ingest(home: Path, description: str) -> str:
+    """An asset's description, with what to do first above it where the home has no catalogue.
+
+    Dagster's page shows it at once, and what a sensor reports only to who opens the page after that. It is
+    made anew when the definitions are loaded again, as an ingest asks for.
+    """
+    if catalog_path(home).exists():
+        return description
+    return paragraphs(sentence(" ".join(first_ingest(home))), Markdown(description))
+
+
 def build_property_catalog(settings: Settings) -> dg.AssetsDefinition:
     """The asset. With a source in the settings it takes new properties in; without, it says what is there."""
 
@@ -60,9 +82,10 @@ def build_property_catalog(settings: Settings) -> dg.AssetsDefinition:
         name=ASSET,
         group_name="properties",
         kinds={"parquet"},
-        description=(
+        description=with_first_ingest(
+            settings.home,
             "One row a property: its ordinal, which never changes, and its images. The ranges of ordinals"
-            f" are the partitions of everything downstream. {RELOAD}"
+            f" are the partitions of everything downstream. {RELOAD}",
         ),
     )
     def property_catalog(

@@ -19,6 +19,7 @@ from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
 from vlm_assets.assets import markdown
 from vlm_assets.assets.partition_state import State
+from vlm_assets.assets.property_catalog import first_ingest, with_first_ingest
 from vlm_assets.automation.picture import progress_picture
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError, catalog_path
 from vlm_assets.config.resource_settings import control_state
@@ -101,11 +102,12 @@ def build_dataset_progress(settings: Settings) -> dg.AssetsDefinition:
         name=ASSET,
         group_name="properties",
         kinds={"duckdb"},
-        description=(
+        description=with_first_ingest(
+            settings.home,
             "How far the whole dataset is: all partitions in one picture, properties described over time,"
             " devices side by side, time left, failed rows by kind; from what is on disk, so that it is right"
             " after anything. A sensor keeps it up to date, without runs; Materialize looks at once."
-            f" The same as {command('status')}."
+            f" The same as {command('status')}.",
         ),
     )
     def dataset_progress(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
@@ -201,9 +203,7 @@ def first_steps(settings: Settings) -> list[str]:
         catalog = Catalog.open(settings.home)
     except CatalogMissingError:
         return [
-            "This home has no photographs yet.",
-            f"Take them in, in a terminal: {command('ingest', 'FOLDER', *home)}. FOLDER has a folder for each"
-            " property, with its images; a CSV, JSONL or parquet listing does too.",
+            *first_ingest(settings.home),
             "Then this page says how to go on, within two minutes. docs/first-1000.md has all of the way.",
         ]
     # Too few properties to fill a partition wait for more, unless one says otherwise.
