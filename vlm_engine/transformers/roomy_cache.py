@@ -1,8 +1,8 @@
-"""A cache of keys and values with room for the tokens to come, in the place of one that is copied at each step.
+"""A cache of keys and values with room for the tokens to come, instead of one that is copied at each step.
 
 What lives here: that layer, and putting it into a cache that a prompt was computed with. What does not: the
-steps (greedy_decoding.py). transformers appends a token by making a new tensor of all that is there: a batch of
-24 prompts of 4,505 tokens is 21 GB of SmolVLM2's cache, read and written for each token of an answer.
+steps (greedy_decoding.py). transformers appends a token by making a new tensor of all that is there: a batch
+of 24 prompts of 4,505 tokens is 21 GB of SmolVLM2's cache, read and written for each token of an answer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ROOM: Final = 64
 
 
 def make_room(kept: Any) -> None:
-    """Have the layers of a ``DynamicCache`` keep room, those aside that look back over a number of columns."""
+    """Have layers of a ``DynamicCache`` keep room, those aside that look back over a number of columns."""
     from transformers.cache_utils import DynamicLayer
 
     for layer in kept.layers:
@@ -33,7 +33,7 @@ def roomy_layer() -> type[Any]:
     from transformers.cache_utils import DynamicLayer
 
     class RoomyLayer(DynamicLayer):  # type: ignore[misc]
-        """``keys`` and ``values`` [rows, heads, columns, width] are the first columns of what is in ``rooms``.
+        """``keys`` and ``values`` [rows, heads, columns, width] are the first columns of ``rooms``.
 
         Whoever replaces one of them by another tensor need not know: the next token finds no room, and makes
         some. A crop only shortens them, and the next token is written over what was cut off.

@@ -88,7 +88,9 @@ JOINED_BY_THE_PROCESSOR = {"llava-onevision", "minicpm-v4.6", "minicpm-v4.7", "m
 
 AS = {"qwen3.5": "qwen3-vl", "internvl3.5": "internvl3", "minicpm-v4.7": "minicpm-v4.6"}
 """Families whose images are processed as another's, which is tried for both."""
-PROCESSORS = [name for name in FAMILIES if name not in AS]
+HERE = [name for name, family in FAMILIES.items() if family.is_here()]
+"""Two need torchvision, which does not import beside the CPU build of torch: `make test-bare` has them."""
+PROCESSORS = [name for name in HERE if name not in AS]
 
 RESIZED_BY_THEIR_OWN_CODE = {"gemma4", "lfm2-vl", "molmo2"}
 """By Pillow, or by torchvision: not by torch's own operation, which is quicker."""
@@ -157,15 +159,12 @@ class EachFamily:
 def sources(tmp_path_factory, tokenizer):
     """A model of each family in a folder: of those that the installed packages have."""
     folders = tmp_path_factory.mktemp("shipped")
-    here = [name for name, family in FAMILIES.items() if family.is_here()]
-    return {name: ModelSource(str(save(name, folders / name, tokenizer))) for name in here}
+    return {name: ModelSource(str(save(name, folders / name, tokenizer))) for name in HERE}
 
 
 @pytest.fixture
 def source(name, sources):
     """The model of the test's family."""
-    if name not in sources:
-        pytest.skip("needs torchvision" if FAMILIES[name].needs_torchvision else "not in this transformers")
     return sources[name]
 
 
@@ -298,7 +297,7 @@ class Recorded:
         return torch.stack([scores[row] for scores in self.scores[batch][:tokens]])
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", HERE)
 def test_a_batch_says_what_each_property_alone_and_transformers_say(name, source, load, photos):
     """Each family: ten odd images by the workers, in a batch and alone, beside transformers' own generation.
 
