@@ -76,6 +76,7 @@ test: .venv/installed-dev
 
 # What waits for real daemons for many minutes: for a change of what they do, and before a release.
 test-long: .venv/installed-dev
+	@$(PIP) -c constraints.txt 'vlm-assets[explore]'
 	$(BIN)/pytest -m long $(COMPUTING) $(STARTING)
 
 # On a machine with a GPU: without one these tests fail, none is skipped.

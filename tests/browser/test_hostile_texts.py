@@ -360,10 +360,12 @@ def test_a_review_shows_it_as_text(browser: Browser, hostile: Settings, spy: Spy
         opened.close()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("nothing_fetched")
 def test_the_page_of_explore_shows_it_as_text(browser: Browser, hostile: Settings, spy: Spy) -> None:
-    """The library's page, where this extra is installed: CI has it not, for it brings half a gigabyte."""
-    server = pytest.importorskip("embedding_atlas.server")
+    """The library's page: `make test-long` installs this extra, which brings half a gigabyte."""
+    from embedding_atlas import server
+
     table = explore.explore_table(hostile, Catalog.open(hostile.home), sample=3)
     app = server.make_server(
         explore._source(table), static_path=explore._static(), duckdb_uri="wasm", cors=False
