@@ -22,11 +22,11 @@ import sqlalchemy as sa
 
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
-from sensors import markdown_text
 from sensors.dagster_internals.events import FOUND_AT
 from sensors.partition_history import PartitionHistory
 from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
+from vlm_durable import markdown_text
 from vlm_durable.files.layout import AssetFolders
 from vlm_durable.state.database import ControlState
 from vlm_durable.state.tables import drift_snapshots

@@ -16,7 +16,7 @@ from dagster import DagsterRunStatus
 
 from sensors.dagster_internals.events import CheckEvaluation, DagsterFacts, MaterializationEvent
 from sensors.dagster_internals.runs import FINISHED, RunState
-from sensors.markdown_text import plain
+from vlm_durable.markdown_text import plain
 
 INTERRUPTED = {"dagster/failure_reason": "UNEXPECTED_TERMINATION"}
 """What Dagster says of a run that was ended from outside."""

@@ -27,7 +27,7 @@ from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, Sq
 from dagster._serdes import deserialize_value
 
 from sensors.dagster_internals.runs import InstanceRuns, unix
-from sensors.markdown_text import plain
+from vlm_durable.markdown_text import plain
 
 _log = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sensors.markdown_text import sentence
 from vlm_assets.assets.row_counts import DESCRIPTIONS, EMBEDDINGS, FIRST, Counted, RowsFile, count_rows
 from vlm_durable.commands import command
+from vlm_durable.markdown_text import sentence
 from vlm_durable.versions.partition_files import PUBLISHED_FILE, PublishedRecord
 from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_durable.wording import counted

@@ -1,7 +1,7 @@
 """Markdown of Dagster's pages. Every text reaches them through here, and none of it is markup.
 
 What lives here: the few forms that our pages have. What does not: escaping
-(``sensors/markdown_text.py``).
+(``vlm_durable/markdown_text.py``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import dagster as dg
 
-from sensors.markdown_text import Markdown, escape, sentence
+from vlm_durable.markdown_text import Markdown, escape, sentence
 
 __all__ = ["Markdown", "bullets", "escape", "metadata", "paragraphs", "picture", "sentence", "table"]
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sensors.markdown_text import plain
 from vlm_assets.assets.markdown import Markdown, bullets, escape, sentence, table
+from vlm_durable.markdown_text import plain
 
 EVIL = "![x](http://127.0.0.1:1/a.png) <img src=x> [a](javascript:alert(1)) | b"
 
