@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from vlm_engine.canary import TEXTS, digest_of_answers, versions, weights_checksum
 from vlm_engine.devices.find import Device
 from vlm_engine.devices.leases import refuse_another_gpu
 from vlm_engine.model_source import NO_EMBEDDER, ModelSource, exact_revision
-from vlm_engine.protocol import ModelLoadError
+from vlm_engine.protocol import CanaryAnswer, ModelLoadError
 from vlm_engine.sentence_modules import SentenceModules, model_files, read_modules
 from vlm_engine.transformers.model_loading import load_sentence_transformer, release_memory
 
@@ -117,6 +118,16 @@ class TextEmbedder:
             vectors[rows] = self._encoder.vectors([texts[row] for row in rows])
         return vectors
 
+    def canary(self) -> CanaryAnswer:
+        """Embed the fixed texts, rounded, and sum up the weights. See CanaryEngine."""
+        cut_off = self.cut_off
+        vectors = self.embed(TEXTS).round(3) + 0.0
+        self.cut_off = cut_off
+        made_with = versions("torch", "transformers", "sentence-transformers", device=self._device)
+        return CanaryAnswer(
+            digest_of_answers(vectors.tolist(), weights_checksum(self._encoder.model)), made_with
+        )
+
     def close(self) -> None:
         """Give the model's memory back. The embedder cannot be used afterwards."""
         del self._encoder
@@ -130,9 +141,9 @@ class _SentenceEncoder:
         folder = model_files(source, weights=True)
         self.width = modules.width
         self._prompt = modules.prompt
-        self._model = load_sentence_transformer(source, folder, device=device)
-        self._tokenizer = self._model.tokenizer
-        self.longest = _longest(self._model.max_seq_length)
+        self.model = load_sentence_transformer(source, folder, device=device)
+        self._tokenizer = self.model.tokenizer
+        self.longest = _longest(self.model.max_seq_length)
 
     def tokens(self, texts: Sequence[str], *, cut: bool = True) -> list[list[int]]:
         texts = [self._prompt + text for text in texts]
@@ -141,7 +152,7 @@ class _SentenceEncoder:
     def vectors(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         import numpy as np
 
-        found = self._model.encode_document(
+        found = self.model.encode_document(
             list(texts), prompt=self._prompt, batch_size=len(texts), show_progress_bar=False
         )
         if found.shape != (len(texts), self.width):

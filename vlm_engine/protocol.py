@@ -146,6 +146,17 @@ class Answer:
     output_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class CanaryAnswer:
+    """What an engine answers to the canary: a small fixed question of which the answer must never change.
+
+    digest: of the answers, and in process of the weights on the device. versions: of what computed it.
+    """
+
+    digest: str
+    versions: str
+
+
 class Engine(Protocol):
     """A vision-language model that answers batches of properties."""
 
@@ -218,6 +229,17 @@ class MeasuringEngine(Protocol):
     """An engine that knows what images cost. ``image_tokens``: None where its processor does not say."""
 
     image_tokens: ImageTokens | None
+
+
+@runtime_checkable
+class CanaryEngine(Protocol):
+    """An engine, or a text embedder, that can be asked the canary. See ``vlm_engine/canary.py``."""
+
+    def canary(self) -> CanaryAnswer | None:
+        """Compute the canary, from the caller's own thread, while no batch is under way.
+
+        None: this engine cannot be asked, as a server that others may ask too. Raises EngineLostError.
+        """
 
 
 def sampling_seed(property_id: str, attempt: int) -> int:

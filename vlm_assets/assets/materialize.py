@@ -33,6 +33,7 @@ from vlm_assets.assets.checks import (
 from vlm_assets.assets.fingerprint import ANEW, SETTINGS, TEXTS, Fingerprint
 from vlm_assets.assets.partition import Partition, adopt_rows, generation_of, rows_to_try_again
 from vlm_assets.assets.refusal import Refusal, clear_refusal
+from vlm_assets.assets.rows_in_doubt import RowsInDoubt, tell_failed_canaries
 from vlm_assets.assets.run_watch import (
     ImagesAwayError,
     RunProgress,
@@ -49,7 +50,9 @@ from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_durable.commands import command
 from vlm_durable.journal.journal import Journal
+from vlm_durable.journal.journal_errors import JournalLockedError
 from vlm_durable.journal.recovery import Recovery
+from vlm_durable.journal.setting_aside import move_set_aside, note_set_aside, unmoved
 from vlm_durable.mirror.bucket import ObjectDeniedError, StoreAwayError, StoreError, UnfitStoreError
 from vlm_durable.mirror.stored_journal import (
     CopiesWaitError,
@@ -57,6 +60,7 @@ from vlm_durable.mirror.stored_journal import (
     StoredJournal,
     TakenOverError,
     close_published,
+    close_set_aside,
     pull_closed,
     pull_others,
 )
@@ -66,8 +70,10 @@ from vlm_durable.versions.partition_files import CannotRestoreError, PublishedRe
 from vlm_durable.versions.published import Publication, PublishedPartitions, StagedFile
 from vlm_durable.versions.stored import StoredPartitions
 from vlm_durable.wording import counted
+from vlm_engine.canary import Canary, WrongAnswersError
 from vlm_engine.devices.find import Device
 from vlm_engine.devices.leases import NoDeviceFreeError
+from vlm_engine.devices.left_out import at_work_on
 from vlm_engine.ladder import GarbageOutputError
 from vlm_engine.server.model_server import ServerOutageError
 from vlm_engine.server.running_server import ServerUnreachableError
@@ -184,6 +190,8 @@ class Materialization:
         self._settings = settings
         self._published = PublishedPartitions(partition.paths.asset)
         self._record = self._published.settled(partition.key)
+        tell_failed_canaries(settings)  # those of a run that was killed before it could
+        self._finish_setting_aside()
         asked_by = root_run_of(context) if options.recompute or options.retry_failed else None
         self._generation = generation_of(partition, self._record, asked_by)
         self._said: Metadata = {}
@@ -304,39 +312,82 @@ class Materialization:
 
         With a store, what it has is fetched first, and what is committed is copied there beside the work.
         """
-        with contextlib.ExitStack() as stack:
-            self._copying = self._begin_copying(stack)
-            journal = stack.enter_context(
-                self.partition.open_journal(self._generation, self._work.rows_schema())
-            )
-            if (copying := self._copying) is not None:
-                wait_for_store(self._context, self._settings, lambda: copying.begin(journal))
-            self._said = _tell_restored(self._context, journal.recovery)
-            if not self._options.recompute:
-                adopted, notes = adopt_rows(
-                    journal,
-                    self.partition,
-                    self._work.inputs,
-                    self._published,
-                    failed_too=not self._options.retry_failed,
+        try:
+            with contextlib.ExitStack() as stack:
+                self._copying = self._begin_copying(stack)
+                journal = stack.enter_context(
+                    self.partition.open_journal(self._generation, self._work.rows_schema())
                 )
-                for note in notes:
-                    self._context.log.warning(note)
-                if adopted or self._options.retry_failed:
-                    self._said["kept rows"] = dg.MetadataValue.int(adopted)
-            if journal.missing_ids:
-                clear_refusal(self.partition.paths)
-            self._beat.resume(restored=journal.committed_rows)
-            self.progress = RunProgress(
-                self._context,
-                expected=len(self.partition.expected_ids),
-                journal=journal,
-                beat=self._beat,
-                state=control_state(self._settings),
-                may_go_on=copying.check if copying is not None else lambda: None,
+                if (copying := self._copying) is not None:
+                    wait_for_store(self._context, self._settings, lambda: copying.begin(journal))
+                self._said = _tell_restored(self._context, journal.recovery)
+                self._refuse_rows_in_doubt(journal)
+                if not self._options.recompute:
+                    adopted, notes = adopt_rows(
+                        journal,
+                        self.partition,
+                        self._work.inputs,
+                        self._published,
+                        failed_too=not self._options.retry_failed,
+                        in_doubt=RowsInDoubt(self._settings).among,
+                    )
+                    for note in notes:
+                        self._context.log.warning(note)
+                    if adopted or self._options.retry_failed:
+                        self._said["kept rows"] = dg.MetadataValue.int(adopted)
+                if journal.missing_ids:
+                    clear_refusal(self.partition.paths)
+                self._beat.resume(restored=journal.committed_rows)
+                self.progress = RunProgress(
+                    self._context,
+                    expected=len(self.partition.expected_ids),
+                    journal=journal,
+                    beat=self._beat,
+                    state=control_state(self._settings),
+                    may_go_on=copying.check if copying is not None else lambda: None,
+                )
+                self.progress.report()
+                yield journal
+        except WrongAnswersError as error:
+            note_run(self._context, NO_ATTEMPT)
+            tell_failed_canaries(self._settings)
+            if error.rows_in_doubt:
+                note_set_aside(self.partition.paths, self._generation, str(error))
+                self._finish_setting_aside()
+            raise
+
+    def canary(self, device: Device) -> Canary:
+        """The canary of a device over the work on this partition."""
+        return Canary(
+            control_state(self._settings),
+            device,
+            at_work_on(self.partition.asset, self.partition.key),
+            self.partition.fingerprint.settings_digest,
+            log=self._context.log,
+        )
+
+    def _refuse_rows_in_doubt(self, journal: Journal) -> None:
+        """Return where no committed row was made by a device since its last good canary. See RowsInDoubt."""
+        if in_doubt := RowsInDoubt(self._settings).in_journal(journal):
+            raise WrongAnswersError(
+                f"{counted(in_doubt, 'rows')} of {self.partition.key} were made by a device that gives wrong"
+                " answers. Nothing is published, and all rows of this work are set aside in .quarantine. The"
+                " partition is tried again by itself.",
+                rows_in_doubt=True,
             )
-            self.progress.report()
-            yield journal
+
+    def _finish_setting_aside(self) -> None:
+        """Close the copy of each generation that is noted as set aside, and move its folder. See there."""
+        paths, store = self.partition.paths, self._settings.store
+        for generation in unmoved(paths):
+            try:
+                if store is not None:
+                    close_set_aside(paths, generation, store)
+                aside = move_set_aside(paths, generation)
+            except (StoreError, JournalLockedError) as error:
+                self._context.log.warning(f"{paths.journal(generation)} is to be set aside: {error}")
+                continue
+            self._context.log.warning(f"The rows of generation {generation} are set aside in {aside}.")
 
     def _begin_copying(self, stack: contextlib.ExitStack) -> Copying | None:
         """Fetch what the store has of the partition's work. What ends the run over it is no attempt."""
@@ -436,6 +487,8 @@ class Materialization:
         journal.flush()
         self.progress.report()
         self._refuse_unfinished(journal.missing_ids)
+        # Rows that were restored: their device may have failed while this run was at work on another.
+        self._refuse_rows_in_doubt(journal)
         self._beat.enter(Phase.PUBLISHING)
         key, asset = self.partition.key, self.partition.asset
         staged = self._published.stage(

@@ -9,7 +9,7 @@ is (``property_descriptions.py``, ``property_embeddings.py``), which failures ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -24,6 +24,7 @@ from vlm_durable.journal.high_water_mark import read_mark
 from vlm_durable.journal.journal import Journal, clear_retired
 from vlm_durable.journal.journal_errors import SegmentUnreadableError
 from vlm_durable.journal.segments import segment_paths, verified_rows
+from vlm_durable.journal.setting_aside import is_set_aside
 from vlm_durable.versions.partition_files import NotPublishedError, PublishedError, PublishedRecord
 from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_durable.versions.published import PublishedPartitions
@@ -101,7 +102,7 @@ def generation_of(partition: Partition, record: PublishedRecord | None, asked_by
     record: of what is published. asked_by: the root run by which a person asks for rows anew, which has a
     generation of its own: a crashed one resumes, and a finished one is not repeated.
     """
-    generation = partition.fingerprint.generation(asked_by)
+    generation, paths = partition.fingerprint.generation(asked_by), partition.paths
     if record is not None and (asked_by or record.fingerprint != partition.fingerprint.digest):
         published = str(record.metadata.get("generation"))
         if published == generation or published.startswith(f"{generation}{_AFTER}"):
@@ -109,10 +110,11 @@ def generation_of(partition: Partition, record: PublishedRecord | None, asked_by
         # Back to settings whose output was published once and replaced since, or an old run with an option
         # is re-executed: that generation is closed, so this is another one, named by what it replaces so
         # that a crash resumes it.
-        path = partition.paths.high_water_mark(generation)
-        mark = read_mark(path, key=partition.key, generation=generation).mark
+        mark = read_mark(paths.high_water_mark(generation), key=partition.key, generation=generation).mark
         if mark is not None and mark.retired:
-            return f"{generation}{_AFTER}{record.sequence}"
+            generation = f"{generation}{_AFTER}{record.sequence}"
+    while is_set_aside(paths, generation):
+        generation = f"{generation}{_AFTER}{record.sequence if record is not None else 0}"
     return generation
 
 
@@ -136,13 +138,15 @@ def adopt_rows(
     published: PublishedPartitions,
     *,
     failed_too: bool,
+    in_doubt: Callable[[pa.Table], Sequence[bool]] = lambda rows: [False] * rows.num_rows,
 ) -> tuple[int, list[str]]:
     """Take the ok rows made from the same inputs: of other generations, and of what is or was published.
 
     The two versions before the published one are asked last, so going back to settings of before computes
     nothing that still lies there. inputs: of each id, the digest of all that decides its row. failed_too: the
-    failed rows of published versions as well. Returns how many were taken, and sentences about files that do
-    not read: their rows are computed again. Interrupted, it is done again: only missing rows are taken.
+    failed rows of published versions as well. in_doubt: which rows of a table may be wrong; none of them is
+    taken. Returns how many were taken, and sentences about those that were not and about files that do not
+    read: their rows are computed again. Interrupted, it is done again: only missing rows are taken.
     """
     schema, notes = journal.schema, list[str]()
     adopted = 0
@@ -155,6 +159,12 @@ def adopt_rows(
         table, usable = donor
         rows = zip(*(table[name].to_pylist() for name in ("property_id", "status", INPUTS)), strict=True)
         fits = [one in missing and found in usable and inputs[one] == made_of for one, found, made_of in rows]
+        doubts = [fit and doubt for fit, doubt in zip(fits, in_doubt(table), strict=True)]
+        if any(doubts):
+            notes.append(
+                f"{sum(doubts)} finished rows are not adopted: a device that gave wrong answers made them."
+            )
+            fits = [fit and not doubt for fit, doubt in zip(fits, doubts, strict=True)]
         if any(fits):
             taken = table.filter(pa.array(fits)).select(schema.names).cast(schema)
             journal.submit(_with_fingerprint(taken, partition.fingerprint.digest))
@@ -165,7 +175,9 @@ def adopt_rows(
 
 def _other_journals(partition: Partition, generation: str, notes: list[str]) -> Iterator[pa.Table]:
     for folder in sorted(partition.paths.journals.glob("*")):
-        for path in segment_paths(folder) if folder.name != generation else []:
+        if folder.name == generation or is_set_aside(partition.paths, folder.name):
+            continue
+        for path in segment_paths(folder):
             try:
                 yield verified_rows(path)
             except SegmentUnreadableError as error:

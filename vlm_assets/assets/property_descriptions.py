@@ -81,6 +81,7 @@ from vlm_engine.batch_sizes import (
     remember,
 )
 from vlm_engine.batch_sizes import remembered as remembered_sizes
+from vlm_engine.canary import Canary
 from vlm_engine.devices.find import Device
 from vlm_engine.feeding import DescribedBatch, Feeding
 from vlm_engine.images.images import ImageFailure, LoadedProperty, PropertyJob
@@ -189,7 +190,9 @@ def build_property_descriptions(
                         computes_elsewhere=model.is_at_address,
                     ) as device:
                         keep_engine(settings, context.log)
-                        computed = work.describe(journal, run.rounds(journal), run.progress, device)
+                        computed = work.describe(
+                            journal, run.rounds(journal), run.progress, device, run.canary(device)
+                        )
                 yield from run.publish(journal, computed)
 
     return property_descriptions
@@ -291,8 +294,7 @@ class DescriptionWork:
     def _measured_of(self, device: Device) -> tuple[str, str]:
         """What rates are remembered by: devices of a name, and all that decides an answer and its length."""
         meaning = {name: part for name, part in self.fingerprint.parts.items() if name != CATALOGUE_SLICE}
-        name = device.name if device.kind == "cuda" else f"CPU slot of {device.threads} threads"
-        return name, digest_of({**meaning, "properties": self.settings.batch_size})
+        return device.model_name, digest_of({**meaning, "properties": self.settings.batch_size})
 
     @cached_property
     def uris(self) -> dict[int, list[str]]:
@@ -301,7 +303,12 @@ class DescriptionWork:
         return dict(zip(*(column.to_pylist() for column in columns), strict=True))
 
     def describe(
-        self, journal: Journal, rounds: Iterable[frozenset[str]], progress: RunProgress, device: Device
+        self,
+        journal: Journal,
+        rounds: Iterable[frozenset[str]],
+        progress: RunProgress,
+        device: Device,
+        canary: Canary,
     ) -> Metadata:
         """Describe the properties of each round, and hand the journal rows a planned batch at a time."""
         clock = time.monotonic
@@ -318,6 +325,7 @@ class DescriptionWork:
                 size = self.batch_size(engine, journal, device)
                 meter, trying = BatchMeter(size), bool(size.tried)
                 progress.watch(engine)
+                canary.begin(engine)
                 progress.start()
                 for batch, tries in self._described(feeding, workers, rounds, journal, size):
                     described = batch.described
@@ -343,6 +351,7 @@ class DescriptionWork:
                 # Before the model is put away: the last rows do not wait for that.
                 journal.flush()
                 self._remember(meter, engine, device)
+                canary.end(engine)
         seconds, known = progress.seconds, _image_tokens(engine)
         spent = WorkTime(feeding.spent, engine.seconds, building, journal.commit_wait_seconds, seconds)
         return {

@@ -36,6 +36,7 @@ from vlm_assets.config.settings import Settings
 from vlm_durable.journal.journal import Journal
 from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_durable.wording import counted
+from vlm_engine.canary import Canary
 from vlm_engine.devices.find import Device
 from vlm_engine.devices.left_out import ImpossibleResultError
 from vlm_engine.model_source import NO_EMBEDDER
@@ -89,7 +90,7 @@ def build_property_embeddings(
                     with run.device(
                         gpu, server_digest=_server_digest(settings, vision_language_model)
                     ) as device:
-                        computed = work.embed(journal, run.progress, device)
+                        computed = work.embed(journal, run.progress, device, run.canary(device))
                 yield from run.publish(journal, computed)
 
     return property_embeddings
@@ -179,16 +180,17 @@ class EmbeddingWork:
         """The columns of this range's rows."""
         return embedding_rows(self.model.width())
 
-    def embed(self, journal: Journal, progress: RunProgress, device: Device) -> Metadata:
+    def embed(self, journal: Journal, progress: RunProgress, device: Device, canary: Canary) -> Metadata:
         """Embed every description that the journal lacks."""
         clock = time.monotonic
         started = clock()
         embedder = self.model.load(device)
         load_seconds = clock() - started
-        progress.start()
         model_seconds = 0.0
         missing = pa.array(sorted(journal.missing_ids), pa.string())
         try:
+            canary.begin(embedder)
+            progress.start()
             for batch in self.descriptions.iter_batches(
                 ["property_id", "ordinal", "status", "description"], batch_rows=ROWS_TOGETHER
             ):
@@ -198,9 +200,10 @@ class EmbeddingWork:
                 model_seconds += clock() - before
                 journal.submit(rows)
                 progress.advance(rows.num_rows)
+            journal.flush()
+            canary.end(embedder)
         finally:
             embedder.close()
-        journal.flush()
         return {
             "device": dg.MetadataValue.text(f"{device.id} ({device.name})"),
             "properties/s": dg.MetadataValue.float(round(progress.rate, 3)),

@@ -5,9 +5,11 @@ property_descriptions/KEY.parquet    finished partitions and nothing else: any r
                                      KEY.1.parquet and KEY.2.parquet (the two versions before)
 .staging/ASSET/                      temporary files before their rename
 .journal/ASSET/KEY/GENERATION/       work under way
-.quarantine/ASSET/KEY/               files that did not verify; never deleted by themselves
-.state/                              high-water marks, version marks, locks, leases, the control state, the
-                                     list of withdrawn ids, the words that a search looks for
+.quarantine/ASSET/KEY/               files that did not verify, and generations that were set aside; never
+                                     deleted by themselves
+.state/                              high-water marks, version marks, notes of what was set aside, locks,
+                                     leases, the control state, the list of withdrawn ids, the words that a
+                                     search looks for
 .machine.json                        the machine that works here, of a home on a network file system
 """
 
@@ -163,6 +165,11 @@ class AssetFolders:
         return self.home.state / "refusals" / self.name
 
     @cached_property
+    def set_aside_notes(self) -> Path:
+        """A folder for each partition of which a generation was set aside."""
+        return self.home.state / "set_aside" / self.name
+
+    @cached_property
     def locks(self) -> Path:
         """A lock file for each partition that was ever published."""
         return self.home.state / "publication_locks" / self.name
@@ -252,6 +259,10 @@ class PartitionPaths:
     def high_water_mark(self, generation: str) -> Path:
         """The high-water mark of one generation."""
         return self.high_water_marks / f"{generation}.json"
+
+    def set_aside_note(self, generation: str) -> Path:
+        """Why no row of a generation is ever used, where that is so."""
+        return self.asset.set_aside_notes / self.key / f"{generation}.json"
 
 
 def _folders_in(folder: Path) -> list[Path]:

@@ -13,6 +13,7 @@ stand for it, each verified by the digest in its name, and numbered without a ga
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import re
@@ -41,6 +42,7 @@ from vlm_durable.journal.journal_errors import (
     storage_error,
 )
 from vlm_durable.journal.segments import SEGMENT_NAME, SegmentRecord, segment_number, segment_paths
+from vlm_durable.journal.setting_aside import note_set_aside
 from vlm_durable.journal.writer_lock import WriterLock
 from vlm_durable.mirror.bucket import (
     ObjectDamagedError,
@@ -56,6 +58,9 @@ HEAD = "head.json"
 """The object beside a journal's segments that says which of them count, and who writes."""
 
 FORMAT = 1
+
+_SET_ASIDE = "set_aside"
+"""Name of the event in a closed journal's head: why none of its rows may be used."""
 
 _AT_ONCE = 8
 _HEAD_BYTES = 1 << 30
@@ -262,17 +267,19 @@ class StoredJournal:
         self.copy()
         return self.head is not before
 
-    def close(self) -> None:
+    def close(self, *, set_aside: str | None = None) -> None:
         """Say in the store that no row of this journal is wanted any more, then remove all but its head.
 
         After its rows were published, or a person gave them up. Done again, it finishes what was cut short.
+        set_aside: why no machine may use its rows; the one that says so keeps them in its quarantine.
         A head that ``look`` found damaged is replaced by one that says no more than that.
         Raises TakenOverError.
         """
+        events: tuple[Mapping[str, str], ...] = () if set_aside is None else ({_SET_ASIDE: set_aside},)
         if self._is_damaged:
             # What it listed is not known, and nobody wants it.
             identity = {"key": self.key, "generation": self.generation}
-            closed = Manifest(1, 1, identity, (), None, None, retired=True).encode()
+            closed = Manifest(1, 1, identity, (), None, None, events=events, retired=True).encode()
             self._put_head(replace(self._new_head(1), manifest=closed))
         manifest = self._manifest()
         if self.head is not None and manifest is None:
@@ -287,6 +294,7 @@ class StoredJournal:
                 sequence=manifest.sequence + 1,
                 previous_sequence=manifest.sequence,
                 previous_sha256=manifest.file_sha256,
+                events=(*manifest.events, *events),
                 retired=True,
             )
             self._put_head(replace(self._new_head(self.head.epoch + 1), manifest=manifest.encode()))
@@ -566,17 +574,28 @@ def close_published(paths: PartitionPaths, generation: str, store: S3Folder) -> 
         journal.close()
 
 
+def close_set_aside(paths: PartitionPaths, generation: str, store: S3Folder) -> None:
+    """Have no machine take over the rows of a generation that was set aside here. Raises StoreError."""
+    journal = StoredJournal(paths, generation, store)
+    with contextlib.suppress(HeadDamagedError):
+        journal.look()
+    journal.close(set_aside=f"its rows may be wrong: {paths.quarantine}")
+
+
 def pull_closed(paths: PartitionPaths, store: S3Folder) -> None:
-    """Learn which generations were published and closed elsewhere: none of them is begun again."""
+    """Learn which generations were published and closed elsewhere, or set aside: none is begun again."""
     for name in stored_generations(paths, store):
         mark = paths.high_water_mark(name)
-        if paths.journal(name).exists() or any(slot.exists() for slot in slots(mark)):
-            continue
         try:
             manifest = StoredJournal(paths, name, store).look()
         except HeadDamagedError:
             continue  # Without a segment it is not begun; with all of them it is not closed.
-        if manifest is not None and manifest.retired:
+        if manifest is None or not manifest.retired:
+            continue
+        if why := next((str(event[_SET_ASIDE]) for event in manifest.events if _SET_ASIDE in event), None):
+            # What lies here of it has the same rows in it: the next start moves it away.
+            note_set_aside(paths, name, why)
+        elif not paths.journal(name).exists() and not any(slot.exists() for slot in slots(mark)):
             files.make_directory(mark.parent)
             write_mark(mark, manifest.mark)
 

@@ -9,19 +9,11 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-VERSION = 4
+VERSION = 5
 """Of this schema. A database of the version before it is brought up to date; all others are refused."""
 
-BRING_UP_TO_DATE = (
-    # Some are told again what they know already, in a group where it is much: nothing is lost.
-    "INSERT INTO alert_targets (target, told)"
-    " SELECT row_number() OVER (ORDER BY target), COALESCE("
-    "(SELECT MIN(seq) - 1 FROM alert_deliveries WHERE told_at IS NULL), (SELECT MAX(seq) FROM alert_events),"
-    " 0) FROM alert_receivers",
-    "DROP TABLE alert_deliveries",
-    "DROP TABLE alert_receivers",
-)
-"""Statements that turn version 3 into version 4, once the tables that are new in it were created."""
+BRING_UP_TO_DATE: tuple[str, ...] = ()
+"""Statements that turn version 4 into version 5, once the tables that are new in it were created."""
 
 metadata = sa.MetaData()
 """What must not be lost."""
@@ -98,6 +90,45 @@ devices_left_out = sa.Table(
     sa.Column("since", sa.Double, nullable=False),
     _seal(),
     comment="Devices that are not used until a person takes them back",
+)
+
+known_canaries = sa.Table(
+    "known_canaries",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("device_kind", sa.Text, nullable=False),
+    sa.Column("meaning", sa.Text, nullable=False),
+    sa.Column("versions", sa.Text, nullable=False),
+    sa.Column("digest", sa.Text, nullable=False),
+    sa.Column("device", sa.Text, nullable=False),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("confirmed", sa.Boolean, nullable=False),
+    _seal(),
+    comment="What a sound device answers to the canary: see vlm_engine/canary.py. id: a digest of the kind,"
+    " the meaning and the versions. device: which gave it first; confirmed: another has answered the same",
+)
+
+good_canaries = sa.Table(
+    "good_canaries",
+    metadata,
+    sa.Column("device", sa.Text, primary_key=True),
+    sa.Column("at", sa.Double, nullable=False),
+    _seal(),
+    comment="When each device was last asked and gave the right answers",
+)
+
+failed_canaries = sa.Table(
+    "failed_canaries",
+    metadata,
+    sa.Column("device", sa.Text, primary_key=True),
+    sa.Column("at", sa.Double, primary_key=True),
+    sa.Column("good_at", sa.Double),
+    sa.Column("why", sa.Text, nullable=False),
+    sa.Column("known", sa.Text),
+    sa.Column("told", sa.Boolean, nullable=False),
+    _seal(),
+    comment="When a device gave wrong answers: its rows between good_at (null: ever) and at are in doubt."
+    " known: id of the known answer that it contradicts. told: an alert has named the keys",
 )
 
 attempts = sa.Table(

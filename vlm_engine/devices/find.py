@@ -49,6 +49,11 @@ class Device:
     """Of a leased one: how many of the machine may work at once, and share its cores."""
 
     @property
+    def model_name(self) -> str:
+        """The same for all devices that compute alike."""
+        return self.name if self.kind == "cuda" else f"CPU slot of {self.threads} threads"
+
+    @property
     def members(self) -> tuple[str, ...]:
         """The ids of the devices that work together; its own, where it is one."""
         return members(self.id)
@@ -331,6 +336,18 @@ class DriverNvml:
         except pynvml.NVMLError:
             return None
         return version // 1000, version % 1000 // 10
+
+    def driver_version(self) -> str | None:
+        """The driver's own version, such as ``580.65.06``; None where there is none or it does not say."""
+        import pynvml
+
+        try:
+            pynvml.nvmlInit()
+            version = pynvml.nvmlSystemGetDriverVersion()
+            pynvml.nvmlShutdown()
+        except pynvml.NVMLError:
+            return None
+        return str(version)
 
     def readings(self) -> list[GpuReading]:
         """Read every GPU. Raises DeviceError where a driver is installed and does not answer."""

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from vlm_durable.commands import command
 from vlm_durable.state.database import ControlState
-from vlm_durable.state.tables import device_failures, devices_left_out
+from vlm_durable.state.tables import device_failures, devices_left_out, failed_canaries, known_canaries
 from vlm_durable.wording import counted
 from vlm_engine.devices.find import DeviceError
 
@@ -175,9 +175,34 @@ class LeftOutDevices:
                 )
             for table in (device_failures, devices_left_out):
                 connection.execute(table.delete().where(table.c.device == device))
+            _forget_contradicted(connection, device)
             return records[device]
 
         return self.state.write(take, copy=True)
+
+
+def leave_out(connection: sa.Connection, device: str, failure: DeviceFailure) -> None:
+    """Leave a device out at once, with one failure that says why; within a transaction of the caller's."""
+    row = {"device": device, "occurrence": failure.occurrence, "at": failure.at, "why": failure.why}
+    connection.execute(device_failures.insert().values(row))
+    is_out = sa.select(devices_left_out).where(devices_left_out.c.device == device)
+    if connection.execute(is_out).first() is None:
+        connection.execute(devices_left_out.insert().values(device=device, since=failure.at))
+
+
+def _forget_contradicted(connection: sa.Connection, device: str) -> None:
+    """Forget known answers to the canary that a device contradicted: a person says that it is sound.
+
+    Those that another device has confirmed stay, unless a second device contradicted them too: where an
+    update changed the answers of all devices, taking two of them back is enough.
+    """
+    of_device = sa.select(failed_canaries.c.known).where(failed_canaries.c.device == device)
+    for known in {row.known for row in connection.execute(of_device) if row.known is not None}:
+        devices = sa.select(failed_canaries.c.device).where(failed_canaries.c.known == known).distinct()
+        may_go = known_canaries.c.id == known
+        if len(connection.execute(devices).all()) < 2:
+            may_go &= known_canaries.c.confirmed.is_(False)
+        connection.execute(known_canaries.delete().where(may_go))
 
 
 def _records(connection: sa.Connection) -> dict[str, DeviceRecord]:

@@ -14,9 +14,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
-from vlm_engine.protocol import Answer, Attempt, EngineError, EngineLostError
-from vlm_engine.server.chat_completions import Question, RequestLimits
+from vlm_engine.canary import ATTEMPT, canary_properties, digest_of_answers, driver
+from vlm_engine.protocol import Answer, Attempt, CanaryAnswer, EngineError, EngineLostError
+from vlm_engine.server.chat_completions import EncodedImages, Question, RequestLimits
+from vlm_engine.server.model_server import read_page
 from vlm_engine.server.property_requests import PropertyRequests
 
 if TYPE_CHECKING:
@@ -84,10 +87,39 @@ class ServerEngine:
 
     def describe(self, batch: Sequence[LoadedProperty], *, attempt: Attempt) -> list[Answer | EngineError]:
         """An answer or an error a property, in order. Raises EngineLostError."""
+        self._largest_batch = max(self._largest_batch, len(batch))
+        return self._ask(batch, attempt)
+
+    def canary(self) -> CanaryAnswer | None:
+        """Ask a server of ours the canary, one property after the other: alone they are computed alike.
+
+        None for a server that others may ask too, and where it fails. See CanaryEngine.
+        """
+        if not self._server.address.of_this_user:
+            return None
+        texts = []
+        for one in canary_properties(EncodedImages().load()):
+            (answer,) = self._ask([one], ATTEMPT)
+            if not isinstance(answer, Answer):
+                _log.warning("The model server did not answer the canary: %s", answer)
+                return None
+            texts.append(answer.text)
+        return CanaryAnswer(digest_of_answers(texts), f"{self._server_version()}, {driver()}")
+
+    def _server_version(self) -> str:
+        """What the server says of its version, as vLLM does."""
+        address = self._server.address
+        path = urlsplit(address.url).path.rstrip("/").removesuffix("/v1") + "/version"
+        try:
+            page = read_page(address, path)
+            return f"server {page.json()['version']}" if page.status == 200 else "server"
+        except (OSError, KeyError, TypeError):
+            return "server"
+
+    def _ask(self, batch: Sequence[LoadedProperty], attempt: Attempt) -> list[Answer | EngineError]:
         if self._lost is not None:
             # Of the same kind: by it the caller tells an outage from a fault of what was asked.
             raise type(self._lost)(str(self._lost)) from self._lost
-        self._largest_batch = max(self._largest_batch, len(batch))
         with self._closing:  # what is begun before close() is ended by it
             if self._closed:
                 raise _closed()

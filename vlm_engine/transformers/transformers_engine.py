@@ -14,10 +14,19 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from vlm_durable.wording import counted
+from vlm_engine.canary import (
+    ATTEMPT,
+    canary_properties,
+    digest_of_answers,
+    versions,
+    weights_checksum,
+)
+from vlm_engine.images.images import Pixels
 from vlm_engine.model_source import ModelSource, exact_revision
 from vlm_engine.protocol import (
     Answer,
     Attempt,
+    CanaryAnswer,
     EngineError,
     EngineLostError,
     ImageLimits,
@@ -190,6 +199,23 @@ class TransformersEngine:
                     f" {self._device} holds beside the model",
                 )
         return answers
+
+    def canary(self) -> CanaryAnswer:
+        """Answer the canary, without drafts, and sum up the weights. See CanaryEngine."""
+        drafts, seconds = self._drafts, dict(self._seconds)
+        self._drafts = Drafts(0)
+        try:
+            answers = self.describe(canary_properties(Pixels().load()), attempt=ATTEMPT)
+            texts = [one.text if isinstance(one, Answer) else type(one).__name__ for one in answers]
+        except EngineLostError:
+            raise
+        except Exception as error:
+            # Some models take no image like these. Then the weights alone tell.
+            texts = [type(error).__name__]
+        finally:
+            self._drafts, self._seconds = drafts, seconds
+        made_with = versions("torch", "transformers", "xgrammar", device=self._device)
+        return CanaryAnswer(digest_of_answers(texts, weights_checksum(self._model)), made_with)
 
     def close(self) -> None:
         """Give memory back: the model's, and the host's, pinned for inputs."""

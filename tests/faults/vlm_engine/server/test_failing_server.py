@@ -389,3 +389,24 @@ def test_closing_ends_what_is_under_way(start_engine, reviving, stub, failing, l
     with pytest.raises(EngineLostError):
         describe(engine, load())
     engine.close()
+
+
+def test_the_canary_is_asked_one_after_the_other_of_a_server_of_ours(start_engine, reviving, stub, failing):
+    """Alone each is computed alike, whatever the batches were; text alone counts."""
+    engine = start_engine(server=reviving)
+    stub.by_images = {1: failing.answer('{"storeys":1}'), 2: failing.answer('{"storeys":2}')}
+    first, second = engine.canary(), engine.canary()
+    assert first == second
+    assert (stub.most_under_way, len(stub.asked)) == (1, 4)
+    assert {body["temperature"] for body in stub.asked} == {0.0}
+    assert engine.batches_at_once == start_engine(server=reviving).batches_at_once
+    stub.by_images[2] = failing.answer('{"storeys":3}')
+    assert engine.canary().digest != first.digest
+    stub.by_images[2] = failing.status(400, "no")
+    assert engine.canary() is None, "a failure is no wrong answer"
+
+
+def test_a_server_of_others_is_not_asked_the_canary(engine, stub):
+    """What others ask it at the same moment would change its answers."""
+    assert engine.canary() is None
+    assert not stub.asked

@@ -21,6 +21,7 @@ from faults.s3_server import Passing, S3Proxy
 from vlm_durable.files.layout import Home, PartitionPaths
 from vlm_durable.journal.journal import Journal
 from vlm_durable.journal.journal_errors import JournalLossError
+from vlm_durable.journal.setting_aside import is_set_aside, move_set_aside, note_set_aside, unmoved
 from vlm_durable.mirror import bucket as bucket_module
 from vlm_durable.mirror import stored_journal as module
 from vlm_durable.mirror.bucket import S3Folder, StoreAwayError, client
@@ -33,6 +34,7 @@ from vlm_durable.mirror.stored_journal import (
     StoredJournal,
     TakenOverError,
     close_published,
+    close_set_aside,
     pull_closed,
     pull_others,
     stored_generations,
@@ -563,6 +565,31 @@ def test_a_retired_journal_leaves_no_segment_and_is_not_begun_again(machines, bu
     pull_closed(b.paths, bucket)
     with pytest.raises(JournalLossError, match="retired"), b.at_work():
         pass
+
+
+def test_a_generation_that_was_set_aside_comes_back_from_nowhere(machines, bucket):
+    """Neither the store nor a machine that has a copy of its rows brings them back; both keep them aside."""
+    a, b = machines
+    a.commit(0, 1)
+    b.commit(2)
+    a.commit(3)
+    note_set_aside(a.paths, GENERATION, "wrong answers")
+    assert list(unmoved(a.paths)) == [GENERATION]
+    close_set_aside(a.paths, GENERATION, bucket)
+    aside = move_set_aside(a.paths, GENERATION)
+    assert len(list(aside.glob("segment-*"))) == 4
+    assert list(unmoved(a.paths)) == []
+    assert [name.rpartition("/")[2] for name, _ in bucket.names(".journal/")] == [HEAD]
+    for machine in (a, b):
+        pull_closed(machine.paths, bucket)
+        assert is_set_aside(machine.paths, GENERATION)
+        list(pull_others(machine.paths, "another", bucket))
+    assert not a.folder.exists()
+    assert list(unmoved(b.paths)) == [GENERATION], "its copy is moved by its next start"
+    move_set_aside(b.paths, GENERATION)
+    assert not b.folder.exists()
+    list(pull_others(b.paths, "another", bucket))
+    assert not b.folder.exists()
 
 
 PROGRAM = """

@@ -264,12 +264,12 @@ def test_an_older_schema_is_brought_up_to_date_and_loses_nothing(directory):
     """After an upgrade what was paused is paused: a table that the older program had not is no damage."""
     state = ControlState(directory)
     note_cancel(state, "a")
-    state.write(as_version_3)
+    state.write(as_version_4)
     closed(state)
     state = ControlState(directory)
     assert cancelled(state) == {"a"}
-    query = sa.select(tables.alert_targets.c.target, tables.alert_targets.c.told)
-    assert state.read(lambda connection: connection.execute(query).all()) == [(1, 6), (2, 6)], "7 is untold"
+    query = sa.select(tables.known_canaries)
+    assert state.read(lambda connection: connection.execute(query).all()) == []
     assert state.restorations() == []
 
 
@@ -283,17 +283,11 @@ def test_a_schema_of_two_versions_ago_is_refused(directory):
         cancelled(ControlState(directory))
 
 
-def as_version_3(connection):
+def as_version_4(connection):
     """What the version before made of these tables."""
-    tables.alert_targets.drop(connection)
-    for statement in (
-        "CREATE TABLE alert_receivers (target TEXT PRIMARY KEY, due FLOAT, seal TEXT)",
-        "INSERT INTO alert_receivers (target) VALUES ('x'), ('y')",
-        "CREATE TABLE alert_deliveries (target TEXT, seq INTEGER, told_at FLOAT, seal TEXT)",
-        "INSERT INTO alert_deliveries (target, seq, told_at) VALUES ('x', 7, 1.0), ('y', 7, NULL)",
-    ):
-        connection.execute(sa.text(statement))
-    connection.execute(tables.meta.update().where(tables.meta.c.name == "version").values(value="3"))
+    for table in (tables.known_canaries, tables.good_canaries, tables.failed_canaries):
+        table.drop(connection)
+    connection.execute(tables.meta.update().where(tables.meta.c.name == "version").values(value="4"))
 
 
 def test_heartbeats_that_do_not_read_are_begun_anew(directory):

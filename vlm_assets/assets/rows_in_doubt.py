@@ -1,0 +1,149 @@
+"""Rows in doubt: those that a device made since its last good canary, once it gives wrong answers.
+
+What lives here: finding them among committed and published rows, and the alert that names the partitions.
+What does not: the canary itself (``vlm_engine/canary.py``), and setting a generation aside
+(``materialize.py``). Published rows are only named. A person decides whether they are computed again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from resources.alerts.alert import Alert
+from resources.alerts.outbox import Outbox
+from vlm_assets.assets.published_rows import PublishedRows
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.settings import Settings
+from vlm_durable.commands import command
+from vlm_durable.files.layout import AssetFolders
+from vlm_durable.journal.journal import Journal
+from vlm_durable.state.sqlite_file import ControlStateError
+from vlm_durable.versions.partition_files import PublishedError
+from vlm_durable.versions.published import PublishedPartitions
+from vlm_durable.wording import counted
+from vlm_engine.canary import FailedCanary, note_told, read_failed
+
+_MADE_AT = ("described_at", "embedded_at")
+_NAMED = 40
+
+_log = logging.getLogger(__name__)
+
+
+class RowsInDoubt:
+    """Which rows may be wrong, by the failed canaries that the control state has now.
+
+    Where it cannot be read, none is: rows are committed and published without it.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._failed: list[FailedCanary] = []
+        try:
+            self._failed = read_failed(control_state(settings))
+        except ControlStateError as error:
+            _log.warning("Whether rows are in doubt cannot be told: %s", error)
+
+    def among(self, rows: pa.Table | pa.RecordBatch) -> list[bool]:
+        """Of each row, whether it is in doubt."""
+        if not self._failed:
+            return [False] * rows.num_rows
+        return [any(one.covers(device, at, at) for one in self._failed) for device, at in _made(rows)]
+
+    def in_journal(self, journal: Journal) -> int:
+        """How many committed rows of a journal are in doubt."""
+        if not self._failed:
+            return 0
+        return sum(sum(self.among(batch)) for batch in journal.read_ordered())
+
+
+def published_in_doubt(asset: AssetFolders, failed: FailedCanary) -> Iterator[str]:
+    """The published partitions of an asset with rows that are in doubt by a failed canary, sorted.
+
+    With a store, those of which this machine has the record.
+    """
+    partitions = PublishedPartitions(asset)
+    for key in asset.published_keys():
+        try:
+            record = partitions.record(key)
+            published = datetime.fromisoformat(record.published_at).timestamp() if record is not None else 0.0
+            if record is None or published < (failed.good_at or 0.0):
+                continue
+            rows = PublishedRows.of(record)
+            made: list[tuple[str | None, float, float]]
+            if rows is not None:
+                made = [(one.device, one.first, one.last) for one in rows.stretches]
+            else:
+                path = asset.partition(key).published
+                table = pq.read_table(path, columns=["device", "embedded_at"], partitioning=None)
+                made = [(device, at, at) for device, at in _made(table)]
+        except (PublishedError, OSError, pa.ArrowException) as error:
+            _log.warning("Whether %s has rows by %s cannot be told: %s", key, failed.device, error)
+            continue
+        if any(failed.covers(device, first, last) for device, first, last in made):
+            yield key
+
+
+def _made(rows: pa.Table | pa.RecordBatch) -> list[tuple[str | None, float]]:
+    """By which device each row was made, and when (unix seconds; 0 where it does not say)."""
+    made_at = next(name for name in _MADE_AT if name in rows.schema.names)
+    return [
+        (device, 0.0 if at is None else at.timestamp())
+        for device, at in zip(rows["device"].to_pylist(), rows[made_at].to_pylist(), strict=True)
+    ]
+
+
+def tell_failed_canaries(settings: Settings) -> None:
+    """Post an alert for each failed canary of which none tells yet, with the partitions in doubt.
+
+    Killed in between, the next run of any partition does it again: what is posted twice is told once.
+    """
+    state = control_state(settings)
+    try:
+        if failed := read_failed(state, untold=True):
+            Outbox(state).post_all(_alert(settings, one) for one in failed)
+            note_told(state, failed)
+    except ControlStateError as error:
+        _log.warning("The alert of wrong answers waits for the next run: %s", error)
+
+
+def _alert(settings: Settings, failed: FailedCanary) -> Alert:
+    assets = (settings.descriptions, settings.embeddings)
+    keys = {asset.name: list(published_in_doubt(asset, failed)) for asset in assets}
+    since = (
+        f"its last right answers ({datetime.fromtimestamp(failed.good_at, UTC):%Y-%m-%d %H:%M} UTC)"
+        if failed.good_at is not None
+        else "the first row, for it never gave right ones"
+    )
+    named = [
+        f"{counted(len(found), 'partitions')} of {name}: {', '.join(found[:_NAMED])}"
+        + (" …" if len(found) > _NAMED else "")
+        for name, found in keys.items()
+        if found
+    ]
+    device, look = failed.device, ""
+    if named:
+        look = (
+            " Look at the partitions named; those that are wrong: materialize them with `recompute: true`."
+            " Nothing of them is computed again by itself."
+        )
+    return Alert(
+        kind="device_wrong_answers",
+        subject=f"devices/{device}/wrong answers",
+        occurrence=f"{failed.at}",
+        severity="error",
+        title=f"{device} gives wrong answers and is left out",
+        next_step=(
+            f"Look at it: memory test, `nvidia-smi -q -d ECC`, the kernel log. When it is sound again:"
+            f" {command('devices', '--take-back', device)}.{look}"
+        ),
+        expected="the same answers to the canary every time",
+        found=(
+            f"The answers are wrong: {failed.why}. Published rows that it made since {since}:"
+            f" {'; '.join(named) or 'none'}."
+        ),
+        at=failed.at,
+    )
