@@ -109,6 +109,20 @@ def test_nan_on_the_device_is_no_answer(engine, schema, properties):
     assert [one.error_kind for one in described] == ["impossible_scores"] * 2
 
 
+def test_a_sound_device_answers_the_canary_alike(engine, properties):
+    """Between other batches too, so none is left out; one flipped bit of a weight is another answer."""
+    first = engine.canary()
+    for _ in range(3):
+        engine.describe(properties, attempt=_first())
+        assert engine.canary() == first
+    weight = next(engine._model.parameters()).data.view(-1)
+    sound = weight[0].clone()
+    weight[0] = -sound
+    flipped = engine.canary()
+    weight[0] = sound
+    assert (flipped.digest != first.digest, engine.canary()) == (True, first)
+
+
 @pytest.mark.needs_gpu("tests/unit/vlm_engine/devices/test_leases.py::test_torch_computes_on_what_is_leased")
 def test_torch_names_the_gpu_as_the_driver_does(engine):
     """What is compared with the lease after loading: the UUID of the GPU that torch has, by NVML."""

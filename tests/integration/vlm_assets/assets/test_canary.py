@@ -112,6 +112,7 @@ def right(published_home) -> list:
     return descriptions(settings_of(home).descriptions.partition(KEY).published)
 
 
+@pytest.mark.promise("A sick device is found")
 @pytest.mark.promise("Rows of a device that gives wrong answers")
 def test_flipped_weights_are_found_within_one_partition(slots, sick, right):
     """Nothing is published, the rows lie in the quarantine, and another slot publishes the right ones."""
