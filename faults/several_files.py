@@ -42,6 +42,7 @@ _READINGS = 12
 
 _NO_MARK = {"mark": "gone", "mark copy": "gone"}
 _MARK_DAMAGED = {"mark": "damaged", "mark copy": "damaged"}
+_MARK_OF_ANOTHER = {"mark": "another's", "mark copy": "another's"}
 _FILES = ("file", "copy", "version 1", "version 2")
 _RECORDS = ("record", "record copy")
 _WITNESSES = (*_RECORDS, "mark", "mark copy")
@@ -69,6 +70,9 @@ RARE: tuple[tuple[str, Fates], ...] = (
     ("partition", _MARK_DAMAGED),
     ("partition", {"record": "damaged", **_MARK_DAMAGED}),
     ("partition", {"file": "gone", "copy": "gone", **_MARK_DAMAGED}),
+    ("partition", {"file": "gone", "record": "another's", "record copy": "damaged"}),
+    ("partition", {"file": "another's", "record": "damaged", **_MARK_OF_ANOTHER}),
+    ("partition", {"file": "another's", "record": "another's", "record copy": "another's"}),
 )
 _BEFORE_AN_INGEST: tuple[Fates, ...] = (
     {},
@@ -132,9 +136,6 @@ def _drawn(chance: random.Random) -> tuple[str, Fates]:
     name, family = chance.choice((("catalogue", catalog_family), ("partition", partition_family)))
     fates = {label: chance.choice(FATES) for label in family(Path())}
     witnesses = [label for label in _WITNESSES if label in fates]
-    if name == "partition" and "another's" in fates.values():
-        # Neither a record nor a mark of a partition says of which home it is.
-        fates |= {"mark": "left", "mark copy": "left"}
     if all(fates[label] != "left" for label in witnesses):
         fates[chance.choice(witnesses)] = "left"
     return name, fates

@@ -7,7 +7,6 @@ What lives here: Dagster's side only. What may be published, and how, is in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from dagster import (
     AssetKey,
@@ -34,8 +33,8 @@ class ParquetIOManager(IOManager):
     loads a partition gets PartitionRows; what loads several gets a dict of them by partition key.
     """
 
-    def __init__(self, home: str, store: S3Folder | None = None) -> None:
-        """home: the folder that holds a folder for each asset. store: what has to hold a partition too."""
+    def __init__(self, home: Home, store: S3Folder | None = None) -> None:
+        """home: holds a folder for each asset. store: what has to hold a partition too."""
         self._home = home
         self._store = store
 
@@ -111,7 +110,7 @@ class ParquetIOManager(IOManager):
 
     def partitions(self, asset_key: AssetKey) -> PublishedPartitions:
         """The published partitions of an asset."""
-        return PublishedPartitions(Home(Path(self._home)).asset("/".join(asset_key.path)))
+        return PublishedPartitions(self._home.asset("/".join(asset_key.path)))
 
     def _one_partition(self, asset_key: AssetKey, keys: Sequence[str]) -> str:
         if len(keys) != 1:

@@ -682,11 +682,7 @@ def read_record(partition: PartitionFiles) -> RecordReading:
         try:
             data = path.read_bytes()
             is_same = partition.record_path in records and data == content[0]
-            records[path] = (
-                records[partition.record_path]
-                if is_same
-                else PartitionVersions.from_bytes(data, asset=partition.asset, key=partition.key)
-            )
+            records[path] = records[partition.record_path] if is_same else partition.parsed(data)
         except FileNotFoundError:
             damaged.append(f"{path} is missing")
         except (RecordDamagedError, OSError) as error:

@@ -256,6 +256,19 @@ def note_store(home: Path, store: str) -> None:
             write_version_mark(mark_path(home), mark.noting(store))
 
 
+def catalog_id_of(home: Path) -> str | None:
+    """The id of this home's catalogue; None where there is none, or its files and its mark do not agree."""
+    try:
+        header, copy = (_header_of(path) for path in (catalog_path(home), backup_paths(home)[0]))
+        mark, doubt = _mark(home, header, copy)
+    except CatalogFormatError:
+        return None
+    ids = {one.catalog_id for one in (header, copy) if isinstance(one, CatalogHeader)}
+    if mark is not None:
+        return mark.origin if not ids or mark.origin in ids else None
+    return next(iter(ids)) if len(ids) == 1 and doubt is None else None
+
+
 def choose_command(home: Path, place: object) -> str:
     """The command that checks a catalogue and makes it the home's."""
     return f"`{shlex.join(['vlm-assets', 'repair', '--home', str(home), '--catalog', str(place)])}`"

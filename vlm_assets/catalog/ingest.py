@@ -356,7 +356,7 @@ def ingest(
             unlisted = unlisted_ids(home, known, store)
             withdrawn = read_withdrawn(home)
             merge = _Merge(listed, update, close, unlisted, source, withdrawn)
-            header = _header(known, home, root, range_size)
+            header = _header(known, home, root, range_size, unlisted)
             moved = known is not None and _roots(header) != _roots(known.header)
             data = merge.next_catalog(known, header)
             is_wider = known is not None and _roots(header)[: len(_roots(known.header))] == _roots(
@@ -644,8 +644,17 @@ def _roots(header: CatalogHeader) -> tuple[str, ...]:
     return header.image_root, *header.more_roots
 
 
-def _header(known: Catalog | None, home: Path, root: AnyImageRoot, range_size: int | None) -> CatalogHeader:
-    """The next header, its ranges not yet known. A root inside the home is kept relative: homes move."""
+def _header(
+    known: Catalog | None,
+    home: Path,
+    root: AnyImageRoot,
+    range_size: int | None,
+    unlisted: Sequence[PublishedIds],
+) -> CatalogHeader:
+    """The next header, its ranges not yet known. A root inside the home is kept relative: homes move.
+
+    A home that lost its catalogue keeps the id that its published partitions name.
+    """
     stored = [
         str(place.relative_to(home.absolute()))
         if isinstance(place, Path) and place.is_relative_to(home.absolute())
@@ -653,8 +662,9 @@ def _header(known: Catalog | None, home: Path, root: AnyImageRoot, range_size: i
         for place in root.places
     ]
     if known is None:
+        id_before = next((one.catalog_id for one in unlisted if one.catalog_id), None)
         return CatalogHeader(
-            str(uuid.uuid4()),
+            id_before or str(uuid.uuid4()),
             1,
             stored[0],
             range_size or DEFAULT_RANGE_SIZE,

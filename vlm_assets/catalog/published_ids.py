@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.catalog_copies import catalog_id_of
 from vlm_assets.catalog.catalog_file import CatalogError, is_tombstone
 from vlm_assets.catalog.ranges import InvalidRangeError, PropertyRange
 from vlm_durable.commands import command
@@ -26,11 +27,15 @@ PARTITIONED = ("property_descriptions", "property_embeddings")
 
 @dataclass(frozen=True)
 class PublishedIds:
-    """The ids of one published range, by ordinal. path: of the file that says so."""
+    """The ids of one published range, by ordinal. path: of the file that says so.
+
+    catalog_id: of the catalogue that gave the ordinals; "" in records of earlier formats.
+    """
 
     range: PropertyRange
     ids: tuple[str, ...]
     path: Path
+    catalog_id: str = ""
 
 
 def unlisted_ids(home: Path, catalog: Catalog | None, store: S3Folder | None = None) -> list[PublishedIds]:
@@ -42,7 +47,7 @@ def unlisted_ids(home: Path, catalog: Catalog | None, store: S3Folder | None = N
     ranges = {one.key: one for one in catalog.ranges} if catalog is not None else {}
     found: dict[str, PublishedIds] = {}
     for name in PARTITIONED:
-        asset = Home(home).asset(name)
+        asset = Home(home, catalog_id_of).asset(name)
         if store is not None:
             for key in {Path(entry).stem for entry, _ in store.names(f"{name}/")}.difference(ranges):
                 StoredPartitions(asset, store).pull(key)
@@ -117,7 +122,8 @@ def _ids_of(published: PublishedPartitions, key: str) -> PublishedIds | None:
         one = PropertyRange.from_key(key)
     except InvalidRangeError:
         return None
-    if published.record(key) is None:
+    record = published.record(key)
+    if record is None:
         return None
     if not published.verify(key).ok:
         published.restore(key)
@@ -127,4 +133,4 @@ def _ids_of(published: PublishedPartitions, key: str) -> PublishedIds | None:
         raise CatalogError(
             f"{published.path(key)} has {counted(len(ids), 'rows')} where its range has {len(one)}."
         )
-    return PublishedIds(one, tuple(ids), published.path(key))
+    return PublishedIds(one, tuple(ids), published.path(key), record.origin)

@@ -347,7 +347,9 @@ class Settings(BaseSettings):
     @property
     def layout(self) -> Home:
         """Where every file of the home lies."""
-        return Home(self.home)
+        from vlm_assets.catalog.catalog_copies import catalog_id_of
+
+        return Home(self.home, catalog_id_of)
 
     @property
     def descriptions(self) -> AssetFolders:

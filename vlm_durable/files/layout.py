@@ -18,8 +18,8 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -44,9 +44,14 @@ class UnusableHomeError(Exception):
 
 @dataclass(frozen=True)
 class Home:
-    """A home directory (``VLM_ASSETS_HOME``)."""
+    """A home directory (``VLM_ASSETS_HOME``).
+
+    ``read_origin`` gives the id of what a home's partitions belong to, its catalogue's; None where no file
+    says it. Homes with the same id have the same partitions: copies, or machines that share a store.
+    """
 
     root: Path
+    read_origin: Callable[[Path], str | None] | None = field(default=None, compare=False, repr=False)
 
     @property
     def state(self) -> Path:
@@ -118,6 +123,17 @@ class AssetFolders:
 
     home: Home
     name: str
+
+    @property
+    def origin(self) -> str:
+        """The id of what the partitions belong to; "" while no file says it. Read once."""
+        if not self._origin and self.home.read_origin is not None:
+            self._origin.extend(filter(None, [self.home.read_origin(self.home.root)]))
+        return self._origin[0] if self._origin else ""
+
+    @cached_property
+    def _origin(self) -> list[str]:
+        return []
 
     @cached_property
     def published(self) -> Path:

@@ -37,6 +37,7 @@ from vlm_durable.versions.version_mark import (
     VersionMark,
     VersionMarkReading,
     mark_copies,
+    may_be_same_origin,
     raise_version_mark,
     read_version_mark,
     standing,
@@ -44,7 +45,8 @@ from vlm_durable.versions.version_mark import (
 )
 from vlm_durable.wording import counted
 
-FORMAT = 2
+FORMAT = 3
+"""1 did not name the asset, 2 did not name what the partition belongs to."""
 
 Fetch = Callable[["PublishedRecord"], bytes | None]
 """Gives the file of a version from elsewhere, such as a store: bytes with its SHA-256, or None."""
@@ -101,7 +103,8 @@ class PublishedRecord:
     ``sequence`` counts publications of this partition from 1 and gives their order, whatever the clock
     says. ``sha256`` is over the whole file, ``key_set_digest`` over its ids
     (``vlm_durable.journal.segments``). ``published_at`` is UTC, ISO 8601. ``metadata`` is what the asset
-    wanted remembered, as JSON values.
+    wanted remembered, as JSON values. ``origin`` is the id of what the partition belongs to
+    (``AssetFolders.origin``); "" in records of earlier formats.
     """
 
     key: str
@@ -113,6 +116,12 @@ class PublishedRecord:
     fingerprint: str
     published_at: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    origin: str = ""
+
+    @property
+    def version(self) -> str:
+        """What a version mark says of it beside its number: the id of what it belongs to, and its digest."""
+        return f"{self.origin}:{self.sha256}" if self.origin else self.sha256
 
 
 @dataclass(frozen=True)
@@ -143,6 +152,12 @@ class PartitionVersions:
         return self.pending.record if self.pending else self.published
 
     @property
+    def versions(self) -> tuple[PublishedRecord, ...]:
+        """Every version that the record names, the one under way first."""
+        pending = (self.pending.record, *self.pending.previous) if self.pending else ()
+        return (*pending, *([self.published] if self.published else []), *self.previous)
+
+    @property
     def latest_sequence(self) -> int:
         """The sequence number of ``latest``, 0 where there is none."""
         return self.latest.sequence if self.latest else 0
@@ -152,11 +167,12 @@ class PartitionVersions:
         return seal(json.dumps({"format": FORMAT, "asset": asset, **asdict(self)}, indent=2).encode())
 
     @classmethod
-    def from_bytes(cls, data: bytes, *, asset: str, key: str) -> PartitionVersions:
+    def from_bytes(cls, data: bytes, *, asset: str, key: str, origin: str = "") -> PartitionVersions:
         """Read a record. Raises RecordDamagedError where it is not, to the byte, what was written.
 
-        That of another partition or asset counts as damaged: its file is in the wrong place. A record of a
-        newer version is not damaged and must not be moved away: it raises FormatVersionError.
+        That of another partition, asset or ``origin`` counts as damaged: its file is in the wrong place; "":
+        any origin is taken. A record of a newer version is not damaged and must not be moved away: it raises
+        FormatVersionError.
         """
         try:
             content = unseal(data)
@@ -167,7 +183,7 @@ class PartitionVersions:
             if content["format"] > 1 and content["asset"] != asset:
                 raise ValueError(f"it is for a partition of {content['asset']}")
             pending = content["pending"]
-            return cls(
+            record = cls(
                 key=key,
                 published=PublishedRecord(**content["published"]) if content["published"] else None,
                 previous=_records(content["previous"]),
@@ -177,10 +193,16 @@ class PartitionVersions:
                 if pending
                 else None,
             )
+            for version in record.versions:
+                if not may_be_same_origin(version.origin, origin):
+                    raise ValueError(
+                        f"it is another home's, whose catalogue is {version.origin}, not {origin}"
+                    )
         except FormatVersionError:
             raise
         except (ValueError, KeyError, TypeError) as error:
             raise RecordDamagedError(f"the record of partition {key} cannot be read: {error}") from error
+        return record
 
 
 def _records(contents: list[dict[str, Any]]) -> tuple[PublishedRecord, ...]:
@@ -255,6 +277,7 @@ class PartitionFiles:
                 "(ASCII)"
             )
         self.asset = asset.name
+        self._folders = asset
         self.key = key
         self.paths = asset.partition(key)
         self.staging = asset.staging
@@ -328,7 +351,7 @@ class PartitionFiles:
         return PartitionVersions(self.key, PublishedRecord(**published), _records(previous))
 
     def _read_mark(self) -> VersionMarkReading:
-        return read_version_mark(self.paths.version_mark, name=self._name)
+        return read_version_mark(self.paths.version_mark, name=self._name, origin=self._folders.origin)
 
     def last_store(self) -> str | None:
         """The last store that had this partition."""
@@ -510,7 +533,9 @@ class PartitionFiles:
         """
         if (mark := self._read_mark().mark) is not None:
             write_version_mark(
-                self.paths.version_mark, replace(mark, digest="", content=None), self.marks_staging
+                self.paths.version_mark,
+                replace(mark, digest=f"{mark.origin}:" if mark.origin else "", content=None),
+                self.marks_staging,
             )
             return
         for copy in mark_copies(self.paths.version_mark):
@@ -655,9 +680,25 @@ class PartitionFiles:
         if not isinstance(content, bytes):
             return content
         try:
-            return PartitionVersions.from_bytes(content, asset=self.asset, key=self.key)
+            return self.parsed(content)
         except RecordDamagedError as error:
             return error
+
+    def parsed(self, content: bytes) -> PartitionVersions:
+        """The record in these bytes. Raises RecordDamagedError where they are no record of this partition.
+
+        One of an earlier format does not say of which home it is: a file here that it describes does.
+        """
+        origin = self._folders.origin
+        record = PartitionVersions.from_bytes(content, asset=self.asset, key=self.key, origin=origin)
+        versions = record.versions
+        is_older = bool(origin) and bool(versions) and not any(version.origin for version in versions)
+        if is_older and not any(self.whole_file(version) for version in versions):
+            raise RecordDamagedError(
+                f"the record of partition {self.key} does not say of which home it is, and no file here is"
+                " what it describes"
+            )
+        return record
 
     def whole_records(self) -> list[PartitionVersions]:
         """The copies of the record that read. Raises RecordDamagedError where one is there and none reads."""
@@ -707,7 +748,7 @@ class PartitionFiles:
         return manifest
 
     def _is_before(self, version: PublishedRecord, marked: PartitionVersions) -> bool:
-        stands = standing(self._mark(marked), version.sequence, version.sha256)
+        stands = standing(self._mark(marked), version.sequence, version.version)
         return stands in (Standing.OLDER, Standing.OTHER)
 
     def _stands(self, version: PublishedRecord) -> bool:
@@ -790,7 +831,7 @@ class PartitionFiles:
         record = manifest.published
         assert record is not None
         content = {"published": asdict(record), "previous": [asdict(one) for one in manifest.previous]}
-        return VersionMark(self._name, record.sequence, record.sha256, record.published_at, content)
+        return VersionMark(self._name, record.sequence, record.version, record.published_at, content)
 
     def _raise_mark(self, manifest: PartitionVersions, repairs: list[str]) -> None:
         """Have the mark say at least this version: a restored ``.state`` may be behind."""

@@ -210,6 +210,7 @@ class PublishedPartitions:
             fingerprint=fingerprint,
             published_at="",
             metadata=remembered,
+            origin=self.asset.origin,
         )
         return StagedFile(record, sink.path, self.asset, wrong_ids, tuple(repairs), in_use)
 

@@ -423,7 +423,7 @@ class StoredPartitions:
                 f"partition {partition.key}: its record in {self._store} was replaced while it was read."
                 " Start again."
             )
-        return PartitionVersions.from_bytes(content, asset=self._asset.name, key=partition.key), at
+        return self._parsed(content, partition), at
 
     def _record_or_damage(
         self, partition: PartitionFiles
@@ -435,9 +435,14 @@ class StoredPartitions:
             return PartitionVersions(partition.key), None, None
         try:
             content = self._store.get_whole(name, at.sha256 or "", most=_RECORD_BYTES)
-            return PartitionVersions.from_bytes(content, asset=self._asset.name, key=partition.key), at, None
+            return self._parsed(content, partition), at, None
         except (ObjectDamagedError, NoObjectError, RecordDamagedError) as error:
             return PartitionVersions(partition.key), at, f"The record is damaged: {error}."
+
+    def _parsed(self, content: bytes, partition: PartitionFiles) -> PartitionVersions:
+        return PartitionVersions.from_bytes(
+            content, asset=self._asset.name, key=partition.key, origin=self._asset.origin
+        )
 
     def _standing(self, partition: PartitionFiles, theirs: PartitionVersions) -> PublishedRecord | None:
         """What the store has published: a pending version counts once its file is there."""

@@ -16,7 +16,8 @@ from typing import Any
 from vlm_durable.files.files import make_directory, write_replacing
 from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, sealed
 
-FORMAT = 1
+FORMAT = 2
+"""1 was without the id of what a partition belongs to."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +103,10 @@ def mark_copies(path: Path) -> tuple[Path, Path]:
     return path, path.with_name(f"{path.stem}.copy{path.suffix}")
 
 
-def read_version_mark(path: Path, *, name: str) -> VersionMarkReading:
+def read_version_mark(path: Path, *, name: str, origin: str = "") -> VersionMarkReading:
     """Read both copies. A mark of another name counts as damaged: its file is in the wrong place.
+
+    origin: a mark that names another one counts as damaged too; "": any origin is taken.
 
     Raises OSError where neither copy has a mark and one could not be read: there may be one. Raises
     FormatVersionError where a newer version of this program wrote a copy.
@@ -111,7 +114,7 @@ def read_version_mark(path: Path, *, name: str) -> VersionMarkReading:
     readings, errors = list[tuple[Path, VersionMark | None]](), list[OSError]()
     for copy in mark_copies(path):
         try:
-            readings += _read_copy(copy, name)
+            readings += _read_copy(copy, name, origin)
         except OSError as error:
             readings.append((copy, None))
             errors.append(error)
@@ -153,17 +156,23 @@ def _with_store(mark: VersionMark, before: VersionMark | None) -> VersionMark:
 
 def _standing_mark(path: Path, mark: VersionMark) -> VersionMark | None:
     marks = read_version_mark(path, name=mark.name).marks
-    return next((one for one in marks if one.origin == mark.origin), None)
+    return next((one for one in marks if may_be_same_origin(one.origin, mark.origin)), None)
 
 
-def _read_copy(copy: Path, name: str) -> list[tuple[Path, VersionMark | None]]:
+def may_be_same_origin(one: str, other: str) -> bool:
+    """Whether two ids do not contradict each other: equal, or one is not known."""
+    return not one or not other or one == other
+
+
+def _read_copy(copy: Path, name: str, origin: str) -> list[tuple[Path, VersionMark | None]]:
     try:
         mark = VersionMark(**read_sealed(copy, format_=FORMAT))
     except FileNotFoundError:
         return []
     except (BrokenSealError, TypeError):
         return [(copy, None)]
-    return [(copy, mark if mark.name == name else None)]
+    is_own = mark.name == name and may_be_same_origin(mark.origin, origin)
+    return [(copy, mark if is_own else None)]
 
 
 def _write_copies(path: Path, mark: VersionMark, staging: Path | None) -> bool:

@@ -38,7 +38,7 @@ def materialize(
     home: Path, asset: dg.AssetsDefinition, key: str = "000-001", **kwargs: Any
 ) -> dg.ExecuteInProcessResult:
     return dg.materialize(
-        [asset], partition_key=key, resources={"io": ParquetIOManager(home=str(home))}, **kwargs
+        [asset], partition_key=key, resources={"io": ParquetIOManager(home=Home(home))}, **kwargs
     )
 
 
@@ -124,7 +124,7 @@ def test_range_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PublishedError, match="one partition a run, and this run has 2"):
         dg.materialize(
             [descriptions],
-            resources={"io": ParquetIOManager(home=str(tmp_path))},
+            resources={"io": ParquetIOManager(home=Home(tmp_path))},
             tags={
                 "dagster/asset_partition_range_start": "000-001",
                 "dagster/asset_partition_range_end": "002-003",
@@ -147,7 +147,7 @@ def test_downstream_loads_lazily(tmp_path: Path) -> None:
     def every(property_descriptions: dict[str, PartitionRows]) -> None:
         seen["every"] = property_descriptions
 
-    io = ParquetIOManager(home=str(tmp_path))
+    io = ParquetIOManager(home=Home(tmp_path))
     with warnings.catch_warnings():
         warnings.simplefilter("error", dg.PreviewWarning)
         dg.materialize([asset, one], selection=[one], partition_key="002-003", resources={"io": io})
@@ -172,5 +172,5 @@ def test_downstream_of_nothing_is_told(tmp_path: Path) -> None:
             [asset, one],
             selection=[one],
             partition_key="002-003",
-            resources={"io": ParquetIOManager(home=str(tmp_path))},
+            resources={"io": ParquetIOManager(home=Home(tmp_path))},
         )

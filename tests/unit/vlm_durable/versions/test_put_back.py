@@ -323,7 +323,7 @@ def test_nothing_is_made_from_a_partition_that_was_put_back(partitions: Any, old
     old.put_back("record")
     partitions.refuse_put_back(KEY)
     old.put_back(*ALL_FILES)
-    manager = ParquetIOManager(str(partitions.home))
+    manager = ParquetIOManager(partitions.asset.home)
     context = dg.build_input_context(
         asset_key=dg.AssetKey(partitions.asset.name),
         asset_partitions_def=dg.StaticPartitionsDefinition([KEY]),
