@@ -22,7 +22,7 @@ from vlm_assets.catalog.catalog_file import (
     stream_rows,
 )
 from vlm_assets.catalog.ingest import only_ingest
-from vlm_assets.catalog.published_ids import PARTITIONED
+from vlm_assets.catalog.published_ids import PARTITIONED, recorded_catalogs
 from vlm_assets.catalog.stored_catalog import CATALOG_NAME, MOST_BYTES, put_catalog
 from vlm_durable.files.layout import Home
 from vlm_durable.mirror.bucket import S3Folder, Stored
@@ -83,6 +83,9 @@ def check_catalog(home: Path, place: str, store: S3Folder | None = None) -> Chos
             pass  # What cannot be read there is what is to be replaced.
         else:
             versions[stored.catalog_id] = max(stored.sequence, versions.get(stored.catalog_id, 0))
+    if not versions:
+        # The catalogue and its marks are gone: what was published still says whose it is.
+        versions = dict.fromkeys(recorded_catalogs(home), 0)
     if versions and header.catalog_id not in versions:
         raise CatalogError(
             f"{place} is the catalogue of another home ({header.catalog_id}); this home's is"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +15,7 @@ import pytest
 
 from resources.parquet_io import ParquetIOManager
 from vlm_durable.files import files
+from vlm_durable.files.layout import Home
 from vlm_durable.versions import version_mark
 from vlm_durable.versions.partition_files import (
     FindingKind,
@@ -379,6 +381,111 @@ def test_records_and_marks_of_another_home_cost_nothing(
     assert partitions.slots()[:2] == ["b", "a"]
     assert partitions.publish_text("c").record.sequence > 2
     assert partitions.verify(KEY).ok
+
+
+def of_catalogue(name: str, folder: Path, kind: type[Any]) -> Any:
+    """The partitions of a home whose catalogue has this id."""
+    return kind(Home(folder / name, lambda root: name).asset("property_descriptions"), lock_seconds=0.2)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("foreign", "damaged"),
+    [
+        (("file", "record"), ("copy",)),
+        (("file", "record", "copy"), ()),
+        (("file", "mark", "copy of the mark"), ("record",)),
+        (("file", "record", "copy", "mark"), ()),
+        (("file", "copy", "mark", "copy of the mark"), ()),
+    ],
+    ids=str,
+)
+@pytest.mark.promise("Of two valid versions the newer is true")
+def test_a_version_of_another_catalogue_is_never_believed(
+    partitions: Any, tmp_path: Path, foreign: tuple[str, ...], damaged: tuple[str, ...], count: int
+) -> None:
+    """With its file and however high its number: the second copy of this home's is taken, or all stops."""
+    mine, other = (of_catalogue(name, tmp_path, type(partitions)) for name in ("mine", "other"))
+    mine.publish_text("a")
+    mine.publish_text("b")
+    for number in range(count):
+        other.publish_text(f"foreign {number}")
+    here, there = (Old(one, tmp_path / f"kept {one.home.name}") for one in (mine, other))
+    for name in foreign:
+        shutil.copy(there.paths[name], here.paths[name])
+    for name in damaged:
+        here.paths[name].write_bytes(b"?")
+    try:
+        mine.settled(KEY)
+    except PutBackError as error:
+        assert f"repair --accept-version {KEY}" in str(error)
+        mine.accept_older(KEY)
+    mine.restore(KEY)
+    assert text(mine) == "b"
+    assert mine.slots() == ["b", "a", None]
+    assert mine.verify(KEY).ok and not mine.verify(KEY).repairs
+    assert {json.loads(path.read_bytes())["content"]["digest"].partition(":")[0] for path in marks(mine)} == {
+        "mine"
+    }
+    assert mine.publish_text("c").record.sequence > 2
+
+
+def marks(partitions: Any) -> tuple[Path, Path]:
+    return mark_copies(partitions.files.paths.version_mark)
+
+
+def test_where_all_that_speaks_of_a_partition_is_another_catalogues_everything_stops(
+    partitions: Any, tmp_path: Path
+) -> None:
+    """Nothing says which file is this home's then: nothing is taken, moved or counted as never published."""
+    mine, other = (of_catalogue(name, tmp_path, type(partitions)) for name in ("mine", "other"))
+    mine.publish_text("a")
+    other.publish_text("foreign")
+    here, there = (Old(one, tmp_path / f"kept {one.home.name}") for one in (mine, other))
+    for name in ("file", "record", "copy", "mark", "copy of the mark"):
+        shutil.copy(there.paths[name], here.paths[name])
+    with unchanged(mine), pytest.raises(RecordDamagedError, match="another home's, whose catalogue is other"):
+        mine.record(KEY)
+    with pytest.raises(RecordDamagedError, match="repair"):
+        mine.stage_text("b")
+    assert mine.slots() == ["a", None, None]
+
+
+def test_a_copy_of_a_home_has_the_same_partitions(partitions: Any, tmp_path: Path) -> None:
+    """A restored home, or that of another machine, has the same catalogue: its files fit in."""
+    mine = of_catalogue("mine", tmp_path, type(partitions))
+    sound = mine.publish_text("a").record
+    shutil.copytree(mine.home, tmp_path / "restored")
+    copy = type(partitions)(Home(tmp_path / "restored", lambda root: "mine").asset(mine.asset.name))
+    assert copy.settled(KEY) == sound
+    assert copy.verify(KEY).ok and not copy.verify(KEY).repairs
+
+
+def test_a_record_that_names_no_catalogue_needs_a_file_that_it_describes(
+    partitions: Any, tmp_path: Path
+) -> None:
+    """An earlier format did not say of which home it is."""
+    earlier = partitions.publish_text("a").record
+    mine = type(partitions)(Home(partitions.home, lambda root: "mine").asset(partitions.asset.name))
+    assert earlier.origin == ""
+    assert mine.record(KEY) == mine.settled(KEY) == earlier
+    assert mine.publish_text("b").record.origin == "mine"
+    assert mine.slots() == ["b", "a", None]
+    assert partitions.settled(KEY) == mine.settled(KEY), "who does not know the catalogue takes any"
+    for path in (mine.path(KEY), mine.files.slot(0), *marks(mine)):
+        path.unlink()
+    for path in mine.files.record_paths:
+        path.write_bytes(PartitionVersions(KEY, earlier).to_bytes(mine.asset.name))
+    mine.files.slot(1).unlink()
+    with pytest.raises(RecordDamagedError, match="does not say of which home"):
+        mine.record(KEY)
+
+
+def test_the_catalogue_is_asked_for_its_id_once_it_is_there(tmp_path: Path) -> None:
+    """Settings are read before the first ingest; after it the id is read once."""
+    answers = iter([None, "mine"])
+    asset = Home(tmp_path, lambda root: next(answers)).asset("a")
+    assert [asset.origin for _ in range(3)] == ["", "mine", "mine"]
 
 
 def test_a_mark_that_is_behind_is_raised(partitions: Any, old: Old) -> None:
