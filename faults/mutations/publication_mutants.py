@@ -47,6 +47,7 @@ MUTANTS = (
     Mutant(_FILES, "    if size != record.bytes or sha256 is not None:\n", "    if sha256 is not None:\n", "a shallow look compares the size"),
     Mutant(_FILES, '            if content["format"] > 1 and content["asset"] != asset:\n', "            if False:\n", "another asset's record is not read as this one's"),
     Mutant(_FILES, "                if not may_be_same_origin(version.origin, origin):\n", "                if False:\n", "another home's record is not read as this one's"),
+    Mutant(_FILES, "name=self._name, origin=self._folders.origin)\n", "name=self._name)\n", "another home's mark is not read as this one's"),
     Mutant(_FILES, "        write_version_mark(self.paths.version_mark, self._mark(published), self.marks_staging)\n", "", "a publication is marked when it is durable"),
     Mutant(_FILES, "        return stands in (Standing.OLDER, Standing.OTHER)\n", "        return stands is Standing.OLDER\n", "another version of the same number is not the marked one"),
     Mutant(_FILES, "        if older is not None:\n            raise PutBackError", "        if False:\n            raise PutBackError", "an older version is never silently taken for the newest"),

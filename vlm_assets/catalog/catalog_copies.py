@@ -501,18 +501,17 @@ def _mark(
 ) -> tuple[VersionMark | None, str | None]:
     """The mark of the catalogue, and why it does not say which version is the newest where there is one.
 
-    A copy of the mark that is another home's does not count, unless both are. Raises CatalogFormatError.
+    A copy of the mark that is another home's does not count, unless both are. Which of two is another home's
+    only two files say that are of one home. Raises CatalogFormatError.
     """
     reading = _mark_reading(home)
     where = " and ".join(map(str, mark_copies(mark_path(home))))
     if reading.is_unreadable:
         return None, f"its mark cannot be read ({where})"
-    ids = {one.catalog_id for one in (header, copy) if isinstance(one, CatalogHeader)}
-    # Beside no file that reads, nothing says which of the marks is another home's.
-    own = [mark for mark in reading.marks if mark.origin in ids or not ids]
-    if len({mark.origin for mark in own}) > 1:
+    ids = [one.catalog_id for one in (header, copy) if isinstance(one, CatalogHeader)]
+    if len({mark.origin for mark in reading.marks}) > 1 and (len(ids) < 2 or len(set(ids)) > 1):
         return None, f"the two copies of its mark are those of two homes ({where})"
-    return next(iter(own), reading.mark), None
+    return next((mark for mark in reading.marks if mark.origin in ids), reading.mark), None
 
 
 def _mark_reading(home: Path) -> VersionMarkReading:

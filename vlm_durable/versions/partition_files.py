@@ -405,15 +405,16 @@ class PartitionFiles:
         if manifest is None or not any(map(self._is_standing, records)):
             of_record = "its record" if manifest is None else "a file that its record stands for"
             raise RecordDamagedError(
-                f"partition {self.key}: neither {of_record} nor its version mark ({where}) can be read. What"
-                f" is there is left as it is; {command('repair')} says what it would do."
+                f"partition {self.key}: neither {of_record} nor its version mark ({where}) can be read as"
+                f" this home's. What is there is left as it is; {command('repair')} says what it would do."
             )
         is_alike = all(self._read(path) == manifest for path in self.record_paths)
         if is_alike and manifest.pending is None:
             return
         raise PutBackError(
-            f"Neither copy of the version mark of partition {self.key} of {self.asset} can be read ({where}),"
-            f" and its files do not agree: version {manifest.sequence} may be an older one that was put back."
+            f"Neither copy of the version mark of partition {self.key} of {self.asset} can be read as this"
+            f" home's ({where}), and its files do not agree: version {manifest.sequence} may be an older one"
+            " that was put back."
             f" Nothing was changed. Put {self.published} and its record back from a backup, or accept what"
             f" stands there: {command('repair', '--accept-version', self.key)}."
         )
@@ -839,8 +840,8 @@ class PartitionFiles:
         is_written = raise_version_mark(self.paths.version_mark, self._mark(manifest), self.marks_staging)
         if reading.is_unreadable:
             repairs.append(
-                f"The version mark of partition {self.key} could not be read. Both copies of its record and"
-                f" its file agree on version {manifest.sequence}: the mark was written anew."
+                f"The version mark of partition {self.key} could not be read as this home's. Both copies of"
+                f" its record and its file agree on version {manifest.sequence}: the mark was written anew."
             )
         elif is_written and reading.mark is not None and reading.mark.sequence < manifest.sequence:
             repairs.append(

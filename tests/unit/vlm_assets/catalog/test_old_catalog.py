@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 
+from tests.unit.homes import Dataset
 from tests.unit.vlm_assets.catalog.test_catalog import damage_rows, list_properties
 from vlm_assets.catalog import catalog_copies
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError, CatalogUnreadableError
 from vlm_assets.catalog.catalog_copies import (
     backup_paths,
+    catalog_folders,
+    catalog_id_of,
     catalog_path,
     check_copies,
     last_put_back,
@@ -331,6 +334,61 @@ def test_files_of_two_homes_beside_marks_of_both_stop(home: Path, tmp_path: Path
     put_in_place(home, check_catalog(home, str(backup_paths(home)[0])))
     assert Catalog.open(home).rows == 30
     assert backup_paths(home)[0].read_bytes() != mine, "it has a number of its own"
+
+
+@pytest.mark.parametrize("of_the_mark", [0, 1])
+@pytest.mark.parametrize("lost", ["damaged", "gone"])
+def test_a_foreign_catalogue_beside_one_foreign_mark_stops_where_no_second_copy_reads(
+    home: Path, tmp_path: Path, of_the_mark: int, lost: str
+) -> None:
+    """One file and one mark of each home: which of the two homes this is nothing says."""
+    add(list_properties(tmp_path, 1), tmp_path / "other")
+    kept = shutil.copy(catalog_path(home), tmp_path / "kept.parquet")
+    copy_marks(tmp_path / "other", home, of_the_mark)
+    shutil.copyfile(catalog_path(tmp_path / "other"), catalog_path(home))
+    backup_paths(home)[0].write_bytes(b"damaged") if lost == "damaged" else backup_paths(home)[0].unlink()
+    for read in (Catalog.open, check_copies):
+        with pytest.raises(CatalogUnreadableError, match="are those of two homes"):
+            read(home)
+    assert catalog_id_of(home) is None
+    put_in_place(home, check_catalog(home, str(kept)))
+    assert Catalog.open(home).rows == 30
+
+
+def test_the_id_of_a_catalogue_is_told_as_long_as_its_files_agree(home: Path, tmp_path: Path) -> None:
+    """What partitions belong to is never another home's: where its files do not agree nobody is told."""
+    add(list_properties(tmp_path, 1), tmp_path / "other")
+    own, other = (Catalog.open(one).catalog_id for one in (home, tmp_path / "other"))
+    assert own != other
+    assert catalog_id_of(tmp_path / "none") is None
+    assert catalog_id_of(home) == own
+    copy_marks(tmp_path / "other", home, 0)
+    assert catalog_id_of(home) == own
+    copy_marks(tmp_path / "other", home, 1)
+    assert catalog_id_of(home) is None
+    shutil.rmtree(mark_path(home).parent)
+    assert catalog_id_of(home) == own
+    shutil.copyfile(catalog_path(tmp_path / "other"), catalog_path(home))
+    assert catalog_id_of(home) is None
+    catalog_path(home).unlink()
+    assert catalog_id_of(home) == own
+
+
+def test_a_home_that_lost_its_catalogue_keeps_its_id(dataset: Dataset, made: Path, tmp_path: Path) -> None:
+    """Its published partitions name it: a catalogue of another id would have them count as another home's."""
+    home = dataset.settings.home
+    own = dataset.catalog.catalog_id
+    record = dataset.descriptions.record(dataset.keys[0])
+    assert record is not None and record.origin == own
+    for folder in catalog_folders(home):
+        shutil.rmtree(folder)
+    ingest(made / "listing.jsonl", tmp_path / "other", range_size=3)
+    with pytest.raises(CatalogError, match="is the catalogue of another home"):
+        check_catalog(home, str(catalog_path(tmp_path / "other")))
+    ingest(made / "listing.jsonl", home, range_size=3)
+    assert dataset.catalog.catalog_id == own
+    for published in (dataset.descriptions, dataset.embeddings):
+        assert all(published.verify(key).ok for key in dataset.keys)
 
 
 @pytest.mark.parametrize("of_the_mark", [0, 1])
