@@ -423,7 +423,13 @@ class StoredPartitions:
                 f"partition {partition.key}: its record in {self._store} was replaced while it was read."
                 " Start again."
             )
-        return self._parsed(content, partition), at
+        try:
+            return self._parsed(content, partition), at
+        except RecordDamagedError as error:
+            raise RecordDamagedError(
+                f"{self._store.address(name)}: {error}. Nothing was changed. {command('repair')} puts it back"
+                " from a machine that has the partition."
+            ) from error
 
     def _record_or_damage(
         self, partition: PartitionFiles

@@ -23,6 +23,7 @@ from vlm_durable.versions.partition_files import (
     PartitionFiles,
     PublishedError,
     PutBackError,
+    RecordDamagedError,
 )
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.versions.stored import (
@@ -55,8 +56,11 @@ def text_of(asset):
 
 @pytest.fixture
 def machines(tmp_path, bucket):
-    """Two machines over one store: the folders of their asset, and their partitions in the store."""
-    assets = [Home(tmp_path / name).asset("property_descriptions") for name in "ab"]
+    """Two machines over one store: the folders of their asset, and their partitions in the store.
+
+    They share a catalogue.
+    """
+    assets = [Home(tmp_path / name, lambda root: "shared").asset("property_descriptions") for name in "ab"]
     return [(one, StoredPartitions(one, bucket)) for one in assets]
 
 
@@ -87,6 +91,26 @@ def test_another_machine_goes_on_from_the_store_alone(machines, in_store, bucket
     # Asked one by one: SeaweedFS lists nothing below a folder named .versions.
     assert [bucket.head(name) is not None for name in NAMES] == [True, True, True]
     assert at_a.pull(KEY) == ()
+
+
+def test_a_record_of_another_catalogue_in_the_store_is_not_taken_over(machines, bucket, tmp_path):
+    """It is no version of this partition: what stands here stays, and repair has the store hold that again."""
+    (a, at_a), _ = machines
+    publish(a, "first")
+    at_a.push(KEY)
+    other = Home(tmp_path / "other", lambda root: "other").asset(a.name)
+    for text in ("foreign", "and higher"):
+        publish(other, text)
+    name = f".versions/{a.name}/{KEY}.json"
+    bucket.put(name, other.partition(KEY).record.read_bytes(), over=bucket.head(name))
+    for call in (at_a.pull, at_a.push):
+        with pytest.raises(RecordDamagedError, match="whose catalogue is other, not shared.*repair"):
+            call(KEY)
+    assert text_of(a) == {"first"}
+    assert "whose catalogue is other" in at_a.trouble(KEY)
+    assert at_a.put_back(KEY)
+    assert at_a.trouble(KEY, deep=True) is None
+    assert at_a.published(KEY).origin == "shared"
 
 
 def test_readers_read_the_folder_in_the_store(machines, bucket, s3_server):
