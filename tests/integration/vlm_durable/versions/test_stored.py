@@ -94,7 +94,7 @@ def test_another_machine_goes_on_from_the_store_alone(machines, in_store, bucket
 
 
 def test_a_record_of_another_catalogue_in_the_store_is_not_taken_over(machines, bucket, tmp_path):
-    """It is no version of this partition: what stands here stays, and repair has the store hold that again."""
+    """It is no version of this partition: what stands here stays, and repair puts that back there."""
     (a, at_a), _ = machines
     publish(a, "first")
     at_a.push(KEY)
@@ -104,7 +104,7 @@ def test_a_record_of_another_catalogue_in_the_store_is_not_taken_over(machines, 
     name = f".versions/{a.name}/{KEY}.json"
     bucket.put(name, other.partition(KEY).record.read_bytes(), over=bucket.head(name))
     for call in (at_a.pull, at_a.push):
-        with pytest.raises(RecordDamagedError, match="whose catalogue is other, not shared.*repair"):
+        with pytest.raises(RecordDamagedError, match=r"whose catalogue is other, not shared.*repair"):
             call(KEY)
     assert text_of(a) == {"first"}
     assert "whose catalogue is other" in at_a.trouble(KEY)
