@@ -5,7 +5,8 @@ the weights on a device, and what follows from an answer: it is known, it is kep
 What does not: how an engine computes it (the engines), and what becomes of rows that a sick device may have
 made (``vlm_assets/assets/rows_in_doubt.py``).
 
-Devices of a kind agree: the same batch, greedy, without drafts and without retries.
+Devices of a kind agree: the same batch, greedy, without drafts and without retries. Only an answer that two
+devices have given refuses a third one: of two that differ nobody knows which one is sick.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import sqlalchemy as sa
 from PIL import Image
@@ -30,7 +31,7 @@ from vlm_durable.state.tables import failed_canaries, good_canaries, known_canar
 from vlm_engine.devices.find import Device, DriverNvml
 from vlm_engine.devices.left_out import DeviceFailure, leave_out
 from vlm_engine.images.images import LoadedProperty, Maker
-from vlm_engine.protocol import Attempt, CanaryAnswer, CanaryEngine
+from vlm_engine.protocol import Attempt, CanaryAnswer, CanaryEngine, ImpossibleScoresError
 
 if TYPE_CHECKING:
     import torch
@@ -135,7 +136,7 @@ def versions(*packages: str, device: str) -> str:
 
     parts = [f"{name} {version(name)}" for name in packages]
     if device == "cuda":
-        return ", ".join([*parts, driver()])
+        return ", ".join([*parts, f"driver {DriverNvml().driver_version()}"])
     import torch
 
     parts += [f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"]
@@ -144,11 +145,6 @@ def versions(*packages: str, device: str) -> str:
             if line.startswith("model name"):
                 return ", ".join([*parts, line.partition(":")[2].strip()])
     return ", ".join(parts)
-
-
-def driver() -> str:
-    """The NVIDIA driver with its version, where there is one."""
-    return f"driver {DriverNvml().driver_version()}"
 
 
 @dataclass
@@ -168,10 +164,13 @@ class Canary:
     _first: CanaryAnswer | None = field(default=None, init=False)
 
     def begin(self, engine: object) -> None:
-        """Ask before the first batch. Raises WrongAnswersError where another answer is known."""
+        """Ask before the first batch. Raises WrongAnswersError where two devices have answered otherwise."""
         if not isinstance(engine, CanaryEngine):
             return
-        self._first = engine.canary()
+        try:
+            self._first = engine.canary()
+        except ImpossibleScoresError:
+            self.log.warning("%s computes no numbers: its first batch will say so.", self.device.id)
         if self._first is not None:
             self._compare(self._first, None)
 
@@ -183,9 +182,12 @@ class Canary:
         if self._first is None or not isinstance(engine, CanaryEngine):
             return
         asked_at = self.clock()
-        last = engine.canary()
-        if last is None:
-            self.log.warning("%s did not answer the canary at the end of this work.", self.device.id)
+        try:
+            last = engine.canary()
+        except ImpossibleScoresError:
+            self._fail("at the end of its work it computed no numbers", None, rows_in_doubt=True)
+        if last is None or last.versions != self._first.versions:
+            self.log.warning("%s did not answer the canary at the end as at the begin.", self.device.id)
         elif last.digest == self._first.digest:
             self._compare(last, asked_at)
         else:
@@ -195,7 +197,7 @@ class Canary:
         """Compare with the known answer. ended_at: of work that is sound, if it is right; unix seconds.
 
         At the begin nothing is noted: weights were loaded anew, so a right answer says nothing of rows that
-        were made before.
+        were made before. An answer that one device alone has given makes way for another one.
         """
         kind = {
             "device_kind": self.device.model_name,
@@ -207,40 +209,45 @@ class Canary:
         this = table.c.id == id_
 
         def compare(connection: sa.Connection) -> Any:
-            known = connection.execute(sa.select(table).where(this)).first()
-            if known is not None and known.digest != answer.digest:
-                return known
-            if ended_at is None:
-                return None
-            if known is None:
+            known = connection.execute(sa.select(table).where(this)).first() if answer.versions else None
+            differs = known is not None and known.digest != answer.digest
+            if ended_at is None or (known is not None and differs and known.confirmed):
+                return known if differs else None
+            if answer.versions and (known is None or differs):
                 new = {"id": id_, "digest": answer.digest, "device": device, "at": ended_at} | kind
+                connection.execute(table.delete().where(this))
                 connection.execute(table.insert().values(**new, confirmed=False))
-            elif not known.confirmed and known.device != device:
+            elif known is not None and known.device != device:
                 connection.execute(table.update().where(this).values(confirmed=True))
             connection.execute(good_canaries.delete().where(good_canaries.c.device == device))
             connection.execute(good_canaries.insert().values(device=device, at=ended_at))
-            return None
+            return known if differs else None
 
         try:
             known = self.state.read(compare) if ended_at is None else self.state.write(compare)
         except ControlStateError as error:
             self.log.warning("Whether %s answers the canary as known cannot be told: %s", device, error)
             return
-        if known is not None:
-            if known.confirmed:
-                others = "which two devices have given"
-            elif known.device == device:
-                others = "which it gave itself"
-            else:
-                others = f"which {known.device} alone has given: that one may be the sick one"
-            self._fail(f"they are not the known ones, {others}", id_, rows_in_doubt=ended_at is not None)
+        if known is None:
+            return
+        if known.confirmed:
+            why = "they are not those which two devices have given"
+            self._fail(why, id_, rows_in_doubt=ended_at is not None)
+        self.log.warning(
+            "%s answers the canary otherwise than %s did. One of the two may be sick: look at both. A third"
+            " device, or the next run of one of them, decides.",
+            device,
+            known.device,
+        )
 
-    def _fail(self, why: str, known: str | None, *, rows_in_doubt: bool) -> None:
+    def _fail(self, why: str, known: str | None, *, rows_in_doubt: bool) -> NoReturn:
         device, now = self.device.id, self.clock()
 
         def fail(connection: sa.Connection) -> None:
             last_good = sa.select(good_canaries.c.at).where(good_canaries.c.device == device)
             good_at: float | None = connection.scalar(last_good)
+            if good_at is not None and good_at > now:
+                good_at = None  # The clock was ahead then: nothing tells which rows it vouched for.
             failure = DeviceFailure(self.occurrence, f"It gave wrong answers to the canary: {why}.", now)
             leave_out(connection, device, failure)
             row = {"device": device, "at": now, "good_at": good_at, "why": why, "known": known}
@@ -257,8 +264,8 @@ class Canary:
             else "Nothing was begun"
         )
         raise WrongAnswersError(
-            f"{device} gives wrong answers to the canary ({self.occurrence}): {why}. {what}; {out}. Another"
-            f" device takes the partition over by itself. Look at the device, then:"
+            f"{device} gives wrong answers to the canary ({self.occurrence}): {why}. {what}; {out}. The"
+            f" partition is tried again by itself, on another device. Look at this one, then:"
             f" {command('devices', '--take-back', device)}",
             rows_in_doubt=rows_in_doubt,
         )

@@ -150,7 +150,8 @@ class Answer:
 class CanaryAnswer:
     """What an engine answers to the canary: a small fixed question of which the answer must never change.
 
-    digest: of the answers, and in process of the weights on the device. versions: of what computed it.
+    digest: of the answers, and in process of the weights on the device. versions: of what computed it; ""
+    where that is not known as a whole, so that it is compared with no other process.
     """
 
     digest: str
@@ -238,7 +239,8 @@ class CanaryEngine(Protocol):
     def canary(self) -> CanaryAnswer | None:
         """Compute the canary, from the caller's own thread, while no batch is under way.
 
-        None: this engine cannot be asked, as a server that others may ask too. Raises EngineLostError.
+        None: this engine cannot be asked, as a server that others may ask too, or has no memory left for it.
+        Raises EngineLostError, ImpossibleScoresError.
         """
 
 

@@ -349,11 +349,12 @@ class Materialization:
                 self.progress.report()
                 yield journal
         except WrongAnswersError as error:
-            note_run(self._context, NO_ATTEMPT)
-            tell_failed_canaries(self._settings)
             if error.rows_in_doubt:
+                # First, for it needs no database: from here on no run uses these rows.
                 note_set_aside(self.partition.paths, self._generation, str(error))
                 self._finish_setting_aside()
+            note_run(self._context, NO_ATTEMPT)
+            tell_failed_canaries(self._settings)
             raise
 
     def canary(self, device: Device) -> Canary:
@@ -528,6 +529,7 @@ class Materialization:
                 # The publication below ends only when the store has it: an outage is waited for here. Whoever
                 # was taken over publishes nothing.
                 wait_for_store(self._context, self._settings, copying.flush, "No store to publish in")
+            self._refuse_rows_in_doubt(journal)  # again: that may have taken hours
             yield dg.Output(staged, metadata=metadata)
         # The IO manager has published the file and read both copies back: the journal has done its work.
         journal.retire()

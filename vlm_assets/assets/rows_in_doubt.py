@@ -63,7 +63,8 @@ class RowsInDoubt:
 def published_in_doubt(asset: AssetFolders, failed: FailedCanary) -> Iterator[str]:
     """The published partitions of an asset with rows that are in doubt by a failed canary, sorted.
 
-    With a store, those of which this machine has the record.
+    With a store, those of which this machine has the record. One that does not read is named too. Raises
+    OSError where nobody can tell which there are.
     """
     partitions = PublishedPartitions(asset)
     for key in asset.published_keys():
@@ -82,6 +83,7 @@ def published_in_doubt(asset: AssetFolders, failed: FailedCanary) -> Iterator[st
                 made = [(device, at, at) for device, at in _made(table)]
         except (PublishedError, OSError, pa.ArrowException) as error:
             _log.warning("Whether %s has rows by %s cannot be told: %s", key, failed.device, error)
+            yield f"{key} (it could not be read)"
             continue
         if any(failed.covers(device, first, last) for device, first, last in made):
             yield key
@@ -106,7 +108,7 @@ def tell_failed_canaries(settings: Settings) -> None:
         if failed := read_failed(state, untold=True):
             Outbox(state).post_all(_alert(settings, one) for one in failed)
             note_told(state, failed)
-    except ControlStateError as error:
+    except (ControlStateError, OSError) as error:
         _log.warning("The alert of wrong answers waits for the next run: %s", error)
 
 
@@ -142,7 +144,7 @@ def _alert(settings: Settings, failed: FailedCanary) -> Alert:
         ),
         expected="the same answers to the canary every time",
         found=(
-            f"The answers are wrong: {failed.why}. Published rows that it made since {since}:"
+            f"The answers are wrong: {failed.why}. Published rows here that it made since {since}:"
             f" {'; '.join(named) or 'none'}."
         ),
         at=failed.at,

@@ -688,18 +688,10 @@ class PartitionFiles:
     def parsed(self, content: bytes) -> PartitionVersions:
         """The record in these bytes. Raises RecordDamagedError where they are no record of this partition.
 
-        One of an earlier format does not say of which home it is: a file here that it describes does.
+        One of an earlier format does not say of which home it is, and is read as of this one.
         """
         origin = self._folders.origin
-        record = PartitionVersions.from_bytes(content, asset=self.asset, key=self.key, origin=origin)
-        versions = record.versions
-        is_older = bool(origin) and bool(versions) and not any(version.origin for version in versions)
-        if is_older and not any(self.whole_file(version) for version in versions):
-            raise RecordDamagedError(
-                f"the record of partition {self.key} does not say of which home it is, and no file here is"
-                " what it describes"
-            )
-        return record
+        return PartitionVersions.from_bytes(content, asset=self.asset, key=self.key, origin=origin)
 
     def whole_records(self) -> list[PartitionVersions]:
         """The copies of the record that read. Raises RecordDamagedError where one is there and none reads."""

@@ -193,16 +193,10 @@ def leave_out(connection: sa.Connection, device: str, failure: DeviceFailure) ->
 def _forget_contradicted(connection: sa.Connection, device: str) -> None:
     """Forget known answers to the canary that a device contradicted: a person says that it is sound.
 
-    Those that another device has confirmed stay, unless a second device contradicted them too: where an
-    update changed the answers of all devices, taking two of them back is enough.
+    Two devices that agree make an answer known again.
     """
     of_device = sa.select(failed_canaries.c.known).where(failed_canaries.c.device == device)
-    for known in {row.known for row in connection.execute(of_device) if row.known is not None}:
-        devices = sa.select(failed_canaries.c.device).where(failed_canaries.c.known == known).distinct()
-        may_go = known_canaries.c.id == known
-        if len(connection.execute(devices).all()) < 2:
-            may_go &= known_canaries.c.confirmed.is_(False)
-        connection.execute(known_canaries.delete().where(may_go))
+    connection.execute(known_canaries.delete().where(known_canaries.c.id.in_(of_device)))
 
 
 def _records(connection: sa.Connection) -> dict[str, DeviceRecord]:

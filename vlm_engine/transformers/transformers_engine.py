@@ -200,21 +200,30 @@ class TransformersEngine:
                 )
         return answers
 
-    def canary(self) -> CanaryAnswer:
+    def canary(self) -> CanaryAnswer | None:
         """Answer the canary, without drafts, and sum up the weights. See CanaryEngine."""
-        drafts, seconds = self._drafts, dict(self._seconds)
-        self._drafts = Drafts(0)
+        drafts, seconds, largest = self._drafts, dict(self._seconds), self.largest_batch
+        self._drafts, self.largest_batch = Drafts(0), None
+        has_room = True
         try:
             answers = self.describe(canary_properties(Pixels().load()), attempt=ATTEMPT)
             texts = [one.text if isinstance(one, Answer) else type(one).__name__ for one in answers]
-        except EngineLostError:
+            has_room = self.largest_batch is None
+        except (EngineLostError, ImpossibleScoresError):
             raise
+        except RequestTooLargeError:
+            has_room = False
         except Exception as error:
             # Some models take no image like these. Then the weights alone tell.
             texts = [type(error).__name__]
         finally:
-            self._drafts, self._seconds = drafts, seconds
+            self._drafts, self._seconds, self.largest_batch = drafts, seconds, largest
+        if not has_room:
+            return None  # Memory that another process has taken makes no device sick.
         made_with = versions("torch", "transformers", "xgrammar", device=self._device)
+        # A family may have got its own attention back since it was asked before.
+        text = self._model.config.get_text_config(decoder=True)
+        made_with += f", {getattr(text, '_attn_implementation', None)}"
         return CanaryAnswer(digest_of_answers(texts, weights_checksum(self._model)), made_with)
 
     def close(self) -> None:

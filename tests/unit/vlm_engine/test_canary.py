@@ -11,6 +11,7 @@ from vlm_assets.config.resource_settings import build_vision_language_model
 from vlm_assets.config.settings import load_settings
 from vlm_durable.state.database import ControlState
 from vlm_durable.state.sqlite_file import ControlStateError
+from vlm_durable.state.tables import good_canaries
 from vlm_engine.canary import (
     Canary,
     WrongAnswersError,
@@ -22,7 +23,7 @@ from vlm_engine.devices.find import Device
 from vlm_engine.devices.left_out import LeftOutDevices
 from vlm_engine.images.images import LoadedProperty, Pixels, load_image
 from vlm_engine.prompt import build_prompt
-from vlm_engine.protocol import Attempt, CanaryAnswer
+from vlm_engine.protocol import Attempt, CanaryAnswer, ImpossibleScoresError, RequestTooLargeError
 from vlm_engine.schema import load_schema
 
 QUICK, LONG, ENGINES = 20, 1000, 4
@@ -34,13 +35,16 @@ def slot(number: int) -> Device:
 
 @dataclass
 class Answering:
-    """An engine that answers the canary by a list; the last answer for ever."""
+    """An engine that answers the canary by a list; the last answer for ever. "NaN": no numbers."""
 
     answers: list[str | None] = field(default_factory=lambda: ["right"])
+    versions: str = "torch 1"
 
     def canary(self) -> CanaryAnswer | None:
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        return None if answer is None else CanaryAnswer(answer, "torch 1")
+        if answer == "NaN":
+            raise ImpossibleScoresError
+        return None if answer is None else CanaryAnswer(answer, self.versions)
 
 
 @pytest.fixture
@@ -53,8 +57,8 @@ def work(state):
     """Works on a partition on a slot whose engine gives these answers."""
     seconds = iter(range(1000, 9000))
 
-    def do(number: int, *answers: str | None, meaning: str = "m") -> None:
-        engine = Answering(list(answers))
+    def do(number: int, *answers: str | None, meaning: str = "m", versions: str = "torch 1") -> None:
+        engine = Answering(list(answers), versions)
         canary = Canary(state, slot(number), f"a/{number}", meaning, clock=lambda: float(next(seconds)))
         canary.begin(engine)
         canary.end(engine)
@@ -104,7 +108,7 @@ def test_an_answer_is_known_once_begin_and_end_agree(work, state):
     work(0, "right")
     work(1, "right")
     with pytest.raises(
-        WrongAnswersError, match=r"which two devices have given.*Nothing was begun"
+        WrongAnswersError, match=r"those which two devices have given.*Nothing was begun"
     ) as refused:
         work(2, "wrong")
     assert not refused.value.rows_in_doubt
@@ -128,18 +132,47 @@ def test_other_models_and_versions_have_answers_of_their_own(work):
     work(0, "else", meaning="another model")
 
 
-def test_two_that_began_at_once_do_not_both_publish(state):
-    """Nothing is known when they begin: the second one to end is compared with the first."""
-    canaries = [Canary(state, slot(number), f"a/{number}", "m") for number in (0, 1)]
-    engines = [Answering(["right"]), Answering(["wrong"])]
-    for canary, engine in zip(canaries, engines, strict=True):
-        canary.begin(engine)
-    canaries[0].end(engines[0])
-    with pytest.raises(
-        WrongAnswersError, match="cpu-0 alone has given: that one may be the sick one"
-    ) as found:
-        canaries[1].end(engines[1])
+def test_of_two_that_differ_neither_is_left_out(work, state, caplog):
+    """One sick device that answers first stops no sound one; two that agree then refuse it."""
+    work(0, "wrong")
+    work(1, "right")
+    assert "One of the two may be sick" in caplog.text
+    work(0, "wrong")
+    assert not left_out(state)
+    work(1, "right")
+    work(2, "right")
+    with pytest.raises(WrongAnswersError):
+        work(0, "wrong")
+    assert left_out(state) == {"cpu-0"}
+
+
+def test_what_is_not_known_as_a_whole_is_compared_with_itself_alone(work, state):
+    """A server's options move the last digits: another process of it may answer otherwise."""
+    work(0, "one", versions="")
+    work(1, "one", versions="")
+    work(2, "another", versions="")
+    assert not left_out(state)
+    with pytest.raises(WrongAnswersError):
+        work(2, "another", "changed", versions="")
+
+
+def test_no_numbers_are_no_answer_that_can_be_right(work, state):
+    """At the begin the first batch tells; at the end nothing is published."""
+    work(0, "NaN")
+    assert not left_out(state)
+    with pytest.raises(WrongAnswersError, match="no numbers") as found:
+        work(0, "right", "NaN")
     assert found.value.rows_in_doubt
+
+
+def test_a_clock_that_was_ahead_hides_no_rows(work, state):
+    """A last good canary of the future vouches for nothing that is known."""
+    work(0, "right")
+    state.write(lambda connection: connection.execute(good_canaries.update().values(at=1e9)))
+    with pytest.raises(WrongAnswersError):
+        work(0, "right", "wrong")
+    (failed,) = read_failed(state)
+    assert failed.good_at is None
 
 
 def test_rows_since_the_last_good_end_are_in_doubt(work, state):
@@ -156,30 +189,17 @@ def test_rows_since_the_last_good_end_are_in_doubt(work, state):
     assert not failed.covers("cpu-1", found, found)
 
 
-def test_what_one_device_alone_has_given_is_forgotten_when_its_contradictor_is_taken_back(work, state):
-    """Where the first device was the sick one, a person has a way out."""
-    work(0, "wrong")
-    with pytest.raises(WrongAnswersError):
-        work(1, "right")
-    LeftOutDevices(state).take_back("cpu-1")
-    work(1, "right")
-    with pytest.raises(WrongAnswersError):
-        work(0, "wrong")
-
-
-def test_what_two_devices_have_given_is_forgotten_when_two_contradict_it(work, state):
-    """An update that changes all answers locks nobody out; one sick device changes nothing."""
+def test_what_two_devices_have_given_is_forgotten_with_a_word_of_a_person(work, state):
+    """An update that changes all answers locks nobody out, not even the only device that is left."""
     work(0, "before")
     work(1, "before")
     with pytest.raises(WrongAnswersError):
         work(0, "after")
     LeftOutDevices(state).take_back("cpu-0")
-    with pytest.raises(WrongAnswersError):
-        work(0, "after")
-    with pytest.raises(WrongAnswersError):
-        work(1, "after")
-    LeftOutDevices(state).take_back("cpu-1")
+    work(0, "after")
     work(1, "after")
+    with pytest.raises(WrongAnswersError):
+        work(2, "before")
 
 
 def test_an_engine_that_cannot_be_asked_works_all_the_same(work, state):
@@ -243,6 +263,24 @@ def test_the_canary_leaves_no_trace(example, batch):
     assert asked._drafts._followed == followed
     for engine in (plain, asked):
         engine.close()
+
+
+def test_memory_that_another_has_taken_makes_no_device_sick(example, batch, monkeypatch):
+    """Where two properties do not fit any more it is not asked, and later batches are as large as before."""
+    engine = example()
+    answered = engine._answered_or_none
+    monkeypatch.setattr(
+        engine, "_answered_or_none", lambda some, how: None if len(some) > 1 else answered(some, how)
+    )
+    assert engine.canary() is None
+    assert engine.largest_batch is None
+
+    def full(*_, **__):
+        raise RequestTooLargeError("out_of_memory", "full")
+
+    monkeypatch.setattr(engine, "describe", full)
+    assert engine.canary() is None
+    engine.close()
 
 
 @pytest.mark.parametrize(

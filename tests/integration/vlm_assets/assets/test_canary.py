@@ -18,7 +18,7 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model, control_state
 from vlm_durable.journal import setting_aside
-from vlm_durable.state.tables import failed_canaries
+from vlm_durable.state.tables import failed_canaries, known_canaries
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_engine.canary import Canary
 from vlm_engine.devices import leases
@@ -145,6 +145,10 @@ def test_flipped_weights_are_found_within_one_partition(slots, sick, right):
 def test_known_answers_refuse_a_device_at_the_start(slots, right, monkeypatch, killed):
     """Weights that are wrong from the start answer alike at begin and end: what is known tells."""
     assert run(slots, key=OTHER_KEY).success
+    # As a second device that agrees leaves it.
+    control_state(slots.settings).write(
+        lambda connection: connection.execute(known_canaries.update().values(confirmed=True))
+    )
     load = VisionLanguageModel.load
 
     def load_wrong(model, device, **asked):
