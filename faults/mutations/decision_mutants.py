@@ -19,6 +19,8 @@ _LEASES = "vlm_engine/devices/leases.py"
 _PROCESSES = "vlm_durable/files/processes.py"
 _ORDER = "vlm_training/order.py"
 _SCHEMA = "vlm_engine/schema.py"
+_CANARY = "vlm_engine/canary.py"
+_LEFT_OUT = "vlm_engine/devices/left_out.py"
 
 
 TESTS = {
@@ -52,6 +54,8 @@ TESTS = {
     _PROCESSES: ["tests/unit/vlm_engine/images/test_worker.py"],
     _ORDER: ["tests/unit/vlm_training/test_order.py"],
     _SCHEMA: ["tests/unit/vlm_assets/assets/test_truth.py"],
+    _CANARY: ["tests/unit/vlm_engine/test_canary.py"],
+    _LEFT_OUT: ["tests/unit/vlm_engine/test_canary.py"],
 }
 
 MUTANTS = (
@@ -138,4 +142,10 @@ MUTANTS = (
     Mutant(_ORDER, 'seed_of("marks", seed, epoch)', 'seed_of("marks", seed)', "a sample of another epoch is noticed"),
     Mutant(_SCHEMA, "sorted(map(_plain, said)) == sorted(map(_plain, right))", "set(map(_plain, said)) == set(map(_plain, right))",
            "a list with a repetition is another list"),
+    Mutant(_CANARY, "        if known.confirmed:\n            why", "        if True:\n            why", "of two that differ neither is left out"),
+    Mutant(_CANARY, "known is not None and differs and known.confirmed", "False", "what two devices have given does not make way"),
+    Mutant(_CANARY, "            if good_at is not None and good_at > now:\n", "            if False:\n", "a clock that was ahead hides no rows"),
+    Mutant(_CANARY, "        elif last.digest == self._first.digest:\n", "        elif True:\n", "what changed meanwhile is not published"),
+    Mutant(_CANARY, "first <= self.at and last > (self.good_at or 0.0)", "first <= self.at", "the last good canary vouches for what was before it"),
+    Mutant(_LEFT_OUT, "            _forget_contradicted(connection, device)\n", "", "a person's word frees the only device that is left"),
 )  # fmt: skip

@@ -146,6 +146,20 @@ def test_of_two_that_differ_neither_is_left_out(work, state, caplog):
     assert left_out(state) == {"cpu-0"}
 
 
+def test_what_two_have_given_meanwhile_refuses_at_the_end(work, state):
+    """Nothing was known when it began; what two devices have given does not make way for it."""
+    canary, engine = Canary(state, slot(5), "a/5", "m"), Answering(["wrong"])
+    canary.begin(engine)
+    work(0, "right")
+    work(1, "right")
+    with pytest.raises(WrongAnswersError) as found:
+        canary.end(engine)
+    assert found.value.rows_in_doubt
+    work(2, "right")
+    with pytest.raises(WrongAnswersError):
+        work(3, "wrong")
+
+
 def test_what_is_not_known_as_a_whole_is_compared_with_itself_alone(work, state):
     """A server's options move the last digits: another process of it may answer otherwise."""
     work(0, "one", versions="")
