@@ -206,7 +206,7 @@ class TransformersEngine:
         self._drafts, self.largest_batch = Drafts(0), None
         has_room = True
         try:
-            answers = self.describe(canary_properties(Pixels().load()), attempt=ATTEMPT)
+            answers = self._described(canary_properties(Pixels().load()), ATTEMPT)
             texts = [one.text if isinstance(one, Answer) else type(one).__name__ for one in answers]
             has_room = self.largest_batch is None
         except (EngineLostError, ImpossibleScoresError):

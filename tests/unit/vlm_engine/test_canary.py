@@ -292,7 +292,7 @@ def test_memory_that_another_has_taken_makes_no_device_sick(example, batch, monk
     def full(*_, **__):
         raise RequestTooLargeError("out_of_memory", "full")
 
-    monkeypatch.setattr(engine, "describe", full)
+    monkeypatch.setattr(engine, "_described", full)
     assert engine.canary() is None
     engine.close()
 

@@ -71,8 +71,7 @@ def sick(monkeypatch):
 
         def describe_and_flip(engine, batch, *, attempt):
             answers = describe(engine, batch, attempt=attempt)
-            is_canary = batch[0].property_id.startswith("canary")
-            if leases._lease.device.id == device and not is_canary and not hasattr(engine, "flipped"):
+            if leases._lease.device.id == device and not hasattr(engine, "flipped"):
                 engine.flipped = True
                 flip_a_bit(engine._model)
             return answers
