@@ -28,6 +28,7 @@ from vlm_durable.journal.setting_aside import is_set_aside
 from vlm_durable.versions.partition_files import NotPublishedError, PublishedError, PublishedRecord
 from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_durable.versions.published import PublishedPartitions
+from vlm_durable.wording import counted
 from vlm_engine.ladder import TRANSIENT_KINDS
 
 OK, FAILED = "ok", "failed"
@@ -162,7 +163,8 @@ def adopt_rows(
         doubts = [fit and doubt for fit, doubt in zip(fits, in_doubt(table), strict=True)]
         if any(doubts):
             notes.append(
-                f"{sum(doubts)} finished rows are not adopted: a device that gave wrong answers made them."
+                f"{counted(sum(doubts), 'finished rows are', 'finished row is')} not adopted: a device that gave"
+                " wrong answers made them."
             )
             fits = [fit and not doubt for fit, doubt in zip(fits, doubts, strict=True)]
         if any(fits):
