@@ -163,8 +163,8 @@ def adopt_rows(
         doubts = [fit and doubt for fit, doubt in zip(fits, in_doubt(table), strict=True)]
         if any(doubts):
             notes.append(
-                f"{counted(sum(doubts), 'finished rows are', 'finished row is')} not adopted: a device that gave"
-                " wrong answers made them."
+                f"{counted(sum(doubts), 'finished rows are', 'finished row is')} not adopted: a device that"
+                " gave wrong answers made them."
             )
             fits = [fit and not doubt for fit, doubt in zip(fits, doubts, strict=True)]
         if any(fits):
