@@ -39,12 +39,12 @@ from vlm_assets.commands.terminal import (
 )
 from vlm_assets.config.resource_settings import build_text_embedding_model
 from vlm_assets.config.settings import Settings
+from vlm_assets.services.request_vector import embed_text
 from vlm_durable.commands import command
 from vlm_durable.versions.partition_files import PublishedError, PublishedRecord
 from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.wording import counted
-from vlm_engine.devices.find import Device
 from vlm_engine.model_source import NO_EMBEDDER
 from vlm_results.published_table import Mask, Where, chosen, readable_records
 from vlm_results.word_index import find_words
@@ -226,7 +226,10 @@ def _near(settings: Settings, catalog: Catalog, request: _Request, vectors: _Vec
         parts.append(_vector_of(settings, catalog, vectors.records, request.like))
     if request.text is not None:
         doing("loading the model that embeds texts")
-        parts.append(embed_text(settings, request.text))
+        try:
+            parts.append(embed_text(settings, request.text))
+        except ValueError as error:
+            raise CommandError(f"{request.text!r} cannot be searched for: {error}.") from error
     query = np.sum([part / max(float(np.linalg.norm(part)), 1e-12) for part in parts], axis=0)
     query = (query / max(float(np.linalg.norm(query)), 1e-12)).astype(np.float32)
     ranges, mask = {one.key: one for one in catalog.ranges}, request.mask
@@ -312,18 +315,6 @@ def comparable(
             " did it, or materialize property_embeddings."
         )
     return same, other
-
-
-def embed_text(settings: Settings, text: str) -> Vector:
-    """The vector of a text, on the CPU: a search takes no device from a run."""
-    device = Device("cpu-search", "cpu", "search", None, "")
-    embedder = build_text_embedding_model(settings).load(device)
-    try:
-        return np.asarray(embedder.embed([text])[0], dtype=np.float32)
-    except ValueError as error:
-        raise CommandError(f"{text!r} cannot be searched for: {error}.") from error
-    finally:
-        embedder.close()
 
 
 def _vector_of(

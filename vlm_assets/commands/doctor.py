@@ -37,6 +37,7 @@ from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, doi
 from vlm_assets.config.engine_choice import require_models
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model, control_state
 from vlm_assets.config.settings import CHECKOUT, ENV_FILE, IS_CHECKOUT, PREFIX, Settings
+from vlm_assets.services.request_vector import embed_text
 from vlm_assets.webserver.api import DagsterApi
 from vlm_assets.webserver.home import POOL, damages, running_address, start_timeout
 from vlm_durable.commands import command
@@ -54,7 +55,6 @@ from vlm_engine.images.worker_pool import WorkerPool
 from vlm_engine.model_source import NO_EMBEDDER
 from vlm_engine.prompt import build_prompt
 from vlm_engine.schema import load_schema
-from vlm_results.search import embed_text
 
 Level = Literal["ok", "warning", "error"]
 
