@@ -55,6 +55,7 @@ from vlm_assets.webserver.api import (
     DagsterApiError,
     DagsterUnreachableError,
     FailingCheck,
+    LaunchedBackfill,
     reload_running,
 )
 from vlm_assets.webserver.home import running_address
@@ -71,6 +72,9 @@ if TYPE_CHECKING:
 _SHOWN = 5
 
 _AGAIN_SECONDS = 2.0
+
+_LAUNCHES = 5
+"""How often a backfill is launched that Dagster gives up."""
 
 _T = TypeVar("_T")
 
@@ -186,9 +190,18 @@ class Backfill:
         A partition that is made again was done before, so what Dagster shows as done does not tell.
         """
         # A failed run may be retried: only the backfill knows, and it is asked only when all is quiet.
-        return not now.under_way and not any(
-            self.api.backfill(backfill, self.assets[0]).unfinished for backfill in self.followed
-        )
+        return not now.under_way and not any(one.unfinished for one in self._followed())
+
+    def given_up(self) -> list[str]:
+        """Why Dagster gave up backfills that have ended, a sentence each.
+
+        Its daemon reads new ranges some seconds after the webserver, and gives up a backfill of those that it
+        has not read yet.
+        """
+        return [f"Dagster gave up backfill {one.id}: {one.error}" for one in self._followed() if one.error]
+
+    def _followed(self) -> list[LaunchedBackfill]:
+        return [self.api.backfill(backfill, self.assets[0]) for backfill in self.followed]
 
 
 def stale_options(assets: Sequence[str], settings: Mapping[str, str], *, stale_too: bool) -> dict[str, str]:
@@ -525,18 +538,16 @@ def _follow(
     console = patience.console
     console.print(patience.ask(work.begin))
     start()
-    if work.followed:
-        # Often enough to watch, seldom enough that a large catalogue's keys are no load.
-        interval = max(2.0, len(work.keys) / 2000)
-        with ProgressLine(console, work.keys) as line:
-
-            def ended() -> bool:
-                now = work.progress()
-                line.show(now, *work.rate())
-                return work.ended(now)
-
-            while not patience.ask(ended):
-                patience.watch(interval)
+    for launch in range(1, _LAUNCHES + 1):
+        if work.followed:
+            _watch(work, patience)
+        given_up = patience.ask(work.given_up)
+        for sentence in given_up:
+            console.print(f"[yellow]{escape(sentence)}[/]")
+        if not given_up or launch == _LAUNCHES:
+            break
+        patience.watch(launch * _AGAIN_SECONDS)
+        console.print(patience.ask(work.begin))
 
     def summarize() -> BackfillSummary:
         failing = [check for asset in work.assets for check in work.api.failing_checks(asset)]
@@ -557,6 +568,21 @@ def _follow(
         # How far the plan was off, where this run was planned.
         console.print(compared.sentence(), highlight=False)
     return summary
+
+
+def _watch(work: Backfill, patience: Patience) -> None:
+    """Show how a backfill stands until it ends."""
+    # Often enough to watch, seldom enough that a large catalogue's keys are no load.
+    interval = max(2.0, len(work.keys) / 2000)
+    with ProgressLine(patience.console, work.keys) as line:
+
+        def ended() -> bool:
+            now = work.progress()
+            line.show(now, *work.rate())
+            return work.ended(now)
+
+        while not patience.ask(ended):
+            patience.watch(interval)
 
 
 def _outlooks(settings: Settings, status: Status, keys: frozenset[str]) -> tuple[Sequence[Outlook], int]:

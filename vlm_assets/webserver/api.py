@@ -59,12 +59,14 @@ class LaunchedBackfill:
     """A backfill: ``keys`` are the partitions it was launched for. unfinished: Dagster goes on with it.
 
     stale: what its runs do with stale partitions, as it was launched; None where that was not said.
+    error: why Dagster gave it up, whatever its runs did; None where it did not.
     """
 
     id: str
     unfinished: bool
     keys: frozenset[str]
     stale: str | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -295,13 +297,21 @@ _UNFINISHED = ("REQUESTED", "CANCELING", "FAILING")
 
 _NOT_PASSED = ("failedPartitions", "executionFailedPartitions")
 
-_BACKFILL = "id status tags{key value} partitionsTargetedForAssetKey(assetKey: $a){partitionKeys}"
+_BACKFILL = (
+    "id status tags{key value} error{message} partitionsTargetedForAssetKey(assetKey: $a){partitionKeys}"
+)
 
 
 def _backfill(row: Mapping[str, Any]) -> LaunchedBackfill:
     keys = (row["partitionsTargetedForAssetKey"] or {}).get("partitionKeys") or ()
     tags = {tag["key"]: tag["value"] for tag in row["tags"]}
-    return LaunchedBackfill(row["id"], row["status"] in _UNFINISHED, frozenset(keys), tags.get(STALE))
+    return LaunchedBackfill(
+        row["id"],
+        row["status"] in _UNFINISHED,
+        frozenset(keys),
+        tags.get(STALE),
+        _first_line(row["error"]["message"]) if row["error"] else None,
+    )
 
 
 def _refuse_unloaded(entries: Sequence[Mapping[str, Any]]) -> None:

@@ -298,6 +298,34 @@ def test_a_backfill_is_followed_to_its_end_though_answers_fail(dataset):
     assert len(waited) == len(api.asked)
 
 
+class GivingUpApi(FalteringApi):
+    """Dagster whose daemon has not read the ranges yet when the first backfills come."""
+
+    def __init__(self, settings, keys, times):
+        super().__init__(settings, keys)
+        self.times = times
+
+    def answers(self, question, answer):
+        return answer
+
+    def backfill(self, backfill_id, asset):
+        error = "Targeted partitions have been removed" if len(self.launched) <= self.times else None
+        return LaunchedBackfill(backfill_id, unfinished=False, keys=self.keys, error=error)
+
+
+@pytest.mark.parametrize(("times", "launches"), [(0, 1), (1, 2), (99, 5)])
+def test_a_backfill_that_dagster_gave_up_is_launched_again(dataset, times, launches):
+    """New ranges are run though Dagster's daemon reads them late; not for ever, and a person reads why."""
+    dataset.descriptions.path(dataset.keys[0]).unlink()
+    api = GivingUpApi(dataset.settings, dataset.keys, times)
+    console = Console(file=io.StringIO(), width=200)
+    work = Backfill(api, dataset.settings, dataset.keys)
+    _follow(work, lambda: None, Patience(console, lambda _: None))
+    assert api.launched == [[dataset.keys[0]]] * launches
+    why = "Dagster gave up backfill b1: Targeted partitions have been removed"
+    assert console.file.getvalue().count(why) == min(times, launches)
+
+
 def test_a_backfill_is_followed_no_longer_than_dagster_lives(dataset):
     """What was started ends: that is said, and nobody waits for ever."""
     dataset.descriptions.path(dataset.keys[0]).unlink()
