@@ -20,7 +20,7 @@ from faults.ledger import PromiseBrokenError
 from faults.partition_life import BATCH, KEY, VERSIONS, open_journal, rows
 from vlm_durable.files.sealed_json import seal, unseal
 from vlm_durable.journal.high_water_mark import slots
-from vlm_durable.journal.recovery import Survey, survey
+from vlm_durable.journal.recovery import Survey, survey_journal
 from vlm_durable.journal.segments import JournalIdentity
 from vlm_durable.versions.partition_files import PartitionFiles
 from vlm_durable.versions.published import PublishedPartitions
@@ -56,7 +56,7 @@ class _Home:
             given["schema"],
             given["expected_ids"],
         )
-        return survey(self.journal, identity, given["high_water_mark"])
+        return survey_journal(self.journal, identity, given["high_water_mark"])
 
 
 def anywhere(chance: random.Random, place: Path, number: int) -> Counter[str]:
@@ -119,7 +119,7 @@ def _judge_losses(home: _Home, before: Mapping[Path, bytes], struck: Mapping[Pat
     found, left = home.survey(), [path for path in before if path not in struck]
     segments = sum(path.name.startswith("segment") for path in left)
     manifests = [unseal(before[path]) for path in left if path.name.startswith("manifest")]
-    marks = [found.mark.mark.rows_written] if found.mark.mark is not None else []
+    marks = [found.mark_reading.mark.rows_written] if found.mark_reading.mark is not None else []
     promised = max([*marks, *(sum(one["rows"] for one in each["segments"]) for each in manifests)], default=0)
     what = ", ".join(f"{path.name} {fate}" for path, fate in struck.items())
     if not found.losses and found.rows != segments * BATCH:
@@ -146,7 +146,7 @@ def _manifest(home: _Home, path: Path) -> bool:
 def _mark(home: _Home, path: Path) -> bool:
     """Damaged; the other slot serves."""
     found = home.survey()
-    return found.mark.damaged == (path,) and not found.losses and found.rows == SEGMENTS * BATCH
+    return found.mark_reading.damaged == (path,) and not found.losses and found.rows == SEGMENTS * BATCH
 
 
 def _published(home: _Home, path: Path) -> bool:

@@ -54,13 +54,13 @@ class Manifest:
     events: tuple[Mapping[str, Any], ...] = ()
     """What recoveries adopted, quarantined and gave up, oldest first."""
     given_up: tuple[str, ...] = ()
-    """Names of segments whose loss a person accepted: an older manifest that lists them is not held to it."""
+    """Names of segments whose loss a person accepted: no older manifest that lists them counts as broken."""
     plan: Mapping[str, Any] | None = None
-    """How the caller divides its work, once there are rows by it: a resume divides it alike."""
+    """How the caller divides its work, set from the first rows on: a resume divides it alike."""
     retired: bool = False
     """True once the rows are published and read back: the segments may go."""
     file_sha256: str = ""
-    """Digest of the whole file; empty for one that is not on disk yet."""
+    """Digest of the whole file; empty while the manifest is not on disk yet."""
 
     @property
     def rows(self) -> int:
@@ -106,42 +106,42 @@ def manifest_path(directory: Path, sequence: int) -> Path:
 
 
 def sequence_of(name: str) -> int | None:
-    """The sequence number in a manifest's name; None where the name is none."""
+    """The sequence number in a manifest's name; None for any other name."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def sequences(directory: Path) -> list[int]:
     """The sequence numbers on disk, newest first, readable or not."""
-    found = (sequence_of(path.name) for path in directory.iterdir())
-    return sorted((number for number in found if number is not None), reverse=True)
+    numbers = (sequence_of(path.name) for path in directory.iterdir())
+    return sorted((number for number in numbers if number is not None), reverse=True)
 
 
 def read_manifest(directory: Path, sequence: int) -> Manifest:
     """Read and verify one manifest. Raises BrokenSealError, OSError, or FormatVersionError (newer)."""
     path = manifest_path(directory, sequence)
-    found = decode_manifest(path.read_bytes(), path)
-    if found.sequence != sequence:
-        raise BrokenSealError(f"the manifest inside says sequence {found.sequence}")
-    return found
+    manifest = decode_manifest(path.read_bytes(), path)
+    if manifest.sequence != sequence:
+        raise BrokenSealError(f"the manifest inside says sequence {manifest.sequence}")
+    return manifest
 
 
 def decode_manifest(data: bytes, where: Path) -> Manifest:
-    """The manifest that a file's bytes are. Raises BrokenSealError, FormatVersionError."""
-    found = unseal(data)
-    refuse_newer_format(found.get("format"), FORMAT, where)
+    """Decode a manifest from a file's bytes. Raises BrokenSealError, FormatVersionError."""
+    content = unseal(data)
+    refuse_newer_format(content.get("format"), FORMAT, where)
     try:
         return Manifest(
-            sequence=found["sequence"],
-            epoch=found["epoch"],
-            identity=found["identity"],
-            segments=tuple(SegmentRecord(**record) for record in found["segments"]),
-            previous_sequence=found["previous"]["sequence"],
-            previous_sha256=found["previous"]["sha256"],
-            events=tuple(found["events"]),
-            given_up=tuple(found["given_up"]),
-            plan=found["plan"] if found["format"] > 1 else None,
-            retired=found["retired"],
+            sequence=content["sequence"],
+            epoch=content["epoch"],
+            identity=content["identity"],
+            segments=tuple(SegmentRecord(**record) for record in content["segments"]),
+            previous_sequence=content["previous"]["sequence"],
+            previous_sha256=content["previous"]["sha256"],
+            events=tuple(content["events"]),
+            given_up=tuple(content["given_up"]),
+            plan=content["plan"] if content["format"] > 1 else None,
+            retired=content["retired"],
             file_sha256=hashlib.sha256(data).hexdigest(),
         )
     except (KeyError, TypeError) as error:
@@ -149,9 +149,9 @@ def decode_manifest(data: bytes, where: Path) -> Manifest:
 
 
 def newest_manifest(directory: Path) -> Manifest | None:
-    """The newest manifest that reads, without verifying its segments; None where there is none.
+    """The newest readable manifest, its segments unverified; None where there is none.
 
-    For a quick look (status): reads only, takes no lock.
+    For status: reads only, takes no lock.
     """
     if not directory.is_dir():
         return None
@@ -167,8 +167,8 @@ def publish_manifest(directory: Path, manifest: Manifest) -> str:
     """Write a manifest durably under its own number. Returns the file's SHA-256.
 
     Raises FencedError where that number, or a later one, exists: somebody else is the writer now.
-    The look before the link catches the usual case; the link decides between two at the same number;
-    the look after it catches a number that was taken and pruned while this writer was paused.
+    The check before the link catches the usual case. The link decides between two writers at one number.
+    The check after it catches a number that was taken and pruned while this writer was paused.
     """
     data = manifest.encode()
     path = manifest_path(directory, manifest.sequence)
@@ -195,9 +195,9 @@ def refuse_if_overtaken(directory: Path, sequence: int) -> None:
 
 
 def prune(directory: Path, current: int) -> None:
-    """Remove manifests older than the kept ones, but only while every kept one still verifies."""
-    found = [number for number in sequences(directory) if number <= current]
-    kept, old = found[:KEPT], found[KEPT:]
+    """Remove the manifests before the newest ``KEPT``, but only while each of these still verifies."""
+    numbers = [number for number in sequences(directory) if number <= current]
+    kept, old = numbers[:KEPT], numbers[KEPT:]
     if not old or not _all_verify(directory, kept):
         return
     for number in old:
@@ -249,7 +249,7 @@ class Committer:
         return segment
 
     def retire(self) -> None:
-        """Write down that the rows are published, then remove segments and manifests, that one last."""
+        """Publish a retired manifest, then remove segments and manifests, the retired one last."""
         self._advance(retired=True)
         remove_retired(self._directory, self._manifest)
 
@@ -301,9 +301,9 @@ def remove_retired(directory: Path, retired: Manifest) -> None:
 
 
 def remove_temporaries(directory: Path) -> None:
-    """Remove what killed writers left half written or half named. Only for the journal's one writer."""
-    for left in directory.glob(f".*{files.TEMPORARY_SUFFIX}"):
-        left.unlink(missing_ok=True)
+    """Remove temporary files of killed writers. Only for the journal's one writer."""
+    for temporary in directory.glob(f".*{files.TEMPORARY_SUFFIX}"):
+        temporary.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -403,8 +403,8 @@ class CommitThread:
         if not self._waiting:
             return False
         rows = sum(waiting.table.num_rows for waiting in self._waiting)
-        asked = self._stopping or self._flush_to > self._done
-        return asked or rows >= self._commit_rows or (self._seconds_left() or 0.0) <= 0.0
+        is_flushing = self._stopping or self._flush_to > self._done
+        return is_flushing or rows >= self._commit_rows or (self._seconds_left() or 0.0) <= 0.0
 
     def _seconds_left(self) -> float | None:
         """Seconds until the oldest waiting table is due; None where none waits."""

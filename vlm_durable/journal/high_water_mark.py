@@ -22,7 +22,7 @@ FORMAT = 1
 class HighWaterMark:
     """The last commit that was acknowledged. One file (two slots) for each key and generation.
 
-    rows: that count, one for each id. superseded: failed rows beside them whose place others took.
+    rows: rows that count, one for each id. superseded: failed rows beside them that others superseded.
     """
 
     key: str
@@ -90,11 +90,11 @@ def read_marks(folder: Path, key: str) -> list[HighWaterMark]:
 
 
 def write_mark(path: Path, mark: HighWaterMark) -> None:
-    """Write the mark into the slot of its sequence number, durably; one that is retired into both.
+    """Write the mark into the slot of its sequence number, durably; a retired mark into both slots.
 
-    Of a retired journal the other slot must not promise rows: they are gone. Raises FencedError where either
-    slot is ahead: another writer has gone on. A damaged slot is overwritten only by its turn; reading says
-    which it is.
+    The other slot of a retired journal must not promise rows: they are gone. Raises FencedError where either
+    slot is ahead: another writer has gone on. A damaged slot is overwritten only in its turn;
+    ``read_mark`` names it.
     """
     standing = read_mark(path, key=mark.key, generation=mark.generation).mark
     if standing is not None and standing.sequence > mark.sequence:
@@ -109,7 +109,7 @@ def write_mark(path: Path, mark: HighWaterMark) -> None:
 
 
 def clear_temporaries(path: Path) -> None:
-    """Remove what killed writers of this mark left half written. Only for the journal's one writer."""
+    """Remove temporary files of killed writers of this mark. Only for the journal's one writer."""
     for slot in slots(path):
-        for left in path.parent.glob(f".{glob.escape(slot.name)}.*{files.TEMPORARY_SUFFIX}"):
-            left.unlink(missing_ok=True)
+        for temporary in path.parent.glob(f".{glob.escape(slot.name)}.*{files.TEMPORARY_SUFFIX}"):
+            temporary.unlink(missing_ok=True)

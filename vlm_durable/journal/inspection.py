@@ -46,19 +46,19 @@ def inspect_journals(journals: Path, marks: Path, key: str, *, deep: bool) -> li
     segment; otherwise their sizes are compared. Raises FormatVersionError for a newer program's journal.
     """
     # Marks before manifests: a commit writes the manifest first, so no mark promises what was not yet there.
-    known = {mark.generation: mark for mark in read_marks(marks, key)}
+    marks_by_generation = {mark.generation: mark for mark in read_marks(marks, key)}
     folders = {path.name for path in journals.iterdir() if path.is_dir()} if journals.is_dir() else set()
-    unfinished = {name for name, mark in known.items() if not mark.retired}
+    unfinished = {name for name, mark in marks_by_generation.items() if not mark.retired}
     return [
-        _inspect(journals / name, known.get(name), deep=deep)
-        for name in sorted(unfinished | (folders - known.keys()))
+        _inspect(journals / name, marks_by_generation.get(name), deep=deep)
+        for name in sorted(unfinished | (folders - marks_by_generation.keys()))
     ]
 
 
 def _inspect(directory: Path, mark: HighWaterMark | None, *, deep: bool) -> JournalInspection:
     head = newest_manifest(directory)
     given_up = {*(head.given_up if head else ()), *(mark.given_up if mark else ())}
-    listed = {one.name: one for one in head.segments} if head else {}
+    listed = {record.name: record for record in head.segments} if head else {}
     rows = 0
     troubles: list[str] = []
     for name, record in listed.items():
@@ -73,9 +73,9 @@ def _inspect(directory: Path, mark: HighWaterMark | None, *, deep: bool) -> Jour
     if rows < promised:
         # The newest manifest may be damaged or behind: the next start adopts segments that none lists.
         for path in _unlisted(directory, listed.keys()):
-            found = _rows_of(path, deep=deep)
-            rows += found or 0
-            if found is None:
+            adoptable_rows = _rows_of(path, deep=deep)
+            rows += adoptable_rows or 0
+            if adoptable_rows is None:
                 troubles.append(f"segment {path.name} does not verify")
     if not directory.is_dir() and promised:
         troubles.append(f"{directory} is not there")

@@ -28,7 +28,7 @@ from vlm_durable.journal.journal_errors import (
     sample,
     storage_error,
 )
-from vlm_durable.journal.recovery import Recovery, refuse_loss, settle, survey
+from vlm_durable.journal.recovery import Recovery, refuse_loss, settle, survey_journal
 from vlm_durable.journal.segments import (
     ID,
     ORDER,
@@ -69,14 +69,14 @@ class Journal:
         self._segments = list(segments)
         # The number of the try that failed, 0 for a final row, by the id of each committed row.
         self._done = {
-            one: tries
+            property_id: tries
             for segment in segments
-            for one, tries in zip(segment.ids, segment.failed_tries, strict=True)
+            for property_id, tries in zip(segment.ids, segment.failed_tries, strict=True)
         }
         self._waiting: set[str] = set()
         self._guard = threading.Lock()
         self._closed = False
-        self._told: list[Callable[[int], None]] = []
+        self._commit_listeners: list[Callable[[int], None]] = []
         self._thread = CommitThread(self._commit, **thread_settings)
 
     @classmethod
@@ -101,7 +101,7 @@ class Journal:
         ``directory`` is this generation's alone; ``high_water_mark`` a file of its own for each key and
         generation, kept apart from it. ``schema``: pyarrow schema of the rows. ``quarantine`` (default:
         a folder in ``directory``) takes what does not verify; it must be on the same device.
-        ``accept_loss``: what a person said when they gave up rows that cannot be restored; recorded.
+        ``accept_loss``: a person's reason for giving up rows that cannot be restored; it is recorded.
 
         Raises JournalLossError, JournalLockedError, JournalError, FormatVersionError,
         CrossDeviceError, DirectoryNotWritableError, DiskFullError; each says what to do.
@@ -118,12 +118,12 @@ class Journal:
         try:
             for attempt in range(_TAKEOVER_ATTEMPTS):
                 lock.check()
-                found = survey(directory, identity, high_water_mark)
+                survey = survey_journal(directory, identity, high_water_mark)
                 if accept_loss is None:
-                    refuse_loss(found, directory, quarantine, identity)
+                    refuse_loss(survey, directory, quarantine, identity)
                 try:
                     manifest, recovery = settle(
-                        found,
+                        survey,
                         directory=directory,
                         quarantine=quarantine,
                         high_water_mark=high_water_mark,
@@ -145,7 +145,7 @@ class Journal:
             lock.release()
             raise
         settings = {"commit_seconds": commit_seconds, "commit_rows": commit_rows, "clock": clock}
-        return cls(directory, identity, lock, committer, recovery, found.segments, settings)
+        return cls(directory, identity, lock, committer, recovery, survey.segments, settings)
 
     @property
     def generation(self) -> str:
@@ -167,7 +167,7 @@ class Journal:
     def failed_tries(self) -> dict[str, int]:
         """Committed rows that failed: the number of their try, by id. A later try may supersede them."""
         with self._guard:
-            return {one: tries for one, tries in self._done.items() if tries}
+            return {property_id: tries for property_id, tries in self._done.items() if tries}
 
     @property
     def missing_ids(self) -> frozenset[str]:
@@ -201,13 +201,13 @@ class Journal:
         """Set it before the first rows by it are submitted: it becomes durable with them."""
         self._committer.plan = plan
 
-    def on_commit(self, tell: Callable[[int], None]) -> None:
-        """Have ``tell`` called after each commit with the rows committed, in the thread that commits.
+    def on_commit(self, listener: Callable[[int], None]) -> None:
+        """Call ``listener`` after each commit with the number of committed rows, in the thread that commits.
 
-        Its errors are logged: they cost the telling, not the rows.
+        Its errors are logged: the commit stands.
         """
         with self._guard:
-            self._told.append(tell)
+            self._commit_listeners.append(listener)
 
     def submit(self, table: Any) -> None:
         """Queue the rows of a whole planned batch (pyarrow table); does not wait for the disk.
@@ -321,7 +321,7 @@ class Journal:
 
     def _commit(self, tables: Sequence[Any]) -> None:
         """Runs in the commit thread, which alone writes ``_done``."""
-        ids = {one for table in tables for one in table.column(ID).to_pylist()}
+        ids = {property_id for table in tables for property_id in table.column(ID).to_pylist()}
         try:
             segment = self._committer.commit(tables, superseding=len(ids & self._done.keys()))
         except (OSError, SegmentUnreadableError) as error:
@@ -331,12 +331,14 @@ class Journal:
             self._segments.append(segment)
             self._done.update(zip(segment.ids, segment.failed_tries, strict=True))
             self._waiting -= ids
-            told, rows = tuple(self._told), len(self._done)
-        for tell in told:
+            listeners, rows = tuple(self._commit_listeners), len(self._done)
+        for listener in listeners:
             try:
-                tell(rows)
+                listener(rows)
             except Exception:
-                _log.exception("A commit of %s was not told; it stands.", self._identity.key)
+                _log.exception(
+                    "A listener failed after a commit of %s; the commit stands.", self._identity.key
+                )
 
     def _refuse_closed(self) -> None:
         if self._closed:
@@ -348,13 +350,13 @@ def clear_retired(directory: Path, high_water_mark: Path) -> bool:
     if not directory.is_dir():
         return False
     head = commits.newest_manifest(directory)
-    left = {path.name for path in directory.iterdir() if path.suffix != files.TEMPORARY_SUFFIX}
-    if not (head.retired if head is not None else left <= {LOCK_NAME}):
+    names = {path.name for path in directory.iterdir() if path.suffix != files.TEMPORARY_SUFFIX}
+    if not (head.retired if head is not None else names <= {LOCK_NAME}):
         return False
     try:
         lock = WriterLock(directory)
         try:
-            # Killed between naming the retired manifest and removing its temporary name, that one is left.
+            # A kill between naming the retired manifest and removing its temporary name leaves that name.
             remove_temporaries(directory)
             clear_temporaries(high_water_mark)
             if head is not None:
@@ -363,9 +365,9 @@ def clear_retired(directory: Path, high_water_mark: Path) -> bool:
                 # promises the rows of a journal which is gone.
                 files.sync_directory(directory)
                 retired = head.mark
-                said = read_mark(high_water_mark, key=retired.key, generation=retired.generation).mark
-                if said is not None and said.sequence == retired.sequence:
-                    retired = said
+                mark_on_disk = read_mark(high_water_mark, key=retired.key, generation=retired.generation).mark
+                if mark_on_disk is not None and mark_on_disk.sequence == retired.sequence:
+                    retired = mark_on_disk
                 write_mark(high_water_mark, retired)
                 remove_retired(directory, head)
             lock.release(remove=True)

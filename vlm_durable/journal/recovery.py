@@ -1,7 +1,7 @@
 """Recovery: from whatever a crash left on disk to one verified state, or a refusal that says why.
 
-``survey`` only reads and decides; ``settle`` then quarantines, adopts and writes the state down. What does
-not live here: the writer's lock (writer_lock.py) and new commits (commits.py).
+``survey_journal`` only reads and decides; ``settle`` then quarantines, adopts and writes the state down.
+What does not live here: the writer's lock (writer_lock.py) and new commits (commits.py).
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ _THREADS = 2
 
 @dataclass(frozen=True)
 class Survey:
-    """What was found, before anything is changed. Paths are absolute or relative as the directory is."""
+    """What lies in a journal's directory, before anything is changed.
+
+    Paths are absolute or relative, as the directory is.
+    """
 
     head: Manifest | None
     segments: tuple[Segment, ...]
@@ -50,7 +53,7 @@ class Survey:
     damaged: Mapping[Path, str]
     """Files to quarantine, each with the reason."""
     temporaries: tuple[Path, ...]
-    mark: MarkReading
+    mark_reading: MarkReading
     newest_sequence: int
     """The highest sequence number seen anywhere, readable or not."""
     losses: tuple[str, ...]
@@ -107,19 +110,21 @@ class Recovery:
         return ". ".join(parts) + "."
 
 
-def survey(directory: Path, identity: JournalIdentity, high_water_mark: Path) -> Survey:
+def survey_journal(directory: Path, identity: JournalIdentity, high_water_mark: Path) -> Survey:
     """Read everything and decide what counts. Changes nothing.
 
     Raises JournalError (other work), FormatVersionError (newer program).
     """
     names = sorted(entry.name for entry in os.scandir(directory) if entry.is_file(follow_symlinks=False))
-    numbers = sorted((n for n in map(commits.sequence_of, names) if n is not None), reverse=True)
+    numbers = sorted(
+        (number for number in map(commits.sequence_of, names) if number is not None), reverse=True
+    )
     head, damaged = _read_manifests(directory, numbers)
     if head is not None:
         identity.check(head.identity, str(commits.manifest_path(directory, head.sequence)))
-    mark = read_mark(high_water_mark, key=identity.key, generation=identity.generation)
+    reading = read_mark(high_water_mark, key=identity.key, generation=identity.generation)
 
-    given_up = sorted({*(head.given_up if head else ()), *(mark.mark.given_up if mark.mark else ())})
+    given_up = sorted({*(head.given_up if head else ()), *(reading.mark.given_up if reading.mark else ())})
     records = {record.name: record for record in head.segments} if head else {}
     present = {name for name in names if SEGMENT_NAME.fullmatch(name)}
     kept, broken = _choose(_verify(directory, present, records, identity), records)
@@ -129,17 +134,17 @@ def survey(directory: Path, identity: JournalIdentity, high_water_mark: Path) ->
     unverified = {name: f"does not verify: {why}" for name, why in broken.items() if name in records}
     lost = {name: why for name, why in (unverified | gone).items() if name not in given_up}
     losses = [f"segment {name} ({counted(records[name].rows, 'rows')}) {why}" for name, why in lost.items()]
-    unreadable = [n for n in numbers if commits.manifest_path(directory, n) in damaged]
-    losses += _against_mark(head, mark, kept, unreadable)
-    promised = max(mark.mark.rows if mark.mark else 0, head.rows if head else 0)
+    unreadable = [number for number in numbers if commits.manifest_path(directory, number) in damaged]
+    losses += _against_mark(head, reading, kept, unreadable)
+    promised = max(reading.mark.rows if reading.mark else 0, head.rows if head else 0)
     return Survey(
         head=head,
         segments=tuple(kept),
-        adopted=tuple(s.record.name for s in kept if s.record.name not in records),
+        adopted=tuple(segment.record.name for segment in kept if segment.record.name not in records),
         damaged=damaged,
         temporaries=tuple(directory / name for name in names if name.endswith(files.TEMPORARY_SUFFIX)),
-        mark=mark,
-        newest_sequence=max([0, *numbers, *([mark.mark.sequence] if mark.mark else [])]),
+        mark_reading=reading,
+        newest_sequence=max([0, *numbers, *([reading.mark.sequence] if reading.mark else [])]),
         losses=tuple(losses),
         lost_segments=tuple(lost),
         given_up=tuple(given_up),
@@ -155,19 +160,19 @@ def _read_manifests(directory: Path, numbers: Iterable[int]) -> tuple[Manifest |
     for number in numbers:
         path = commits.manifest_path(directory, number)
         try:
-            found = commits.read_manifest(directory, number)
+            manifest = commits.read_manifest(directory, number)
         except (BrokenSealError, OSError) as error:
             damaged[path] = f"the manifest does not verify: {error}"
             continue
         if (
             newer is not None
             and newer.previous_sequence == number
-            and newer.previous_sha256 != found.file_sha256
+            and newer.previous_sha256 != manifest.file_sha256
         ):
             damaged[path] = f"the manifest is not the one that sequence {newer.sequence} followed"
             continue
-        head = head or found
-        newer = found
+        head = head or manifest
+        newer = manifest
     return head, damaged
 
 
@@ -176,7 +181,7 @@ def _verify(
 ) -> dict[str, Segment | SegmentUnreadableError]:
     """Verify every segment on disk, several at once: hashing and decoding release the GIL."""
 
-    def one(name: str) -> Segment | SegmentUnreadableError:
+    def verify(name: str) -> Segment | SegmentUnreadableError:
         path = directory / name
         try:
             record = records.get(name)
@@ -184,87 +189,89 @@ def _verify(
         except SegmentUnreadableError as error:
             return error
 
-    def several(names: list[str]) -> list[tuple[str, Segment | SegmentUnreadableError]]:
-        return [(name, one(name)) for name in names]
+    def verify_share(names: list[str]) -> list[tuple[str, Segment | SegmentUnreadableError]]:
+        return [(name, verify(name)) for name in names]
 
     ordered = sorted(present)
     shares = [ordered[start::_THREADS] for start in range(_THREADS)]
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="verify-segments") as pool:
-        return dict(pair for share in pool.map(several, shares) for pair in share)
+        return dict(pair for share in pool.map(verify_share, shares) for pair in share)
 
 
 def _choose(
     checked: Mapping[str, Segment | SegmentUnreadableError], records: Mapping[str, SegmentRecord]
 ) -> tuple[list[Segment], dict[str, str]]:
-    """The segments that count, listed ones before those to adopt, and why the others do not.
+    """The segments that count, listed ones before those to adopt, and why the others do not count.
 
-    A later row may only take the place of a failed row of an earlier try, and of no other.
+    A row may take the place of a failed row of an earlier try alone.
     """
     kept: list[Segment] = []
     broken: dict[str, str] = {}
-    seen: dict[str, int] = {}
+    committed_tries: dict[str, int] = {}
     for name in sorted(checked, key=lambda name: (name not in records, name)):
-        found = checked[name]
-        if isinstance(found, SegmentUnreadableError):
-            broken[name] = str(found)
+        segment = checked[name]
+        if isinstance(segment, SegmentUnreadableError):
+            broken[name] = str(segment)
             continue
-        tries = dict(zip(found.ids, found.failed_tries, strict=True))
-        again = seen.keys() & tries.keys()
-        if not all(may_supersede(tries[one], seen[one]) for one in again):
+        tries = dict(zip(segment.ids, segment.failed_tries, strict=True))
+        repeated_ids = committed_tries.keys() & tries.keys()
+        if not all(
+            may_supersede(tries[property_id], committed_tries[property_id]) for property_id in repeated_ids
+        ):
             broken[name] = "holds ids that are committed already"
         else:
-            seen |= tries
-            kept.append(found.superseding(len(again)))
+            committed_tries |= tries
+            kept.append(segment.superseding(len(repeated_ids)))
     return kept, broken
 
 
 def _against_mark(
-    head: Manifest | None, mark: MarkReading, kept: list[Segment], unreadable: list[int]
+    head: Manifest | None, reading: MarkReading, kept: list[Segment], unreadable: list[int]
 ) -> list[str]:
     """Why the restorable state is behind what the high-water mark promises; empty where it is not."""
-    high = mark.mark
-    rows = sum(segment.record.rows for segment in kept)  # Superseded ones too: none of them is deleted.
-    if high is None:
-        known = head is not None and all(number < head.sequence for number in unreadable)
-        if known or (head is None and not unreadable and not kept and not mark.damaged):
+    mark = reading.mark
+    rows = sum(segment.record.rows for segment in kept)  # Superseded rows too: none is deleted.
+    if mark is None:
+        newest_is_readable = head is not None and all(number < head.sequence for number in unreadable)
+        if newest_is_readable or (head is None and not unreadable and not kept and not reading.damaged):
             return []
         return [
             "neither the newest manifest nor the high-water mark can be read: how much there was is unknown"
         ]
-    if high.retired:
+    if mark.retired:
         return [
-            f"{counted(high.rows, 'rows were', 'row was')} published and this journal retired; it is"
+            f"{counted(mark.rows, 'rows were', 'row was')} published and this journal retired; it is"
             f" asked to begin again"
         ]
-    if high.rows_written > rows:
+    if mark.rows_written > rows:
         return [
-            f"{counted(high.rows_written - rows, 'rows')} of {high.rows_written} that the high-water"
+            f"{counted(mark.rows_written - rows, 'rows')} of {mark.rows_written} that the high-water"
             f" mark promises"
         ]
-    behind = head is None or head.sequence < high.sequence
+    behind = head is None or head.sequence < mark.sequence
     names = {segment.record.name for segment in kept}
-    if behind and high.last_segment is not None and high.last_segment not in names:
-        return [f"segment {high.last_segment}, the last one that the high-water mark knows"]
+    if behind and mark.last_segment is not None and mark.last_segment not in names:
+        return [f"segment {mark.last_segment}, the last one that the high-water mark knows"]
     return []
 
 
-def refuse_loss(found: Survey, directory: Path, quarantine: Path, identity: JournalIdentity) -> None:
+def refuse_loss(survey: Survey, directory: Path, quarantine: Path, identity: JournalIdentity) -> None:
     """Raise JournalLossError where committed rows cannot be restored."""
-    if not found.losses:
+    if not survey.losses:
         return
     raise JournalLossError(
         key=identity.key,
         generation=identity.generation,
         directory=directory,
-        promised_rows=found.promised_rows,
-        restorable_rows=found.rows,
-        reasons=found.losses,
-        copies=[*found.damaged, *([quarantine] if quarantine.is_dir() else [])],
+        promised_rows=survey.promised_rows,
+        restorable_rows=survey.rows,
+        reasons=survey.losses,
+        copies=[*survey.damaged, *([quarantine] if quarantine.is_dir() else [])],
     )
 
 
 def settle(
-    found: Survey,
+    survey: Survey,
     *,
     directory: Path,
     quarantine: Path,
@@ -272,35 +279,35 @@ def settle(
     identity: JournalIdentity,
     accept_loss: str | None,
 ) -> tuple[Manifest, Recovery]:
-    """Make a survey's state the journal's, under a new epoch: quarantine, adopt, write it down.
+    """Make what the survey found the journal's state, under a new epoch: quarantine, adopt, write it down.
 
     A kill anywhere in here leaves files that the next survey reads to the same state. The new manifest
-    takes the sequence number that a paused older writer would need, so that one can commit no more.
+    takes the sequence number that a paused older writer would need, so that writer can commit no more.
     """
-    for temporary in found.temporaries:
+    for temporary in survey.temporaries:
         temporary.unlink(missing_ok=True)
     clear_temporaries(high_water_mark)
-    moved = [(str(files.set_aside(path, quarantine)), why) for path, why in found.damaged.items()]
-    for slot in found.mark.damaged:
+    moved = [(str(files.set_aside(path, quarantine)), why) for path, why in survey.damaged.items()]
+    for slot in survey.mark_reading.damaged:
         why = "the high-water mark does not verify, or is another journal's"
         moved.append((str(files.set_aside(slot, slot.parent)), why))
-    lost = accept_loss if found.losses else None
-    mark = found.mark.mark
-    epoch = 1 + max(found.head.epoch if found.head else 0, mark.epoch if mark else 0)
+    lost = accept_loss if survey.losses else None
+    mark = survey.mark_reading.mark
+    epoch = 1 + max(survey.head.epoch if survey.head else 0, mark.epoch if mark else 0)
     event: dict[str, Any] = {"epoch": epoch, "at": _now()}
-    event |= {"adopted": list(found.adopted)} if found.adopted else {}
+    event |= {"adopted": list(survey.adopted)} if survey.adopted else {}
     event |= {"quarantined": [list(pair) for pair in moved]} if moved else {}
-    event |= {"accepted_loss": lost, "losses": list(found.losses)} if lost is not None else {}
+    event |= {"accepted_loss": lost, "losses": list(survey.losses)} if lost is not None else {}
     manifest = Manifest(
-        sequence=found.newest_sequence + 1,
+        sequence=survey.newest_sequence + 1,
         epoch=epoch,
         identity=identity.described,
-        segments=tuple(segment.record for segment in found.segments),
-        previous_sequence=found.head.sequence if found.head else None,
-        previous_sha256=found.head.file_sha256 if found.head else None,
-        plan=found.head.plan if found.head else None,
-        given_up=(*found.given_up, *(found.lost_segments if lost is not None else ())),
-        events=(*(found.head.events if found.head else ()), *([event] if len(event) > 2 else [])),
+        segments=tuple(segment.record for segment in survey.segments),
+        previous_sequence=survey.head.sequence if survey.head else None,
+        previous_sha256=survey.head.file_sha256 if survey.head else None,
+        plan=survey.head.plan if survey.head else None,
+        given_up=(*survey.given_up, *(survey.lost_segments if lost is not None else ())),
+        events=(*(survey.head.events if survey.head else ()), *([event] if len(event) > 2 else [])),
     )
     sha256 = commits.publish_manifest(directory, manifest)
     write_mark(high_water_mark, manifest.mark)
@@ -308,14 +315,14 @@ def settle(
     recovery = Recovery(
         key=identity.key,
         generation=identity.generation,
-        rows=found.rows,
-        segments=len(found.segments),
+        rows=survey.rows,
+        segments=len(survey.segments),
         expected_rows=len(identity.expected_ids),
-        manifest_rows=found.head.rows if found.head else None,
+        manifest_rows=survey.head.rows if survey.head else None,
         high_water_mark=mark.rows if mark else None,
         sequence=manifest.sequence,
         epoch=epoch,
-        adopted=found.adopted,
+        adopted=survey.adopted,
         quarantined=tuple(moved),
         accepted_loss=lost,
     )

@@ -55,8 +55,8 @@ class JournalIdentity:
     """The same as plain JSON values: what stands in manifests and in each segment's footer."""
 
     def __post_init__(self) -> None:
-        for column, wanted in ((ID, pa.types.is_string), (ORDER, pa.types.is_int64)):
-            if column not in self.schema.names or not wanted(self.schema.field(column).type):
+        for column, is_type in ((ID, pa.types.is_string), (ORDER, pa.types.is_int64)):
+            if column not in self.schema.names or not is_type(self.schema.field(column).type):
                 raise JournalError(
                     f"{self.key}: the schema needs {ID!r} as string and {ORDER!r} "
                     f"as int64; it has {self.schema.names}"
@@ -74,7 +74,7 @@ class JournalIdentity:
         object.__setattr__(self, "described", described)
 
     def failed_tries(self, table: Any) -> list[int]:
-        """Of each row: 0 where it is final, else the number of the try that failed.
+        """For each row: 0 where it is final, else the number of the try that failed.
 
         Without the two columns every row is final. Raises ValueError for a failed row without a number.
         """
@@ -92,21 +92,21 @@ class JournalIdentity:
         names = ("key", "generation", "fingerprints", "expected_ids_sha256")
         return json.dumps({name: self.described[name] for name in names}, sort_keys=True).encode()
 
-    def check(self, found: Mapping[str, Any], where: str) -> None:
+    def check(self, on_disk: Mapping[str, Any], where: str) -> None:
         """Compare with what stands on disk. Raises JournalError naming every difference."""
         differences = []
-        for name, wanted in self.described.items():
-            have = found.get(name)
-            if have == wanted:
+        for name, expected in self.described.items():
+            actual = on_disk.get(name)
+            if actual == expected:
                 continue
-            if isinstance(wanted, dict) and isinstance(have, dict):
+            if isinstance(expected, dict) and isinstance(actual, dict):
                 differences += [
-                    f"{part} is {have.get(part)!r} there and {wanted.get(part)!r} here"
-                    for part in sorted({*wanted, *have})
-                    if have.get(part) != wanted.get(part)
+                    f"{part} is {actual.get(part)!r} there and {expected.get(part)!r} here"
+                    for part in sorted({*expected, *actual})
+                    if actual.get(part) != expected.get(part)
                 ]
             else:
-                differences.append(f"{name} is {have!r} there and {wanted!r} here")
+                differences.append(f"{name} is {actual!r} there and {expected!r} here")
         if differences:
             raise JournalError(
                 f"{where} belongs to other work than {self.key} (generation {self.generation}): "
@@ -120,7 +120,7 @@ def key_set_digest(ids: Iterable[str]) -> str:
 
     Each id is prefixed by its length, so none can imitate two.
     """
-    return hashlib.sha256("".join(f"{len(i)}:{i}" for i in sorted(ids)).encode()).hexdigest()
+    return hashlib.sha256("".join(f"{len(id_)}:{id_}" for id_ in sorted(ids)).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class SegmentRecord:
     def json(self) -> str:
         """The record as JSON, rendered once: a manifest may list thousands."""
         # Not asdict: it copies each value deeply, which for thousands of records is a tenth of a re-open.
-        return _encode({name: getattr(self, name) for name in _RECORD})
+        return _encode({name: getattr(self, name) for name in _RECORD_FIELDS})
 
     @property
     def number(self) -> int:
@@ -151,14 +151,14 @@ class SegmentRecord:
         return segment_number(self.name)
 
 
-_RECORD = tuple(one.name for one in fields(SegmentRecord))
+_RECORD_FIELDS = tuple(record_field.name for record_field in fields(SegmentRecord))
 
 
 @dataclass(frozen=True)
 class Segment:
     """A verified segment: its record, the ids in it, and its order column (pyarrow int64 array).
 
-    failed_tries: of each row, 0 where it is final, else the number of the try that failed.
+    failed_tries: for each row, 0 where it is final, else the number of the try that failed.
     """
 
     record: SegmentRecord
@@ -172,15 +172,15 @@ class Segment:
 
 
 def may_supersede(tries: int, committed: int) -> bool:
-    """Whether a row may take the place of a committed one of its id; both as in ``Segment.failed_tries``.
+    """Whether a row may take the place of a committed row of its id; both as in ``Segment.failed_tries``.
 
-    Of a failed row alone, and by an ok row or a later try.
+    Only a failed row is superseded, by an ok row or by a later try.
     """
     return committed > 0 and (tries == 0 or tries > committed)
 
 
 def segment_name(*, epoch: int, number: int, sha256: str) -> str:
-    """The name says its content's digest, so a segment verifies even where no manifest can be read."""
+    """Build a segment's name. It holds the content's digest, so it verifies without a readable manifest."""
     return f"segment-{epoch:06d}-{number:08d}-{sha256[:32]}.parquet"
 
 
@@ -261,8 +261,8 @@ def describe(name: str, data: bytes, sha256: str, table: Any, identity: JournalI
 def verify_listed(path: Path, record: SegmentRecord, identity: JournalIdentity) -> Segment:
     """Verify a segment that a manifest lists: its bytes are the ones that were read back at the commit.
 
-    Equal SHA-256 means equal to what was fully decoded then, so the ids come from the footer's line; the
-    manifest's key-set digest says that they are the right ones.
+    An equal SHA-256 means that these bytes were fully decoded at the commit, so the ids come from the
+    footer's line; the manifest's key-set digest proves those ids.
     """
     data = _read(path)
     if len(data) != record.size or hashlib.sha256(data).hexdigest() != record.sha256:
@@ -274,9 +274,9 @@ def verify_listed(path: Path, record: SegmentRecord, identity: JournalIdentity) 
 
 
 def verify_unlisted(path: Path, identity: JournalIdentity, *, name: str | None = None) -> Segment:
-    """Verify a segment that no manifest lists, or one just written: digest, full decode, owner, ids, schema.
+    """Verify an unlisted segment, or a segment just written: digest, full decode, owner, ids, schema.
 
-    ``name`` is the final name where ``path`` is still a temporary one. Raises SegmentUnreadableError.
+    ``name`` is the final name where ``path`` is still temporary. Raises SegmentUnreadableError.
     """
     data = _read(path)
     sha256 = hashlib.sha256(data).hexdigest()
@@ -304,7 +304,9 @@ def verify_unlisted(path: Path, identity: JournalIdentity, *, name: str | None =
 
 
 def verified_rows(path: Path) -> Any:
-    """All rows of a segment (pyarrow table) by itself: of any journal, listed or not, superseded ones too.
+    """All rows of one segment (pyarrow table), whichever journal it is of and listed or not.
+
+    Superseded rows are among them.
 
     Raises SegmentUnreadableError where it is not, to the byte, what its name says.
     """
@@ -347,10 +349,10 @@ class _SegmentCache:
 
 
 def _counting(segments: Sequence[Segment]) -> list[bool]:
-    """Of each row of all segments, whether it counts: the last one of its id does."""
-    ids = [one for segment in segments for one in segment.ids]
-    last = {one: number for number, one in enumerate(ids)}
-    return [last[one] == number for number, one in enumerate(ids)]
+    """Whether each row counts, for the rows of all segments: the last row of an id does."""
+    ids = [property_id for segment in segments for property_id in segment.ids]
+    last = {property_id: number for number, property_id in enumerate(ids)}
+    return [last[property_id] == number for number, property_id in enumerate(ids)]
 
 
 def read_in_order(
@@ -358,35 +360,37 @@ def read_in_order(
 ) -> Iterator[Any]:
     """The rows of verified segments as pyarrow record batches of up to ``batch_rows``, by order column.
 
-    ``segments`` in the order of their commits: of an id's rows the last one counts. An index of the order
-    column (16 bytes a row) says where each row lies: fast where segments are nearly ordered, correct where
-    they are not. Memory: the index, one batch and the cache. Raises SegmentUnreadableError where a segment
-    has changed.
+    ``segments`` are in the order of their commits: the last row of an id counts. An index of the order
+    column (16 bytes a row) says where each row lies. Reading is fast where segments are nearly ordered, and
+    correct where they are not. Memory: the index, one batch and the cache. Raises SegmentUnreadableError
+    where a segment has changed.
     """
     if not segments:
         return
     orders = pa.concat_arrays([segment.orders for segment in segments])
-    owners = pa.concat_arrays([pa.repeat(n, len(s.orders)) for n, s in enumerate(segments)])
-    places = pa.concat_arrays([pa.array(range(len(s.orders)), pa.int32()) for s in segments])
+    owners = pa.concat_arrays(
+        [pa.repeat(number, len(segment.orders)) for number, segment in enumerate(segments)]
+    )
+    places = pa.concat_arrays([pa.array(range(len(segment.orders)), pa.int32()) for segment in segments])
     order = pc.sort_indices(orders)
     if any(segment.record.superseding for segment in segments):
         order = order.filter(pa.array(_counting(segments)).take(order))
     cache = _SegmentCache(directory)
     for start in range(0, len(order), batch_rows):
         chosen = order.slice(start, batch_rows)
-        wanted = pa.table(
+        locations = pa.table(
             {
                 "owner": owners.take(chosen),
                 "place": places.take(chosen),
                 "at": pa.array(range(len(chosen)), pa.int32()),
             }
         )
-        parts, at = [], []
-        for owner in pc.unique(wanted["owner"]).to_pylist():
-            mine = wanted.filter(pc.equal(wanted["owner"], owner))
-            parts.append(cache.rows(segments[owner].record).take(mine["place"]))
-            at.append(mine["at"].combine_chunks())
-        gathered = pa.concat_tables(parts).take(pc.sort_indices(pa.concat_arrays(at)))
+        parts, positions = [], []
+        for owner in pc.unique(locations["owner"]).to_pylist():
+            owned = locations.filter(pc.equal(locations["owner"], owner))
+            parts.append(cache.rows(segments[owner].record).take(owned["place"]))
+            positions.append(owned["at"].combine_chunks())
+        gathered = pa.concat_tables(parts).take(pc.sort_indices(pa.concat_arrays(positions)))
         yield from gathered.cast(schema).combine_chunks().to_batches()
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from vlm_durable.journal.journal import Journal
 from vlm_durable.journal.journal_errors import JournalLossError
-from vlm_durable.journal.recovery import survey
+from vlm_durable.journal.recovery import survey_journal
 from vlm_durable.journal.segments import JournalIdentity
 
 SCHEMA = pa.schema([("ordinal", pa.int64()), ("property_id", pa.string()), ("text", pa.string())])
@@ -51,7 +51,7 @@ class Standing:
     def survey(self):
         """What a recovery would do, nothing changed."""
         identity = JournalIdentity("KEY", "g", {"model": "m"}, SCHEMA, IDS)
-        return survey(self.directory, identity, self.mark)
+        return survey_journal(self.directory, identity, self.mark)
 
     def files(self, pattern: str) -> list[Path]:
         """Files of one kind, oldest first."""
@@ -117,7 +117,7 @@ def test_every_flip_in_the_mark_leaves_the_other_slot(standing, rounds, seed):
         slot = choose.choice(sorted(standing.root.glob("mark.json*")))
         with flipped(slot, choose):
             found = standing.survey()
-            assert found.mark.damaged == (slot,), (seed, number)
+            assert found.mark_reading.damaged == (slot,), (seed, number)
             assert not found.losses, (seed, number)
 
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from vlm_durable.journal.journal import Journal
-from vlm_durable.journal.recovery import survey
+from vlm_durable.journal.recovery import survey_journal
 from vlm_durable.journal.segments import JournalIdentity
 
 SCHEMA = pa.schema(
@@ -86,7 +86,7 @@ class Home:
 
     def survey(self):
         """What a recovery would find, nothing changed."""
-        return survey(self.directory, self.identity(), self.mark)
+        return survey_journal(self.directory, self.identity(), self.mark)
 
     def segments(self) -> list[Path]:
         """Segments on disk, oldest first."""

@@ -357,7 +357,7 @@ def test_an_open_overtaken_while_it_recovers_reads_again_only_while_it_holds_the
 @pytest.mark.parametrize(("taken", "named"), [(True, FencedError), (False, JournalLossError)])
 def test_a_loss_that_a_takeover_explains_says_takeover(committed, monkeypatch, taken, named):
     """Fault 14: paused while it read, an opener sees files go; that is a loss only while it is the writer."""
-    real = journal_module.survey
+    real = journal_module.survey_journal
 
     def late(directory, identity, mark):
         committed.segments()[-1].unlink()
@@ -365,7 +365,7 @@ def test_a_loss_that_a_takeover_explains_says_takeover(committed, monkeypatch, t
             (directory / "writer.lock").unlink()
         return real(directory, identity, mark)
 
-    monkeypatch.setattr(journal_module, "survey", late)
+    monkeypatch.setattr(journal_module, "survey_journal", late)
     with pytest.raises(named):
         committed.open()
     monkeypatch.undo()
