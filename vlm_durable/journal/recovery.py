@@ -215,9 +215,7 @@ def _choose(
             continue
         tries = dict(zip(segment.ids, segment.failed_tries, strict=True))
         repeated_ids = committed_tries.keys() & tries.keys()
-        if not all(
-            may_supersede(tries[property_id], committed_tries[property_id]) for property_id in repeated_ids
-        ):
+        if not all(may_supersede(tries[id_], committed_tries[id_]) for id_ in repeated_ids):
             broken[name] = "holds ids that are committed already"
         else:
             committed_tries |= tries
