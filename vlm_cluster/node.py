@@ -1,8 +1,8 @@
 """A machine as a node of the cluster: Ray's part there, the node's heartbeat, and its own watch.
 
-The watch ends workers that stand still and processes whose run is over. Whether a silent node is dead is
-judged where Dagster's daemon runs (``sensors/cluster.py``). Where Ray ends here, this ends too, and a service
-manager starts both again; runs of before end with it.
+The watch ends workers that stand still and processes whose run is over. Dagster's daemon decides whether a
+silent node is dead (``sensors/cluster.py``). When Ray ends on this machine, this process ends too, with the
+runs on it, and a service manager starts both again.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from vlm_durable.wording import counted
 from vlm_engine.devices.find import Device, DeviceError, DriverNvml
 from vlm_engine.devices.health import HealthCheck
 
-LOOK_SECONDS = 5.0
-"""Between two looks at workers, devices and runs that are over."""
+CHECK_SECONDS = 5.0
+"""Between two checks of workers, devices and runs that are over."""
 
-LOOKED_SECONDS = 60.0
-"""A node whose last look is older takes no runs."""
+STALE_SECONDS = 60.0
+"""A node whose last check is older takes no runs."""
 
 _STOP_SLACK_SECONDS = 15
 _WAIT_SECONDS = 0.2
@@ -73,79 +73,87 @@ class Place:
 
 @dataclass
 class NodeWatch:
-    """What a node's watch does at each look. Plain: what Dagster lends is handed in."""
+    """A node's check of its workers and runs. It is plain Python: Dagster's facts are handed in."""
 
     settings: Settings
     locks: RunLocks
     workers: Workers
-    over: dict[str, float] = field(default_factory=dict)
-    told: set[str] = field(default_factory=set)
+    finished_since: dict[str, float] = field(default_factory=dict)
+    terminated: set[str] = field(default_factory=set)
     watch: Watch | None = None
     clock: Callable[[], float] = time.monotonic
 
-    def look(self, dagster: DagsterFacts) -> list[str]:
-        """End what stands still and what is over; returns sentences. Raises OSError."""
+    def check(self, dagster: DagsterFacts) -> list[str]:
+        """End workers that stand still and runs that are over; returns sentences. Raises OSError."""
         now = self.clock()
         if self.watch is None:
             self.watch = Watch.read(None, now=now, unix=time.time())
         self.watch = Watch.read(self.watch.cursor(), now=now, unix=time.time())
-        said = build_health_watcher(self.settings).look(self.watch, dagster)
-        said += self._end_what_was_started_by_hand(dagster)
-        return [*said, *self._end_runs_that_are_over(dagster, now)]
+        sentences = build_health_watcher(self.settings).look(self.watch, dagster)
+        sentences += self._end_runs_started_by_hand(dagster)
+        return [*sentences, *self._end_finished_runs(dagster, now)]
 
-    def _end_what_was_started_by_hand(self, dagster: DagsterFacts) -> list[str]:
-        """The cluster sees the end of Ray's runs; of others, only a worker's free lock tells it, and here."""
+    def _end_runs_started_by_hand(self, dagster: DagsterFacts) -> list[str]:
+        """End runs that Ray did not launch and whose worker died.
+
+        The cluster notices the end of Ray's runs. The end of others only this machine sees: a worker's lock
+        is free.
+        """
         dead = self.workers.dead()
         states = dagster.run_states({worker.run_id for worker in dead})
-        said = []
+        sentences = []
         for worker in dead:
             run = states.get(worker.run_id)
             if run is not None and not run.finished and run.ray_job is None:
                 why = f"Its process on {worker.host} is gone without a word. What it had committed is there."
                 if dagster.end_interrupted(run.run_id, why):
-                    said.append(f"Run {run.run_id}, which Ray did not launch, was ended. {why}")
+                    sentences.append(f"Run {run.run_id}, which Ray did not launch, was ended. {why}")
             self.workers.forget(worker)
-        return said
+        return sentences
 
-    def _end_runs_that_are_over(self, dagster: DagsterFacts, now: float) -> list[str]:
-        """A node that was cut off meets runs that were ended, and go on elsewhere: theirs here end.
+    def _end_finished_runs(self, dagster: DagsterFacts, now: float) -> list[str]:
+        """End processes whose run is finished or being cancelled.
 
-        Also those that are being cancelled: Ray may not have answered.
+        While a node was cut off, its runs may have been ended and started on another node. Ray may not have
+        carried out a cancel.
         """
         living = self.locks.living()
         states = dagster.run_states(living)
         cancels = dg.DagsterRunStatus.CANCELING
-        over = {
+        finished = {
             run
             for run in living
             if run not in states or states[run].finished or states[run].status is cancels
         }
-        self.over = {run: self.over.get(run, now) for run in over}
-        self.told &= over
-        said = []
-        for run, since in self.over.items():
+        self.finished_since = {run: self.finished_since.get(run, now) for run in finished}
+        self.terminated &= finished
+        sentences = []
+        for run, since in self.finished_since.items():
             process, grace = living[run], self.settings.grace_seconds
             # A run is finished a moment before its process is.
             if process is None or now - since < grace:
                 continue
             number = signal.SIGKILL if now - since >= 2 * grace else signal.SIGTERM
-            if number is signal.SIGTERM and run in self.told:
-                continue  # a second one would meet it while it commits
-            self.told.add(run)
+            if number is signal.SIGTERM and run in self.terminated:
+                continue  # a second signal would interrupt its commit
+            self.terminated.add(run)
             if process.send(number):
-                said.append(f"The process of run {run} outlived its run or its cancel: sent {number.name}.")
-        return said
+                sentences.append(
+                    f"The process of run {run} outlived its run or its cancel: sent {number.name}."
+                )
+        return sentences
 
 
-def as_looked_at(record: NodeRecord, seconds: float) -> NodeRecord:
-    """What a node says whose watch last looked so many seconds ago.
+def without_slots_if_stale(record: NodeRecord, seconds: float) -> NodeRecord:
+    """The record of a node whose last check ended so many seconds ago: without slots if that is too long.
 
-    Nothing is given to one that looks no more: the driver may hang, and no stuck worker would be ended.
+    A node that checks nothing must take no runs: the driver may hang, and no stuck worker would be ended.
     """
-    if seconds <= LOOKED_SECONDS:
+    if seconds <= STALE_SECONDS:
         return record
-    trouble = f"The node's last look at it ended {seconds:.0f} s ago: the driver may hang. Restart the node."
-    return replace(record, slots=0, devices=tuple(replace(one, trouble=trouble) for one in record.devices))
+    trouble = f"The node's last check of it ended {seconds:.0f} s ago: the driver may hang. Restart the node."
+    devices = tuple(replace(device, trouble=trouble) for device in record.devices)
+    return replace(record, slots=0, devices=devices)
 
 
 def run_node(settings: Settings, place: Place, *, lends: bool, say: Callable[[str], None]) -> None:
@@ -163,21 +171,23 @@ def run_node(settings: Settings, place: Place, *, lends: bool, say: Callable[[st
     gpu, state = build_gpu(settings), control_state(settings)
     devices = gpu.usable() if lends else []
     locks, workers = RunLocks(settings.state_directory), Workers(state)
-    shown = [_shown(devices)]
+    device_records = _device_records(devices)
 
     record = NodeRecord(name, boot_id(), process_start(os.getpid()) or 0, place.address, slots=len(devices))
 
-    def living() -> NodeRecord:
-        """What beats: a look at a device may hang in the driver, so it is not looked at here."""
-        beating = frozenset(one.name for one in workers.here() if one.pid)
-        said = replace(record, devices=shown[0], runs=frozenset(locks.living()), workers=beating)
-        return as_looked_at(said, time.monotonic() - looked_at)
+    def current_record() -> NodeRecord:
+        """The record of a heartbeat. It asks no device: a call of the driver may hang."""
+        living_workers = frozenset(worker.name for worker in workers.here() if worker.pid)
+        current = replace(
+            record, devices=device_records, runs=frozenset(locks.living()), workers=living_workers
+        )
+        return without_slots_if_stale(current, time.monotonic() - checked_at)
 
-    looked_at = time.monotonic()
+    checked_at = time.monotonic()
 
-    def end() -> None:
+    def stop_runs() -> None:
         nonlocal record
-        record = replace(record, slots=0)  # so that it is given nothing more
+        record = replace(record, slots=0)  # so that it takes no more runs
         # Runs here commit and end before Ray kills them with itself.
         deadline = time.monotonic() + settings.grace_seconds
         for process in locks.living().values():
@@ -190,15 +200,15 @@ def run_node(settings: Settings, place: Place, *, lends: bool, say: Callable[[st
     make_directory(settings.state_directory)
     seed_settings(home, ClusterPlace.of(settings))
     with ExitStack() as stack:
-        only = taken(settings.state_directory / "node.lock", seconds=5.0)
-        if only is None:
+        lock = taken(settings.state_directory / "node.lock", seconds=5.0)
+        if lock is None:
             raise NodeError(f"A node runs already on this machine for {settings.home}.")
-        stack.callback(only.close)
-        stack.enter_context(Nodes(state).beating(living))
+        stack.callback(lock.close)
+        stack.enter_context(Nodes(state).beating(current_record))
         group = stack.enter_context(ProcessGroup(grace_seconds=settings.grace_seconds))
         logs = home / "process_logs"
         logs.mkdir(parents=True, exist_ok=True)
-        stack.callback(end)
+        stack.callback(stop_runs)
         group.start(
             "ray",
             _ray_command(place, name, devices),
@@ -215,19 +225,20 @@ def run_node(settings: Settings, place: Place, *, lends: bool, say: Callable[[st
         with interruptible():
             try:
                 while True:
-                    group.watch(LOOK_SECONDS)
+                    group.watch(CHECK_SECONDS)
                     try:
-                        for sentence in watch.look(DagsterFacts(instance)):
+                        for sentence in watch.check(DagsterFacts(instance)):
                             say(sentence)
-                        shown[0] = _shown(devices)
-                        looked_at = time.monotonic()
-                        if lends and [one.id for one in gpu.usable()] != [one.id for one in devices]:
-                            say("Other devices may be used here than before: the node is started anew.")
+                        device_records = _device_records(devices)
+                        checked_at = time.monotonic()
+                        usable_ids = [device.id for device in gpu.usable()] if lends else []
+                        if usable_ids != [device.id for device in devices]:
+                            say("The devices that this node may use have changed: it restarts.")
                             return
                     except ProcessEndedError:
                         raise
-                    except Exception as error:  # Postgres is away: the next look tries again
-                        _log.warning("This look at workers and devices failed: %s", error)
+                    except Exception as error:  # Postgres is away: the next check tries again
+                        _log.warning("This check of workers and devices failed: %s", error)
             except KeyboardInterrupt:
                 say("The node ends: its runs commit what they have finished, and go on elsewhere.")
 
@@ -263,7 +274,7 @@ def node_command(
 def _ray_command(place: Place, name: str, devices: list[Device]) -> list[str | Path]:
     gpus = sum(len(device.members) for device in devices)
     program = Path(sys.executable).with_name("ray")
-    where: list[str] = (
+    place_options: list[str] = (
         [f"--address={place.head}"]
         if place.head is not None
         else [
@@ -279,18 +290,18 @@ def _ray_command(place: Place, name: str, devices: list[Device]) -> list[str | P
         "start",
         "--block",
         "--disable-usage-stats",
-        *where,
+        *place_options,
         f"--node-ip-address={place.address}",
         f"--num-gpus={gpus}",
-        # Runs ask for none: their threads are those of their device.
+        # Runs ask Ray for no CPU: their threads are those of their device.
         "--num-cpus=1",
-        f"--object-store-memory={80 << 20}",  # nothing of ours is kept there
+        f"--object-store-memory={80 << 20}",  # runs keep nothing there
         f"--labels={NODE_LABEL}={name}",
     ]
 
 
 def _environment(settings: Settings, devices: list[Device]) -> Mapping[str, str]:
-    """What Ray's part and each run on this node see: the node's own settings and secrets."""
+    """The environment of Ray's part and of each run on this node: the node's own settings and secrets."""
     environment = {
         **of_env_file(),
         **os.environ,
@@ -298,29 +309,29 @@ def _environment(settings: Settings, devices: list[Device]) -> Mapping[str, str]
         "DAGSTER_HOME": str(settings.dagster_home),
         "PYTHONDONTWRITEBYTECODE": "",
         "RAY_JOB_STOP_WAIT_TIME_S": str(int(settings.grace_seconds) + _STOP_SLACK_SECONDS),
-        # A worker that is started ahead of need costs memory, and a run needs none of Ray's.
+        # A worker that Ray starts ahead of need costs memory, and a run uses none of them.
         "RAY_enable_open_telemetry": "0",
     }
     if devices and devices[0].kind == "cuda":
-        # Ray numbers these, and gives each run its own.
+        # Ray numbers these devices and gives each run its own.
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(device.visible for device in devices)
         environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         environment[f"{PREFIX}DEVICES"] = "given"
     return environment
 
 
-def _shown(devices: list[Device]) -> tuple[NodeDevice, ...]:
-    """The devices with what the driver says of them now."""
+def _device_records(devices: list[Device]) -> tuple[NodeDevice, ...]:
+    """The devices, each with its temperature and its trouble by the driver."""
     try:
-        readings = {one.uuid: one for one in DriverNvml().readings()}
+        readings = {reading.uuid: reading for reading in DriverNvml().readings()}
         verdicts = HealthCheck(DriverNvml()).of(devices)
     except DeviceError as error:
-        return tuple(NodeDevice(one.id, one.name, trouble=str(error)) for one in devices)
-    shown = []
+        return tuple(NodeDevice(device.id, device.name, trouble=str(error)) for device in devices)
+    records = []
     for device in devices:
-        heat = [one.temperature for id_ in device.members if (one := readings.get(id_)) is not None]
+        members = [readings[member] for member in device.members if member in readings]
+        temperatures = [reading.temperature for reading in members if reading.temperature is not None]
         verdict = verdicts.get(device.id)
         trouble = " ".join((*verdict.refused, *verdict.hot)) if verdict is not None else ""
-        hottest = max((one for one in heat if one is not None), default=None)
-        shown.append(NodeDevice(device.id, device.name, hottest, trouble))
-    return tuple(shown)
+        records.append(NodeDevice(device.id, device.name, max(temperatures, default=None), trouble))
+    return tuple(records)

@@ -6,6 +6,7 @@ How far they agree with a truth file or with each other, and the page with the i
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -35,7 +36,6 @@ from vlm_assets.config.engine_choice import require_models
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model
 from vlm_assets.config.settings import Settings, load_settings
 from vlm_durable.wording import counted, duration
-from vlm_engine.ladder import Described
 from vlm_engine.schema import load_schema, same
 from vlm_results.intervals import Difference, Share, mean_share, paired_difference, wilson
 
@@ -46,23 +46,24 @@ _HEIGHT: Final = 120
 
 @dataclass(frozen=True)
 class Contender:
-    """What is compared: a name for people, and settings."""
+    """What is compared with others: settings, and a name for people."""
 
     name: str
     settings: Settings
 
     @property
     def fields(self) -> frozenset[str]:
-        """What its schema asks for. Raises SchemaError."""
+        """The fields of its schema. Raises SchemaError."""
         return frozenset(load_schema(self.settings.description_schema).json_schema.get("properties", ()))
 
 
 @dataclass(frozen=True)
 class Result:
-    """How one variant did.
+    """How a contender did.
 
-    failed: properties without a description; invalid: whose first answer was none. overall: of all fields
-    that it was asked for, a failed property having all of them wrong. with_itself: asked twice, or None.
+    failed: the share of properties without a description. invalid: the share whose first answer was no valid
+    description. overall: the share of right fields; a failed property has all of its fields wrong.
+    with_itself: how far a second answer agrees with the first; None if it was asked once.
     """
 
     name: str
@@ -81,9 +82,9 @@ class Result:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two variants, by the fields that both were asked for.
+    """Two contenders, compared by the fields that both were asked for.
 
-    agreement: how often they agree. better_by: how much better the first is by the truth, if there is one.
+    agreement: how often they agree. better_by: how much better the first is by the truth, if it is given.
     """
 
     first: str
@@ -95,9 +96,9 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All of it. disagreements: ids of properties on which they differ, most different first.
+    """All results. disagreements: ids of properties on which contenders differ, most different first.
 
-    differences: of each of these, the fields in which they differ, with what each variant said.
+    differences: for each of these properties, the fields that differ, with the answer of each contender.
     """
 
     sample: int
@@ -116,193 +117,229 @@ class Comparison:
 
 
 def compare(
-    variants: Sequence[Contender],
+    contenders: Sequence[Contender],
     catalog: Catalog,
     *,
     limit: int,
     truth: Path | None = None,
     twice: bool = False,
     price_per_hour: float | None = None,
-    tell: Callable[[str], None] = lambda said: None,
+    report: Callable[[str], None] = lambda sentence: None,
 ) -> Comparison:
-    """Describe a sample under each variant and hold the answers against the truth, or against each other.
+    """Describe a sample with each contender and compare the answers with the truth and with each other.
 
-    Variants of one name are told apart by a number: the same one twice says how far it agrees with itself.
+    Contenders of the same name get a number: the same one twice shows how far it agrees with itself.
     Raises CommandError, TruthError, SchemaError, and what ``run_trial`` raises.
     """
-    if len(variants) < 2:
-        raise CommandError("One variant alone: name at least two, such as --model A --model B.")
-    names = [one.name for one in variants]
-    again = [names[:number].count(name) + 1 for number, name in enumerate(names)]
-    variants = [
-        replace(one, name=f"{one.name} ({time})") if time > 1 else one
-        for one, time in zip(variants, again, strict=True)
-    ]
-    asked = {one.name: one.fields for one in variants}
-    known = None if truth is None else read_truth(truth)
-    ids = sample(catalog, limit, known)["property_id"].to_pylist()
+    if len(contenders) < 2:
+        raise CommandError("One contender alone: name at least two, such as --model A --model B.")
+    contenders = _with_unique_names(contenders)
+    requested = {contender.name: contender.fields for contender in contenders}
+    all_truths = None if truth is None else read_truth(truth)
+    ids = sample(catalog, limit, all_truths)["property_id"].to_pylist()
     if not ids:
         raise TruthError(f"{truth} knows no property of the catalogue: are its ids those of the catalogue?")
-    truths: Descriptions = {} if known is None else {one: known[one] for one in ids}
+    truths: Descriptions = {} if all_truths is None else {name: all_truths[name] for name in ids}
     descriptions: dict[str, Descriptions] = {}
     trials: dict[str, tuple[Trial, Descriptions | None]] = {}
-    for one in variants:
-        tell(f"{one.name}: {counted(len(ids), 'properties')} ...")
-        first = _tried(one, catalog, limit, known)
-        second = _of(_tried(one, catalog, limit, known).described) if twice else None
-        descriptions[one.name] = _of(first.described)
-        trials[one.name] = first, second
-    truths = _of_fields(truths, descriptions, truth)
+    for contender in contenders:
+        report(f"{contender.name}: {counted(len(ids), 'properties')} ...")
+        trial = _describe_sample(contender, catalog, limit, all_truths)
+        again = _by_id(_describe_sample(contender, catalog, limit, all_truths)) if twice else None
+        descriptions[contender.name] = _by_id(trial)
+        trials[contender.name] = trial, again
+    truths = _without_other_columns(truths, descriptions, truth)
     results = [
-        _result(one, *trials[one.name], descriptions[one.name], truths, price_per_hour) for one in variants
+        _result(contender, *trials[contender.name], descriptions[contender.name], truths, price_per_hour)
+        for contender in contenders
     ]
-    pairs = [_pair(one, other, descriptions, truths) for one, other in itertools.combinations(variants, 2)]
-    differing = {one: _differing(one, descriptions, asked) for one in ids}
-    differences = {one: differing[one] for one in sorted(ids, key=lambda one: -len(differing[one]))}
-    differences = {one: fields for one, fields in differences.items() if fields}
-    where = None if truth is None else str(truth)
-    return Comparison(len(ids), where, tuple(results), tuple(pairs), tuple(differences), differences, truths)
-
-
-def _of_fields(truths: Descriptions, said: Mapping[str, Descriptions], path: Path | None) -> Descriptions:
-    """The truth of fields that some description has; other columns are no fields. Raises TruthError."""
-    keys = {key for one in said.values() for answer in one.values() for key in answer or {}}
-    found = {
-        name: {key: one for key, one in (fields or {}).items() if key in keys}
-        for name, fields in truths.items()
+    pairs = [
+        _pair(first, second, descriptions, truths) for first, second in itertools.combinations(contenders, 2)
+    ]
+    differing = {property_id: _differing(property_id, descriptions, requested) for property_id in ids}
+    most_different = sorted(ids, key=lambda property_id: -len(differing[property_id]))
+    differences = {
+        property_id: differing[property_id] for property_id in most_different if differing[property_id]
     }
-    if truths and keys and not any(found.values()):
-        raise TruthError(
-            f"{path} has no column that is a field of the descriptions: {', '.join(sorted(keys))}."
-        )
-    return found
-
-
-def _tried(one: Contender, catalog: Catalog, limit: int, known: Collection[str] | None) -> Trial:
-    model, gpu, name = (
-        build_vision_language_model(one.settings),
-        build_gpu(one.settings),
-        f"the sample with {one.name}",
+    return Comparison(
+        sample=len(ids),
+        truth=None if truth is None else str(truth),
+        results=tuple(results),
+        pairs=tuple(pairs),
+        disagreements=tuple(differences),
+        differences=differences,
+        truths=truths,
     )
-    return run_trial(one.settings, catalog, gpu, model, limit=limit, among=known, name=name)
 
 
-def _of(described: Sequence[Described]) -> Descriptions:
-    return {one.property_id: one.description for one in described}
+def _with_unique_names(contenders: Sequence[Contender]) -> list[Contender]:
+    """The contenders; the second of a name gets " (2)", and so on."""
+    counts: Counter[str] = Counter()
+    unique = []
+    for contender in contenders:
+        counts[contender.name] += 1
+        number = counts[contender.name]
+        unique.append(replace(contender, name=f"{contender.name} ({number})") if number > 1 else contender)
+    return unique
+
+
+def _without_other_columns(
+    truths: Descriptions, descriptions: Mapping[str, Descriptions], path: Path | None
+) -> Descriptions:
+    """The truth without columns that are a field of no description. Raises TruthError if none is left."""
+    fields = {
+        field_name
+        for by_id in descriptions.values()
+        for description in by_id.values()
+        for field_name in description or {}
+    }
+    kept = {
+        property_id: {key: value for key, value in (truth or {}).items() if key in fields}
+        for property_id, truth in truths.items()
+    }
+    if truths and fields and not any(kept.values()):
+        raise TruthError(
+            f"{path} has no column that is a field of the descriptions: {', '.join(sorted(fields))}."
+        )
+    return kept
+
+
+def _describe_sample(
+    contender: Contender, catalog: Catalog, limit: int, truth_ids: Collection[str] | None
+) -> Trial:
+    return run_trial(
+        contender.settings,
+        catalog,
+        build_gpu(contender.settings),
+        build_vision_language_model(contender.settings),
+        limit=limit,
+        among=truth_ids,
+        name=f"the sample with {contender.name}",
+    )
+
+
+def _by_id(trial: Trial) -> Descriptions:
+    return {row.property_id: row.description for row in trial.described}
 
 
 def _result(
-    variant: Contender,
+    contender: Contender,
     trial: Trial,
     again: Descriptions | None,
-    said: Descriptions,
+    descriptions: Descriptions,
     truths: Descriptions,
     price_per_hour: float | None,
 ) -> Result:
     described, count = trial.described, len(trial.described)
-    asked = [one for one in described if one.attempts]
-    judged = _judged(said, truths, variant.fields)
-    alike = None if again is None else _judged(said, again, variant.fields)
+    asked = [row for row in described if row.attempts]
+    judged = _judge(descriptions, truths, contender.fields)
+    repeated = None if again is None else _judge(descriptions, again, contender.fields)
     cost = None if price_per_hour is None else trial.days * 24 * trial.devices * price_per_hour
     return Result(
-        name=variant.name,
-        model=variant.settings.model or "at an address",
-        failed=wilson(sum(one.description is None for one in described), count),
-        invalid=wilson(sum(one.attempts > 1 or one.description is None for one in asked), len(asked)),
-        prompt_tokens=fmean([one.prompt_tokens / one.attempts for one in asked] or [0.0]),
-        output_tokens=fmean([one.output_tokens for one in asked] or [0.0]),
+        name=contender.name,
+        model=contender.settings.model or "at an address",
+        failed=wilson(sum(row.description is None for row in described), count),
+        invalid=wilson(sum(row.attempts > 1 or row.description is None for row in asked), len(asked)),
+        prompt_tokens=fmean([row.prompt_tokens / row.attempts for row in asked] or [0.0]),
+        output_tokens=fmean([row.output_tokens for row in asked] or [0.0]),
         properties_per_second=trial.properties_per_second,
         days=trial.days,
         cost=cost,
         overall=_mean_share(judged) if truths else None,
-        fields=_by_field(judged),
-        with_itself=None if alike is None else _mean_share(alike),
+        fields=_share_by_field(judged),
+        with_itself=None if repeated is None else _mean_share(repeated),
     )
 
 
 def _pair(
-    first: Contender, second: Contender, said: Mapping[str, Descriptions], truths: Descriptions
+    first: Contender, second: Contender, descriptions: Mapping[str, Descriptions], truths: Descriptions
 ) -> Pair:
-    one, other, both = said[first.name], said[second.name], first.fields & second.fields
+    fields = first.fields & second.fields
     better = None
     if truths:
-        of_one, of_other = (_shares(_judged(said, truths, both)) for said in (one, other))
-        names = sorted(of_one.keys() & of_other.keys())
-        better = paired_difference([of_one[name] for name in names], [of_other[name] for name in names])
-    alike = _judged(one, other, both)
-    return Pair(first.name, second.name, _mean_share(alike), _by_field(alike), better)
+        first_shares = _share_by_property(_judge(descriptions[first.name], truths, fields))
+        second_shares = _share_by_property(_judge(descriptions[second.name], truths, fields))
+        ids = sorted(first_shares.keys() & second_shares.keys())
+        better = paired_difference([first_shares[key] for key in ids], [second_shares[key] for key in ids])
+    agreeing = _judge(descriptions[first.name], descriptions[second.name], fields)
+    return Pair(first.name, second.name, _mean_share(agreeing), _share_by_field(agreeing), better)
 
 
-def _judged(said: Descriptions, right: Descriptions, fields: Collection[str]) -> dict[str, dict[str, bool]]:
-    """For each property, which of its fields are right; fields whose truth is not known are left out."""
+def _judge(
+    descriptions: Descriptions, expected: Descriptions, fields: Collection[str]
+) -> dict[str, dict[str, bool]]:
+    """For each property, which fields are as expected. Fields without an expected value are left out."""
     return {
-        name: {
-            key: same((said[name] or {}).get(key), value)
-            for key, value in (expected or {}).items()
+        property_id: {
+            key: same((descriptions[property_id] or {}).get(key), value)
+            for key, value in (expectation or {}).items()
             if key in fields and value is not None
         }
-        for name, expected in right.items()
-        if name in said
+        for property_id, expectation in expected.items()
+        if property_id in descriptions
     }
 
 
-def _by_field(judged: Mapping[str, Mapping[str, bool]]) -> dict[str, Share]:
-    """Of each field, how often it is as it should be, over the properties for which that is known."""
-    counts: dict[str, list[bool]] = {}
+def _share_by_field(judged: Mapping[str, Mapping[str, bool]]) -> dict[str, Share]:
+    """For each field, how often it is as expected, over the properties with an expected value."""
+    verdicts: dict[str, list[bool]] = {}
     for fields in judged.values():
         for key, is_right in fields.items():
-            counts.setdefault(key, []).append(is_right)
-    return {key: wilson(sum(found), len(found)) for key, found in counts.items()}
+            verdicts.setdefault(key, []).append(is_right)
+    return {key: wilson(sum(marks), len(marks)) for key, marks in verdicts.items()}
 
 
-def _shares(judged: Mapping[str, Mapping[str, bool]]) -> dict[str, float]:
-    """Of each property, the share of its known fields that are as they should be."""
-    return {name: fmean(fields.values()) for name, fields in judged.items() if fields}
+def _share_by_property(judged: Mapping[str, Mapping[str, bool]]) -> dict[str, float]:
+    """For each property, the share of its judged fields that are as expected."""
+    return {property_id: fmean(fields.values()) for property_id, fields in judged.items() if fields}
 
 
 def _mean_share(judged: Mapping[str, Mapping[str, bool]]) -> Share:
-    return mean_share(list(_shares(judged).values()))
+    return mean_share(list(_share_by_property(judged).values()))
 
 
 def _differing(
-    name: str, said: Mapping[str, Descriptions], asked: Mapping[str, frozenset[str]]
+    property_id: str, descriptions: Mapping[str, Descriptions], requested: Mapping[str, frozenset[str]]
 ) -> dict[str, dict[str, Any]]:
-    """The fields in which variants that were asked for them differ, with what each said."""
-    keys = dict.fromkeys(key for one in said.values() for key in one.get(name) or {})
-    found = {}
-    for key in keys:
-        answers = {one: (of.get(name) or {}).get(key) for one, of in said.items() if key in asked[one]}
+    """The fields in which contenders that were asked for them differ, with the answer of each."""
+    of_property = {contender: by_id.get(property_id) or {} for contender, by_id in descriptions.items()}
+    fields = dict.fromkeys(key for description in of_property.values() for key in description)
+    differing = {}
+    for key in fields:
+        answers = {
+            contender: description.get(key)
+            for contender, description in of_property.items()
+            if key in requested[contender]
+        }
         first, *others = answers.values()
         if not all(same(first, other) for other in others):
-            found[key] = answers
-    return found
+            differing[key] = answers
+    return differing
 
 
-def tables(found: Comparison) -> list[tuple[str, list[str], list[list[str]]]]:
+def tables(comparison: Comparison) -> list[tuple[str, list[str], list[list[str]]]]:
     """The numbers, for the terminal and the page: caption, head and rows of each table."""
-    names = [one.name for one in found.results]
+    results = comparison.results
+    names = [result.name for result in results]
     numbers = [
-        ("agrees with the truth", [_sentence(one.overall) for one in found.results]),
-        ("agrees with itself, asked twice", [_sentence(one.with_itself) for one in found.results]),
-        ("failed", [one.failed.sentence() for one in found.results]),
-        ("first answer invalid", [one.invalid.sentence() for one in found.results]),
-        ("prompt tokens", [f"{one.prompt_tokens:,.0f}" for one in found.results]),
-        ("answer tokens", [f"{one.output_tokens:,.0f}" for one in found.results]),
-        ("properties/s a device", [f"{one.properties_per_second:.3g}" for one in found.results]),
-        ("time for all", [duration(86_400 * one.days) for one in found.results]),
-        ("cost for all", ["" if one.cost is None else f"{one.cost:,.2f}" for one in found.results]),
+        ("agrees with the truth", [_sentence(result.overall) for result in results]),
+        ("agrees with itself, asked twice", [_sentence(result.with_itself) for result in results]),
+        ("failed", [result.failed.sentence() for result in results]),
+        ("first answer invalid", [result.invalid.sentence() for result in results]),
+        ("prompt tokens", [f"{result.prompt_tokens:,.0f}" for result in results]),
+        ("answer tokens", [f"{result.output_tokens:,.0f}" for result in results]),
+        ("properties/s a device", [f"{result.properties_per_second:.3g}" for result in results]),
+        ("time for all", [duration(86_400 * result.days) for result in results]),
+        ("cost for all", ["" if result.cost is None else f"{result.cost:,.2f}" for result in results]),
     ]  # fmt: skip
-    shown = [("Side by side", ["", *names], [[name, *cells] for name, cells in numbers if any(cells)])]
-    if keys := list(dict.fromkeys(key for one in found.results for key in one.fields)):
-        rows = [
-            [key, *(one.fields[key].sentence() if key in one.fields else "" for one in found.results)]
-            for key in keys
-        ]
+    shown = [("Side by side", ["", *names], [[label, *cells] for label, cells in numbers if any(cells)])]
+    if fields := list(dict.fromkeys(key for result in results for key in result.fields)):
+        rows = [[key, *(_sentence(result.fields.get(key)) for result in results)] for key in fields]
         shown.append(("Fields that are right", ["", *names], rows))
     pairs = []
-    for one in found.pairs:
-        better = "" if one.better_by is None else one.better_by.sentence()
-        pairs.append([f"{one.first} and {one.second}", one.agreement.sentence(), better])
+    for pair in comparison.pairs:
+        better = "" if pair.better_by is None else pair.better_by.sentence()
+        pairs.append([f"{pair.first} and {pair.second}", pair.agreement.sentence(), better])
     return [*shown, ("Agreement", ["", "fields alike", "first better by"], pairs)]
 
 
@@ -310,30 +347,30 @@ def _sentence(share: Share | None) -> str:
     return "" if share is None else share.sentence()
 
 
-def _cards(catalog: Catalog, found: Comparison) -> list[Card]:
+def _cards(catalog: Catalog, comparison: Comparison) -> list[Card]:
     """The images beside the answers where they disagree."""
-    shown = found.disagreements[:_SHOWN]
-    rows = [catalog.find(name) for name in shown]
+    ids = comparison.disagreements[:_SHOWN]
+    rows = [catalog.find(property_id) for property_id in ids]
     uris = [() if row is None else row.image_uris for row in rows]
-    images = thumbnails(catalog, (one[:_IMAGES] for one in uris), height=_HEIGHT)
+    images = thumbnails(catalog, (uris_of_property[:_IMAGES] for uris_of_property in uris), height=_HEIGHT)
+    names = [result.name for result in comparison.results]
     cards = []
-    for name, files, named in zip(shown, images, uris, strict=True):
-        known = found.truths.get(name) or {}
-        names = [one.name for one in found.results]
-        columns = [*names, *(["truth"] if known else [])]
-        values = {
-            key: [*(answers.get(one, "not asked") for one in names), *([known.get(key, "")] if known else [])]
-            for key, answers in found.differences[name].items()
-        }
+    for property_id, files, uris_of_property in zip(ids, images, uris, strict=True):
+        truth = comparison.truths.get(property_id)
+        values = {}
+        for key, answers in comparison.differences[property_id].items():
+            values[key] = [answers.get(name, "not asked") for name in names]
+            if truth:
+                values[key].append(truth.get(key, ""))
         cards.append(
             Card(
-                name,
+                property_id,
                 counted(len(values), "fields differ", "field differs"),
                 files,
                 values,
-                columns,
-                uris=named[:_IMAGES],
-                of=len(named),
+                [*names, "truth"] if truth else names,
+                uris=uris_of_property[:_IMAGES],
+                of=len(uris_of_property),
             )
         )
     return cards
@@ -343,17 +380,17 @@ _EXAMPLES = """\b
 vlm-assets compare --model A --model B --truth truth.csv --html compared.html
 vlm-assets compare --prompt 'Describe the house.' --limit 100 --twice"""
 
-Many = list[str] | None
+Values = list[str] | None
 
 
 @app.command("compare", epilog=_EXAMPLES)
 def compare_command(
     home: Home = None,
-    model: Annotated[Many, typer.Option(help="A model's folder or hub id; repeat it.")] = None,
-    prompt: Annotated[Many, typer.Option(help="Another prompt; repeat it.")] = None,
-    schema: Annotated[Many, typer.Option(help="Another schema, as module:Class; repeat it.")] = None,
+    model: Annotated[Values, typer.Option(help="A model's folder or hub id; repeat it.")] = None,
+    prompt: Annotated[Values, typer.Option(help="Another prompt; repeat it.")] = None,
+    schema: Annotated[Values, typer.Option(help="Another schema, as module:Class; repeat it.")] = None,
     processor_options: Annotated[
-        Many, typer.Option(help="Other processor options, as JSON; repeat it.")
+        Values, typer.Option(help="Other processor options, as JSON; repeat it.")
     ] = None,
     truth: Annotated[
         Path | None, typer.Option(help="CSV or parquet with ids and true fields, or HOME/review.jsonl.")
@@ -368,52 +405,50 @@ def compare_command(
 ) -> None:
     """Compare models, prompts or schemas on the same sample.
 
-    Describes the same sample with each variant of model, prompt, schema or processor options.
-    Each option's value is a variant of the settings; a single one is compared with the settings as they are.
-    No row is written. Intervals are 95%.
+    Each value of an option is a contender: the settings with this value. All describe the same sample.
+    A single contender is compared with the settings as they are. No row is written. Intervals are 95%.
     """
     current = chosen_settings(home)
     catalog = Catalog.open(current.home)
-    given = {
+    options = {
         "model": model,
         "prompt": prompt,
         "description_schema": schema,
         "processor_options": processor_options,
     }
-    asked = [(name, one) for name, values in given.items() for one in values or []]
-    variants = [
+    contenders = [
         Contender(
-            f"{name.removeprefix('description_')} {one}" if name != "model" else one,
-            load_settings(**{name: one}),
+            value if option == "model" else f"{option.removeprefix('description_')} {value}",
+            load_settings(**{option: value}),
         )
-        for name, one in asked
+        for option, values in options.items()
+        for value in values or []
     ]
-    if len(variants) == 1 or not model:
-        variants.insert(0, Contender("as set", current))
-    for variant in variants:
-        require_models(variant.settings)
-    found = compare(
-        variants,
+    if len(contenders) == 1 or not model:
+        contenders.insert(0, Contender("as set", current))
+    for contender in contenders:
+        require_models(contender.settings)
+    comparison = compare(
+        contenders,
         catalog,
         limit=limit,
         truth=truth,
         twice=twice,
         price_per_hour=price_per_hour,
-        tell=(lambda said: None) if as_json else lambda said: say(visible_line(said)),
+        report=(lambda sentence: None) if as_json else lambda sentence: say(visible_line(sentence)),
     )
     if html is not None:
-        title = (
-            f"{' against '.join(one.name for one in found.results)}: {counted(found.sample, 'properties')}"
-        )
-        write_page(html, page(title, _cards(catalog, found), tables=tables(found)))
+        names = " against ".join(result.name for result in comparison.results)
+        title = f"{names}: {counted(comparison.sample, 'properties')}"
+        write_page(html, page(title, _cards(catalog, comparison), tables=tables(comparison)))
     if as_json:
-        say_as_json(found.as_json())
+        say_as_json(comparison.as_json())
         return
-    for caption, head, rows in tables(found):
+    for caption, head, rows in tables(comparison):
         table = Table(*map(escape, head), title=caption)
         for row in rows:
             table.add_row(*map(escape, row))
         TerminalConsole().print(table)
-    say(f"They differ on {len(found.disagreements)} of {counted(found.sample, 'properties')}.")
+    say(f"They differ on {len(comparison.disagreements)} of {counted(comparison.sample, 'properties')}.")
     if html is not None:
         say(f"Page: {html}")

@@ -41,8 +41,10 @@ _SHOWN, _SHOWN_VALUES = 20, 4
 
 def quality_table(found: Quality, reviewed: Accuracy) -> Markdown:
     """Each field, its most frequent answers, its nulls, and how often it is right."""
-    right = {name: f"{share.sentence()} of {share.of:,} reviewed" for name, share in reviewed.fields.items()}
-    right |= {name: f"{share.sentence()} of {share.of:,}" for name, share in found.agreement.items()}
+    right = {
+        name: f"{share.sentence()} of {share.total:,} reviewed" for name, share in reviewed.fields.items()
+    }
+    right |= {name: f"{share.sentence()} of {share.total:,}" for name, share in found.agreement.items()}
     rows = []
     for name, one in found.fields.items():
         total = max(1, found.ok - one.nulls)

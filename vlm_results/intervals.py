@@ -1,7 +1,8 @@
 """Shares and differences of shares with their 95% intervals.
 
-What lives here: every interval that the product shows. A share has Wilson's interval (1927). A difference
-between two variants, asked about the same properties, has Tango's (Statistics in Medicine 1998, 17:891-908).
+Every interval that the product shows is computed here. A share has Wilson's interval (1927). A difference
+between two contenders, asked about the same properties, has Tango's interval (Statistics in Medicine 1998,
+17:891-908).
 Both are score intervals: with no error, or no disagreement, they still say how much may be hidden.
 """
 
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 _Z: Final = 1.959964
-"""Of a 95% interval."""
+"""The quantile of the normal distribution for a 95% interval."""
 
 _ADDED: Final = _Z * _Z / 2
 """Imagined properties at each end of the scale, for the design effect (Agresti and Coull 1998)."""
@@ -26,51 +27,51 @@ _HALVINGS: Final = 60
 
 @dataclass(frozen=True)
 class Share:
-    """A share of so many, with its 95% interval."""
+    """A share with its 95% interval. total: the number of properties behind it."""
 
     share: float
     low: float
     high: float
-    of: int
+    total: int
 
     def sentence(self) -> str:
         """For people."""
-        return f"{self.share:.0%} ({self.low:.0%} to {self.high:.0%})" if self.of else "none"
+        return f"{self.share:.0%} ({self.low:.0%} to {self.high:.0%})" if self.total else "none"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How much better the first of two variants is, with its 95% interval.
+    """How much better the first of two contenders is, with its 95% interval.
 
-    of: properties that both were asked about. differing: those of them in which one was better.
+    total: properties that both were asked about. differing: how many of them one answered better.
     """
 
     by: float
     low: float
     high: float
-    of: int
+    total: int
     differing: int
 
     def sentence(self) -> str:
         """For people."""
-        if not self.of:
+        if not self.total:
             return ""
         band = f"({self.low:+.1%} to {self.high:+.1%})"
         return f"{self.by:+.1%} {band}" if self.differing else f"no difference seen {band}"
 
 
-def wilson(count: int, of: int) -> Share:
-    """The share of ``count`` among ``of``."""
-    if not of:
+def wilson(count: int, total: int) -> Share:
+    """The share of ``count`` in ``total``."""
+    if not total:
         return Share(0.0, 0.0, 1.0, 0)
-    return Share(count / of, *_wilson_limits(count / of, of), of)
+    return Share(count / total, *_wilson_limits(count / total, total), total)
 
 
 def mean_share(shares: Sequence[float]) -> Share:
     """The mean of the shares of properties, each from 0 to 1, such as the share of right fields.
 
-    With yes or no for each property it is ``wilson``. The fields of one property are not independent, so
-    the size of the sample is the number of properties divided by their design effect.
+    With yes or no for each property the result is that of ``wilson``. The fields of a property are not
+    independent, so the size of the sample is the number of properties divided by their design effect.
     """
     if not shares:
         return Share(0.0, 0.0, 1.0, 0)
@@ -80,25 +81,26 @@ def mean_share(shares: Sequence[float]) -> Share:
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> Difference:
-    """How much better the first is. Both: the shares of the same properties, each from 0 to 1.
+    """How much better the first is. first, second: shares of the same properties, each from 0 to 1.
 
-    With yes or no for each property the interval is Tango's. With shares it is Tango's of a sample of
+    With yes or no for each property the interval is Tango's. With shares it is Tango's for a sample of
     another size, as in ``mean_share``.
     """
     if not first:
         return Difference(0.0, -1.0, 1.0, 0, 0)
     values = np.subtract(first, second).round(12)
-    of = len(values) / _design_effect(values, lowest=-1.0)
-    better, worse = (float(np.clip(sign * values, 0.0, None).mean()) * of for sign in (1, -1))
-    low, high = _tango_limits(better, worse, of)
+    pairs = len(values) / _design_effect(values, lowest=-1.0)
+    better, worse = (float(np.clip(sign * values, 0.0, None).mean()) * pairs for sign in (1, -1))
+    low, high = _tango_limits(better, worse, pairs)
     return Difference(float(values.mean()), low, high, len(values), int(np.count_nonzero(values)))
 
 
 def _design_effect(values: npt.NDArray[np.float64], *, lowest: float) -> float:
-    """The variance of the values against that of values which are ``lowest``, 0 or 1: from 0 to 1.
+    """The variance of the values divided by that of values which are ``lowest``, 0 or 1: from 0 to 1.
 
-    A few properties say little of the variance: the imagined ones keep it from being too small. So one more
-    error never raises a limit, and a sample without errors has the size of its number of properties.
+    A few properties say little about the variance, so imagined properties keep it from being too small.
+    With them one more error never raises a limit, and a sample without errors has the size of its number of
+    properties.
     """
     all_values = np.append(values, (lowest, 1.0))
     weights = np.append(np.ones(len(values)), (_ADDED, _ADDED))
@@ -108,22 +110,22 @@ def _design_effect(values: npt.NDArray[np.float64], *, lowest: float) -> float:
     return float((squares - mean**2) / (sizes - mean**2))
 
 
-def _wilson_limits(share: float, of: float) -> tuple[float, float]:
+def _wilson_limits(share: float, size: float) -> tuple[float, float]:
     z2 = _Z * _Z
-    middle = (share + z2 / (2 * of)) / (1 + z2 / of)
-    half = _Z * math.sqrt(share * (1 - share) / of + z2 / (4 * of * of)) / (1 + z2 / of)
+    middle = (share + z2 / (2 * size)) / (1 + z2 / size)
+    half = _Z * math.sqrt(share * (1 - share) / size + z2 / (4 * size * size)) / (1 + z2 / size)
     return min(share, max(0.0, middle - half)), max(share, min(1.0, middle + half))
 
 
-def _tango_limits(better: float, worse: float, of: float) -> tuple[float, float]:
-    """Those differences that a score test at 5% does not refuse. better, worse: of so many pairs."""
+def _tango_limits(better: float, worse: float, pairs: float) -> tuple[float, float]:
+    """The differences that a score test at 5% does not reject. better, worse: how many of the pairs are."""
 
     def score(difference: float) -> float:
         # The chance of "worse" that is most likely under this difference.
-        linear = (2 * of - better + worse) * difference - better - worse
-        root = math.sqrt(max(0.0, linear**2 + 8 * of * worse * difference * (1 - difference)))
-        variance = of * ((root - linear) / (2 * of) + difference * (1 - difference))
-        above = better - worse - of * difference
+        linear = (2 * pairs - better + worse) * difference - better - worse
+        root = math.sqrt(max(0.0, linear**2 + 8 * pairs * worse * difference * (1 - difference)))
+        variance = pairs * ((root - linear) / (2 * pairs) + difference * (1 - difference))
+        above = better - worse - pairs * difference
         return above / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, above)
 
     def limit(goal: float, low: float, high: float) -> float:
@@ -132,5 +134,5 @@ def _tango_limits(better: float, worse: float, of: float) -> tuple[float, float]
             low, high = (middle, high) if score(middle) > goal else (low, middle)
         return (low + high) / 2
 
-    estimate = (better - worse) / of
+    estimate = (better - worse) / pairs
     return limit(_Z, -1.0, estimate), limit(-_Z, estimate, 1.0)

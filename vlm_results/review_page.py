@@ -162,7 +162,7 @@ def _shown(
         if before is None
         else {name: _said(before.known[name]) for name in before.wrong if name in before.known},
         "accuracy": [
-            f"{name} {share.sentence()} of {share.of}"
+            f"{name} {share.sentence()} of {share.total}"
             for name, share in accuracy(settings.home, answers).fields.items()
         ],
     }
@@ -222,6 +222,6 @@ def review_command(
     serve_page(page, allowed_hosts=current.hosts, port=port, ready=ready)
     right = accuracy(current.home, published_answers(current, catalog))
     for name, share in right.fields.items():
-        say(f"{name}: right in {share.sentence()} of {share.of}")
+        say(f"{name}: right in {share.sentence()} of {share.total}")
     if right.note:
         say(right.note)

@@ -37,7 +37,7 @@ def test_a_model_that_is_named_twice_is_compared_with_itself(compared):
     said = compared("--model", "example", "--model", "example", "--limit", "3")
     assert [one["name"] for one in said["results"]] == ["example", "example (2)"]
     (pair,) = said["pairs"]
-    assert (pair["agreement"]["share"], pair["agreement"]["of"]) == (1.0, 3)
+    assert (pair["agreement"]["share"], pair["agreement"]["total"]) == (1.0, 3)
     assert said["disagreements"] == []
 
 
@@ -62,7 +62,7 @@ def test_prompts_and_schemas_reach_the_model_and_are_compared_by_what_both_ask(
     assert set(pair["fields"]) == {"floors", "has_pool"}
 
 
-def test_two_variants_are_held_against_the_truth_and_each_other(desk, compared, listing, tmp_path):
+def test_two_contenders_are_held_against_the_truth_and_each_other(desk, compared, listing, tmp_path):
     """One sees images too bright: numbers and intervals for both, and the page shows where they differ."""
     truth, page = listing.parent / "truth.parquet", tmp_path / "page.html"
     before = {path: path.stat().st_mtime_ns for path in desk.settings.home.rglob("*.parquet")}
@@ -79,7 +79,7 @@ def test_two_variants_are_held_against_the_truth_and_each_other(desk, compared, 
     said = compared(*options)
     ours, other = said["results"]
     assert (ours["name"], other["name"]) == ("as set", 'processor_options {"do_normalize": false}')
-    assert ours["overall"]["of"] == 6
+    assert ours["overall"]["total"] == 6
     assert 0 <= ours["overall"]["low"] <= ours["overall"]["share"] <= ours["overall"]["high"] <= 1
     assert {"facade_material", "floors"} <= set(ours["fields"])
     assert "hard" not in ours["fields"]

@@ -1,4 +1,4 @@
-"""What a node does by itself, without Ray: ends what is over, and takes nothing where it looks no more."""
+"""What a node does by itself, without Ray: ends runs that are over, and takes none when its checks hang."""
 
 import contextlib
 import signal
@@ -12,7 +12,7 @@ from sensors.dagster_internals.events import DagsterFacts
 from sensors.dagster_internals.runs import RAY_JOB
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import load_settings
-from vlm_cluster.node import LOOKED_SECONDS, NodeWatch, as_looked_at
+from vlm_cluster.node import STALE_SECONDS, NodeWatch, without_slots_if_stale
 from vlm_durable.state.nodes import NodeDevice, NodeRecord, RunLocks
 from vlm_durable.state.workers import Workers
 
@@ -56,15 +56,15 @@ def test_a_cancel_is_carried_out_without_ray(watch):
         at_the_end.callback(process.kill)
         assert process.stdout.readline() == b"held\n"
         instance.create_run_for_job(nothing, run_id=RUN, status=dg.DagsterRunStatus.STARTED)
-        assert not watch.look(DagsterFacts(instance))
+        assert not watch.check(DagsterFacts(instance))
         instance.report_run_canceling(instance.get_run_by_id(RUN))
-        watch.look(DagsterFacts(instance))
+        watch.check(DagsterFacts(instance))
         now[0] += grace
-        assert "SIGTERM" in " ".join(watch.look(DagsterFacts(instance)))
+        assert "SIGTERM" in " ".join(watch.check(DagsterFacts(instance)))
         assert process.stdout.readline() == b"told\n"
-        assert not watch.look(DagsterFacts(instance))
+        assert not watch.check(DagsterFacts(instance))
         now[0] += grace
-        assert "SIGKILL" in " ".join(watch.look(DagsterFacts(instance)))
+        assert "SIGKILL" in " ".join(watch.check(DagsterFacts(instance)))
         assert process.wait(10) == -signal.SIGKILL
 
 
@@ -83,17 +83,17 @@ def test_a_run_that_was_started_by_hand_and_killed_is_ended(watch):
             instance.create_run_for_job(nothing, run_id=run_id, status=dg.DagsterRunStatus.STARTED, tags=tags)
             command = [sys.executable, "-c", work, str(watch.settings.state_directory), run_id]
             assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
-        assert RUN in " ".join(watch.look(DagsterFacts(instance)))
-        ended, rays = (instance.get_run_by_id(one).status for one in (RUN, RUN[:-1] + "2"))
+        assert RUN in " ".join(watch.check(DagsterFacts(instance)))
+        ended, rays = (instance.get_run_by_id(run_id).status for run_id in (RUN, RUN[:-1] + "2"))
     assert ended is dg.DagsterRunStatus.FAILURE
     assert rays is dg.DagsterRunStatus.STARTED, "whether it lives, the cluster says"
     assert not watch.workers.dead()
 
 
-def test_a_node_whose_look_hangs_is_given_nothing_and_says_why():
+def test_a_node_whose_check_hangs_takes_no_runs_and_says_why():
     """A call of the driver that never returns: the node beats on, and no stuck worker would be ended."""
     record = NodeRecord("one", "boot", 1, "10.0.0.1", 2, (NodeDevice("GPU-1", "a GPU", 55),))
-    assert as_looked_at(record, LOOKED_SECONDS) == record
-    late = as_looked_at(record, LOOKED_SECONDS + 1)
+    assert without_slots_if_stale(record, STALE_SECONDS) == record
+    late = without_slots_if_stale(record, STALE_SECONDS + 1)
     assert late.slots == 0
     assert "61 s ago" in late.devices[0].trouble

@@ -1,4 +1,4 @@
-"""Comparing: what is said of two variants, and the page that is sent to somebody."""
+"""Comparing: what is said of two contenders, and the page that is sent to somebody."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def compared(
     second: Answers,
     **more: Any,
 ) -> Comparison:
-    """Two variants that answered so about the eight properties, against a truth in which all is RIGHT."""
+    """Two contenders that answered so about the eight properties, against a truth in which all is RIGHT."""
     answers = {"first": first, "second": second}
     truth = tmp_path / "truth.csv"
     truth.write_text("id,floors,has_pool,note\n" + "".join(f"p{n},2,true,x\n" for n in range(8)))
@@ -55,44 +55,44 @@ def compared(
         )
 
     monkeypatch.setattr(compare_module, "run_trial", trial)
-    variants = [Contender(name, settings.model_copy(update={"prompt": name})) for name in answers]
-    return compare(variants, Catalog.open(settings.home), limit=8, **{"truth": truth, **more})
+    contenders = [Contender(name, settings.model_copy(update={"prompt": name})) for name in answers]
+    return compare(contenders, Catalog.open(settings.home), limit=8, **{"truth": truth, **more})
 
 
-def cell(found: Comparison, caption: str, row: str, column: int = 1) -> str:
-    (rows,) = (rows for title, _, rows in tables(found) if title == caption)
+def cell(comparison: Comparison, caption: str, row: str, column: int = 1) -> str:
+    (rows,) = (rows for title, _, rows in tables(comparison) if title == caption)
     return next(line for line in rows if line[0] == row)[column]
 
 
-def test_variants_with_the_same_answers_are_not_told_apart(uneven, tmp_path, monkeypatch) -> None:
+def test_contenders_with_the_same_answers_are_not_told_apart(uneven, tmp_path, monkeypatch) -> None:
     """Identical answers are no proof of anything: what is seen and what may be hidden, both ways alike."""
-    found = compared(uneven, tmp_path, monkeypatch, [RIGHT] * 8, [RIGHT] * 8)
-    assert cell(found, "Agreement", "first and second", 2) == "no difference seen (-32.4% to +32.4%)"
-    assert cell(found, "Agreement", "first and second") == "100% (68% to 100%)"
-    assert found.disagreements == ()
+    comparison = compared(uneven, tmp_path, monkeypatch, [RIGHT] * 8, [RIGHT] * 8)
+    assert cell(comparison, "Agreement", "first and second", 2) == "no difference seen (-32.4% to +32.4%)"
+    assert cell(comparison, "Agreement", "first and second") == "100% (68% to 100%)"
+    assert comparison.disagreements == ()
 
 
-def test_the_better_variant_is_named_and_all_right_is_surer_than_an_error(
+def test_the_better_contender_is_named_and_all_right_is_surer_than_an_error(
     uneven, tmp_path, monkeypatch
 ) -> None:
     """A property that failed has all of its fields wrong; a field wrong in one property counts a half."""
     second = [RIGHT | {"floors": 3}, None, *[RIGHT] * 6]
-    found = compared(uneven, tmp_path, monkeypatch, [RIGHT] * 8, second)
-    (pair,) = found.pairs
+    comparison = compared(uneven, tmp_path, monkeypatch, [RIGHT] * 8, second)
+    (pair,) = comparison.pairs
     assert pair.better_by is not None
     assert pair.better_by.by == pytest.approx(1.5 / 8)
-    assert (pair.better_by.of, pair.better_by.differing) == (8, 2)
+    assert (pair.better_by.total, pair.better_by.differing) == (8, 2)
     assert pair.better_by.low < 0 < pair.better_by.by < pair.better_by.high
-    whole, with_errors = (one.overall for one in found.results)
+    whole, with_errors = (result.overall for result in comparison.results)
     assert whole is not None and with_errors is not None
     assert (whole.share, with_errors.share) == (1.0, pytest.approx(6.5 / 8))
     assert with_errors.low < whole.low < whole.high == 1.0
     assert with_errors.high < 1.0
-    assert found.results[1].fields["floors"].share == pytest.approx(6 / 8)
-    assert (found.results[1].failed.share, found.results[0].failed.share) == (1 / 8, 0.0)
-    assert found.results[1].invalid.share == 1 / 8, "it never gave a valid answer"
-    assert set(found.differences["p0"]) == {"floors"}
-    assert found.disagreements == ("p1", "p0"), "the one that differs most comes first"
+    assert comparison.results[1].fields["floors"].share == pytest.approx(6 / 8)
+    assert (comparison.results[1].failed.share, comparison.results[0].failed.share) == (1 / 8, 0.0)
+    assert comparison.results[1].invalid.share == 1 / 8, "it never gave a valid answer"
+    assert set(comparison.differences["p0"]) == {"floors"}
+    assert comparison.disagreements == ("p1", "p0"), "the one that differs most comes first"
     back = compared(uneven, tmp_path, monkeypatch, second, [RIGHT] * 8).pairs[0].better_by
     assert back is not None
     assert (back.low, back.high) == pytest.approx((-pair.better_by.high, -pair.better_by.low))
@@ -100,13 +100,13 @@ def test_the_better_variant_is_named_and_all_right_is_surer_than_an_error(
 
 def test_a_clear_difference_is_beyond_chance(uneven, tmp_path, monkeypatch) -> None:
     """All right against all wrong: the interval leaves no difference out; cost is that of all devices."""
-    found = compared(uneven, tmp_path, monkeypatch, [RIGHT] * 8, [WRONG] * 8, price_per_hour=3.6)
-    (pair,) = found.pairs
+    comparison = compared(uneven, tmp_path, monkeypatch, [RIGHT] * 8, [WRONG] * 8, price_per_hour=3.6)
+    (pair,) = comparison.pairs
     assert pair.better_by is not None and pair.better_by.low > 0.3
     assert pair.agreement.share == 0.0
     assert set(pair.fields) == {"floors", "has_pool"}, "a note of the truth file is no field"
     # Eight properties at 0.1 a second on one device of two: 80 s of one device, at 0.001 a second.
-    assert found.results[0].cost == pytest.approx(0.08)
+    assert comparison.results[0].cost == pytest.approx(0.08)
 
 
 def test_a_first_answer_that_was_invalid_is_counted_and_costs_one_prompt(uneven) -> None:
@@ -119,5 +119,5 @@ def test_a_first_answer_that_was_invalid_is_counted_and_costs_one_prompt(uneven)
     ]  # fmt: skip
     trial = Trial(tuple(described), 8, "", 1, load_seconds=0.0, seconds=3.0, bytes=1, batches=((3, 3, 3.0),))
     result = compare_module._result(Contender("a", uneven), trial, None, {"p": RIGHT}, {}, None)
-    assert (result.invalid.share, result.invalid.of) == (0.5, 2), "one was never asked: it has no image"
+    assert (result.invalid.share, result.invalid.total) == (0.5, 2), "one was never asked: it has no image"
     assert result.prompt_tokens == 100.0

@@ -158,7 +158,7 @@ def test_agreement_with_the_truth_comes_with_an_interval(tmp_path):
     right = {"0-0": {"kind": answers["0-0"]["kind"]}, "0-1": {"kind": "castle"}, "9-9": {"kind": "flat"}}
     found = look(tmp_path, [usual], truth=right)
     share = found.agreement["kind"]
-    assert (share.share, share.of) == (0.5, 2)
+    assert (share.share, share.total) == (0.5, 2)
     assert 0.0 <= share.low < 0.2 < 0.8 < share.high <= 1.0
     assert found.agreement.keys() == {"kind"}
 

@@ -73,7 +73,7 @@ def test_the_latest_verdict_counts_and_earlier_ones_stay(tmp_path):
     say(tmp_path, right=["floors", "kind"])
     say(tmp_path, right=["kind"], wrong=["floors"], floors=3)
     say(tmp_path, "p2", right=["floors"])
-    assert {name: (one.share, one.of) for name, one in accuracy(tmp_path, PUBLISHED).fields.items()} == {
+    assert {name: (one.share, one.total) for name, one in accuracy(tmp_path, PUBLISHED).fields.items()} == {
         "floors": (0.5, 2), "kind": (1.0, 1),
     }  # fmt: skip
     assert verdicts(tmp_path)["p1"].known == {"kind": "villa", "floors": 3}
@@ -85,7 +85,7 @@ def test_what_was_judged_for_being_suspicious_does_not_count_as_drawn(tmp_path):
     say(tmp_path, right=["floors"])
     odd = replace(HOUSE, property_id="p2", why="In k, floors is 9.")
     keep(tmp_path, verdict_of(odd, right=[], wrong=["floors"], corrections={}))
-    assert accuracy(tmp_path, PUBLISHED).fields["floors"].of == 1
+    assert accuracy(tmp_path, PUBLISHED).fields["floors"].total == 1
     assert verdicts(tmp_path)["p2"].wrong == ("floors",)
 
 
@@ -102,7 +102,7 @@ def test_a_verdict_counts_for_the_answer_that_it_was_given_for_and_for_no_other(
 
     def counted():
         found = accuracy(settings.home, published_answers(settings, catalog))
-        return found.fields["floors"].of, found.replaced
+        return found.fields["floors"].total, found.replaced
 
     assert counted() == (len(drawn), 0)
     of_first = sum(one.key == dataset.keys[0] for one in drawn)
