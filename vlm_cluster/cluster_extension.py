@@ -1,11 +1,11 @@
-"""What this extension hands over to the core: the command of a node."""
+"""What this extension hands over to the core: the command of a node, and a check of the pool."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from vlm_assets.config.extensions import Extension
+from vlm_assets.config.extensions import DoctorCheck, Extension
 
 
 class ClusterExtension(Extension):
@@ -18,3 +18,9 @@ class ClusterExtension(Extension):
             "Be a node of a cluster: Ray's part here, and this machine's heartbeat.",
         ),
     }
+
+    def doctor_checks(self) -> Sequence[DoctorCheck]:
+        """Whether as many runs may work at once as the nodes hold."""
+        from vlm_cluster.pool_check import examine_pool
+
+        return (DoctorCheck("cluster", examine_pool),)

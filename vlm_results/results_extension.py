@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     import dagster as dg
 
-from vlm_assets.config.extensions import Extension
+from vlm_assets.config.extensions import DoctorCheck, Extension
 from vlm_assets.config.settings import Settings
 
 
@@ -38,6 +38,12 @@ class ResultsExtension(Extension):
 
         quality = build_dataset_quality(settings)
         return dg.Definitions(assets=[quality], sensors=[build_quality_sensor(settings, quality)])
+
+    def doctor_checks(self) -> Sequence[DoctorCheck]:
+        """Whether the known truth reads, which answers are compared with."""
+        from vlm_results.truth_check import examine_truth
+
+        return (DoctorCheck("truth", examine_truth, is_quick=True),)
 
     def forget(self, settings: Settings, ids: Collection[str], keys: Sequence[str]) -> Iterator[str]:
         """Summaries of these partitions, all tables and words, and every verdict on these properties."""

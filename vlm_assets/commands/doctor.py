@@ -17,11 +17,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import numpy as np
 import sqlalchemy as sa
@@ -29,20 +29,19 @@ import typer
 
 from sensors.cluster import STARTING_SECONDS
 from sensors.ticks import Ticks
-from vlm_assets.assets.truth import TruthError, read_truth
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.image_root import InvalidImagePathError
 from vlm_assets.commands.measurement import COPIES, kept, run_trial, sample
 from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, doing, say, say_as_json
 from vlm_assets.config.engine_choice import require_models
+from vlm_assets.config.extensions import DoctorCheck, Level, installed
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model, control_state
 from vlm_assets.config.settings import CHECKOUT, ENV_FILE, IS_CHECKOUT, PREFIX, Settings
 from vlm_assets.services.request_vector import embed_text
-from vlm_assets.webserver.api import DagsterApi
+from vlm_assets.webserver.api import DagsterApi, Queue
 from vlm_assets.webserver.home import POOL, damages, running_address, start_timeout
 from vlm_durable.commands import command
 from vlm_durable.files import file_systems
-from vlm_durable.state.nodes import Nodes
 from vlm_durable.state.pause import pause_of
 from vlm_durable.state.tables import alert_events
 from vlm_durable.wording import counted, duration
@@ -55,8 +54,6 @@ from vlm_engine.images.worker_pool import WorkerPool
 from vlm_engine.model_source import NO_EMBEDDER
 from vlm_engine.prompt import build_prompt
 from vlm_engine.schema import load_schema
-
-Level = Literal["ok", "warning", "error"]
 
 Said = Iterator[tuple[Level, str]]
 
@@ -90,7 +87,7 @@ _GIB: Final = 1 << 30
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What one check says. level: an error stops a long run sooner or later."""
+    """What one check says."""
 
     check: str
     level: Level
@@ -99,14 +96,20 @@ class Diagnosis:
 
 def examine(settings: Settings, *, quick: bool = False) -> Iterator[Diagnosis]:
     """Run the checks, each finding as it is made. A check that fails itself is a finding too."""
-    checks = QUICK if quick else QUICK | SLOW
-    for number, (name, look) in enumerate(checks.items()):
-        doing(f"trying what a run will need ({name}), checks", number, len(checks))
+    chosen = [check for check in checks() if check.is_quick or not quick]
+    for number, check in enumerate(chosen):
+        doing(f"trying what a run will need ({check.name}), checks", number, len(chosen))
         try:
-            for level, message in look(settings):
-                yield Diagnosis(name, level, message)
+            for level, message in check.examine(settings):
+                yield Diagnosis(check.name, level, message)
         except Exception as error:
-            yield Diagnosis(name, "error", str(error).strip() or type(error).__name__)
+            yield Diagnosis(check.name, "error", str(error).strip() or type(error).__name__)
+
+
+def checks() -> Sequence[DoctorCheck]:
+    """All checks in their order: the quick ones first, those of extensions after the core's quick ones."""
+    of_extensions = [check for extension in installed() for check in extension.doctor_checks()]
+    return [*QUICK, *sorted(of_extensions, key=lambda check: not check.is_quick), *SLOW]
 
 
 def _settings(settings: Settings) -> Said:
@@ -194,11 +197,6 @@ def contradictions(settings: Settings) -> Said:
             "warning",
             f"{PREFIX}EMBEDDING_REVISION means nothing without {PREFIX}EMBEDDING_MODEL.",
         )
-    if settings.truth is not None:
-        try:
-            read_truth(settings.truth)
-        except TruthError as error:
-            yield "error", f"{PREFIX}TRUTH: {error}"
     if isinstance(settings.source, Path) and not settings.source.exists():
         yield "warning", f"{PREFIX}SOURCE: {settings.source} is not there; nothing new can be taken in."
 
@@ -608,7 +606,12 @@ def _dagster(settings: Settings) -> Said:
             yield "ok", f"Dagster runs at {address} and has the definitions."
         else:
             yield "error", f"Dagster at {address} does not have the definitions: see its log, start it again."
-        yield from queue_findings(api, places(settings))
+        queue = api.queue(POOL)
+        for name, why in queue.ailing.items():
+            yield "error", f"Dagster's daemon {name} does not work ({why}): see its log, start Dagster again."
+        if settings.ray_address is None:
+            # In a cluster the pool follows the nodes.
+            yield from pool_findings(queue, len(build_gpu(settings).find()))
         return
     environment = {**os.environ, f"{PREFIX}HOME": str(settings.home)}
     environment.pop("DAGSTER_HOME", None)
@@ -627,55 +630,45 @@ def _dagster(settings: Settings) -> Said:
         yield "ok", f"Dagster does not run on this home; the definitions load. {command('serve')} starts it."
 
 
-def places(settings: Settings) -> int:
-    """How many runs may hold a device at once: of the cluster, where there is one, else of this machine."""
-    if settings.ray_address is not None:
-        return Nodes(control_state(settings)).look().slots
-    return len(build_gpu(settings).find())
-
-
-def queue_findings(api: DagsterApi, devices: int) -> Said:
-    """Of a running Dagster: do its daemons work, and does its queue let as many runs through as may work?"""
-    found = api.queue(POOL)
-    for name, why in found.ailing.items():
-        yield "error", f"Dagster's daemon {name} does not work ({why}): see its log, start Dagster again."
+def pool_findings(queue: Queue, devices: int) -> Said:
+    """Whether the queue of a running Dagster lets as many runs work at once as there are devices."""
     said = (
-        f"{counted(found.queued, 'runs wait', 'run waits')} and {found.started} work; the pool {POOL}"
-        f" lets {found.slots} work at once"
+        f"{counted(queue.queued, 'runs wait', 'run waits')} and {queue.started} work; the pool {POOL}"
+        f" lets {queue.slots} work at once"
     )
-    if found.slots == 0:
+    if queue.slots == 0:
         yield (
             "error",
             f"{said}: nothing starts. Deployment > Concurrency sets it; a start of Dagster does too.",
         )
-    elif found.slots != devices:
+    elif queue.slots != devices:
         yield "warning", f"{said}, and {devices} may: start Dagster again, which sets the pool."
     else:
         yield "ok", f"{said}."
 
 
-QUICK: Final[dict[str, Callable[[Settings], Said]]] = {
-    "settings": _settings,
-    "neighbours": _neighbours,
-    "catalogue": _catalogue,
-    "space": _space,
-    "devices": _devices,
-    "limits": _limits,
-    "clock": _clock,
-    "state": _state,
-}
+QUICK: Final = (
+    DoctorCheck("settings", _settings, is_quick=True),
+    DoctorCheck("neighbours", _neighbours, is_quick=True),
+    DoctorCheck("catalogue", _catalogue, is_quick=True),
+    DoctorCheck("space", _space, is_quick=True),
+    DoctorCheck("devices", _devices, is_quick=True),
+    DoctorCheck("limits", _limits, is_quick=True),
+    DoctorCheck("clock", _clock, is_quick=True),
+    DoctorCheck("state", _state, is_quick=True),
+)
 """Each takes a fraction of a second."""
 
-SLOW: Final[dict[str, Callable[[Settings], Said]]] = {
-    "store": _store,
-    "images": _images,
-    "storage": _storage,
-    "dagster": _dagster,
-    "alerts": _alerts,
-    "embedder": _embedder,
+SLOW: Final = (
+    DoctorCheck("store", _store),
+    DoctorCheck("images", _images),
+    DoctorCheck("storage", _storage),
+    DoctorCheck("dagster", _dagster),
+    DoctorCheck("alerts", _alerts),
+    DoctorCheck("embedder", _embedder),
     # Last: the device that it takes is this process's until it ends.
-    "model": _model,
-}
+    DoctorCheck("model", _model),
+)
 
 
 _EXAMPLES = """\b

@@ -6,11 +6,11 @@ names a subclass of ``Extension``. The core imports none of them by name, and do
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -19,6 +19,9 @@ from vlm_assets.config.settings import Settings
 from vlm_durable.state.workers import Worker
 
 GROUP: Final = "vlm_assets.extensions"
+
+Level = Literal["ok", "warning", "error"]
+"""How bad a finding of ``doctor`` is. An error stops a long run sooner or later."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,19 @@ class StoredLeftover:
     generation: str
     objects: int
     bytes: int
+
+
+@dataclass(frozen=True)
+class DoctorCheck:
+    """One of the checks of ``doctor``.
+
+    examine: gives the level and the sentence of each finding; what it raises is a finding too. is_quick: it
+    takes a fraction of a second, and runs at each start.
+    """
+
+    name: str
+    examine: Callable[[Settings], Iterator[tuple[Level, str]]]
+    is_quick: bool = False
 
 
 class Extension:
@@ -73,6 +89,10 @@ class Extension:
     def status(self, settings: Settings) -> StatusTable | None:
         """What ``status`` shows of it; None where there is nothing. Raises SettingsError."""
         return None
+
+    def doctor_checks(self) -> Sequence[DoctorCheck]:
+        """What ``doctor`` tries of it, beside the core's checks."""
+        return ()
 
     def stored_leftovers(self, settings: Settings) -> Sequence[StoredLeftover]:
         """What ``prune`` may remove of its ``assets`` from the store. Raises StoreError."""

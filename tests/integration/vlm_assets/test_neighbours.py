@@ -122,7 +122,8 @@ def test_the_doctor_names_what_others_may_read_or_write(
     file.chmod(mode)
     monkeypatch.setattr(doctor, "ENV_FILE", file)
     settings = Settings(home=home)
-    levels = [said[0] for said in doctor.QUICK["neighbours"](settings) if str(file) in said[1]]
+    (check,) = (one for one in doctor.QUICK if one.name == "neighbours")
+    levels = [level for level, message in check.examine(settings) if str(file) in message]
     assert levels == ([] if level is None else [level])
     home.chmod(0o777)
-    assert [said[0] for said in doctor.QUICK["neighbours"](settings) if f"{home}:" in said[1]] == ["error"]
+    assert [level for level, message in check.examine(settings) if f"{home}:" in message] == ["error"]

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.commands.doctor import queue_findings
+from vlm_assets.commands.doctor import pool_findings
 from vlm_assets.commands.main import app
 from vlm_assets.webserver.api import CodeLocationError
 from vlm_assets.webserver.home import POOL, prepare_dagster_home
@@ -131,7 +131,7 @@ def test_new_ranges_are_seen_at_once_and_run_heaviest_first(
         running.wait_until(lambda: instance.get_runs_count(queued) == 3, "three runs queued")
         told = CliRunner().invoke(app, ["metrics", "--home", str(running.home)]).stdout
         assert f'vlm_assets_runs{{home="{running.home}",status="queued"}} 3.0' in told
-        (found,) = queue_findings(api, 1)
+        (found,) = pool_findings(api.queue(POOL), 1)
         assert found[0] == "error", "a pool of 0 is found by the doctor"
         assert "3 runs wait" in found[1]
         taken: list[str] = []

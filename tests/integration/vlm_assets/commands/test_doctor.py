@@ -13,10 +13,9 @@ from typer.testing import CliRunner
 
 from resources.alerts.outbox import Outbox
 from vlm_assets.commands import doctor
-from vlm_assets.commands.doctor import QUICK, SLOW, examine
+from vlm_assets.commands.doctor import checks, examine
 from vlm_assets.commands.main import app
 from vlm_assets.config.resource_settings import control_state
-from vlm_durable.state.nodes import NodeRecord, Nodes
 from vlm_durable.state.pause import pause
 
 
@@ -25,8 +24,8 @@ def said(desk, monkeypatch):
     """What one check says of the desk's home under some settings: the levels, and all sentences."""
 
     def look(check, **settings):
-        monkeypatch.setattr(doctor, "QUICK", {check: (QUICK | SLOW)[check]})
-        monkeypatch.setattr(doctor, "SLOW", {})
+        chosen = [one for one in checks() if one.name == check]
+        monkeypatch.setattr(doctor, "checks", lambda: chosen)
         found = list(examine(desk.changed(**settings).settings))
         return [one.level for one in found], " ".join(one.message for one in found)
 
@@ -43,7 +42,8 @@ def test_a_sound_home_has_no_error(desk, monkeypatch, receiver):
     assert [one for one in found if one["level"] == "error"] == []
     assert done.exit_code == 0
     of = {one["check"]: one["message"] for one in found}
-    assert set(of) == {*QUICK, *SLOW}
+    silent = {"truth", "cluster"}  # These extensions' checks have nothing to look at here.
+    assert set(of) | silent == {check.name for check in checks()}
     assert "images fit" in of["model"]
     assert "kills: nothing committed was lost" in of["storage"]
     assert "images/s a core" in of["images"]
@@ -87,7 +87,7 @@ def test_images_that_are_away_are_an_error(desk, said, listing):
         ("alerts", {}, "warning", "VLM_ASSETS_ALERT_TARGETS"),
         ("embedder", {"embedding_model": None}, "warning", "set VLM_ASSETS_EMBEDDING_MODEL"),
         ("embedder", {"embedding_model": "/nothing/there"}, "error", "/nothing/there"),
-        ("settings", {"truth": Path("/nowhere/truth.csv")}, "error", "/nowhere/truth.csv"),
+        ("truth", {"truth": Path("/nowhere/truth.csv")}, "error", "/nowhere/truth.csv"),
         ("settings", {"embedding_revision": "main"}, "warning", "VLM_ASSETS_EMBEDDING_REVISION"),
     ],
 )
@@ -138,12 +138,3 @@ def test_a_real_postgres_is_tried_by_a_write_that_changes_nothing(said, postgres
     """A user of the database that may read alone is found before the night."""
     levels, message = said("state", state_url=SecretStr(postgres_url))
     assert (levels, "Postgres" in message) == (["ok"], True)
-
-
-def test_in_a_cluster_as_many_runs_may_work_as_its_nodes_hold(desk):
-    """The head's own devices say nothing of the pool: a sound cluster is not warned of."""
-    clustered = desk.changed(ray_address="http://127.0.0.1:8265").settings
-    assert doctor.places(clustered) == 0
-    Nodes(control_state(clustered)).beat(NodeRecord("n1", "b", 1, "10.0.0.2", slots=3))
-    assert doctor.places(clustered) == 3
-    assert doctor.places(desk.settings) == 1

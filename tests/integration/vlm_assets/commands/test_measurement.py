@@ -8,7 +8,6 @@ from typer.testing import CliRunner
 
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands import doctor
-from vlm_assets.commands.doctor import QUICK, SLOW
 from vlm_assets.commands.main import app
 
 
@@ -44,8 +43,8 @@ def test_properties_that_fill_no_partition_yet_can_be_tried(trial, listing, tmp_
     """The first look of most people: fewer properties than a partition has, so there is only a tail."""
     home = tmp_path / "small"
     ingest(listing, home, range_size=1000)
-    monkeypatch.setattr(doctor, "QUICK", {"catalogue": QUICK["catalogue"]})
-    monkeypatch.setattr(doctor, "SLOW", {"model": SLOW["model"]})
+    chosen = [check for check in doctor.checks() if check.name in ("catalogue", "model")]
+    monkeypatch.setattr(doctor, "checks", lambda: chosen)
     tried = trial("--limit", "2", "--home", str(home)).stdout
     assert "All 16 would take" in tried
     done = CliRunner().invoke(app, ["doctor", "--home", str(home), "--json"])

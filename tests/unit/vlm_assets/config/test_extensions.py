@@ -25,7 +25,7 @@ from vlm_durable.state.workers import Workers
 MODULE = '''
 import dagster as dg
 from vlm_assets.commands.terminal import app, say
-from vlm_assets.config.extensions import Extension, StatusTable
+from vlm_assets.config.extensions import DoctorCheck, Extension, StatusTable
 
 class Wrong(Exception):
     """An error of this extension."""
@@ -43,6 +43,10 @@ def neighbourhoods() -> None:
 def neighbours_moved(context):
     """A sensor of an extension."""
 
+def look_for_them(settings):
+    yield "warning", "Ada is not at home. Ring again."
+    raise Wrong("The bell is broken. Knock.")
+
 class Neighbours(Extension):
     """Who lives there."""
 
@@ -55,6 +59,9 @@ class Neighbours(Extension):
 
     def status(self, settings):
         return StatusTable("neighbours", ("who", "since"), (("Ada", "1815"),), ({"who": "Ada"},))
+
+    def doctor_checks(self):
+        return (DoctorCheck("who is home", look_for_them, is_quick=True),)
 
     def busy_with(self, settings, ids, workers):
         return {worker.partition for worker in workers if worker.asset == "neighbourhoods"}
@@ -130,6 +137,19 @@ def test_status_shows_what_an_extension_tells(neighbours: None, dataset: Dataset
     told = json.loads(CliRunner().invoke(cli.app, ["status", "--json", *home]).output)
     (table,) = told["extensions"]
     assert table["facts"] == [{"who": "Ada"}]
+
+
+def test_the_doctor_makes_the_checks_of_an_extension(neighbours: None, dataset: Dataset) -> None:
+    """They run among the quick ones, and one that fails itself is a finding too."""
+    home = ["--home", str(dataset.settings.home)]
+    told = CliRunner().invoke(cli.app, ["doctor", "--quick", "--json", *home])
+    of_it = [
+        (one["level"], one["message"]) for one in json.loads(told.output) if one["check"] == "who is home"
+    ]
+    assert of_it == [
+        ("warning", "Ada is not at home. Ring again."),
+        ("error", "The bell is broken. Knock."),
+    ]
 
 
 def test_a_backup_takes_along_what_an_extension_keeps(

@@ -1,0 +1,34 @@
+"""The doctor's check of a cluster: as many runs may work at once as the nodes hold."""
+
+from pathlib import Path
+
+import pytest
+
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.settings import Settings
+from vlm_assets.webserver.api import DagsterApi, Queue
+from vlm_cluster import pool_check
+from vlm_cluster.pool_check import examine_pool
+from vlm_durable.state.nodes import NodeRecord, Nodes
+
+
+@pytest.fixture
+def clustered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """The settings of a head whose Dagster runs and lets three runs work at once."""
+    monkeypatch.setattr(pool_check, "running_address", lambda _: "http://127.0.0.1:1")
+    monkeypatch.setattr(DagsterApi, "queue", lambda api, pool: Queue(2, 1, 3, {}))
+    return Settings(home=tmp_path, ray_address="http://127.0.0.1:8265")
+
+
+def test_in_a_cluster_as_many_runs_may_work_as_its_nodes_hold(clustered: Settings) -> None:
+    """The head's own devices say nothing of the pool: a sound cluster is not warned of."""
+    assert [level for level, _ in examine_pool(clustered)] == ["warning"], "no node beats yet"
+    Nodes(control_state(clustered)).beat(NodeRecord("n1", "b", 1, "10.0.0.2", slots=3))
+    ((level, message),) = examine_pool(clustered)
+    assert level == "ok"
+    assert "lets 3 work at once" in message
+
+
+def test_one_machine_is_none_of_its_business(clustered: Settings) -> None:
+    """Without Ray the core compares the pool with the devices of this machine."""
+    assert list(examine_pool(clustered.model_copy(update={"ray_address": None}))) == []
