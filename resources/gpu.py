@@ -30,8 +30,8 @@ class GpuResource:
     leases_directory: folder of the locks, on a local disk, the same for all runs. devices: auto, given, cpu,
     cpu:N, or a list of numbers or UUIDs. wait_seconds: how long to wait for a free device.
     min_free_memory_gib: refuse a GPU with less free memory. per_model: GPUs that work on one model and count
-    as one device. state: says which devices are left out; None: the one beside the leases' folder. node: of
-    a cluster, this machine's name.
+    as one device. state: the database that lists the devices left out; None: the one beside the leases'
+    folder. node: this machine's name in a cluster, else empty.
     """
 
     leases_directory: str
@@ -43,7 +43,7 @@ class GpuResource:
     node: str = ""
 
     def find(self) -> list[Device]:
-        """The devices that the settings mean on this machine. Raises DeviceError."""
+        """The devices of this machine that the settings name. Raises DeviceError."""
         return grouped(find_devices(self.devices, os.environ, node=self.node), self.per_model)
 
     def left_out(self) -> LeftOutDevices:
@@ -53,43 +53,48 @@ class GpuResource:
     def usable(self) -> list[Device]:
         """The devices of this machine that are not left out. Raises DeviceError, ControlStateError."""
         left_out = self.left_out().left_out()
-        return [one for one in self.find() if left_out.keys().isdisjoint({one.id, *one.members})]
+        return [device for device in self.find() if left_out.keys().isdisjoint({device.id, *device.members})]
 
     def loaded_servers(self) -> LoadedServers:
         """The model servers that stay loaded on the devices, kept beside the leases' folder."""
         return LoadedServers(Path(self.leases_directory).parent)
 
     def leases(self, *, server_digest: str | None = None, log: logging.Logger = _log) -> DeviceLeases:
-        """The leases of those devices, refusing sick ones; ``holders()`` of it says who has which.
+        """The leases of those devices; a sick device is refused. ``holders()`` says who holds which device.
 
         Devices that have failed before come last; those that failed twice are refused. server_digest: of the
-        model server that the run will use. A device where that is loaded comes first, and its memory counts
-        as the run's; any other server is ended before the memory of its device is looked at.
+        model server that the run will use. A device on which it is loaded comes first, and its memory counts
+        as the run's. Any other server is ended before the free memory of its device is measured.
         """
         health = HealthCheck(DriverNvml(), min_free_bytes=round(self.min_free_memory_gib * (1 << 30)))
         left_out = self.left_out()
         records = left_out.records()
         servers = self.loaded_servers()
-        loaded = {one.device: one.digest for one in servers.living()}
+        loaded = {server.device: server.digest for server in servers.living()}
 
         def refusals(device: Device) -> Sequence[str]:
-            against = left_out.left_out()
-            if found := [one for one in {device.id: None, **dict.fromkeys(device.members)} if one in against]:
-                return [against[one].sentence(one) for one in found]
+            records_left_out = left_out.left_out()
+            ids = dict.fromkeys((device.id, *device.members))
+            sentences = [records_left_out[id_].sentence(id_) for id_ in ids if id_ in records_left_out]
+            if sentences:
+                return sentences
             try:
                 stays = servers.make_way(device.id, server_digest, log)
             except LoadedServerError as error:
                 return [str(error)]
-            return (replace(health, min_free_bytes=0) if stays else health)(device)
+            check = replace(health, min_free_bytes=0) if stays else health
+            return check(device)
 
         def preference(device: Device) -> tuple[int, bool]:
             failures = len(records[device.id].failures) if device.id in records else 0
             return failures, server_digest is not None and loaded.get(device.id) != server_digest
 
-        found = sorted(self.find(), key=preference)
-        # A run of a cluster is shown its own devices alone.
-        there = len(find_devices("auto", {})) // self.per_model if self.node else 0
-        devices = [replace(one, at_once=max(len(found), there)) for one in found]
+        devices = sorted(self.find(), key=preference)
+        at_once = len(devices)
+        if self.node:
+            # A run of a cluster is shown only its own devices: the others of the machine count too.
+            at_once = max(at_once, len(find_devices("auto", {})) // self.per_model)
+        devices = [replace(device, at_once=at_once) for device in devices]
         return DeviceLeases(Path(self.leases_directory), devices, refusals)
 
     def lease(
@@ -97,9 +102,9 @@ class GpuResource:
     ) -> Lease:
         """This process's device, pinned; the same at every call, and held until the process ends.
 
-        server_digest: see ``leases``. Raises NoDeviceFreeError after ``wait_seconds``, where every device is
-        left out too: one that is taken back meanwhile is used, and a backfill's queue does not run
-        through at once. Raises DeviceError where torch already runs CUDA on something else, and the
+        server_digest: see ``leases``. Raises NoDeviceFreeError after ``wait_seconds``. It waits that long
+        even if every device is left out: a device may be taken back meanwhile, and a backfill's queue must
+        not fail run by run at once. Raises DeviceError if torch already runs CUDA on another device, and the
         other children of DeviceError.
         """
         holder = LeaseHolder(run_id=run_id, partition=partition, step=step)
@@ -116,9 +121,9 @@ class GpuResource:
 
     @contextlib.contextmanager
     def blamed(self, device: Device, *, asset: str, partition: str, log: logging.Logger) -> Iterator[None]:
-        """Note an error of the device itself, or what none computes, against it, once a partition; it passes.
+        """Record device errors and impossible results against the device, once per partition, then re-raise.
 
-        What comes out again on another device counts on the first alone.
+        An impossible result that another device repeats counts only against the first device.
         """
         try:
             yield
@@ -134,9 +139,9 @@ class GpuResource:
             raise
 
     def all_left_out(self) -> str | None:
-        """Why each device is left out, where every one is; else None. Raises DeviceError.
+        """Why each device is left out, if every device is; else None. Raises DeviceError.
 
-        One that a cluster gave is taken whatever is held against it.
+        A device that a cluster gave counts as usable, whatever is recorded against it.
         """
         left_out = self.left_out().left_out()
         if not left_out:
@@ -147,9 +152,9 @@ class GpuResource:
         return " ".join(left_out[device.id].sentence(device.id) for device in devices)
 
     def _refuse_if_all_are_left_out(self) -> None:
-        held_against = self.all_left_out()
-        if held_against is not None:
+        reasons = self.all_left_out()
+        if reasons is not None:
             raise NoDeviceFreeError(
                 f"No device is left to work on, and none was taken back within {self.wait_seconds:.0f} s."
-                f" {held_against}"
+                f" {reasons}"
             )

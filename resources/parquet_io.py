@@ -27,19 +27,19 @@ from vlm_durable.wording import counted
 
 
 class ParquetIOManager(IOManager):
-    """One parquet file a partition, under ``HOME/<asset key>/KEY.parquet``.
+    """One parquet file per partition: ``HOME/<asset key>/KEY.parquet``.
 
-    An asset hands over a StagedFile, or the Publication that stands where its partition is complete. What
-    loads a partition gets PartitionRows; what loads several gets a dict of them by partition key.
+    An asset returns a StagedFile, or the Publication that stands if its partition is complete already. An
+    asset that loads one partition gets PartitionRows; one that loads several gets a dict by partition key.
     """
 
     def __init__(self, home: Home, store: S3Folder | None = None) -> None:
-        """home: holds a folder for each asset. store: what has to hold a partition too."""
+        """home: holds a folder for each asset. store: every partition is copied there too; None: no store."""
         self._home = home
         self._store = store
 
     def handle_output(self, context: OutputContext, obj: StagedFile | Publication) -> None:
-        """Publish the staged file, as the last line of defence, here and then in the store.
+        """Publish the staged file here and then in the store, after the last checks of it.
 
         Raises as ``PublishedPartitions.publish`` and ``StoredPartitions.push``.
         """
@@ -82,9 +82,9 @@ class ParquetIOManager(IOManager):
         )
 
     def load_input(self, context: InputContext) -> PartitionRows | dict[str, PartitionRows]:
-        """A lazy handle on the partition, or on each of several, taken over from the store first.
+        """A lazy handle on the partition, or on each of several, after copying it from the store.
 
-        Raises PutBackError where an older version stands, and as ``PublishedPartitions.read`` and
+        Raises PutBackError if an older version stands here, and as ``PublishedPartitions.read`` and
         ``StoredPartitions.pull``.
         """
         if not context.has_asset_partitions:
@@ -98,10 +98,11 @@ class ParquetIOManager(IOManager):
         if self._store is not None:
             stored = StoredPartitions(partitions.asset, self._store)
             try:
-                for note in (note for key in keys for note in stored.pull(key)):
-                    context.log.warning(note)
+                for key in keys:
+                    for note in stored.pull(key):
+                        context.log.warning(note)
             except StoreAwayError as error:
-                # What stands here is read then; the asset itself waits for the store before it works.
+                # The local partition is read then; the asset itself waits for the store before it works.
                 context.log.warning(str(error))
         for key in keys:
             partitions.refuse_put_back(key)

@@ -1,9 +1,9 @@
-"""Tags by which a run says why it ended: the data path writes them, whoever tries again reads them."""
+"""Run tags that say why a run ended: assets write them, the retry schedule reads them."""
 
 NO_ATTEMPT = "vlm-assets/no-attempt"
-"""Run tag: the run's own id, where it ended for no fault of its partition though a step of it failed.
+"""Run tag: a step of the run failed, but not through a fault of its partition, so it counts as no attempt.
 
-The id, because Dagster's run retries inherit tags.
+Its value is the run's own id, because Dagster's run retries inherit tags.
 """
 NEEDS_PERSON = "vlm-assets/needs-person"
-"""Run tag: the run's own id, where it stopped for what another start would only repeat."""
+"""Run tag: another start would only end the same way. Its value is the run's own id."""

@@ -33,8 +33,8 @@ time and 240 MiB more at its peak: blocks of that size leave the allocator's hea
 class TextEmbeddingModel:
     """The model that embeds the text of descriptions.
 
-    model: a local folder or a hub id, in the layout of sentence-transformers; empty where none is named. The
-    other fields are those of VisionLanguageModel. A plain object: see there.
+    model: a local folder or a hub id, in the layout of sentence-transformers; empty if none is named. The
+    other fields are those of VisionLanguageModel. A plain object, for the reason given there.
     """
 
     model: str
@@ -44,16 +44,16 @@ class TextEmbeddingModel:
 
     @property
     def source(self) -> ModelSource:
-        """Where the model comes from. Raises ModelLoadError where no model is named."""
+        """Where the model comes from. Raises ModelLoadError if no model is named."""
         if not self.model:
             raise ModelLoadError(NO_EMBEDDER)
         records = Path(self.records_directory) if self.records_directory else None
         return ModelSource(self.model, self.revision, self.trust_remote_code, records)
 
     def exact_revision(self) -> str:
-        """What exactly the model is now; needs no device and no torch.
+        """The exact revision of the model now; needs no device and no torch.
 
-        Raises ModelLoadError, also where a local folder's files are refused.
+        Raises ModelLoadError, also if a local folder's files are refused.
         """
         revision = exact_revision(self.source)
         if self.source.folder is not None:
@@ -61,7 +61,7 @@ class TextEmbeddingModel:
         return revision
 
     def width(self) -> int:
-        """Numbers a vector has, from the model's files without its weights. Raises ModelLoadError."""
+        """The length of a vector, from the model's files without its weights. Raises ModelLoadError."""
         return self._modules().width
 
     def load(self, device: Device) -> TextEmbedder:
@@ -71,7 +71,7 @@ class TextEmbeddingModel:
         return embedder
 
     def weight_bytes(self) -> int:
-        """Bytes of its weights, those of a hub's model downloaded. Raises ModelLoadError."""
+        """Bytes of the weights; a hub's model is downloaded first. Raises ModelLoadError."""
         return sum(
             path.stat().st_size for path in model_files(self.source, weights=True).rglob("*.safetensors")
         )
@@ -83,8 +83,8 @@ class TextEmbeddingModel:
 class TextEmbedder:
     """One text model on one device.
 
-    A text's vector does not depend on the texts beside it (1e-5 in float32). What is longer than the model
-    takes is cut off, and counted. Raises ModelLoadError.
+    A text's vector does not depend on the texts beside it (1e-5 in float32). A text that is longer than the
+    model takes is cut off, and counted. Raises ModelLoadError.
     """
 
     def __init__(self, source: ModelSource, *, device: Literal["cpu", "cuda"]) -> None:
@@ -95,9 +95,9 @@ class TextEmbedder:
         self._encoder = _SentenceEncoder(source, modules, device)
         self.width = self._encoder.width
         self.longest: int | None = self._encoder.longest
-        """Tokens of a text, its prompt among them, that the model takes; None: it knows no limit."""
+        """The most tokens that the model takes, the prompt's included; None: it has no limit."""
         self.cut_off = 0
-        """Texts that were longer, of all so far."""
+        """How many texts so far were longer."""
 
     def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Vectors [texts, width], in order. Raises ValueError for a text without tokens."""
@@ -109,17 +109,17 @@ class TextEmbedder:
         for text, length in zip(texts, lengths, strict=True):
             if not length:
                 raise ValueError(f"the text {text!r} has no tokens, so it has no embedding")
-        at_the_limit = [text for text, one in zip(texts, lengths, strict=True) if one == self.longest]
+        at_the_limit = [text for text, length in zip(texts, lengths, strict=True) if length == self.longest]
         if at_the_limit:
-            whole = self._encoder.tokens(at_the_limit, cut=False)
-            self.cut_off += sum(len(ids) != self.longest for ids in whole)
+            uncut = self._encoder.tokens(at_the_limit, cut=False)
+            self.cut_off += sum(len(ids) != self.longest for ids in uncut)
         vectors = np.empty((len(texts), self.width), dtype=np.float32)
         for rows in _batches(lengths, _BATCH_TOKENS[self._device]):
             vectors[rows] = self._encoder.vectors([texts[row] for row in rows])
         return vectors
 
     def canary(self) -> CanaryAnswer:
-        """Embed the fixed texts, rounded, and sum up the weights. See CanaryEngine."""
+        """Embed the fixed texts, rounded, and compute the weights' checksum. See CanaryEngine."""
         cut_off = self.cut_off
         vectors = self.embed(TEXTS).round(3) + 0.0
         self.cut_off = cut_off
@@ -135,7 +135,7 @@ class TextEmbedder:
 
 
 class _SentenceEncoder:
-    """A model with the files of sentence-transformers: pooling, prompt, normalization as they say."""
+    """A model with the files of sentence-transformers, which set its pooling, prompt and normalization."""
 
     def __init__(self, source: ModelSource, modules: SentenceModules, device: str) -> None:
         folder = model_files(source, weights=True)
@@ -152,14 +152,14 @@ class _SentenceEncoder:
     def vectors(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         import numpy as np
 
-        found = self.model.encode_document(
+        vectors = self.model.encode_document(
             list(texts), prompt=self._prompt, batch_size=len(texts), show_progress_bar=False
         )
-        if found.shape != (len(texts), self.width):
+        if vectors.shape != (len(texts), self.width):
             raise ValueError(
-                f"the model's vectors have {found.shape[-1]} numbers, and its files say {self.width}"
+                f"the model's vectors have {vectors.shape[-1]} numbers, and its files say {self.width}"
             )
-        return np.asarray(found, dtype=np.float32)
+        return np.asarray(vectors, dtype=np.float32)
 
 
 def _longest(*limits: int | None) -> int | None:
@@ -169,14 +169,14 @@ def _longest(*limits: int | None) -> int | None:
 
 def _token_ids(tokenizer: Any, texts: Sequence[str], longest: int | None) -> list[list[int]]:
     cut = longest is not None
-    found: list[list[int]] = tokenizer(list(texts), truncation=cut, max_length=longest, verbose=False)[
+    token_ids: list[list[int]] = tokenizer(list(texts), truncation=cut, max_length=longest, verbose=False)[
         "input_ids"
     ]
-    return found
+    return token_ids
 
 
 def _batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """Rows of like length together, longest first, so that a batch too large for memory shows at once."""
+    """Batches of rows of similar length, longest first: a batch too large for memory fails at once."""
     batch: list[int] = []
     for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
         if batch and lengths[batch[0]] * (len(batch) + 1) > tokens:

@@ -1,9 +1,9 @@
 """The model that describes properties, as the assets get it: settings in, an engine on the leased device out.
 
-What lives here: whether it runs in this process, on a server that we start, or on one at a URL; and for each
-of them the model's exact name and revision, what decides an answer's meaning, and what workers make of
-images. What does not: running it (``engine/transformers``, ``engine/server``). A plain object, not a
-configurable Dagster resource: run config cannot set any of its fields.
+What lives here: whether the model runs in this process, on a server that we start, or on a server at a URL;
+and for each of them the model's exact name and revision, the engine's part in an answer's meaning, and how
+workers prepare images. What does not: running it (``vlm_engine/transformers``, ``vlm_engine/server``). It is
+a plain object, not a configurable Dagster resource: run config cannot set any of its fields.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _OF_THE_CONFIGURATION: Final = frozenset({"image_grid_pinpoints"})
 """Options that vLLM reads from the model's configuration, whatever the processor is told (LLaVA)."""
 
 _MANY_IMAGES: Final = 1000
-"""From here on workers run the processor: what they import for it takes 4 s of a core."""
+"""From this many images on, workers run the image processor: its imports take 4 s of a core."""
 
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """A model server, as values.
+    """The settings of a model server.
 
-    url: up to and including ``/v1``; None: one is started with ``command`` (None: vLLM's), a template, on the
-    leased device. key: of the server at ``url``. model: its name for the model; None: what the settings call
-    it, or the only one that it serves. devices: for the one model. embedder: the model that embeds beside it
-    on the same device.
+    url: up to and including ``/v1``; None: a server is started on the leased device. command: the template of
+    its command line; None: vLLM's. key: of the server at ``url``. model: the server's name for the model;
+    None: the name in the settings, or the only model that it serves. devices: how many the model spans.
+    embedder: the model that embeds beside it on the same device.
     """
 
     state_directory: str
@@ -63,13 +63,13 @@ class ServerSettings:
 
     @property
     def address(self) -> ServerAddress | None:
-        """Of a server that somebody else runs; None for one that we start."""
+        """The address of a server that somebody else runs; None for a server that we start."""
         from vlm_engine.server.model_server import ServerAddress
 
         return None if self.url is None else ServerAddress(self.url.rstrip("/"), self.key)
 
     def plan(self, source: ModelSource, prompt: Prompt, limits: ImageLimits | None) -> ServerPlan | None:
-        """Of a server that we start; None for one at a URL. Raises ModelLoadError."""
+        """The plan of a server that we start; None for a server at a URL. Raises ModelLoadError."""
         from vlm_engine.server.server_plan import VLLM_COMMAND, ServerPlan
 
         if self.url is not None:
@@ -95,10 +95,10 @@ class ServerSettings:
 class VisionLanguageModel:
     """The model that describes properties.
 
-    model: a local folder or a hub id; empty where none is chosen. revision: commit, tag or branch on the hub.
-    trust_remote_code: run Python code that comes with the model. records_directory: folder that remembers
-    which commit and weights the model is. speculative_tokens: see TransformersEngine. limits: what images may
-    cost; None: as the model's files say. server: what describes instead of an engine in this process.
+    model: a local folder or a hub id; empty if none is chosen. revision: commit, tag or branch on the hub.
+    trust_remote_code: run Python code that comes with the model. records_directory: folder that records which
+    commit and weights the model has. speculative_tokens: see TransformersEngine. limits: what images may
+    cost; None: as the model's files say. server: the server to use; None: an engine in this process.
     """
 
     model: str
@@ -117,13 +117,13 @@ class VisionLanguageModel:
 
     @property
     def is_at_address(self) -> bool:
-        """Whether it computes on a server that somebody else runs, and nothing of it on the leased device."""
+        """Whether a server that somebody else runs computes, so that the leased device computes nothing."""
         return self.server is not None and self.server.url is not None
 
     def exact(self) -> tuple[str, str]:
-        """The model's name for the rows, and what exactly it is now; needs no device and no torch.
+        """The model's name for the rows, and its exact revision now; needs no device and no torch.
 
-        Of what runs at a URL only what it says is known. Raises ModelLoadError.
+        For a server at a URL both are what that server says. Raises ModelLoadError.
         """
         if self.server is None or (address := self.server.address) is None:
             return self.source.label, exact_revision(self.source)
@@ -133,15 +133,15 @@ class VisionLanguageModel:
         return served.name, served.revision(self.revision)
 
     def exact_revision(self) -> str:
-        """What exactly the model is now. See ``exact``."""
+        """The exact revision of the model now. See ``exact``."""
         return self.exact()[1]
 
     def engine_meaning(self) -> dict[str, Any]:
-        """What of the engine decides an answer's meaning, beside the model; nothing of the one in process.
+        """The properties of the engine that change an answer's meaning; none for an engine in this process.
 
         A server gets images compressed once more, decodes by its own grammar, and may compute in fewer bits.
-        What its operator told a server at a URL is unknown; of our own the arguments count, but for those
-        that cannot change an answer. Raises ModelLoadError.
+        The options of a server at a URL are unknown. The arguments of a server that we start count, except
+        those that cannot change an answer. Raises ModelLoadError.
         """
         if self.server is None:
             return {}
@@ -158,9 +158,9 @@ class VisionLanguageModel:
         return meaning
 
     def server_digest(self, prompt: Prompt) -> str | None:
-        """The digest of the server that is to live on the device: what a lease is told. See GpuResource.
+        """The digest of the server that will run on the leased device, for ``GpuResource.lease``.
 
-        None where none is started. Raises ModelLoadError.
+        None if no server is started. Raises ModelLoadError.
         """
         plan = None if self.server is None else self.server.plan(self.source, prompt, self.limits)
         return None if plan is None else plan.digest
@@ -172,7 +172,7 @@ class VisionLanguageModel:
         return f"server {urlsplit(self.server.url).netloc.rpartition('@')[2]}"
 
     def output(self, device: Device, prompt: Prompt, *, images: int) -> Output:
-        """What workers are to make of each property's images; images: how many there are to load."""
+        """How workers prepare each property's images. images: how many there are to load."""
         if self.server is not None:
             from vlm_engine.server.chat_completions import EncodedImages
 
@@ -187,9 +187,9 @@ class VisionLanguageModel:
         return Tensors(self.source, prompt.text, dtype, self.limits)
 
     def load(self, device: Device, *, schema: DescriptionSchema, prompt: Prompt) -> Engine:
-        """An engine on the leased device, or one whose server answers by then.
+        """An engine on the leased device, or an engine over a server that answers already.
 
-        Raises ModelLoadError, LoadedServerError, and DeviceError where torch has another GPU.
+        Raises ModelLoadError, LoadedServerError, and DeviceError if torch has another GPU.
         """
         if self.server is not None:
             return self._server_engine(self.server, device, schema, prompt)
@@ -237,8 +237,9 @@ class VisionLanguageModel:
     def _server(
         self, settings: ServerSettings, device: Device, prompt: Prompt
     ) -> tuple[ModelServer, str, tuple[str, str], ImageTokens | None]:
-        """The server, its name for the model, what ``exact`` says of the server that was got, and what images
-        cost there, where that is known: of a server at a URL it is not.
+        """The server, its name for the model, the model's name and exact revision, and the tokens of images.
+
+        The tokens of images are None if they are unknown, as they are for a server at a URL.
         """
         from vlm_engine.server.owned_server import OwnedServer
         from vlm_engine.server.running_server import RunningServer, served_model
@@ -268,10 +269,10 @@ class VisionLanguageModel:
         return running, served.name, (served.name, served.revision(self.revision)), None
 
     def _costs(self, plan: ServerPlan, prompt: Prompt) -> ImageTokens | None:
-        """What images cost on a server of ours, whose command takes the options of the image processor.
+        """The tokens of images on a server that we start.
 
-        None where it does not, or transformers cannot load the processor. Raises ModelLoadError where the
-        user has set what images may cost.
+        None if its command takes no options of the image processor, or if transformers cannot load the
+        processor. Raises ModelLoadError instead if the user has limited what images may cost.
         """
         from vlm_engine.server.server_plan import PROCESSOR_OPTIONS
         from vlm_engine.transformers.image_tokens import fitted_processor

@@ -1,4 +1,4 @@
-"""An alert, what happens to it, its stable ids, and the words in which it reaches a person."""
+"""An alert, the events of its life, its stable ids, and the text of the messages about it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vlm_durable.commands import command
 DAY_SECONDS = 24 * 3600.0
 
 LONGEST_TEXT = 2000
-"""Characters that any one text of an alert may have: an alert names the trouble, the page shows it all."""
+"""Longest text of an alert, in characters: an alert names the trouble, the page shows it all."""
 
 Severity = Literal["warning", "error"]
 
@@ -24,10 +24,10 @@ class Alert:
     """Something that a person must know of.
 
     kind: one of the kinds in docs/operations.md, e.g. ``check_failed``. subject: what is wrong, the same
-    while it stays wrong, e.g. ``property_descriptions/KEY/row_count``. occurrence: tells one time from
-    another, e.g. a run's id; the same kind, subject and occurrence are told once. next_step: what to do.
+    while it stays wrong, e.g. ``property_descriptions/KEY/row_count``. occurrence: tells two occurrences
+    apart, e.g. a run's id; the same kind, subject and occurrence are told once. next_step: what to do.
     page: path below the address of the pages, e.g. ``runs/ID``. at: unix seconds. lasts: seconds after which
-    it is over by itself, of what asks somebody to look and cannot become right again.
+    the alert closes by itself, for trouble that nothing can put right again.
     """
 
     kind: str
@@ -49,7 +49,7 @@ class Alert:
         return digest("raised", self.kind, self.subject, self.occurrence)
 
     def as_json(self) -> dict[str, Any]:
-        """The fields that say something, long texts cut to LONGEST_TEXT."""
+        """The fields that are set, long texts cut to LONGEST_TEXT."""
         cut = {name: _cut(getattr(self, name)) for name in ("title", "next_step", "expected", "found")}
         return {name: value for name, value in (asdict(self) | cut).items() if value is not None}
 
@@ -62,8 +62,8 @@ Happening = Literal["raised", "again", "recovered", "closed"]
 class AlertEvent:
     """One line of the history: what happened to an alert.
 
-    since: unix seconds since when the subject is, or was, wrong; the alert is its latest occurrence.
-    sentence: what was seen when it was right again, or the reason that a person gave.
+    alert: the latest occurrence of its subject. at: when it happened; since: since when the subject is, or
+    was, wrong; both in unix seconds. sentence: of a recovery, what was seen; of a close, the person's reason.
     """
 
     what: Happening
@@ -74,7 +74,7 @@ class AlertEvent:
 
     @property
     def id(self) -> str:
-        """An alert's own id where it was raised; its end has one of its own, stable too."""
+        """The alert's own id for a raised alert; the end of an alert has its own id, which is stable too."""
         if self.what in ("raised", "again"):
             return self.alert.id
         return digest(self.what, self.alert.id, str(self.at))
@@ -84,15 +84,15 @@ class AlertEvent:
         return asdict(self) | {"alert": self.alert.as_json(), "sentence": _cut(self.sentence)}
 
     @classmethod
-    def from_json(cls, found: dict[str, Any]) -> AlertEvent:
-        """What ``as_json`` gave, of earlier versions too, which had the event's id in it."""
-        alert = Alert(**found["alert"])
-        return cls(found["what"], alert, found["at"], found["since"], found["sentence"])
+    def from_json(cls, fields: dict[str, Any]) -> AlertEvent:
+        """The event of such a dict. Earlier versions wrote the event's id too, which is not read."""
+        alert = Alert(**fields["alert"])
+        return cls(fields["what"], alert, fields["at"], fields["since"], fields["sentence"])
 
 
 @dataclass(frozen=True)
 class Message:
-    """What is sent. type: apprise's ``info``, ``success``, ``warning`` or ``failure``.
+    """A message to a target. type: apprise's ``info``, ``success``, ``warning`` or ``failure``.
 
     id: the same when it is sent again.
     """
@@ -109,9 +109,9 @@ _ENDS = {"recovered": "right again", "closed": "closed by a person"}
 def message_about(
     groups: Sequence[tuple[int, AlertEvent]], id_: str, *, origin: str, address: str | None
 ) -> Message:
-    """One message about events. groups: for each kind of them, how many there are and the first.
+    """One message about events. groups: for each kind of event, how many there are and the first of them.
 
-    origin: whose alerts these are. address: of the pages; None: not known.
+    origin: the home and machine that send it. address: of the pages; None: not known.
     """
     if len(groups) == 1 and groups[0][0] == 1:
         first = groups[0][1]
@@ -119,14 +119,14 @@ def message_about(
         title, lines = f"{prefix}{first.alert.title}", _details(first, address)
     else:
         # What is wrong comes before what is right again, errors before warnings.
-        groups = sorted(groups, key=lambda one: (one[1].what in _ENDS, one[1].alert.severity))
-        kinds = [f"{n} {one.alert.kind} {_ENDS.get(one.what, '')}".strip() for n, one in groups]
+        groups = sorted(groups, key=lambda group: (group[1].what in _ENDS, group[1].alert.severity))
+        kinds = [f"{count} {event.alert.kind} {_ENDS.get(event.what, '')}".strip() for count, event in groups]
         title, lines = f"Alerts: {', '.join(kinds)}", list[str]()
-        for kind, (_, one) in zip(kinds, groups, strict=True):
-            lines += [f"{kind}, the first: {one.alert.title}", *_details(one, address), ""]
+        for kind, (_, event) in zip(kinds, groups, strict=True):
+            lines += [f"{kind}, the first: {event.alert.title}", *_details(event, address), ""]
         lines.append(f"All of them: {command('alerts')}.")
     lines += [f"From: {origin}", f"Id: {id_}"]
-    severities = {one.alert.severity for _, one in groups if one.what not in _ENDS}
+    severities = {event.alert.severity for _, event in groups if event.what not in _ENDS}
     type_ = "failure" if "error" in severities else "warning" if severities else "success"
     return Message(id_, column(title), column("\n".join(lines)), type_)
 
@@ -136,18 +136,18 @@ def _details(event: AlertEvent, address: str | None) -> list[str]:
     page = None
     if alert.page is not None:
         page = f"{address.rstrip('/')}/{alert.page}" if address else f"/{alert.page} in the Dagster UI"
-    said = {"Kind": alert.kind, "Partition": alert.partition}
+    lines = {"Kind": alert.kind, "Partition": alert.partition}
     if event.what in _ENDS:
-        said |= {"Was": f"{alert.title}, since {_clock(event.since)}", "Now": event.sentence}
-        said |= {"Look": page, "At": _clock(event.at)}
+        lines |= {"Was": f"{alert.title}, since {_clock(event.since)}", "Now": event.sentence}
+        lines |= {"Look": page, "At": _clock(event.at)}
     else:
-        said |= {"Expected": alert.expected, "Found": alert.found, "Next step": alert.next_step}
-        said |= {"Look": page, "Since": _clock(alert.at)}
-    return [f"{name}: {text}" for name, text in said.items() if text]
+        lines |= {"Expected": alert.expected, "Found": alert.found, "Next step": alert.next_step}
+        lines |= {"Look": page, "Since": _clock(alert.at)}
+    return [f"{name}: {text}" for name, text in lines.items() if text]
 
 
 def column(text: str) -> str:
-    """A text as a database and a message may hold it: the name of a file may be no Unicode."""
+    """A text as a database and a message can hold it: the name of a file may be no valid Unicode."""
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 
@@ -161,5 +161,5 @@ def _clock(at: float) -> str | None:
 
 
 def _cut(text: str | None) -> str | None:
-    # What the id is made of is never cut.
+    # Texts that are part of the id are never cut.
     return text[: LONGEST_TEXT - 2] + " …" if text and len(text) > LONGEST_TEXT else text

@@ -1,10 +1,11 @@
-"""Delivery: what was posted reaches every target, in its order, whatever dies or is down.
+"""Delivery: every posted event reaches every target, in order, whatever dies or is down.
 
-What lives here: how far each target was told, what it gets next, storms, and back-off. What does not: the
-words (``alert.py``), the sending (``targets.py``). A row of ``alert_targets`` says how far a target was told.
-Before a message is sent, the row notes where it ends, and until when the target is left alone. After the
-target took it, the row moves on. So two processes never send the same message at once, after a kill in
-between it is sent again with the same id, and a failure needs no note: the target is due again later.
+What lives here: which events each target has, what it gets next, storms, and back-off. What does not: the
+text (``alert.py``), the sending (``targets.py``). A row of ``alert_targets`` holds the last event that a
+target has. Before a message is sent, the row notes the last event of that message, and until when no process
+sends to that target. After the target took it, the row moves on. So two processes never send the same message
+at once. After a kill in between, the message is sent again with the same id. A failure needs no note: the
+target is due again later.
 """
 
 from __future__ import annotations
@@ -29,30 +30,30 @@ from vlm_durable.wording import counted
 
 FIRST_WAIT_SECONDS = 30.0
 LONGEST_WAIT_SECONDS = 600.0
-"""How long a target is left alone: twice as long each time, up to this."""
+"""The wait after a refused message: twice as long each time, up to this."""
 
 GRACE_SECONDS = 10.0
-"""Added to the time that a process may take with a message. Before, no other process sends to its target."""
+"""Added to the time that a process may take for a message. No other process sends to its target before."""
 
 SINGLY = 3
-"""Events that wait at once and are still told one by one; more become one message."""
+"""Up to so many waiting events are sent one by one; more become one message."""
 
 BURST = 8
-"""Messages that a target gets at once before it is left alone between them, until it was quiet for long."""
+"""Messages that a target gets without a pause. Later ones are spaced, until nothing came for long."""
 
 PATIENT_TRIES = 3
 """Up to so many tries of a message its target counts as down; after more the message counts as bad."""
 
-_TIME_FOR_ONE = 1.0
+_SECONDS_FOR_MESSAGE = 1.0
 _MOST_DOUBLINGS = 10
-"""Of the wait: the longest one is reached before, and a larger power of two would overflow some day."""
+"""Of the wait: it is the longest by then, and a larger power of two would overflow some day."""
 
 
 @dataclass(frozen=True)
 class Delivered:
-    """What one look did. told: messages that targets took. troubles: one sentence for each refusal.
+    """What one delivery did. told: messages that targets took. troubles: one sentence for each refusal.
 
-    waiting: alerts and recoveries that targets have still to be told, each counted once for each target.
+    waiting: alerts and recoveries that were not sent yet, each counted once for each target.
     """
 
     told: int
@@ -62,16 +63,19 @@ class Delivered:
     @property
     def sentence(self) -> str:
         """For people."""
-        told = (
+        counts = (
             f"{counted(self.told, 'messages')} delivered, {counted(self.waiting, 'alerts')} waiting,"
             " counted for each target."
         )
-        return " ".join((told, *self.troubles))
+        return " ".join((counts, *self.troubles))
 
 
 @dataclass(frozen=True)
 class _Next:
-    """What a target is told next: the events after ``after`` up to ``last``, for the ``tries``-th time."""
+    """What a target gets next: the events after ``after`` up to ``last``, for the ``tries``-th time.
+
+    burst: messages that it gets without a pause, this one included.
+    """
 
     after: int
     last: int
@@ -89,55 +93,60 @@ class Delivery:
         self._state = outbox.state
 
     def deliver(self, *, now: float, seconds: float, address: str | None) -> Delivered:
-        """Tell every target what is new and what is due again.
+        """Send every target what is new and what is due again.
 
-        now: unix seconds, by which back-off and storms are judged. seconds: after which what hangs is ended.
-        address: of the pages, for links. Raises ControlStateError where nothing can be written down.
+        now: unix seconds, for back-off and storms. seconds: after which a sending that hangs is ended.
+        address: of the pages, for links. Raises ControlStateError if nothing can be written down.
         """
         numbers = {target.number for target in self.targets}
-        known = self._state.read(lambda connection: set(connection.scalars(sa.select(_targets.c.target))))
-        # A look that finds nothing to tell writes nothing.
-        if numbers and numbers != known:
+        query = sa.select(_targets.c.target)
+        recorded_numbers = self._state.read(lambda connection: set(connection.scalars(query)))
+        # A delivery that has nothing to send writes nothing.
+        if numbers and numbers != recorded_numbers:
             self._state.write(lambda connection: _settle(connection, numbers, now))
         due = self._state.read(
-            lambda connection: [one for one in self.targets if _next(connection, one.number, now)]
+            lambda connection: [target for target in self.targets if _next(connection, target.number, now)]
         )
         with ThreadPoolExecutor(len(due) or 1) as pool:
-            done = list(pool.map(lambda target: self._tell(target, now, seconds, address), due))
+            outcomes = list(pool.map(lambda target: self._tell(target, now, seconds, address), due))
         self.outbox.prune(now)
-        waiting = sum(untold for untold, _ in self.backlog().values())
-        return Delivered(sum(told for told, _ in done), tuple(said for _, said in done if said), waiting)
+        waiting = sum(count for count, _ in self.backlog().values())
+        sent = sum(count for count, _ in outcomes)
+        return Delivered(sent, tuple(trouble for _, trouble in outcomes if trouble), waiting)
 
     def _tell(self, target: Target, now: float, seconds: float, address: str | None) -> tuple[int, str]:
         """Send a target what is due, message by message. Returns how many it took, and the trouble."""
-        told, left = 0, seconds
+        sent, seconds_left = 0, seconds
         deadline = time.monotonic() + seconds
 
         def claim(connection: sa.Connection) -> tuple[_Next, Message] | None:
             claimed = _claim(connection, target.number, now, now + seconds + GRACE_SECONDS)
             return None if claimed is None else (claimed, self._message(connection, claimed, address))
 
-        while left > _TIME_FOR_ONE and (found := self._state.write(claim)) is not None:
-            claimed, message = found
+        while (
+            seconds_left > _SECONDS_FOR_MESSAGE
+            and (claim_and_message := self._state.write(claim)) is not None
+        ):
+            claimed, message = claim_and_message
             is_bad = claimed.tries > PATIENT_TRIES
-            # A target may hang at a bad text: half of the time is left for the short one.
-            answer = send(target, message, seconds=left / 2 if is_bad else left)
-            left = deadline - time.monotonic()
-            if answer is not None and is_bad and left > _TIME_FOR_ONE:
-                answer = send(target, self._in_short(message), seconds=left)
-                left = deadline - time.monotonic()
+            # A target may hang at a bad text: half of the time is kept for the short one.
+            answer = send(target, message, seconds=seconds_left / 2 if is_bad else seconds_left)
+            seconds_left = deadline - time.monotonic()
+            if answer is not None and is_bad and seconds_left > _SECONDS_FOR_MESSAGE:
+                answer = send(target, self._in_short(message), seconds=seconds_left)
+                seconds_left = deadline - time.monotonic()
             if answer is not None:
-                return told, f"{target.name} did not take a message: {answer}"
-            told += 1
+                return sent, f"{target.name} did not take a message: {answer}"
+            sent += 1
             self._state.write(partial(_mark_told, target=target.number, claimed=claimed, now=now))
-        return told, ""
+        return sent, ""
 
     def _message(self, connection: sa.Connection, claimed: _Next, address: str | None) -> Message:
-        its = IS_TOLD, _events.c.seq > claimed.after, _events.c.seq <= claimed.last
+        is_claimed = IS_TOLD, _events.c.seq > claimed.after, _events.c.seq <= claimed.last
         first, count = sa.func.min(_events.c.seq), sa.func.count()
-        kinds = sa.select(first, count).where(*its).group_by(_events.c.what, _events.c.kind).order_by(first)
+        kinds = sa.select(first, count).where(*is_claimed).group_by(_events.c.what, _events.c.kind)
         groups = []
-        for seq, size in connection.execute(kinds).all():
+        for seq, size in connection.execute(kinds.order_by(first)).all():
             event = connection.scalars(sa.select(_events.c.event).where(_events.c.seq == seq)).one()
             groups.append((size, AlertEvent.from_json(event)))
         id_ = groups[0][1].id
@@ -146,21 +155,24 @@ class Delivery:
         return message_about(groups, id_, origin=self.origin, address=address)
 
     def _in_short(self, message: Message) -> Message:
-        """In place of a message that is never taken, so that it holds no later one up: our words alone."""
-        said = f"What it says is in {command('alerts')}.\nFrom: {self.origin}\nId: {message.id}"
-        return Message(message.id, "An alert that could not be sent here whole", said, message.type)
+        """A message that replaces one that the target never takes, so that later ones get through.
+
+        It quotes nothing of the alert.
+        """
+        body = f"What it says is in {command('alerts')}.\nFrom: {self.origin}\nId: {message.id}"
+        return Message(message.id, "An alert that could not be sent here whole", body, message.type)
 
     def send_at_once(
         self, title: str, body: str, *, type_: str, seconds: float
     ) -> list[tuple[Target, str | None]]:
-        """Send every target a message, unrecorded. What each said: None of one that took it."""
+        """Send every target a message, unrecorded. Returns each target's answer: None if it took it."""
         message = Message("", title, f"{body}\nFrom: {self.origin}", type_)
         with ThreadPoolExecutor(len(self.targets) or 1) as pool:
-            said = pool.map(lambda target: send(target, message, seconds=seconds), self.targets)
-            return list(zip(self.targets, said, strict=True))
+            answers = pool.map(lambda target: send(target, message, seconds=seconds), self.targets)
+            return list(zip(self.targets, answers, strict=True))
 
     def backlog(self) -> dict[str, tuple[int, int]]:
-        """For each target by name: what it has still to be told, and the tries of what it is being told."""
+        """By target name: the events that wait for it, and how often its current message was tried."""
 
         def count(connection: sa.Connection) -> dict[int, tuple[int, int]]:
             return {
@@ -168,14 +180,14 @@ class Delivery:
                 for row in connection.execute(sa.select(_targets))
             }
 
-        counted = self._state.read(count)
-        return {target.name: counted.get(target.number, (0, 0)) for target in self.targets}
+        counts = self._state.read(count)
+        return {target.name: counts.get(target.number, (0, 0)) for target in self.targets}
 
 
 def _waiting(connection: sa.Connection, told: int) -> tuple[int, int, int]:
-    """How many events come after one, and the numbers of the first and the last of them.
+    """How many events come after event ``told``, and the numbers of the first and the last of them.
 
-    Writers of the control state take turns, so none can appear later behind one that is there already.
+    Writers of the control state take turns, so no event can appear later with a number below these.
     """
     seq = _events.c.seq
     query = sa.select(sa.func.count(), sa.func.min(seq), sa.func.max(seq)).where(IS_TOLD, seq > told)
@@ -184,40 +196,42 @@ def _waiting(connection: sa.Connection, told: int) -> tuple[int, int, int]:
 
 
 def _next(connection: sa.Connection, target: int, now: float) -> _Next | None:
-    """What a target is to be told next, if anything is due."""
+    """What a target gets next, if anything is due."""
     row = connection.execute(sa.select(_targets).where(_targets.c.target == target)).first()
     if row is None:
         return None  # A process with fewer targets in its settings took it out.
-    # A time too far ahead is of a clock that was put back: it is past. The clock of who claimed it may be a
-    # little ahead of this one.
+    # A time too far ahead comes from a clock that was put back: it counts as past. The clock of the process
+    # that claimed the message may be a little ahead.
     if now < row.due <= now + LONGEST_WAIT_SECONDS + GRACE_SECONDS:
         return None
     burst = row.burst if 0 <= now - row.due < LONGEST_WAIT_SECONDS else 0
     count, first, last = _waiting(connection, row.told)
     if not count:
         return None
-    # What was not taken comes again as it was, with the same id.
+    # A message that was not taken comes again unchanged, with the same id.
     if row.message is not None and first <= row.message:
         return _Next(row.told, row.message, row.tries + 1, burst)
     return _Next(row.told, first if count <= SINGLY else last, 1, burst + 1)
 
 
 def _claim(connection: sa.Connection, target: int, now: float, busy_until: float) -> _Next | None:
-    """Write down what a target gets next, and that it is left alone meanwhile."""
-    found = _next(connection, target, now)
-    if found is not None:
-        due = max(now + _wait(found.tries - 1), busy_until)
-        values = {"message": found.last, "tries": found.tries, "burst": found.burst, "due": due}
+    """Write down what a target gets next, and until when no other process sends to it."""
+    claimed = _next(connection, target, now)
+    if claimed is not None:
+        due = max(now + _wait(claimed.tries - 1), busy_until)
+        values = {"message": claimed.last, "tries": claimed.tries, "burst": claimed.burst, "due": due}
         connection.execute(_targets.update().where(_targets.c.target == target).values(values))
-    return found
+    return claimed
 
 
 def _mark_told(connection: sa.Connection, *, target: int, claimed: _Next, now: float) -> None:
-    its = _targets.c.target == target, _targets.c.told == claimed.after, _targets.c.tries == claimed.tries
+    # If another process has claimed the message since, that process moves the row on.
+    is_same_claim = sa.and_(
+        _targets.c.target == target, _targets.c.told == claimed.after, _targets.c.tries == claimed.tries
+    )
     due = now if claimed.burst < BURST else now + _wait(claimed.burst - BURST)
-    # Where another process has claimed it since, that one moves on.
     connection.execute(
-        _targets.update().where(*its).values(told=claimed.last, message=None, tries=0, due=due)
+        _targets.update().where(is_same_claim).values(told=claimed.last, message=None, tries=0, due=due)
     )
 
 
@@ -228,8 +242,8 @@ def _wait(times: int) -> float:
 def _settle(connection: sa.Connection, numbers: set[int], now: float) -> None:
     """Bring the rows in line with the settings.
 
-    A new target beside others is told from now on, the first one of a home what was posted within a day.
-    What removed ones were not told the first one is told.
+    A new target beside others gets what is posted from now on. The first target of a home also gets what was
+    posted within a day. If targets were removed, the first one gets what they had not got.
     """
     told: dict[int, int] = {
         row.target: row.told for row in connection.execute(sa.select(_targets.c.target, _targets.c.told))
@@ -240,8 +254,8 @@ def _settle(connection: sa.Connection, numbers: set[int], now: float) -> None:
         start = (connection.scalar(lately) or start + 1) - 1
     for target in numbers - told.keys():
         connection.execute(_targets.insert().values(target=target, told=start))
-    gone = told.keys() - numbers
-    if gone:
+    removed = told.keys() - numbers
+    if removed:
         least = min(told.values())
-        connection.execute(_targets.delete().where(_targets.c.target.in_(gone)))
+        connection.execute(_targets.delete().where(_targets.c.target.in_(removed)))
         connection.execute(_targets.update().where(_targets.c.target == 1).values(told=least))

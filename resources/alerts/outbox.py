@@ -1,7 +1,8 @@
-"""The outbox: whoever sees trouble posts it here, from any process, and it is durable before that returns.
+"""The outbox: any process posts the trouble that it sees here. It is durable before ``post`` returns.
 
-What lives here: the table ``alert_events``, which is outbox and history in one; what is known, and what is
-open: the subjects whose latest event is no recovery. What does not: telling people (``delivery.py``).
+What lives here: the table ``alert_events``, which is outbox and history in one; which events are known; and
+which subjects are open: those whose latest event is no recovery. What does not: telling people
+(``delivery.py``).
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from vlm_durable.state.tables import alert_targets as _targets
 
 HISTORY_SECONDS = 90 * DAY_SECONDS
 LONGEST_HISTORY = 20_000
-"""Events that are over are kept for this long, and up to this many, told or not."""
+"""Events of closed alerts are kept for this long, and up to this many, told or not."""
 
 IS_TOLD = _events.c.what != "again"
 """People are told of the beginning and the end of a trouble, not of its repetitions."""
 
 _IDS_AT_ONCE = 500
-"""Ids that are asked for by name: a database takes some thousand parameters. For more, all are read."""
+"""Up to so many ids are queried by name, as a database takes some thousand parameters; else all are read."""
 
 _log = logging.getLogger(__name__)
 
@@ -35,14 +36,14 @@ class NotOpenError(LookupError):
 
 
 class Outbox:
-    """What is to be told, in one control state. Safe for any number of processes and threads at once.
+    """The events to be told, in one control state. Safe for any number of processes and threads at once.
 
-    Every method raises ControlStateError where the database cannot be used; nothing was written then.
+    Every method raises ControlStateError if the database cannot be used; nothing was written then.
     """
 
     def __init__(self, state: ControlState) -> None:
         self.state = state
-        self._seen: tuple[object, dict[str, AlertEvent]] = None, {}
+        self._cached: tuple[object, dict[str, AlertEvent]] = None, {}
         self._pruned_at = 0.0
 
     def post(self, alert: Alert) -> bool:
@@ -52,8 +53,8 @@ class Outbox:
     def post_all(self, alerts: Iterable[Alert], *, once_while_open: bool = False) -> list[Alert]:
         """Note many in one transaction. Returns those that are told.
 
-        once_while_open: another occurrence of what is open, by an alert of the same kind, is noted and not
-        told: whoever tries again by itself would ring the phone at each try.
+        once_while_open: if an alert of the same kind and subject is open, another occurrence is noted and not
+        told. A partition that is tried again by itself would ring the phone at each try otherwise.
         """
         by_id = {alert.id: alert for alert in alerts}
 
@@ -70,13 +71,13 @@ class Outbox:
             _insert(connection, events)
             return [event.alert for event in events if event.what == "raised"]
 
-        # A look that finds nothing new writes nothing.
+        # A post without a new alert writes nothing.
         if not by_id or not self.state.read(lambda connection: _unknown(connection, by_id)):
             return []
         return self.state.write(write)
 
     def recovered(self, subject: str, *, sentence: str, at: float) -> bool:
-        """Note, durably, that something is right again. False where nothing of it is open."""
+        """Note, durably, that a subject is right again. False if no alert of it is open."""
         return bool(self.recovered_all({subject: sentence}, at=at))
 
     def recovered_all(
@@ -86,28 +87,28 @@ class Outbox:
 
         def write(connection: sa.Connection) -> list[AlertEvent]:
             opened = self._open(connection)
-            over = [
-                AlertEvent(what, one.alert, at, one.since, seen[subject])
-                for subject, one in opened.items()
+            recoveries = [
+                AlertEvent(what, event.alert, at, event.since, seen[subject])
+                for subject, event in opened.items()
                 if subject in seen
             ]
-            _insert(connection, over)
-            return over
+            _insert(connection, recoveries)
+            return recoveries
 
         return self.state.write(write) if seen.keys() & self.open_subjects().keys() else []
 
     def close(self, name: str, *, sentence: str, at: float) -> Alert:
-        """A person says that an alert is over: noted as that, durably, and told as a recovery is.
+        """Note, durably, that a person closed an alert; it is told like a recovery.
 
-        name: its subject, or its id as messages have it. Only another occurrence of it is told after that.
+        name: its subject, or its id as messages have it. After that only another occurrence of it is told.
         Raises NotOpenError.
         """
         opened = self.open_subjects()
         named = {subject: sentence for subject, alert in opened.items() if name in (subject, alert.id)}
         for event in self.recovered_all(named, at=at, what="closed"):
             return event.alert
-        there = ", ".join(opened) or "none"
-        raise NotOpenError(f"No alert with the subject or id {name} is open. Open are: {there}.")
+        open_names = ", ".join(opened) or "none"
+        raise NotOpenError(f"No alert with the subject or id {name} is open. Open are: {open_names}.")
 
     def open_subjects(self) -> dict[str, Alert]:
         """What is wrong and not right again: each subject's latest alert, oldest first."""
@@ -115,16 +116,16 @@ class Outbox:
 
     def _open(self, connection: sa.Connection) -> dict[str, AlertEvent]:
         """The latest event of each open subject, oldest first; it is only read again after a new event."""
-        # Looked at once: another thread may put an older look in its place.
-        seen = self._seen
+        # Read only once: another thread may put an older value in its place meanwhile.
+        cached = self._cached
         newest = connection.execute(
             sa.select(_events.c.seq, _events.c.id).order_by(_events.c.seq.desc()).limit(1)
         ).first()
-        if newest != seen[0]:
+        if newest != cached[0]:
             query = sa.select(_events.c.event).where(_events.c.seq.in_(_latest_open()))
             events = map(AlertEvent.from_json, connection.scalars(query.order_by(_events.c.seq)))
-            self._seen = seen = newest, {event.alert.subject: event for event in events}
-        return seen[1]
+            self._cached = cached = newest, {event.alert.subject: event for event in events}
+        return cached[1]
 
     def recent(self, count: int) -> list[AlertEvent]:
         """The last events that were told, oldest first."""
@@ -135,7 +136,7 @@ class Outbox:
     def prune(self, now: float) -> None:
         """Delete old events of closed alerts, once a day.
 
-        Those that some target was never told go too, for it may be down for good: the log says so.
+        Events that some target never got are deleted too, because it may be down for good: the log says so.
         """
         if abs(now - self._pruned_at) < DAY_SECONDS:
             return
@@ -143,12 +144,12 @@ class Outbox:
         is_old = (_events.c.at < now - HISTORY_SECONDS) | (_events.c.seq <= newest - LONGEST_HISTORY)
         is_over = is_old & _events.c.seq.not_in(_latest_open())
         told = sa.select(sa.func.min(_targets.c.told)).scalar_subquery()
-        untold_too = sa.func.count().filter(IS_TOLD, _events.c.seq > told)
-        counts = sa.select(sa.func.count(), untold_too).where(is_over)
+        untold_count = sa.func.count().filter(IS_TOLD, _events.c.seq > told)
+        counts = sa.select(sa.func.count(), untold_count).where(is_over)
         old, untold = self.state.read(lambda connection: connection.execute(counts).one())
         if untold:
-            said = "%d alerts and recoveries, over by now, are deleted before every target was told"
-            _log.error(f"{said}. See the targets in {command('alerts')}.", untold)
+            text = "%d alerts and recoveries, over by now, are deleted before every target was told"
+            _log.error(f"{text}. See the targets in {command('alerts')}.", untold)
         if old:
             self.state.write(lambda connection: connection.execute(_events.delete().where(is_over)).rowcount)
         self._pruned_at = now
@@ -158,8 +159,8 @@ def _unknown(connection: sa.Connection, by_id: Mapping[str, Alert]) -> list[Aler
     query = sa.select(_events.c.id)
     if len(by_id) <= _IDS_AT_ONCE:
         query = query.where(_events.c.id.in_(by_id))
-    known = set(connection.scalars(query))
-    return [alert for id_, alert in by_id.items() if id_ not in known]
+    known_ids = set(connection.scalars(query))
+    return [alert for id_, alert in by_id.items() if id_ not in known_ids]
 
 
 def _latest_open() -> sa.Select[tuple[int]]:

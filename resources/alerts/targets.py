@@ -1,8 +1,8 @@
-"""Whom alerts are sent to: apprise addresses, which are secrets as a whole.
+"""The targets of alerts: apprise addresses, which are secrets as a whole.
 
-What lives here: refusing bad ones, naming one without telling it, and sending. What does not: what is sent
-when (``delivery.py``). Apprise's own command sends each message: one that hangs can be ended, and nothing
-that a notification library logs or remembers can reach our logs or files.
+What lives here: refusing bad addresses, naming a target without showing its address, and sending. What does
+not: what is sent when (``delivery.py``). Apprise's own command sends each message: a command that hangs can
+be ended, and nothing that a notification library logs or remembers can reach our logs or files.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _SCHEME = re.compile(r"([a-z][a-z0-9+.-]{0,30})://", re.IGNORECASE)
 _COMMAND = (
     "from vlm_durable.files.processes import die_with; die_with({}); from apprise.cli import main; main()"
 )
-"""Apprise's command, which ends with the process of this pid: one that was killed cannot note what was sent,
-so another one sends it again."""
+"""Apprise's command, which ends with the process of this pid: a process that was killed cannot note what was
+sent, so another process sends it again."""
 
 
 class AlertTargetError(ValueError):
@@ -44,17 +44,17 @@ class Target:
     @property
     def scheme(self) -> str:
         """Its kind, e.g. ``slack``; the rest of an address is secret."""
-        found = _SCHEME.match(self.url)
-        return found.group(1).lower() if found else "no scheme"
+        match = _SCHEME.match(self.url)
+        return match.group(1).lower() if match else "no scheme"
 
     @property
     def name(self) -> str:
-        """How it is called wherever people read of it."""
+        """Its name for people."""
         return f"target {self.number} ({self.scheme})"
 
 
 def checked_targets(urls: Sequence[str]) -> tuple[Target, ...]:
-    """The targets of these addresses. Raises AlertTargetError, which names every bad one."""
+    """The targets of these addresses. Raises AlertTargetError, which names every bad address."""
     if not urls:
         return ()
     import apprise
@@ -62,16 +62,16 @@ def checked_targets(urls: Sequence[str]) -> tuple[Target, ...]:
 
     # Its records quote addresses.
     logging.getLogger("apprise").disabled = True
-    known: Container[str] = NotificationManager()  # type: ignore[no-untyped-call]  # apprise types it so
+    known_schemes: Container[str] = NotificationManager()  # type: ignore[no-untyped-call]  # it has no types
     in_memory = apprise.AppriseAsset(storage_mode="memory")
-    # One that is named twice is one target.
+    # An address that is named twice is one target.
     targets = [Target(number, url) for number, url in enumerate(dict.fromkeys(urls), start=1)]
-    # What is no scheme may be a password.
-    bad = [
-        f"number {one.number} ({one.scheme if one.scheme in known else 'no scheme that apprise knows'})"
-        for one in targets
-        if not apprise.Apprise(asset=in_memory).add(one.url)
-    ]
+    bad = []
+    for target in targets:
+        if not apprise.Apprise(asset=in_memory).add(target.url):
+            # An unknown scheme is not quoted: it may be a password.
+            scheme = target.scheme if target.scheme in known_schemes else "no scheme that apprise knows"
+            bad.append(f"number {target.number} ({scheme})")
     if bad:
         raise AlertTargetError(
             f"Alert targets that cannot be used: {', '.join(bad)}. An address has the form that"
@@ -82,20 +82,20 @@ def checked_targets(urls: Sequence[str]) -> tuple[Target, ...]:
 
 
 def send(target: Target, message: Message, *, seconds: float) -> str | None:
-    """Send a target a message. None where it took it, else what it said, nothing secret.
+    """Send a target a message. Returns None if it took it, else its answer without anything secret.
 
-    seconds: after which what hangs is ended.
+    seconds: after which a command that hangs is ended.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("APPRISE_")}
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [
                 *(sys.executable, "-c", _COMMAND.format(os.getpid()), "--verbose"),
-                # As bytes, and read as such: what a locale cannot say must hold up no alert.
+                # As bytes, and read as bytes: a letter that the locale lacks must hold up no alert.
                 f"--title={message.title}".encode(),
                 f"--notification-type={message.type}",
                 "--input-format=text",
-                # In memory: a plugin would keep its tokens in a file of the home folder otherwise.
+                # Otherwise a plugin would keep its tokens in a file of the home folder.
                 "--storage-mode=memory",
                 f"--limit={seconds}",
             ],
@@ -108,15 +108,15 @@ def send(target: Target, message: Message, *, seconds: float) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return "no answer in time"
-    if not done.returncode:
+    if not process.returncode:
         return None
     # Each line begins with its time and level.
-    lines = [line.split(" - ", 2)[-1] for line in done.stdout.decode(errors="replace").splitlines()]
+    lines = [line.split(" - ", 2)[-1] for line in process.stdout.decode(errors="replace").splitlines()]
     return scrubbed(" ".join(lines), target.url)[:_LONGEST_ANSWER] or "it was refused"
 
 
 def scrubbed(text: str, url: str) -> str:
-    """A text without any part of an address but its scheme; what a target said may quote it."""
+    """A text without any part of an address except its scheme: a target's answer may quote its address."""
     rest = url.partition("://")[2]
     parts = {part for form in (rest, unquote(rest)) for part in re.split(r"[/:@?&=+,;#\s]+", form)}
     parts |= {quote(part, safe="") for part in parts} | {unquote(part) for part in parts}

@@ -76,12 +76,12 @@ class Raced(Outbox):
     older = None
 
     @property
-    def _seen(self):
+    def _cached(self):
         found, self.kept, self.older = self.kept, self.older or self.kept, None
         return found
 
-    @_seen.setter
-    def _seen(self, opened) -> None:
+    @_cached.setter
+    def _cached(self, opened) -> None:
         self.kept = opened
 
 
