@@ -121,7 +121,7 @@ class Workload:
 def _in_order_of_the_plan(settings: Settings) -> list[dict[str, Any]]:
     catalog = Catalog.open(settings.home)
     (only,) = catalog.ranges
-    work = DescriptionWork.of(settings, catalog, only, build_vision_language_model(settings))
+    work = DescriptionWork.for_range(settings, catalog, only, build_vision_language_model(settings))
     return [
         {
             "property_id": planned.property_id,

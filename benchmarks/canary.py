@@ -52,7 +52,7 @@ def _describing(settings: Settings, device: Device) -> tuple[object, Callable[[]
     """An engine, and the work on the whole partition with it."""
     catalog, model = Catalog.open(settings.home), build_vision_language_model(settings)
     (partition,) = catalog.ranges
-    work = DescriptionWork.of(settings, catalog, partition, model)
+    work = DescriptionWork.for_range(settings, catalog, partition, model)
     batches = work.plan(frozenset())
     with work.workers(device, batches) as workers:
         loaded = list(work.load(workers, batches))

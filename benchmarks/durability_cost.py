@@ -62,7 +62,7 @@ class Bench:
         pin(self._device)
         model = build_vision_language_model(settings)
         (self._range,) = catalog.ranges
-        self._work = DescriptionWork.of(settings, catalog, self._range, model)
+        self._work = DescriptionWork.for_range(settings, catalog, self._range, model)
         batches = self._work.plan(frozenset())
         with self._work.workers(self._device, batches) as workers:
             self._batches: Sequence[Sequence[LoadedProperty]] = list(self._work.load(workers, batches))

@@ -191,7 +191,7 @@ def materialize(
 ) -> None:
     """Bring both assets of one partition to their end. limit: stop after so many rows of descriptions."""
     catalog = Catalog.open(settings.home)
-    described = DescriptionWork.of(settings, catalog, wanted, build_vision_language_model(settings))
+    described = DescriptionWork.for_range(settings, catalog, wanted, build_vision_language_model(settings))
     withdrawn = read_withdrawn(settings.home)
     if withdrawn is not None and any(one in withdrawn for one in described.ids):
         raise BeingWithdrawnError("An older catalogue was put back: `vlm-assets withdraw` withdraws again.")
@@ -202,7 +202,7 @@ def materialize(
     if not _make(partition, described, schema, _description_rows, say, limit=limit, anew=anew):
         return
     rows = PublishedPartitions(settings.descriptions, lock_seconds=0).read(wanted.key)
-    embedded = EmbeddingWork.of(catalog, wanted, rows, build_text_embedding_model(settings))
+    embedded = EmbeddingWork.for_range(catalog, wanted, rows, build_text_embedding_model(settings))
     asset = settings.embeddings.name
     partition = Partition(settings, asset, wanted.key, embedded.ids, embedded.fingerprint)
     anew = (asset, wanted.key) in recompute

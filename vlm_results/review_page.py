@@ -160,7 +160,7 @@ def _shown(
         "marks": marks,
         "corrections": {}
         if before is None
-        else {name: _said(before.known[name]) for name in before.wrong if name in before.known},
+        else {name: _said(before.true_fields[name]) for name in before.wrong if name in before.true_fields},
         "accuracy": [
             f"{name} {share.sentence()} of {share.total}"
             for name, share in accuracy(settings.home, answers).fields.items()

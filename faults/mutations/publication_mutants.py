@@ -63,6 +63,6 @@ MUTANTS = (
     Mutant(_FILES, "        for path in self.marks_staging.glob", "        for path in self.staging.glob", "a mark's temporary file that a killed process left is removed"),
     Mutant(_PUBLISHED, "            if partition.holds(partition.slot(number), version):\n                yield", "            if True:\n                yield", "rows are taken from earlier versions that verify alone"),
     Mutant(_IO, "            partitions.refuse_put_back(key)\n", "            pass\n", "nothing is made from a partition that was put back"),
-    Mutant(_STATES, "        if finished and (refusal := Refusal.read(asset.partition(found.key), finished)) is not None:\n", "        if finished:\n", "rows are refused only where a check refused them"),
+    Mutant(_STATES, "        if finished and (refusal := Refusal.read(asset.partition(state.key), finished)) is not None:\n", "        if finished:\n", "rows are refused only where a check refused them"),
     Mutant(_FILES, '            if content["key"] != key:\n', "            if False:\n", "another partition's record is not read as this one's"),
 )  # fmt: skip

@@ -221,7 +221,14 @@ class Simulation:
             send=self._signal,
         )
         self._drift = DriftWatcher(
-            [DriftLooks(self.settings, self.settings.descriptions, self._keys, Meanings.of(self.settings))],
+            [
+                DriftLooks(
+                    self.settings,
+                    self.settings.descriptions,
+                    self._keys,
+                    Meanings.from_settings(self.settings),
+                )
+            ],
             workers,
             self.outbox,
             monotonic=self.clock,

@@ -73,7 +73,7 @@ def test_a_property_is_judged_by_keyboard(browser, address, home):
     expect(page.locator("#accuracy")).to_contain_text("floors 0% (0% to 79%) of 1")
     (kept,) = verdicts(home).values()
     assert (kept.property_id, kept.wrong, set(kept.right)) == (judged, ("floors",), {"kind", "has_pool"})
-    assert kept.known == {**ANSWER, "floors": 3}
+    assert kept.true_fields == {**ANSWER, "floors": 3}
     refused = page.request.post(f"{address}/verdict/0", data="{}", headers={"origin": "http://evil.example"})
     assert refused.status == 403
     page.close()
@@ -97,5 +97,5 @@ def test_a_property_is_judged_by_mouse(browser, address, home):
     expect(page.locator("#note")).to_contain_text("2 of 2")
     (kept,) = verdicts(home).values()
     assert (kept.property_id, kept.wrong, kept.right) == (judged, ("floors", "kind"), ("has_pool",))
-    assert kept.known == {"floors": 3, "has_pool": True}
+    assert kept.true_fields == {"floors": 3, "has_pool": True}
     page.close()

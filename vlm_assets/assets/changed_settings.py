@@ -1,7 +1,7 @@
-"""Which settings changed since rows were made, in words: what a digest that differs does not say.
+"""Which settings changed since rows were made, in words. A digest alone says only that something changed.
 
-A published record keeps the settings beside their digests. Records of before that have the digests alone:
-then only the name of what differs is known.
+A published record keeps the settings beside their digests. Older records have the digests alone: then only
+the name of the part that differs can be shown.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ _SHOWN = 60
 
 
 def field_kinds(schema: Mapping[str, Any], above: str = "") -> dict[str, str]:
-    """Each field of an answer by its name, with its kind and a digest of all that is said of it."""
+    """Each field of an answer by its name, with its kind and a digest of its whole schema."""
     kinds: dict[str, str] = {}
-    for name, said in schema.get("properties", {}).items():
-        digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:8]
-        kinds[f"{above}{name}"] = f"{_kind(said)} {digest}"
-        for inner in (said, said.get("items", {}), *said.get("anyOf", ())):
+    for name, field in schema.get("properties", {}).items():
+        digest = hashlib.sha256(json.dumps(field, sort_keys=True).encode()).hexdigest()[:8]
+        kinds[f"{above}{name}"] = f"{_kind(field)} {digest}"
+        for inner in (field, field.get("items", {}), *field.get("anyOf", ())):
             kinds |= field_kinds(inner, f"{above}{name}.")
     return kinds
 
 
-def _kind(said: Mapping[str, Any]) -> str:
-    if "enum" in said:
-        return f"one of {len(said['enum'])} values"
-    if "anyOf" in said:
-        return " or ".join(_kind(one) for one in said["anyOf"])
-    if said.get("type") == "array":
-        return f"list of {_kind(said.get('items', {}))}"
-    return {"string": "text", "integer": "whole number"}.get(str(said.get("type")), str(said.get("type")))
+def _kind(field: Mapping[str, Any]) -> str:
+    if "enum" in field:
+        return f"one of {len(field['enum'])} values"
+    if "anyOf" in field:
+        return " or ".join(_kind(choice) for choice in field["anyOf"])
+    if field.get("type") == "array":
+        return f"list of {_kind(field.get('items', {}))}"
+    return {"string": "text", "integer": "whole number"}.get(str(field.get("type")), str(field.get("type")))
 
 
 def changed_in_words(
@@ -48,8 +48,8 @@ def changed_in_words(
 ) -> str | None:
     """How one part of the fingerprint changed; None where another part says it.
 
-    before, now: all settings as people read them. digests: of this part, before and now. schema_too: the
-    schema changed as well, and what is made from it with it.
+    before, now: all settings as people read them. digests: of this part, before and now. schema_too: whether
+    the schema changed as well; a prompt that is made from it then changed with it.
     """
     name = _NAMES.get(part, part.replace("_", " "))
     if part not in before or part not in now:
@@ -68,20 +68,21 @@ def changed_in_words(
 
 
 def _fields(old: Mapping[str, str], new: Mapping[str, str]) -> str:
-    added, removed = (", ".join(one for one in a if one not in b) for a, b in ((new, old), (old, new)))
+    added = ", ".join(field for field in new if field not in old)
+    removed = ", ".join(field for field in old if field not in new)
     changed = []
-    for one in old:
-        if one in new and old[one] != new[one] and not _is_above_change(one, old, new):
-            before, after = (kinds[one].rpartition(" ")[0] for kinds in (old, new))
-            changed.append(f"{one} ({before} -> {after})" if before != after else one)
+    for field in old:
+        if field in new and old[field] != new[field] and not _is_above_change(field, old, new):
+            before, after = (kinds[field].rpartition(" ")[0] for kinds in (old, new))
+            changed.append(f"{field} ({before} -> {after})" if before != after else field)
     parts = (("added", added), ("removed", removed), ("changed", ", ".join(changed)))
-    return "; ".join(f"{fields} {what}" for what, fields in parts if fields)
+    return "; ".join(f"{fields} {change}" for change, fields in parts if fields)
 
 
 def _is_above_change(field: str, old: Mapping[str, str], new: Mapping[str, str]) -> bool:
     """Whether a field differs in the fields below it, which say so themselves."""
-    below = [one for one in {*old, *new} if one.startswith(f"{field}.")]
-    return any(old.get(one) != new.get(one) for one in below)
+    below = [name for name in {*old, *new} if name.startswith(f"{field}.")]
+    return any(old.get(name) != new.get(name) for name in below)
 
 
 def _texts(old: str, new: str) -> str:
@@ -100,5 +101,5 @@ def _options(old: Mapping[str, Any], new: Mapping[str, Any], above: str = "") ->
         if isinstance(before, Mapping) or isinstance(now, Mapping):
             yield from _options(before or {}, now or {}, f"{above}{key}.")
         else:
-            shown = (json.dumps(one, ensure_ascii=False)[:_SHOWN] for one in (before, now))
-            yield f"{above}{key}: {' -> '.join('unset' if one == 'null' else one for one in shown)}"
+            shown = (json.dumps(text, ensure_ascii=False)[:_SHOWN] for text in (before, now))
+            yield f"{above}{key}: {' -> '.join('unset' if text == 'null' else text for text in shown)}"

@@ -1,8 +1,8 @@
-"""What must hold for a partition before it is published, and how Dagster shows what the checks found.
+"""Asset checks: what must hold for a partition before it is published, and how Dagster shows the outcome.
 
-What lives here: the checks as plain functions over the staged file, counted by DuckDB; their specs with
-partitions, which is the one place that touches Dagster's preview API for them; and turning an outcome into a
-result. What does not: when they run and what a failure stops (``materialize.py``). Term: asset checks.
+The checks are plain functions over the staged file, counted by DuckDB. Their partitioned specs are made here
+alone, because that API of Dagster's is a preview. When the checks run and what a failure stops is in
+``materialize.py``.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ _OF_EVERY_ASSET = {
 
 @dataclass(frozen=True)
 class CheckOutcome:
-    """What one check found: expected against found, with the first offending ids."""
+    """The outcome of one check: expected and actual, with the first offending ids."""
 
     name: str
     passed: bool
     expected: str
-    found: str
+    actual: str
     severity: Severity = Severity.ERROR
     first_ids: tuple[str, ...] = ()
     next_step: str = ""
@@ -78,15 +78,15 @@ class CheckOutcome:
         return not self.passed and self.severity is Severity.ERROR
 
     def sentence(self) -> str:
-        """The finding as a person reads it."""
+        """The outcome as a person reads it."""
         ids = f" First: {', '.join(repr(i) for i in self.first_ids)}." if self.first_ids else ""
         step = f" {self.next_step}" if self.next_step and not self.passed else ""
-        return f"Expected {self.expected}; found {self.found}.{ids}{step}"
+        return f"Expected {self.expected}; found {self.actual}.{ids}{step}"
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """So many failed rows of a partition a person accepted: so many, or fewer, only warn. at: ISO 8601."""
+    """A person accepted this number of failed rows: as many, or fewer, only warn. at: ISO 8601."""
 
     rows: int = 0
     by: str = ""
@@ -98,7 +98,7 @@ NOT_ACCEPTED = Acceptance()
 
 @dataclass(frozen=True)
 class FailedShareLimits:
-    """From which share of failed rows a partition warns or is not published."""
+    """The shares of failed rows from which a partition warns or is not published."""
 
     warn: float
     error: float
@@ -106,7 +106,7 @@ class FailedShareLimits:
     accepted: Acceptance = NOT_ACCEPTED
 
     def refuse(self, failed: int, rows: int) -> bool:
-        """Whether so many failed rows of so many keep a partition from being published."""
+        """Whether ``failed`` of ``rows`` rows keep a partition from being published."""
         return failed > self.accepted.rows and failed >= self.rows_at_least and failed >= self.error * rows
 
 
@@ -154,8 +154,8 @@ def _count(key: str, expected_ids: Sequence[str], files: Mapping[str, Path]) -> 
     expected = pa.table(
         {"key": pa.repeat(key, len(ids)), "ordinal": pa.nulls(len(ids), pa.int64()), "property_id": ids}
     )
-    found = [RowsFile(asset, key, path) for asset, path in files.items()]
-    return count_rows([expected], found)
+    rows_files = [RowsFile(asset, key, path) for asset, path in files.items()]
+    return count_rows([expected], rows_files)
 
 
 def _ids(connection: duckdb.DuckDBPyConnection, query: str) -> tuple[int, tuple[str, ...]]:
@@ -171,13 +171,15 @@ def _conservation(counts_of: Counted, file: tuple[str, str], expected: int) -> I
     if counts is None:
         for name in ("ids_conserved", "row_count", "unique_ids"):
             why = counts_of.uncounted.get(file, "no rows")
-            yield CheckOutcome(name, passed=False, expected="rows that can be counted", found=why)
+            yield CheckOutcome(name, passed=False, expected="rows that can be counted", actual=why)
         return
     yield CheckOutcome(
         "ids_conserved",
         passed=not (counts.missing or counts.foreign or counts.unsettled),
         expected=f"the {counted(expected, 'ids')} of the catalogue, each ok or failed",
-        found=f"{counts.missing} missing, {counts.foreign} foreign, {counts.unsettled} neither ok nor failed",
+        actual=(
+            f"{counts.missing} missing, {counts.foreign} foreign, {counts.unsettled} neither ok nor failed"
+        ),
         first_ids=counts.first_ids,
         next_step=again,
     )
@@ -185,33 +187,33 @@ def _conservation(counts_of: Counted, file: tuple[str, str], expected: int) -> I
         "row_count",
         passed=counts.rows == expected,
         expected=counted(expected, "rows"),
-        found=str(counts.rows),
+        actual=str(counts.rows),
         next_step=again,
     )
     yield CheckOutcome(
         "unique_ids",
         passed=not counts.duplicate,
         expected="no id twice",
-        found=f"{counts.duplicate} repeated",
+        actual=f"{counts.duplicate} repeated",
         first_ids=counts.first_ids,
         next_step=again,
     )
 
 
 def _row_schema(staged: Path, schema: pa.Schema) -> CheckOutcome:
-    found = pq.read_schema(staged)
+    columns = pq.read_schema(staged)
     differences = [
-        f"{field.name}: {found.field(field.name).type if field.name in found.names else 'not there'}"
+        f"{field.name}: {columns.field(field.name).type if field.name in columns.names else 'not there'}"
         f" where {field.type} belongs"
         for field in schema
-        if field.name not in found.names or found.field(field.name).type != field.type
+        if field.name not in columns.names or columns.field(field.name).type != field.type
     ]
-    differences += [f"{name}: unknown column" for name in found.names if name not in schema.names]
+    differences += [f"{name}: unknown column" for name in columns.names if name not in schema.names]
     return CheckOutcome(
         "row_schema",
         passed=not differences,
         expected=f"{counted(len(schema), 'columns')} of the known types",
-        found="; ".join(differences[:FIRST]) or "these",
+        actual="; ".join(differences[:FIRST]) or "these",
         next_step="Another description schema needs its own generation: materialize with recompute: true.",
     )
 
@@ -243,7 +245,7 @@ def _failed_share(connection: duckdb.DuckDBPyConnection, limits: FailedShareLimi
             f"under {limits.warn:.1%} failed (not published from {limits.error:.0%},"
             " VLM_ASSETS_FAILED_SHARE_ERROR)"
         ),
-        found=f"{failed} of {rows} failed, {share:.1%}"
+        actual=f"{failed} of {rows} failed, {share:.1%}"
         + (f" ({by_kind})" if by_kind else "")
         + (f"; {accepted.by} accepted {accepted.rows} at {accepted.at}" if accepted.rows else ""),
         first_ids=first,
@@ -263,7 +265,7 @@ def _images_used(connection: duckdb.DuckDBPyConnection) -> CheckOutcome:
         passed=not cut,
         severity=Severity.WARN,
         expected="all readable images of every described property to be shown to the model",
-        found=f"{counted(images, 'images')} of {counted(cut, 'properties')} not",
+        actual=f"{counted(images, 'images')} of {counted(cut, 'properties')} not",
         first_ids=first,
         next_step=(
             "The column `images_not_used` lists them, and `images_not_used_reason` says why. If the"
@@ -301,7 +303,7 @@ def _vectors_sound(connection: duckdb.DuckDBPyConnection, staged: Path) -> Check
         "vectors_sound",
         passed=not unsound and not all_alike,
         expected=f"{vectors} finite vectors of width {width}, not zero, not all alike",
-        found="all alike, for descriptions that differ"
+        actual="all alike, for descriptions that differ"
         if all_alike
         else f"{len(unsound)} missing, zero or not finite",
         first_ids=tuple(unsound[:FIRST]),
@@ -320,14 +322,14 @@ def _matches_descriptions(counts_of: Counted, file: tuple[str, str]) -> CheckOut
         "matches_descriptions",
         passed=not counts.unlike,
         expected="the rows of the published descriptions, a vector for each that is ok",
-        found=f"{counted(counts.unlike, 'rows')} that differ",
+        actual=f"{counted(counts.unlike, 'rows')} that differ",
         first_ids=counts.first_ids,
         next_step="Materialize property_descriptions and then property_embeddings of this partition.",
     )
 
 
 def _not_run(name: str, because: str) -> CheckOutcome:
-    return CheckOutcome(name, passed=False, expected="a readable file", found=f"{because} failed first")
+    return CheckOutcome(name, passed=False, expected="a readable file", actual=f"{because} failed first")
 
 
 def check_specs(
@@ -349,11 +351,11 @@ def check_specs(
 
 
 def check_result(asset: str, outcome: CheckOutcome) -> dg.AssetCheckResult:
-    """An outcome with expected, found and the first offending ids where the page shows them.
+    """An outcome as Dagster shows it, with expected, found and the first offending ids.
 
-    The description is markdown to Dagster's pages, and names ids; metadata are text.
+    Dagster's pages read the description as markdown, and it names ids; metadata are plain text.
     """
-    metadata: dict[str, str | dg.MetadataValue] = {"expected": outcome.expected, "found": outcome.found}
+    metadata: dict[str, str | dg.MetadataValue] = {"expected": outcome.expected, "found": outcome.actual}
     if outcome.first_ids:
         metadata["first ids"] = dg.MetadataValue.json(list(outcome.first_ids))
     if outcome.next_step and not outcome.passed:
@@ -371,14 +373,14 @@ def check_result(asset: str, outcome: CheckOutcome) -> dg.AssetCheckResult:
 def published_file_result(
     asset: str, record: PublishedRecord | None, *, damage: str = ""
 ) -> dg.AssetCheckResult:
-    """What a materialization says of the file that stands when it ends: it was read back, or stays as it was.
+    """The result of the check of the file that is published when a materialization ends.
 
-    record: of that file; None where none was published before and none is now. damage: what is wrong with it.
+    record: of that file; None where nothing is published. damage: what is wrong with the file.
     """
-    expected = found = "nothing published yet"
+    expected = actual = "nothing published yet"
     if record is not None:
         expected = "the file that was published last"
-        found = damage or f"{counted(record.rows, 'rows')}, digest {record.sha256[:12]}, read back"
+        actual = damage or f"{counted(record.rows, 'rows')}, digest {record.sha256[:12]}, read back"
     return check_result(
-        asset, CheckOutcome(PUBLISHED_FILE, passed=not damage, expected=expected, found=found)
+        asset, CheckOutcome(PUBLISHED_FILE, passed=not damage, expected=expected, actual=actual)
     )

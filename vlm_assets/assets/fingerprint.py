@@ -158,7 +158,7 @@ class Meaning:
         self._settings = settings
         self._readable: Mapping[str, Any] | None = None
         self._clock = clock
-        self._known: Mapping[str, str] | None = None
+        self._computed: Mapping[str, str] | None = None
         self._not_before = clock()
         self.trouble: str | None = None
         """Why the parts are unknown."""
@@ -166,14 +166,14 @@ class Meaning:
     @property
     def now(self) -> Mapping[str, str]:
         """The parts; empty where they are unknown. Nothing is called stale then."""
-        if self._known is None and self._clock() >= self._not_before:
+        if self._computed is None and self._clock() >= self._not_before:
             try:
-                self._known = self._parts()
+                self._computed = self._parts()
                 self.trouble = None
             except (EngineError, ValueError, OSError) as error:
                 self.trouble = str(error)
                 self._not_before = self._clock() + _AGAIN_SECONDS
-        return self._known or {}
+        return self._computed or {}
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -198,7 +198,7 @@ class Meanings:
         return {"property_descriptions": self.descriptions, "property_embeddings": self.embeddings}[asset]
 
     @classmethod
-    def of(cls, settings: Settings) -> Meanings:
+    def from_settings(cls, settings: Settings) -> Meanings:
         """Nothing is computed before it is asked for. Without an embedding model, no vector is stale."""
         embeds = settings.embedding_model is not None
         return cls(

@@ -140,7 +140,7 @@ class Work(Protocol):
         """What people read about the finished file."""
 
 
-def one_range(context: dg.AssetExecutionContext, settings: Settings) -> tuple[Catalog, PropertyRange]:
+def range_of_run(context: dg.AssetExecutionContext, settings: Settings) -> tuple[Catalog, PropertyRange]:
     """The catalogue, and the range of this run's one partition; both are taken over from the store first.
 
     Raises CatalogError, StoreError, and RunRefusedError for a run over several partitions.
@@ -159,9 +159,9 @@ def one_range(context: dg.AssetExecutionContext, settings: Settings) -> tuple[Ca
             pull_catalog(settings.home, store)
             assets = (settings.descriptions, settings.embeddings)
             with person_decides(context):
-                notes = [note for one in assets for note in StoredPartitions(one, store).pull(keys[0])]
-            for one in assets:
-                pull_closed(one.partition(keys[0]), store)
+                notes = [note for asset in assets for note in StoredPartitions(asset, store).pull(keys[0])]
+            for asset in assets:
+                pull_closed(asset.partition(keys[0]), store)
             return notes
 
         for note in wait_for_store(context, settings, pull):
@@ -194,7 +194,7 @@ class Materialization:
         self._finish_setting_aside()
         asked_by = root_run_of(context) if options.recompute or options.retry_failed else None
         self._generation = generation_of(partition, self._record, asked_by)
-        self._said: Metadata = {}
+        self._restored: Metadata = {}
         self._copying: Copying | None = None
 
     @classmethod
@@ -240,8 +240,8 @@ class Materialization:
         if record is None or record.fingerprint != self.partition.fingerprint.digest:
             return False
         # A run retry of a recomputation that was already published must not compute it a second time.
-        asked = self._options.recompute or self._options.retry_failed
-        return not asked or record.metadata.get("generation") == self._generation
+        asks_for_rows = self._options.recompute or self._options.retry_failed
+        return not asks_for_rows or record.metadata.get("generation") == self._generation
 
     @property
     def _keeps_stale(self) -> bool:
@@ -259,9 +259,9 @@ class Materialization:
         if record is None:
             raise ValueError(f"partition {key} is not complete: resume it instead")
         verification = self._published.verify(key)
-        said = verification.sentence()
+        message = verification.sentence()
         if not verification.ok:
-            self._context.log.warning(said)
+            self._context.log.warning(message)
             try:
                 restored = self._published.restore(key, self._fetch if self._settings.store else None)
             except CannotRestoreError as error:
@@ -269,22 +269,24 @@ class Materialization:
                     f"{error} To compute it again, materialize this partition with `recompute: true`.",
                     allow_retries=False,
                 ) from error
-            said = " ".join((said, *restored.notes))
+            message = " ".join((message, *restored.notes))
         if self._options.recompute or self._options.retry_failed:
-            said += " What the re-executed run asked for is published: to compute anew, launch it anew."
+            message += " What the re-executed run asked for is published: to compute anew, launch it anew."
         self._finish_retirement(str(record.metadata["generation"]))
         file = self._published.path(key)
         if self._keeps_stale:
             stays = f"It was made with other settings or images than now, and stays: {command('run', key)}."
-            self._context.log.info(f"{said} {stays}")
-            verified = {"verified": dg.MetadataValue.text(f"{said} {stays}")}
+            self._context.log.info(f"{message} {stays}")
+            verified = {"verified": dg.MetadataValue.text(f"{message} {stays}")}
             yield dg.Output(Publication(record, changed=False), metadata=verified)
             # They compare it with the settings of now, which it was not made with.
-            for one in self._work.check(file, accepted=self._accepted_before):
-                yield check_result(self.partition.asset, replace(one, severity=dg.AssetCheckSeverity.WARN))
+            for outcome in self._work.check(file, accepted=self._accepted_before):
+                yield check_result(
+                    self.partition.asset, replace(outcome, severity=dg.AssetCheckSeverity.WARN)
+                )
             yield published_file_result(self.partition.asset, record)
             return
-        self._context.log.info(f"{said} Complete and unchanged: no device was needed.")
+        self._context.log.info(f"{message} Complete and unchanged: no device was needed.")
         outcomes, refusal = self._check(file, accepted=self._accepted_before)
         results = [check_result(self.partition.asset, outcome) for outcome in outcomes]
         if refusal is not None:
@@ -293,7 +295,7 @@ class Materialization:
             yield from results
             yield published_file_result(self.partition.asset, record)
             raise refusal
-        verified = {"verified": dg.MetadataValue.text(f"{said} No device was needed.")}
+        verified = {"verified": dg.MetadataValue.text(f"{message} No device was needed.")}
         metadata = self._work.metadata(file) | verified | self._internals
         yield dg.Output(Publication(record, changed=False), metadata=metadata)
         yield from results
@@ -320,7 +322,7 @@ class Materialization:
                 )
                 if (copying := self._copying) is not None:
                     wait_for_store(self._context, self._settings, lambda: copying.begin(journal))
-                self._said = _tell_restored(self._context, journal.recovery)
+                self._restored = _tell_restored(self._context, journal.recovery)
                 self._refuse_rows_in_doubt(journal)
                 if not self._options.recompute:
                     adopted, notes = adopt_rows(
@@ -334,7 +336,7 @@ class Materialization:
                     for note in notes:
                         self._context.log.warning(note)
                     if adopted or self._options.retry_failed:
-                        self._said["kept rows"] = dg.MetadataValue.int(adopted)
+                        self._restored["kept rows"] = dg.MetadataValue.int(adopted)
                 if journal.missing_ids:
                     clear_refusal(self.partition.paths)
                 self._beat.resume(restored=journal.committed_rows)
@@ -435,7 +437,10 @@ class Materialization:
             journal.flush()
             after, missing = journal.failed_tries, journal.missing_ids
             self._refuse_unfinished(
-                one for one in to_do if one in missing or (one in before and after.get(one) == before[one])
+                property_id
+                for property_id in to_do
+                if property_id in missing
+                or (property_id in before and after.get(property_id) == before[property_id])
             )
             if self._work.would_refuse(len(after), accepted=self._accepted_before):
                 return
@@ -516,15 +521,15 @@ class Materialization:
             outcomes, refusal = self._check(staged.path, accepted=accepted)
             results = [check_result(asset, outcome) for outcome in outcomes]
             if refusal is not None:
-                found = {one.name: one.sentence() for one in outcomes if not one.passed}
-                Refusal(self._generation, found).write(self.partition.paths)
+                findings = {outcome.name: outcome.sentence() for outcome in outcomes if not outcome.passed}
+                Refusal(self._generation, findings).write(self.partition.paths)
                 if not rows_to_try_again(journal):
                     note_run(self._context, NEEDS_PERSON)
                 yield from results
                 yield published_file_result(asset, self._record, damage=self._damage())
                 raise refusal
             clear_refusal(self.partition.paths)
-            metadata = self._work.metadata(staged.path) | self._said | computed | self._internals
+            metadata = self._work.metadata(staged.path) | self._restored | computed | self._internals
             if (copying := self._copying) is not None:
                 # The publication below ends only when the store has it: an outage is waited for here. Whoever
                 # was taken over publishes nothing.
@@ -592,8 +597,8 @@ class Materialization:
         """Retire the journal of a published file where a crash came between publication and retirement."""
         if (store := self._settings.store) is not None:
             self._retire_stored(lambda: close_published(self.partition.paths, generation, store))
-        if left := self.partition.finish_retirement(generation, self._work.rows_schema):
-            self._context.log.warning(left)
+        if leftover := self.partition.finish_retirement(generation, self._work.rows_schema):
+            self._context.log.warning(leftover)
 
 
 def _refuse_other_settings(
@@ -625,7 +630,7 @@ def _refuse_withdrawn(context: dg.AssetExecutionContext, settings: Settings, par
             " short."
         )
     withdrawn = read_withdrawn(settings.home)
-    if withdrawn is not None and any(one in withdrawn for one in partition.expected_ids):
+    if withdrawn is not None and any(property_id in withdrawn for property_id in partition.expected_ids):
         note_run(context, NO_ATTEMPT)
         raise BeingWithdrawnError(
             f"Withdrawn properties are back in the catalogue, in {partition.key}, so nothing was computed: an"
@@ -664,7 +669,7 @@ def _tell_restored(context: dg.AssetExecutionContext, recovery: Recovery) -> Met
 
     Returns what the finished file's page repeats of it.
     """
-    said: Metadata = {
+    restored: Metadata = {
         "restored": dg.MetadataValue.text(recovery.sentence()),
         "restored rows": dg.MetadataValue.int(recovery.rows),
     }
@@ -678,10 +683,10 @@ def _tell_restored(context: dg.AssetExecutionContext, recovery: Recovery) -> Met
     context.log.info(recovery.sentence())
     context.log_event(
         dg.AssetObservation(
-            asset_key=context.asset_key, partition=context.partition_key, metadata=said | details
+            asset_key=context.asset_key, partition=context.partition_key, metadata=restored | details
         )
     )
-    return said
+    return restored
 
 
 def _number_or(number: int | None, otherwise: str) -> dg.MetadataValue:

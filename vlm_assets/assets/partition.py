@@ -159,7 +159,10 @@ def adopt_rows(
     while (missing := journal.missing_ids) and (donor := next(donors, None)) is not None:
         table, usable = donor
         rows = zip(*(table[name].to_pylist() for name in ("property_id", "status", INPUTS)), strict=True)
-        fits = [one in missing and found in usable and inputs[one] == made_of for one, found, made_of in rows]
+        fits = [
+            property_id in missing and status in usable and inputs[property_id] == made_of
+            for property_id, status, made_of in rows
+        ]
         doubts = [fit and doubt for fit, doubt in zip(fits, in_doubt(table), strict=True)]
         if any(doubts):
             notes.append(

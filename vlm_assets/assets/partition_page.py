@@ -83,13 +83,13 @@ def _answer(row: SheetRow) -> Markdown:
         return Markdown(f"*failed*: {escape(row.error or 'no reason recorded')}")
     prose, facts, nested = [], [], []
     for name, value in row.description.items():
-        said = f"{_name(name)}: {_said(value)}"
+        line = f"{_name(name)}: {_value(value)}"
         if isinstance(value, str) and " " in value:
             prose.append(escape(value))
         elif isinstance(value, Mapping) or (isinstance(value, Sequence) and not isinstance(value, str)):
-            nested.append(f"- {said}")
+            nested.append(f"- {line}")
         else:
-            facts.append(said)
+            facts.append(line)
     return paragraphs(*prose, Markdown(" · ".join(facts)), Markdown("\n".join(nested)))
 
 
@@ -97,7 +97,7 @@ def _name(name: object) -> str:
     return escape(str(name).replace("_", " "))
 
 
-def _said(value: object, *, inside: bool = False) -> str:
+def _value(value: object, *, inside: bool = False) -> str:
     """A value as one line of markdown. inside: it is part of another value, so that it may need brackets."""
     if value is None or value in ("", [], {}):
         return "none"
@@ -106,17 +106,17 @@ def _said(value: object, *, inside: bool = False) -> str:
     if isinstance(value, str):
         return escape(value if " " in value else value.replace("_", " "))
     if isinstance(value, Mapping):
-        parts = [f"{_name(name)} {_said(part, inside=True)}" for name, part in value.items()]
+        parts = [f"{_name(name)} {_value(part, inside=True)}" for name, part in value.items()]
         return f"({', '.join(parts)})" if inside else ", ".join(parts)
     if isinstance(value, Sequence):
-        parts = [_said(part, inside=True) for part in value[:_MOST_ITEMS]]
+        parts = [_value(part, inside=True) for part in value[:_MOST_ITEMS]]
         more = len(value) - _MOST_ITEMS
         return ", ".join([*parts, *([f"{more} more"] if more > 0 else [])])
     return escape(str(value))
 
 
 def _strip(thumbnails: Sequence[bytes | None]) -> bytes:
-    images = [_opened(one) for one in thumbnails[:IMAGES_A_PROPERTY]] or [_blank()]
+    images = [_opened(thumbnail) for thumbnail in thumbnails[:IMAGES_A_PROPERTY]] or [_blank()]
     width = sum(image.width for image in images) + _GAP * (len(images) - 1)
     strip = Image.new("RGB", (width, THUMBNAIL_HEIGHT), "white")
     left = 0
@@ -177,8 +177,8 @@ class PartitionQuality:
             more = [f"{failed - len(named):,} more"] if failed > len(named) else []
             lines.append(("which", Markdown(", ".join([*named, *more]))))
         images = f"{self.images_failed:,} of {self.images_seen + self.images_failed:,}"
-        of = counted(self.properties_with_failed_images, "properties")
-        lines.append(("images left out", f"{images}, in {of}" if self.images_failed else "none"))
+        properties = counted(self.properties_with_failed_images, "properties")
+        lines.append(("images left out", f"{images}, in {properties}" if self.images_failed else "none"))
         if self.asked_again:
             lines.append(("asked more than once", counted(self.asked_again, "properties")))
         return table(("", ""), lines)
@@ -186,30 +186,30 @@ class PartitionQuality:
 
 def read_quality(rows: PartitionRows) -> PartitionQuality:
     """Read a finished file once. The sample is random but the same each time the partition is computed."""
-    found = PartitionQuality()
+    quality = PartitionQuality()
     smallest: list[tuple[bytes, int]] = []
     for batch in rows.iter_batches([*_OF_PROPERTY, *_COUNTED]):
-        _count(found, batch)
+        _count(quality, batch)
         ok = batch.filter(pc.equal(batch["status"], "ok")).select(["property_id", "ordinal"])
         lots = [(_lot(row["property_id"]), row["ordinal"]) for row in ok.to_pylist()]
         smallest = heapq.nsmallest(SAMPLED, [*smallest, *lots])
-    wanted = pa.array([ordinal for _, ordinal in smallest], pa.int64())
+    ordinals = pa.array([ordinal for _, ordinal in smallest], pa.int64())
     for batch in rows.iter_batches(["property_id", "ordinal", "error", "description"]) if smallest else ():
-        found.sample += batch.filter(pc.is_in(batch["ordinal"], value_set=wanted)).to_pylist()
-    return found
+        quality.sample += batch.filter(pc.is_in(batch["ordinal"], value_set=ordinals)).to_pylist()
+    return quality
 
 
-def _count(found: PartitionQuality, batch: pa.RecordBatch) -> None:
-    found.rows += batch.num_rows
+def _count(quality: PartitionQuality, batch: pa.RecordBatch) -> None:
+    quality.rows += batch.num_rows
     failed = batch.filter(pc.not_equal(batch["status"], "ok"))
-    found.ok += batch.num_rows - failed.num_rows
-    found.failed_by_kind.update(kind or "unknown" for kind in failed["error_kind"].to_pylist())
-    found.failed += failed.slice(0, _NAMED - len(found.failed)).to_pylist()
-    found.images_seen += pc.sum(batch["images_seen"]).as_py() or 0
+    quality.ok += batch.num_rows - failed.num_rows
+    quality.failed_by_kind.update(kind or "unknown" for kind in failed["error_kind"].to_pylist())
+    quality.failed += failed.slice(0, _NAMED - len(quality.failed)).to_pylist()
+    quality.images_seen += pc.sum(batch["images_seen"]).as_py() or 0
     left_out = pc.list_value_length(batch["images_failed"])
-    found.images_failed += pc.sum(left_out).as_py() or 0
-    found.properties_with_failed_images += pc.sum(pc.greater(left_out, 0)).as_py() or 0
-    found.asked_again += pc.sum(pc.greater(batch["attempts"], 1)).as_py() or 0
+    quality.images_failed += pc.sum(left_out).as_py() or 0
+    quality.properties_with_failed_images += pc.sum(pc.greater(left_out, 0)).as_py() or 0
+    quality.asked_again += pc.sum(pc.greater(batch["attempts"], 1)).as_py() or 0
 
 
 def _lot(property_id: str) -> bytes:

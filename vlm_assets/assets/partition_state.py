@@ -56,14 +56,14 @@ from vlm_durable.versions.partition_files import (
 )
 from vlm_durable.wording import counted
 
-_LOOKS = 3
-"""A publication or a commit moves files while we look: what is found counts if nothing moved meanwhile."""
+_READINGS = 3
+"""A publication or a commit may move files during a reading. Such a reading is repeated."""
 
 _READ_SECONDS = 5.0
-"""For which one look reads files that were not verified before; the next look goes on."""
+"""How long one scan reads files that were not verified before; the next scan goes on."""
 
 _SETTLED_NS = 2 * 10**9
-"""A file that changed so recently could change again and keep its time: it is read again at the next look."""
+"""A file that changed so recently could change again and keep its time: it is read again at the next scan."""
 
 _ABOUT = "May be deleted: published files that were read and verified. They are read again then."
 
@@ -167,7 +167,7 @@ _COUNTABLE = frozenset({FindingKind.DIGEST_DIFFERS, FindingKind.ROWS_DIFFER})
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing found. key: the partition; None where it is about a folder or about several partitions."""
+    """One problem. key: the partition; None where it is about a folder or about several partitions."""
 
     kind: Kind
     asset: str
@@ -304,13 +304,13 @@ class PartitionStates:
     ) -> None:
         self._stored = stored
         self._catalog = catalog
-        self._ranges = {one.key: one for one in catalog.ranges}
+        self._ranges = {property_range.key: property_range for property_range in catalog.ranges}
         self._described, self._embedded = settings.descriptions, settings.embeddings
         self._embeds = settings.embedding_model is not None
         self._workers = Workers(control_state(settings))
         self._verified = None if deep else verified
         self._deep = deep
-        self.meanings = meanings or Meanings.of(settings)
+        self.meanings = meanings or Meanings.from_settings(settings)
 
     def all(
         self, advance: Callable[[int, int], None] = lambda done, partitions: None
@@ -323,94 +323,97 @@ class PartitionStates:
         running = {(worker.asset, worker.partition) for worker in self._workers.living()}
         assets = (self._described, self._embedded)
         touched = {asset.name: asset.touched_keys() for asset in assets}
-        found: dict[str, list[PartitionState]] = {asset.name: [] for asset in assets}
-        for number, wanted in enumerate(self._catalog.ranges):
+        states: dict[str, list[PartitionState]] = {asset.name: [] for asset in assets}
+        for number, property_range in enumerate(self._catalog.ranges):
             advance(number, len(self._catalog.ranges))
             described: PartitionState | None = None
             for asset in assets:
-                is_running = (asset.name, wanted.key) in running
-                in_doubt = (asset.name, wanted.key) in self._stored
-                if wanted.key in touched[asset.name] or is_running or in_doubt:
-                    one = self._state(asset, wanted, is_running=is_running, described=described)
+                is_running = (asset.name, property_range.key) in running
+                in_doubt = (asset.name, property_range.key) in self._stored
+                if property_range.key in touched[asset.name] or is_running or in_doubt:
+                    state = self._state(asset, property_range, is_running=is_running, described=described)
                 else:
-                    one = _untouched(asset, wanted)
-                found[asset.name].append(one)
-                described = one
+                    state = _untouched(asset, property_range)
+                states[asset.name].append(state)
+                described = state
         if not self._embeds:
-            embedded = found[self._embedded.name]
-            found[self._embedded.name] = [one for one in embedded if one.record or one.problems]
-        return [one for asset in assets for one in found[asset.name]]
+            embedded = states[self._embedded.name]
+            states[self._embedded.name] = [state for state in embedded if state.record or state.problems]
+        return [state for asset in assets for state in states[asset.name]]
 
-    def of(self, asset: str, key: str) -> PartitionState:
-        """One partition. Raises KeyError for an asset or a range that is not there."""
-        folders = {one.name: one for one in (self._described, self._embedded)}[asset]
-        at_work: list[Worker] = self._workers.living()
-        is_running = any((one.asset, one.partition) == (asset, key) for one in at_work)
+    def read(self, asset: str, key: str) -> PartitionState:
+        """The state of one partition. Raises KeyError for an asset or a range that does not exist."""
+        folders = {assets.name: assets for assets in (self._described, self._embedded)}[asset]
+        workers: list[Worker] = self._workers.living()
+        is_running = any((worker.asset, worker.partition) == (asset, key) for worker in workers)
         return self._state(folders, self._ranges[key], is_running=is_running)
 
     def _state(
         self,
         asset: AssetFolders,
-        wanted: PropertyRange,
+        property_range: PropertyRange,
         *,
         is_running: bool,
         described: PartitionState | None = None,
     ) -> PartitionState:
         """described: of an embedding, the descriptions as they were looked at a moment ago."""
-        files = PartitionFiles(asset, wanted.key)
+        files = PartitionFiles(asset, property_range.key)
         before: PartitionState | None = None
-        for _ in range(_LOOKS):
+        for _ in range(_READINGS):
             reading = read_record(files)
             texts = described.record if described is not None else None
-            found = self._look(asset, files, reading, wanted, is_running=is_running, texts=texts)
+            state = self._read_once(asset, files, reading, property_range, is_running=is_running, texts=texts)
             # Whether it is stale follows from its record alone.
-            is_odd = any(one.kind is not Kind.STALE for one in found.problems)
+            is_odd = any(problem.kind is not Kind.STALE for problem in state.problems)
             has_moved = is_odd and read_record(files).content != reading.content
             # Rows are called lost if two looks say so: a commit or a publication may lie between.
-            if not has_moved and (found.state is not State.LOST or found == before):
+            if not has_moved and (state.state is not State.LOST or state == before):
                 break
-            before, described = found, None
-        return found
+            before, described = state, None
+        return state
 
-    def _look(
+    def _read_once(
         self,
         asset: AssetFolders,
         files: PartitionFiles,
         reading: RecordReading,
-        wanted: PropertyRange,
+        property_range: PropertyRange,
         *,
         is_running: bool,
         texts: PublishedRecord | None,
     ) -> PartitionState:
-        found = self._compare_files(files, reading, _untouched(asset, wanted))
-        if found.record is not None:
-            found = self._staleness(asset, wanted, found, found.record, texts)
-        elif not found.problems:
-            found = self._unfinished(asset, found, check=not is_running)
-        if sentence := self._stored.get((asset.name, wanted.key)):
-            problem = Problem(Kind.STORE, asset.name, wanted.key, sentence)
-            found = replace(found, problems=(*found.problems, problem))
-        wrong = [one for one in found.problems if not one.kind.is_warning]
-        damaged = [one for one in wrong if one.kind is not Kind.DESCRIPTIONS_DIFFER]
+        state = self._compare_files(files, reading, _untouched(asset, property_range))
+        if state.record is not None:
+            state = self._staleness(asset, property_range, state, state.record, texts)
+        elif not state.problems:
+            state = self._unfinished(asset, state, check=not is_running)
+        if sentence := self._stored.get((asset.name, property_range.key)):
+            problem = Problem(Kind.STORE, asset.name, property_range.key, sentence)
+            state = replace(state, problems=(*state.problems, problem))
+        damaged = [
+            problem
+            for problem in state.problems
+            if not problem.kind.is_warning and problem.kind is not Kind.DESCRIPTIONS_DIFFER
+        ]
         if is_running:
-            rows = found.rows if found.record is None else committed_rows(asset, wanted.key)
-            return replace(found, state=State.RUNNING, rows=rows)
-        if damaged and found.state is not State.LOST:
-            return replace(found, state=State.DAMAGED, note=damaged[0].sentence)
-        if found.problems and found.note is None:
-            return replace(found, note=found.problems[0].sentence)
-        return found
+            rows = state.rows if state.record is None else committed_rows(asset, property_range.key)
+            return replace(state, state=State.RUNNING, rows=rows)
+        if damaged and state.state is not State.LOST:
+            return replace(state, state=State.DAMAGED, note=damaged[0].sentence)
+        if state.problems and state.note is None:
+            return replace(state, note=state.problems[0].sentence)
+        return state
 
     def _compare_files(
-        self, files: PartitionFiles, reading: RecordReading, nothing: PartitionState
+        self, files: PartitionFiles, reading: RecordReading, untouched: PartitionState
     ) -> PartitionState:
-        """What is published, and what is wrong with it. nothing: the state without a file."""
+        """What is published, and what is wrong with it. untouched: the partition's state without a file."""
 
         def problem(kind: Kind, sentence: str, finding: FindingKind | None = None) -> Problem:
-            return Problem(kind, nothing.asset, nothing.key, sentence, str(files.published), finding)
+            return Problem(kind, untouched.asset, untouched.key, sentence, str(files.published), finding)
 
-        manifest = reading.manifest
-        record = manifest.published if manifest is not None else None
+        versions = reading.newest
+        record = versions.published if versions is not None else None
         is_settled = not reading.damaged and not reading.unsettled
         is_unchanged = (
             self._verified is not None
@@ -424,7 +427,7 @@ class PartitionStates:
                 newest, older = files.put_back(reading.records)
         except RecordDamagedError as error:
             return replace(
-                nothing, problems=(problem(Kind.RECORD, f"{error}"),), countable=files.published.exists()
+                untouched, problems=(problem(Kind.RECORD, f"{error}"),), countable=files.published.exists()
             )
         except PutBackError as error:
             doubt = error
@@ -435,67 +438,67 @@ class PartitionStates:
             )
             behind = (problem(Kind.RECORD_BEHIND, sentence),)
             countable = place == files.published
-            return replace(nothing, rows=newest.rows, record=newest, problems=behind, countable=countable)
-        if manifest is None:
-            there = files.published.exists()
+            return replace(untouched, rows=newest.rows, record=newest, problems=behind, countable=countable)
+        if versions is None:
+            file_exists = files.published.exists()
             if any(path.exists() for path in files.record_paths):
                 sentence = f"Neither copy of its record reads: {'; '.join(reading.damaged)}."
-                return replace(nothing, problems=(problem(Kind.RECORD, sentence),), countable=there)
-            if there:
+                return replace(untouched, problems=(problem(Kind.RECORD, sentence),), countable=file_exists)
+            if file_exists:
                 sentence = f"{files.published} has no record: it was not published here."
-                return replace(nothing, problems=(problem(Kind.UNRECORDED, sentence),), countable=True)
-        if manifest is None or (manifest.published is None and manifest.pending is None):
-            marks = read_marks(files.paths.high_water_marks, nothing.key)
-            retired = next((one.rows for one in marks if one.retired), None)
+                return replace(untouched, problems=(problem(Kind.UNRECORDED, sentence),), countable=True)
+        if versions is None or (versions.published is None and versions.pending is None):
+            marks = read_marks(files.paths.high_water_marks, untouched.key)
+            retired = next((mark.rows for mark in marks if mark.retired), None)
             vanished = newest.rows if newest is not None else retired
             if vanished is None:
-                return nothing
+                return untouched
             sentence = (
                 f"{counted(vanished, 'rows were', 'row was')} published once, says its mark, and neither"
                 " its record nor its file is"
                 " there."
             )
-            return replace(nothing, problems=(problem(Kind.VANISHED, sentence),))
+            return replace(untouched, problems=(problem(Kind.VANISHED, sentence),))
         problems: list[Problem] = []
         if reading.unsettled:
             sentence = (
                 "A publication is under way or was interrupted; the next start of it, or repair, settles it."
             )
             problems.append(problem(Kind.PENDING, sentence))
-        if reading.damaged and not manifest.pending:
+        if reading.damaged and not versions.pending:
             sentence = f"{'; '.join(reading.damaged)}. The other copy is whole."
             problems.append(problem(Kind.RECORD_COPY, sentence))
         if newest is not None and older is not None:
-            # Readers see the older version: it is what the rest is said of.
-            manifest = older
+            # Readers see the older version: the checks below are of it.
+            versions = older
             problems = [problem(Kind.PUT_BACK, put_back_sentence(files, newest, older.published))]
         elif doubt is not None:
             problems = [problem(Kind.PUT_BACK, str(doubt))]
-        record = files.peek() if manifest.pending else manifest.published
+        record = files.peek() if versions.pending else versions.published
         if record is None:
-            return replace(nothing, problems=tuple(problems))
+            return replace(untouched, problems=tuple(problems))
         if is_unchanged:
-            judged = None
+            finding = None
         elif self._verified is None or newest is not None or doubt is not None:
-            judged = judge(files.published, record, deep=True)
+            finding = judge(files.published, record, deep=True)
         else:
-            judged = self._verified.judge(files, record)
-        if judged:
-            problems.append(problem(Kind.FILE, judged.sentence, judged.kind))
-        elif record.rows != nothing.expected:
+            finding = self._verified.judge(files, record)
+        if finding:
+            problems.append(problem(Kind.FILE, finding.sentence, finding.kind))
+        elif record.rows != untouched.expected:
             sentence = (
                 f"{counted(record.rows, 'rows were', 'row was')} published where the catalogue has"
-                f" {nothing.expected}."
+                f" {untouched.expected}."
             )
             problems.append(problem(Kind.IDS, sentence))
-        if not manifest.pending:
+        if not versions.pending:
             problems += [
                 problem(kind, sentence)
-                for kind, sentence in self._copies(files, (record, *manifest.previous))
+                for kind, sentence in self._copies(files, (record, *versions.previous))
             ]
-        countable = judged is None or judged.kind in _COUNTABLE
+        countable = finding is None or finding.kind in _COUNTABLE
         return replace(
-            nothing, rows=record.rows, record=record, problems=tuple(problems), countable=countable
+            untouched, rows=record.rows, record=record, problems=tuple(problems), countable=countable
         )
 
     def _copies(
@@ -505,29 +508,29 @@ class PartitionStates:
             path = files.slot(number)
             if not self._deep and _size(path) == version.bytes:
                 continue
-            judged = judge(path, version, deep=self._deep)
-            if judged:
+            finding = judge(path, version, deep=self._deep)
+            if finding:
                 kind = Kind.EARLIER_VERSION if number else Kind.SECOND_COPY
-                yield kind, f"{'Earlier version' if number else 'Second copy'}: {judged.sentence}"
+                yield kind, f"{'Earlier version' if number else 'Second copy'}: {finding.sentence}"
 
     def _staleness(
         self,
         asset: AssetFolders,
-        wanted: PropertyRange,
-        found: PartitionState,
+        property_range: PropertyRange,
+        state: PartitionState,
         record: PublishedRecord,
         texts: PublishedRecord | None,
     ) -> PartitionState:
         """What is published, with the parts of the fingerprint that changed since, and what that means."""
         made_with: Mapping[str, str] = record.metadata.get("parts", {})
         meaning = self.meanings.of_asset(asset.name)
-        now = {**meaning.now, CATALOGUE_SLICE: self._catalog.slice_digest(wanted)}
+        now = {**meaning.now, CATALOGUE_SLICE: self._catalog.slice_digest(property_range)}
         described = texts
         if asset.name == self._embedded.name and TEXTS in made_with:
             if described is None or described.metadata.get(TEXTS) != made_with[TEXTS]:
                 # As they are now: both may have been published since the descriptions were looked at.
                 with contextlib.suppress(RecordDamagedError):
-                    described = PartitionFiles(self._described, wanted.key).peek()
+                    described = PartitionFiles(self._described, property_range.key).peek()
             now[TEXTS] = "" if described is None else str(described.metadata.get(TEXTS))
         changed = tuple(sorted(name for name, part in made_with.items() if now.get(name, part) != part))
         kind, sentence = Kind.STALE, ""
@@ -542,16 +545,18 @@ class PartitionStates:
         elif changed == (CATALOGUE_SLICE,):
             sentence = (
                 "The catalogue's rows of this range were updated after it was published."
-                f" {command('run', wanted.key)} describes what changed."
+                f" {command('run', property_range.key)} describes what changed."
             )
         elif changed:
             names = ", ".join(name.replace("_", " ") for name in changed)
-            sentence = f"It was made with another {names}. {command('run', wanted.key)} makes it anew."
+            sentence = (
+                f"It was made with another {names}. {command('run', property_range.key)} makes it anew."
+            )
         if asset.name == self._embedded.name:
             del now[CATALOGUE_SLICE]
-        found = replace(found, state=State.DONE, now=Fingerprint(now).digest)
+        state = replace(state, state=State.DONE, now=Fingerprint(now).digest)
         if not changed:
-            return found
+            return state
         before = record.metadata.get(SETTINGS, {})
         why = [
             changed_in_words(
@@ -561,49 +566,52 @@ class PartitionStates:
             if part not in OF_THE_PARTITION
         ]
         images = CATALOGUE_SLICE in changed
-        stale = Problem(kind, asset.name, wanted.key, sentence, str(asset.published))
+        stale = Problem(kind, asset.name, property_range.key, sentence, str(asset.published))
         return replace(
-            found,
+            state,
             state=State.STALE,
             changed=changed,
             why=tuple(filter(None, why)),
-            new_images=self._new_images(asset, wanted, made_with) if images else 0,
-            problems=(*found.problems, stale),
+            new_images=self._new_images(asset, property_range, made_with) if images else 0,
+            problems=(*state.problems, stale),
         )
 
     def _new_images(
-        self, asset: AssetFolders, wanted: PropertyRange, made_with: Mapping[str, str]
+        self, asset: AssetFolders, property_range: PropertyRange, made_with: Mapping[str, str]
     ) -> int | None:
         """How many properties have other images now than those that their rows were made of."""
         meaning = {name: part for name, part in made_with.items() if name != CATALOGUE_SLICE}
-        path = asset.partition(wanted.key).published
+        path = asset.partition(property_range.key).published
         try:
             rows = pq.read_table(path, columns=["property_id", INPUTS], partitioning=None)
         except (OSError, pa.ArrowException):
             return None
         made_of = dict(zip(*(rows[name].to_pylist() for name in ("property_id", INPUTS)), strict=True))
-        listed = self._catalog.slice(wanted)
+        listed = self._catalog.slice(property_range)
         images = zip(*(listed[name].to_pylist() for name in ("property_id", "inputs_digest")), strict=True)
-        return sum(1 for one, now in images if made_of.get(one) != digest_of({"images": now, **meaning}))
+        return sum(
+            1
+            for property_id, now in images
+            if made_of.get(property_id) != digest_of({"images": now, **meaning})
+        )
 
-    def _unfinished(self, asset: AssetFolders, found: PartitionState, *, check: bool) -> PartitionState:
+    def _unfinished(self, asset: AssetFolders, state: PartitionState, *, check: bool) -> PartitionState:
         """A partition that is not published: what its journals hold, and what is missing from them."""
         try:
-            journals = _journals(asset, found.key, deep=self._deep)
+            journals = _journals(asset, state.key, deep=self._deep)
         except FormatVersionError as error:
-            problem = Problem(Kind.JOURNAL, asset.name, found.key, str(error))
-            return replace(found, state=State.LOST, problems=(problem,))
-        rows = max((one.rows for one in journals), default=0)
-        lost = [one for one in journals if one.lost_rows or one.troubles] if check else []
+            problem = Problem(Kind.JOURNAL, asset.name, state.key, str(error))
+            return replace(state, state=State.LOST, problems=(problem,))
+        rows = max((journal.rows for journal in journals), default=0)
+        lost = [journal for journal in journals if journal.lost_rows or journal.troubles] if check else []
         if lost:
-            problems = tuple(_lost_rows(asset, found.key, one) for one in lost)
-            return replace(found, state=State.LOST, rows=rows, problems=problems)
-        state = State.INTERRUPTED if rows else State.NOT_STARTED
-        finished = [one.generation for one in journals if one.rows >= found.expected]
-        if finished and (refusal := Refusal.read(asset.partition(found.key), finished)) is not None:
+            problems = tuple(_lost_rows(asset, state.key, journal) for journal in lost)
+            return replace(state, state=State.LOST, rows=rows, problems=problems)
+        finished = [journal.generation for journal in journals if journal.rows >= state.expected]
+        if finished and (refusal := Refusal.read(asset.partition(state.key), finished)) is not None:
             checks = "; ".join(f"{check}: {sentence}" for check, sentence in refusal.checks.items())
-            return replace(found, state=State.REFUSED, rows=rows, note=f"{MEANING[State.REFUSED]}: {checks}")
-        return replace(found, state=state, rows=rows)
+            return replace(state, state=State.REFUSED, rows=rows, note=f"{MEANING[State.REFUSED]}: {checks}")
+        return replace(state, state=State.INTERRUPTED if rows else State.NOT_STARTED, rows=rows)
 
 
 def stray_files(asset: AssetFolders, keys: Collection[str]) -> Iterator[Problem]:
@@ -629,10 +637,12 @@ def stray_files(asset: AssetFolders, keys: Collection[str]) -> Iterator[Problem]
             yield Problem(Kind.FOREIGN_FILE, asset.name, None, sentence, str(path))
 
 
-def _untouched(asset: AssetFolders, wanted: PropertyRange) -> PartitionState:
+def _untouched(asset: AssetFolders, property_range: PropertyRange) -> PartitionState:
     """A partition of which there is no file at all."""
-    published = asset.partition(wanted.key).published
-    return PartitionState(asset.name, wanted.key, published, State.NOT_STARTED, 0, len(wanted))
+    published = asset.partition(property_range.key).published
+    return PartitionState(
+        asset.name, property_range.key, published, State.NOT_STARTED, 0, len(property_range)
+    )
 
 
 def _journals(asset: AssetFolders, key: str, *, deep: bool) -> list[JournalInspection]:
@@ -642,18 +652,18 @@ def _journals(asset: AssetFolders, key: str, *, deep: bool) -> list[JournalInspe
 
 def committed_rows(asset: AssetFolders, key: str) -> int:
     """Committed rows of a partition's unfinished work that are on disk; the most of any generation."""
-    return max((one.rows for one in _journals(asset, key, deep=False)), default=0)
+    return max((journal.rows for journal in _journals(asset, key, deep=False)), default=0)
 
 
-def _lost_rows(asset: AssetFolders, key: str, found: JournalInspection) -> Problem:
-    why = f": {'; '.join(found.troubles)}" if found.troubles else ""
+def _lost_rows(asset: AssetFolders, key: str, journal: JournalInspection) -> Problem:
+    why = f": {'; '.join(journal.troubles)}" if journal.troubles else ""
     sentence = (
-        f"{counted(found.promised, 'rows are', 'row is')} committed, and its journal (generation"
-        f" {found.generation}) holds"
-        f" {found.rows} of them{why}. A start stops before it computes anything. Put"
+        f"{counted(journal.promised, 'rows are', 'row is')} committed, and its journal (generation"
+        f" {journal.generation}) holds"
+        f" {journal.rows} of them{why}. A start stops before it computes anything. Put"
         f" the files back, or give the rows up: {accept_loss_command(key)}."
     )
-    folder = asset.partition(key).journal(found.generation)
+    folder = asset.partition(key).journal(journal.generation)
     return Problem(Kind.JOURNAL, asset.name, key, sentence, str(folder))
 
 
@@ -661,12 +671,12 @@ def _lost_rows(asset: AssetFolders, key: str, found: JournalInspection) -> Probl
 class RecordReading:
     """The record as it stands: its content, and the copies of it that are not whole.
 
-    records: the copies that read; manifest: that of the newest version among them. unsettled: a change of it
-    is under way or was interrupted; both copies are whole.
+    records: the copies that can be read; newest: the one of the newest version. unsettled: a change of the
+    record is under way or was interrupted, and both copies are whole.
     """
 
     records: tuple[PartitionVersions, ...]
-    manifest: PartitionVersions | None
+    newest: PartitionVersions | None
     content: tuple[bytes | None, ...] = field(repr=False)
     damaged: tuple[str, ...]
     unsettled: bool
@@ -675,29 +685,29 @@ class RecordReading:
 def read_record(partition: PartitionFiles) -> RecordReading:
     """Read a partition's record without settling or locking anything."""
     records: dict[Path, PartitionVersions] = {}
-    content: list[bytes | None] = []
+    contents: list[bytes | None] = []
     damaged: list[str] = []
     for path in partition.record_paths:
-        data: bytes | None = None
+        content: bytes | None = None
         try:
-            data = path.read_bytes()
-            is_same = partition.record_path in records and data == content[0]
-            records[path] = records[partition.record_path] if is_same else partition.parsed(data)
+            content = path.read_bytes()
+            is_same = partition.record_path in records and content == contents[0]
+            records[path] = records[partition.record_path] if is_same else partition.parsed(content)
         except FileNotFoundError:
             damaged.append(f"{path} is missing")
         except (RecordDamagedError, OSError) as error:
             damaged.append(f"{path}: {error}")
-        content.append(data)
-    manifest = highest(tuple(records.values()))
+        contents.append(content)
+    newest = highest(tuple(records.values()))
     unsettled = False
     for path, record in records.items():
-        if manifest is None or record == manifest:
+        if newest is None or record == newest:
             unsettled = unsettled or record.pending is not None
-        elif record.pending or record.published == manifest.published:
+        elif record.pending or record.published == newest.published:
             unsettled = True
-        elif not manifest.pending:
+        elif not newest.pending:
             damaged.append(f"{path} says another version than the other copy")
-    return RecordReading(tuple(records.values()), manifest, tuple(content), tuple(damaged), unsettled)
+    return RecordReading(tuple(records.values()), newest, tuple(contents), tuple(damaged), unsettled)
 
 
 def _size(path: Path) -> int | None:

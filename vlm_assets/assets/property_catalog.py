@@ -91,7 +91,7 @@ def build_property_catalog(settings: Settings) -> dg.AssetsDefinition:
     def property_catalog(
         context: dg.AssetExecutionContext, config: CatalogOptions
     ) -> dg.MaterializeResult[None]:
-        said = "Nothing was taken in: VLM_ASSETS_SOURCE is not set."
+        message = "Nothing was taken in: VLM_ASSETS_SOURCE is not set."
         if settings.source is not None:
             report = ingest(
                 settings.source,
@@ -103,8 +103,8 @@ def build_property_catalog(settings: Settings) -> dg.AssetsDefinition:
                 max_images=settings.max_images,
                 store=settings.store,
             )
-            said = " ".join((*report.sentences(), *([RELOAD] if report.new_ranges else [])))
-        context.log.info(said)
+            message = " ".join((*report.sentences(), *([RELOAD] if report.new_ranges else [])))
+        context.log.info(message)
         try:
             catalog = Catalog.open(settings.home)
         except CatalogMissingError as error:
@@ -112,7 +112,7 @@ def build_property_catalog(settings: Settings) -> dg.AssetsDefinition:
                 f"{error} Or set VLM_ASSETS_SOURCE and materialize this asset again.", allow_retries=False
             ) from error
         return dg.MaterializeResult(
-            metadata={"report": dg.MetadataValue.text(said), **catalog_metadata(catalog)}
+            metadata={"report": dg.MetadataValue.text(message), **catalog_metadata(catalog)}
         )
 
     return property_catalog

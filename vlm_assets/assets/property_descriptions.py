@@ -42,7 +42,7 @@ from vlm_assets.assets.materialize import (
     Materialization,
     Metadata,
     RunOptions,
-    one_range,
+    range_of_run,
 )
 from vlm_assets.assets.partition import INPUTS
 from vlm_assets.assets.partition_page import (
@@ -162,11 +162,11 @@ def build_property_descriptions(
         vision_language_model: dg.ResourceParam[VisionLanguageModel],
     ) -> Iterator[Event]:
         model = vision_language_model
-        catalog, wanted = one_range(context, settings)
+        catalog, property_range = range_of_run(context, settings)
         work = wait_until_available(
             context,
             settings,
-            lambda: DescriptionWork.of(settings, catalog, wanted, model),
+            lambda: DescriptionWork.for_range(settings, catalog, property_range, model),
             unavailable=ServerUnreachableError,
             title="No model to work with",
         )
@@ -180,7 +180,7 @@ def build_property_descriptions(
                     wait_until_available(
                         context,
                         settings,
-                        work.images.look,
+                        work.images.raise_if_away,
                         unavailable=ImagesAwayError,
                         title="No images to describe",
                     )
@@ -213,21 +213,21 @@ class DescriptionWork:
     fingerprint: Fingerprint
 
     @classmethod
-    def of(
-        cls, settings: Settings, catalog: Catalog, wanted: PropertyRange, model: VisionLanguageModel
+    def for_range(
+        cls, settings: Settings, catalog: Catalog, property_range: PropertyRange, model: VisionLanguageModel
     ) -> Self:
         """The work of one range. Raises CatalogError, SchemaError, ModelLoadError."""
         schema = load_schema(settings.description_schema)
         prompt = build_prompt(schema, settings.prompt)
         fingerprint = Fingerprint(
             {
-                CATALOGUE_SLICE: catalog.slice_digest(wanted),
+                CATALOGUE_SLICE: catalog.slice_digest(property_range),
                 **description_parts(settings, model, schema=schema, prompt=prompt),
             },
             description_settings(settings, model),
         )
-        properties = catalog.slice(wanted)
-        return cls(settings, catalog, wanted, properties, schema, prompt, model, fingerprint)
+        properties = catalog.slice(property_range)
+        return cls(settings, catalog, property_range, properties, schema, prompt, model, fingerprint)
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -239,7 +239,10 @@ class DescriptionWork:
         """Of each id, the digest of all that decides its row: images, model, prompt, schema, decoding."""
         meaning = {name: part for name, part in self.fingerprint.parts.items() if name != CATALOGUE_SLICE}
         columns = (self.properties[name].to_pylist() for name in ("property_id", "inputs_digest"))
-        return {one: digest_of({"images": images, **meaning}) for one, images in zip(*columns, strict=True)}
+        return {
+            property_id: digest_of({"images": images, **meaning})
+            for property_id, images in zip(*columns, strict=True)
+        }
 
     def rows_schema(self) -> pa.Schema:
         """The columns of this range's rows."""
@@ -275,7 +278,7 @@ class DescriptionWork:
             kept = {name: value for name, value in plan.items() if name != "device"}
             return BatchSize(**{**kept, "tried": ()})
         size = first_size(self.settings.batch_size, _image_tokens(engine))
-        if engine.batches_at_once == 1:  # else it makes batches of its own, and ours are none
+        if engine.batches_at_once == 1:  # else the engine makes its own batches
             state = control_state(self.settings)
             size = choose(size, remembered_sizes(state, *measured_of))
             if plan is not None:
@@ -285,14 +288,14 @@ class DescriptionWork:
         return size
 
     def _remember(self, meter: BatchMeter, engine: Engine, device: Device) -> None:
-        """Have later partitions know what this one's batches say."""
+        """Remember the rates that this partition measured, for later partitions."""
         if self.settings.batch_images == "auto" and engine.batches_at_once == 1:
             held = engine.largest_batch if isinstance(engine, SplittingEngine) else None
-            found = {**dict.fromkeys(meter.size.tried), **meter.measured(held)}
-            remember(control_state(self.settings), *self._measured_of(device), found)
+            rates = {**dict.fromkeys(meter.size.tried), **meter.measured(held)}
+            remember(control_state(self.settings), *self._measured_of(device), rates)
 
     def _measured_of(self, device: Device) -> tuple[str, str]:
-        """What rates are remembered by: devices of a name, and all that decides an answer and its length."""
+        """The key of remembered rates: a device's name, and a digest of all that decides the answers."""
         meaning = {name: part for name, part in self.fingerprint.parts.items() if name != CATALOGUE_SLICE}
         return device.model_name, digest_of({**meaning, "properties": self.settings.batch_size})
 
@@ -329,7 +332,7 @@ class DescriptionWork:
                 progress.start()
                 for batch, tries in self._described(feeding, workers, rounds, journal, size):
                     described = batch.described
-                    meter.take([one.images_seen for one in described], batch.seconds)
+                    meter.take([answer.images_seen for answer in described], batch.seconds)
                     if trying and meter.has_tried:  # A kill from now on says nothing of these sizes.
                         self._remember(meter, engine, device)
                         trying = False
@@ -338,28 +341,32 @@ class DescriptionWork:
                         progress.warn(advice)
                         warned = True
                     longest = max(longest, batch.seconds)
-                    self.images.take(described)
-                    images += sum(one.images_seen for one in described)
-                    prompt_tokens += sum(one.prompt_tokens for one in described)
-                    attempts += sum(one.attempts for one in described if one.prompt_tokens)
+                    self.images.judge_batch(described)
+                    images += sum(answer.images_seen for answer in described)
+                    prompt_tokens += sum(answer.prompt_tokens for answer in described)
+                    attempts += sum(answer.attempts for answer in described if answer.prompt_tokens)
                     built = clock()
                     rows = self.rows(described, engine, device, tries)
                     building += clock() - built
                     journal.submit(rows)
-                    progress.advance(sum(one.property_id not in tries for one in described))
+                    progress.advance(sum(answer.property_id not in tries for answer in described))
                     guard.take(described)
                 # Before the model is put away: the last rows do not wait for that.
                 journal.flush()
                 self._remember(meter, engine, device)
                 canary.end(engine)
-        seconds, known = progress.seconds, _image_tokens(engine)
+        seconds, image_tokens = progress.seconds, _image_tokens(engine)
         spent = WorkTime(feeding.spent, engine.seconds, building, journal.commit_wait_seconds, seconds)
         return {
             "device": dg.MetadataValue.text(f"{self.model.device_name(device)} ({device.name})"),
             "properties/s": dg.MetadataValue.float(round(progress.rate, 3)),
             "images": dg.MetadataValue.int(images),
             "prompt tokens a property": dg.MetadataValue.int(round(prompt_tokens / max(1, attempts))),
-            **({} if known is None else {"image tokens": dg.MetadataValue.text(known.sentence())}),
+            **(
+                {}
+                if image_tokens is None
+                else {"image tokens": dg.MetadataValue.text(image_tokens.sentence())}
+            ),
             "batches": dg.MetadataValue.text(size.sentence()),
             "seconds of the longest batch": dg.MetadataValue.float(round(longest, 3)),
             "seconds loading model": dg.MetadataValue.float(round(load_seconds, 3)),
@@ -377,9 +384,12 @@ class DescriptionWork:
         """Each batch of each round, with how often its failed properties had been tried before that round."""
         for to_do in rounds:
             tries = journal.failed_tries
-            batches = self.plan([one for one in self.ids if one not in to_do], size)
+            batches = self.plan([property_id for property_id in self.ids if property_id not in to_do], size)
             for batch in feeding.described(self.load(workers, batches)):
-                yield batch, {one: tries[one] for one in to_do if one in tries}
+                yield (
+                    batch,
+                    {property_id: tries[property_id] for property_id in to_do if property_id in tries},
+                )
 
     def _refuse_another_model(self, engine: Engine) -> None:
         """Return where the engine's model is the fingerprint's. Raises ModelLoadError."""
@@ -393,7 +403,7 @@ class DescriptionWork:
 
     @cached_property
     def images(self) -> ImagesWatch:
-        """What tells a disk that is away from images that are gone."""
+        """The watch that tells a disk that is away from images that were deleted."""
         may_be_gone = self.settings.failed_share_error >= 1.0
         return ImagesWatch(self.catalog, self.range, self.properties, may_be_gone)
 
@@ -414,8 +424,12 @@ class DescriptionWork:
     def load(self, workers: WorkerPool, batches: Sequence[Batch]) -> Iterator[list[LoadedProperty]]:
         """The batches with their images, in order. An image that leads out of the root is never opened."""
         refused: dict[str, list[ImageFailure]] = {}
-        for loaded in workers.feed([self._job(planned, refused) for planned in batch] for batch in batches):
-            yield [replace(one, failed=(*one.failed, *refused.pop(one.property_id, ()))) for one in loaded]
+        jobs = ([self._job(planned, refused) for planned in batch] for batch in batches)
+        for properties in workers.feed(jobs):
+            yield [
+                replace(loaded, failed=(*loaded.failed, *refused.pop(loaded.property_id, ())))
+                for loaded in properties
+            ]
 
     def _job(self, planned: PlannedProperty, refused: dict[str, list[ImageFailure]]) -> PropertyJob:
         paths, uris = [], []
@@ -430,12 +444,12 @@ class DescriptionWork:
         return PropertyJob(planned.property_id, planned.ordinal, tuple(paths), tuple(uris))
 
     def feeding(self, engine: Engine, workers: WorkerPool) -> Feeding:
-        """What has the engine describe what the workers load; leaving it closes the engine.
+        """Feeds the engine with the batches that the workers load; leaving it closes the engine.
 
-        No more images are loaded of a property than the engine says that fit.
+        The workers load no more images of a property than fit the engine, where it says how many fit.
         """
-        if (known := _image_tokens(engine)) is not None:
-            workers.max_images = min(workers.max_images, known.fitting)
+        if (image_tokens := _image_tokens(engine)) is not None:
+            workers.max_images = min(workers.max_images, image_tokens.fitting)
         return Feeding(engine, self.schema, self.settings.max_new_tokens, end_batches=workers.close)
 
     def rows(
@@ -455,40 +469,46 @@ class DescriptionWork:
         }
         rows = [
             {
-                "property_id": one.property_id,
-                "ordinal": one.ordinal,
-                "status": one.status,
-                "error_kind": WITHDRAWN if is_tombstone(one.property_id) else one.error_kind,
-                "error": one.error,
-                "description": one.description,
-                "raw_text": one.raw_text,
-                "tries": tries.get(one.property_id, 0) + 1,
-                "attempts": one.attempts,
-                "images_seen": one.images_seen,
-                **self._images_of(one, _image_tokens(engine)),
-                "images_failed": [vars(failure) for failure in one.images_failed],
-                "prompt_tokens": one.prompt_tokens,
-                "output_tokens": one.output_tokens,
-                "finish_reason": one.finish_reason,
-                "seconds": one.seconds,
-                INPUTS: self.inputs[one.property_id],
+                "property_id": answer.property_id,
+                "ordinal": answer.ordinal,
+                "status": answer.status,
+                "error_kind": WITHDRAWN if is_tombstone(answer.property_id) else answer.error_kind,
+                "error": answer.error,
+                "description": answer.description,
+                "raw_text": answer.raw_text,
+                "tries": tries.get(answer.property_id, 0) + 1,
+                "attempts": answer.attempts,
+                "images_seen": answer.images_seen,
+                **self._images_of(answer, _image_tokens(engine)),
+                "images_failed": [vars(failure) for failure in answer.images_failed],
+                "prompt_tokens": answer.prompt_tokens,
+                "output_tokens": answer.output_tokens,
+                "finish_reason": answer.finish_reason,
+                "seconds": answer.seconds,
+                INPUTS: self.inputs[answer.property_id],
                 **provenance,
             }
-            for one in described
+            for answer in described
         ]
         return pa.Table.from_pylist(rows, schema=self.rows_schema())
 
-    def _images_of(self, one: Described, known: ImageTokens | None) -> dict[str, list[str] | str | None]:
+    def _images_of(
+        self, answer: Described, image_tokens: ImageTokens | None
+    ) -> dict[str, list[str] | str | None]:
         """The images that the answer was made from, and those left out though nothing failed, and why."""
-        failed = {failure.uri for failure in one.images_failed}
-        sound = [uri for uri in self.uris[one.ordinal] if uri not in failed]
+        failed = {failure.uri for failure in answer.images_failed}
+        sound = [uri for uri in self.uris[answer.ordinal] if uri not in failed]
         # The model is shown the first images that can be read, in the catalogue's order.
-        used, left_out = sound[: one.images_seen], sound[one.images_seen :]
-        reason = one.fewer_images or f"VLM_ASSETS_MAX_IMAGES is {self.settings.max_images}"
-        if one.fewer_images is None and known is not None and known.fitting < known.images:
-            reason = known.sentence()
+        used, left_out = sound[: answer.images_seen], sound[answer.images_seen :]
+        reason = answer.fewer_images or f"VLM_ASSETS_MAX_IMAGES is {self.settings.max_images}"
+        if (
+            answer.fewer_images is None
+            and image_tokens is not None
+            and image_tokens.fitting < image_tokens.images
+        ):
+            reason = image_tokens.sentence()
         if not used:  # A failed row says why in its own columns.
-            reason = one.error or reason
+            reason = answer.error or reason
         return {
             "images_used": used,
             "images_not_used": left_out,
@@ -505,9 +525,11 @@ class DescriptionWork:
         return self._limits(accepted).refuse(failed, len(self.ids))
 
     def _limits(self, accepted: Acceptance) -> FailedShareLimits:
-        of = self.settings
         return FailedShareLimits(
-            of.failed_share_warn, of.failed_share_error, of.failed_rows_at_least, accepted
+            warn=self.settings.failed_share_warn,
+            error=self.settings.failed_share_error,
+            rows_at_least=self.settings.failed_rows_at_least,
+            accepted=accepted,
         )
 
     def remembered(self, file: Path) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from resources.text_embedding import TextEmbedder, TextEmbeddingModel
 from resources.vision_language_model import VisionLanguageModel
 from vlm_assets.assets.checks import EMBEDDING_CHECKS, Acceptance, CheckOutcome, check_embeddings, check_specs
 from vlm_assets.assets.fingerprint import TEXTS, Fingerprint, digest_of, embedding_parts, embedding_settings
-from vlm_assets.assets.materialize import Event, Materialization, Metadata, RunOptions, one_range
+from vlm_assets.assets.materialize import Event, Materialization, Metadata, RunOptions, range_of_run
 from vlm_assets.assets.partition import INPUTS, OK
 from vlm_assets.assets.run_watch import RunProgress
 from vlm_assets.catalog.catalog import Catalog
@@ -77,8 +77,8 @@ def build_property_embeddings(
         text_embedding_model: dg.ResourceParam[TextEmbeddingModel],
         descriptions: PartitionRows,
     ) -> Iterator[Event]:
-        catalog, wanted = one_range(context, settings)
-        work = EmbeddingWork.of(catalog, wanted, descriptions, text_embedding_model)
+        catalog, property_range = range_of_run(context, settings)
+        work = EmbeddingWork.for_range(catalog, property_range, descriptions, text_embedding_model)
         with Materialization.begin(context, settings, ASSET, work, config) as run:
             if run.is_complete:
                 yield from run.verify()
@@ -140,10 +140,10 @@ class EmbeddingWork:
     fingerprint: Fingerprint
 
     @classmethod
-    def of(
+    def for_range(
         cls,
         catalog: Catalog,
-        wanted: PropertyRange,
+        property_range: PropertyRange,
         descriptions: PartitionRows,
         model: TextEmbeddingModel,
     ) -> Self:
@@ -154,19 +154,19 @@ class EmbeddingWork:
         fingerprint = Fingerprint(
             {TEXTS: str(record.metadata[TEXTS]), **embedding_parts(model)}, embedding_settings(model)
         )
-        ids = tuple(catalog.slice(wanted)["property_id"].to_pylist())
-        return cls(wanted, ids, descriptions, model, fingerprint)
+        ids = tuple(catalog.slice(property_range)["property_id"].to_pylist())
+        return cls(property_range, ids, descriptions, model, fingerprint)
 
     @cached_property
     def inputs(self) -> dict[str, str]:
         """Of each id, the digest of all that decides its row: the text of its description, and the model."""
         meaning = {name: part for name, part in self.fingerprint.parts.items() if name != TEXTS}
-        found = {}
+        digests = {}
         for batch in self.descriptions.iter_batches(["property_id", "status", "description"]):
             for row in batch.to_pylist():
                 text = description_text(row["description"]) if row["status"] == OK else None
-                found[row["property_id"]] = digest_of({"text": text, **meaning})
-        return found
+                digests[row["property_id"]] = digest_of({"text": text, **meaning})
+        return digests
 
     def would_refuse(self, failed: int, *, accepted: Acceptance) -> bool:
         """Never: a description that failed is a row without a vector."""
@@ -194,9 +194,9 @@ class EmbeddingWork:
             for batch in self.descriptions.iter_batches(
                 ["property_id", "ordinal", "status", "description"], batch_rows=ROWS_TOGETHER
             ):
-                wanted = batch.filter(pc.is_in(batch["property_id"], value_set=missing))
+                described = batch.filter(pc.is_in(batch["property_id"], value_set=missing))
                 before = clock()
-                rows = self.rows(wanted, embedder, device)
+                rows = self.rows(described, embedder, device)
                 model_seconds += clock() - before
                 journal.submit(rows)
                 progress.advance(rows.num_rows)
@@ -232,7 +232,10 @@ class EmbeddingWork:
             pa.array(vectors, schema.field("embedding").type),
             pa.array([embedder.model] * count, pa.string()),
             pa.array([embedder.revision] * count, pa.string()),
-            pa.array([self.inputs[one] for one in described["property_id"].to_pylist()], pa.string()),
+            pa.array(
+                [self.inputs[property_id] for property_id in described["property_id"].to_pylist()],
+                pa.string(),
+            ),
             pa.array([self.fingerprint.digest] * count, pa.string()),
             pa.array([device.id] * count, pa.string()),
             pa.array([datetime.now(UTC)] * count, schema.field("embedded_at").type),

@@ -80,10 +80,10 @@ class FailedRows:
     def sentence(self) -> str:
         """How many failed, of which kinds, and the first of them with the reason."""
         kinds = ", ".join(f"{count} {kind}" for kind, count in self.kinds.items())
-        said = f"{self.failed} of {counted(self.rows, 'properties')} failed" + (
+        message = f"{self.failed} of {counted(self.rows, 'properties')} failed" + (
             f" ({kinds})" if kinds else ""
         )
-        return said + (f". First: {self.first[0].sentence()}" if self.first else "")
+        return message + (f". First: {self.first[0].sentence()}" if self.first else "")
 
 
 @dataclass(frozen=True)
@@ -112,13 +112,13 @@ class PublishedRows:
     began: float | None = None
 
     @classmethod
-    def of(cls, record: PublishedRecord) -> Self | None:
+    def from_record(cls, record: PublishedRecord) -> Self | None:
         """What a record says of its rows; None where it says nothing."""
         counted: dict[str, Any] | None = record.metadata.get(COUNTED)
         if counted is None:
             return None
         failed = dict(counted["kinds"])
-        stretches = tuple(Stretch(**one) for one in counted["stretches"])
+        stretches = tuple(Stretch(**stretch) for stretch in counted["stretches"])
         return cls(failed.pop("ok", 0), failed, stretches, record.metadata.get("began"))
 
 
@@ -147,8 +147,8 @@ def row_counts(file: Path) -> dict[str, Any]:
     kinds: Counter[str] = Counter()
     stretches = []
     with duckdb.connect() as connection:
-        asked = {"file": str(file), "stretch": STRETCH_SECONDS}
-        for device, of_kind, first, last in connection.execute(_COUNT, asked).fetchall():
+        parameters = {"file": str(file), "stretch": STRETCH_SECONDS}
+        for device, of_kind, first, last in connection.execute(_COUNT, parameters).fetchall():
             kinds.update(of_kind)
             stretches.append(asdict(Stretch(device, first, last, sum(of_kind.values()))))
     return {"kinds": dict(kinds.most_common()), "stretches": stretches}
@@ -156,16 +156,16 @@ def row_counts(file: Path) -> dict[str, Any]:
 
 def read_published_rows(asset: AssetFolders, keys: Collection[str]) -> dict[str, PublishedRows]:
     """The rows of each of these partitions that is published. One whose record does not read is left out."""
-    published, found = PublishedPartitions(asset), {}
+    published, rows_of = PublishedPartitions(asset), {}
     for key in keys:
         try:
             record = published.record(key)
         except RecordDamagedError:
             continue
-        rows = None if record is None else PublishedRows.of(record)
+        rows = None if record is None else PublishedRows.from_record(record)
         if rows is not None:
-            found[key] = rows
-    return found
+            rows_of[key] = rows
+    return rows_of
 
 
 def first_failed(asset: AssetFolders, published: Mapping[str, PublishedRows]) -> tuple[FailedRow, ...]:
@@ -173,9 +173,9 @@ def first_failed(asset: AssetFolders, published: Mapping[str, PublishedRows]) ->
 
     A file that does not read is left out: its state says so.
     """
-    found: list[FailedRow] = []
+    failed_rows: list[FailedRow] = []
     for key in sorted(key for key, rows in published.items() if rows.failed):
-        if len(found) >= FIRST:
+        if len(failed_rows) >= FIRST:
             break
         try:
             table = pq.read_table(
@@ -186,8 +186,8 @@ def first_failed(asset: AssetFolders, published: Mapping[str, PublishedRows]) ->
             )
         except (OSError, pa.ArrowException):
             continue
-        found += _named(table.to_pylist())
-    return tuple(found[:FIRST])
+        failed_rows += _named(table.to_pylist())
+    return tuple(failed_rows[:FIRST])
 
 
 def unpublished_failures(paths: PartitionPaths) -> FailedRows:

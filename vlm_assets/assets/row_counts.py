@@ -111,7 +111,7 @@ def count_rows(
             connection.register("batch", batch)
             connection.execute("INSERT INTO expected SELECT * FROM batch")
         connection.execute(
-            "CREATE TABLE found(asset VARCHAR, key VARCHAR, property_id VARCHAR, ordinal BIGINT,"
+            "CREATE TABLE actual(asset VARCHAR, key VARCHAR, property_id VARCHAR, ordinal BIGINT,"
             " status VARCHAR, mixed BOOLEAN, vector BOOLEAN)"
         )
         connection.execute(
@@ -119,12 +119,12 @@ def count_rows(
         )
         done = 0
         for asset in (DESCRIPTIONS, EMBEDDINGS):
-            of_asset = [one for one in files if one.asset == asset]
+            of_asset = [file for file in files if file.asset == asset]
             for start in range(0, len(of_asset), _FILES_TOGETHER):
-                some = of_asset[start : start + _FILES_TOGETHER]
+                group = of_asset[start : start + _FILES_TOGETHER]
                 advance(done, len(files))
-                _load(connection, some, counted, vectors=vectors and asset == EMBEDDINGS)
-                done += len(some)
+                _load(connection, group, counted, vectors=vectors and asset == EMBEDDINGS)
+                done += len(group)
         unlike = _unlike(connection)
         for asset, key, *numbers, first_ids in connection.execute(_CONSERVATION).fetchall():
             differing, first = unlike.get((asset, key), (0, ()))
@@ -142,26 +142,26 @@ _CONSERVATION = f"""
             count(*) FILTER (status = 'failed') AS failed,
             min(ordinal) AS lowest, max(ordinal) AS highest, count(ordinal) AS numbered,
             count(*) FILTER (mixed) AS mixed
-        FROM found GROUP BY ALL
-    ), wanted AS (
+        FROM actual GROUP BY ALL
+    ), listed AS (
         SELECT files.asset, expected.* FROM expected JOIN files USING (key)
     ), both_sides AS (
-        SELECT coalesce(w.asset, i.asset) AS asset, coalesce(w.key, i.key) AS key,
-            coalesce(w.property_id, i.property_id, '(no id)') AS property_id,
-            w.key IS NOT NULL AS is_expected, i.key IS NOT NULL AS is_found,
+        SELECT coalesce(l.asset, i.asset) AS asset, coalesce(l.key, i.key) AS key,
+            coalesce(l.property_id, i.property_id, '(no id)') AS property_id,
+            l.key IS NOT NULL AS is_expected, i.key IS NOT NULL AS is_present,
             coalesce(n, 0) AS n, coalesce(ok, 0) AS ok, coalesce(failed, 0) AS failed,
             coalesce(mixed, 0) AS mixed,
-            is_expected AND is_found
-                AND (numbered < n OR lowest <> w.ordinal OR highest <> w.ordinal) AS misnumbered
-        FROM wanted w FULL JOIN ids i
-            ON w.asset = i.asset AND w.key = i.key AND w.property_id = i.property_id
+            is_expected AND is_present
+                AND (numbered < n OR lowest <> l.ordinal OR highest <> l.ordinal) AS misnumbered
+        FROM listed l FULL JOIN ids i
+            ON l.asset = i.asset AND l.key = i.key AND l.property_id = i.property_id
     )
     SELECT asset, key,
         count(*) FILTER (is_expected), sum(n)::BIGINT, sum(ok)::BIGINT, sum(failed)::BIGINT,
-        count(*) FILTER (NOT is_found), sum(greatest(n - 1, 0))::BIGINT, count(*) FILTER (NOT is_expected),
+        count(*) FILTER (NOT is_present), sum(greatest(n - 1, 0))::BIGINT, count(*) FILTER (NOT is_expected),
         0, sum(n - ok - failed)::BIGINT, count(*) FILTER (misnumbered), sum(mixed)::BIGINT,
         coalesce(min(property_id, {FIRST}) FILTER (
-            NOT is_found OR NOT is_expected OR n > 1 OR n > ok + failed OR misnumbered OR mixed > 0), [])
+            NOT is_present OR NOT is_expected OR n > 1 OR n > ok + failed OR misnumbered OR mixed > 0), [])
     FROM both_sides GROUP BY asset, key
 """  # noqa: S608 - built of our own constants
 
@@ -182,35 +182,35 @@ def _database() -> Iterator[duckdb.DuckDBPyConnection]:
 def _load(
     connection: duckdb.DuckDBPyConnection, files: Sequence[RowsFile], counted: Counted, *, vectors: bool
 ) -> None:
-    """Take the rows of some files of an asset in; a file that does not read is left out and named."""
+    """Load the rows of these files; a file that cannot be read is left out and named in ``uncounted``."""
     import duckdb
 
-    wanted = {**COLUMNS, "embedding": None} if vectors else COLUMNS
+    columns = {**COLUMNS, "embedding": None} if vectors else COLUMNS
     readable = []
-    for one in files:
-        if (reason := _lacking(one.path, wanted)) is None:
-            readable.append(one)
+    for file in files:
+        if (reason := _lacking(file.path, columns)) is None:
+            readable.append(file)
         else:
-            counted.uncounted[one.asset, one.key] = reason
+            counted.uncounted[file.asset, file.key] = reason
     vector = "embedding IS NOT NULL" if vectors else "NULL"
     query = f"""
-        INSERT INTO found
+        INSERT INTO actual
         SELECT f.asset, f.key, property_id, ordinal, status,
             f.fingerprint IS NOT NULL AND r.fingerprint IS DISTINCT FROM f.fingerprint, {vector}
         FROM read_parquet($paths, union_by_name=true, filename=true, hive_partitioning=false) r
         JOIN batch f ON r.filename = f.path
     """  # noqa: S608 - built of our own constants
 
-    def take_in(some: Sequence[RowsFile]) -> None:
+    def take_in(group: Sequence[RowsFile]) -> None:
         """In one transaction: all of it or nothing."""
         connection.begin()
         try:
-            rows = [(one.asset, one.key, str(one.path), one.fingerprint) for one in some]
+            rows = [(file.asset, file.key, str(file.path), file.fingerprint) for file in group]
             columns = [pa.array(column, pa.string()) for column in zip(*rows, strict=True)]
             names = ["asset", "key", "path", "fingerprint"]
             connection.register("batch", pa.table(columns, names=names))
             connection.execute("INSERT INTO files SELECT * FROM batch")
-            connection.execute(query, {"paths": [str(one.path) for one in some]})
+            connection.execute(query, {"paths": [str(file.path) for file in group]})
             connection.commit()
         except duckdb.Error:
             connection.rollback()
@@ -220,20 +220,20 @@ def _load(
         if readable:
             take_in(readable)
     except duckdb.Error:
-        for one in readable:
+        for file in readable:
             try:
-                take_in([one])
+                take_in([file])
             except duckdb.Error as error:
-                counted.uncounted[one.asset, one.key] = str(error).splitlines()[0]
+                counted.uncounted[file.asset, file.key] = str(error).splitlines()[0]
 
 
-def _lacking(path: Path, wanted: Mapping[str, pa.DataType | None]) -> str | None:
+def _lacking(path: Path, columns: Mapping[str, pa.DataType | None]) -> str | None:
     """Why the columns of a file cannot be counted, or None."""
     try:
         schema = pq.read_schema(path)
     except (OSError, ValueError, MemoryError, pa.ArrowException) as error:
         return str(error).splitlines()[0]
-    for name, type_ in wanted.items():
+    for name, type_ in columns.items():
         if name not in schema.names:
             return f"column {name} is not there"
         if type_ is not None and schema.field(name).type != type_:
@@ -243,15 +243,15 @@ def _lacking(path: Path, wanted: Mapping[str, pa.DataType | None]) -> str | None
 
 def _unlike(connection: duckdb.DuckDBPyConnection) -> dict[tuple[str, str], tuple[int, tuple[str, ...]]]:
     """By embeddings partition: ids that differ from the descriptions, where the files of both were read."""
-    found = connection.execute(
+    differing = connection.execute(
         f"""
         WITH both_read AS (
             SELECT d.key FROM files d JOIN files e USING (key)
             WHERE d.asset = $descriptions AND e.asset = $embeddings
         ), described AS (
-            SELECT * FROM found SEMI JOIN both_read USING (key) WHERE asset = $descriptions
+            SELECT * FROM actual SEMI JOIN both_read USING (key) WHERE asset = $descriptions
         ), embedded AS (
-            SELECT * FROM found SEMI JOIN both_read USING (key) WHERE asset = $embeddings
+            SELECT * FROM actual SEMI JOIN both_read USING (key) WHERE asset = $embeddings
         )
         SELECT coalesce(d.key, e.key), count(DISTINCT coalesce(d.property_id, e.property_id, '(no id)')),
             min(coalesce(d.property_id, e.property_id, '(no id)'), {FIRST})
@@ -262,4 +262,4 @@ def _unlike(connection: duckdb.DuckDBPyConnection) -> dict[tuple[str, str], tupl
         """,  # noqa: S608 - built of our own constants
         {"descriptions": DESCRIPTIONS, "embeddings": EMBEDDINGS},
     ).fetchall()
-    return {(EMBEDDINGS, key): (count, tuple(dict.fromkeys(first))) for key, count, first in found}
+    return {(EMBEDDINGS, key): (count, tuple(dict.fromkeys(first))) for key, count, first in differing}

@@ -51,7 +51,7 @@ class RowsInDoubt:
         """Of each row, whether it is in doubt."""
         if not self._failed:
             return [False] * rows.num_rows
-        return [any(one.covers(device, at, at) for one in self._failed) for device, at in _made(rows)]
+        return [any(canary.covers(device, at, at) for canary in self._failed) for device, at in _made(rows)]
 
     def in_journal(self, journal: Journal) -> int:
         """How many committed rows of a journal are in doubt."""
@@ -73,10 +73,10 @@ def published_in_doubt(asset: AssetFolders, failed: FailedCanary) -> Iterator[st
             published = datetime.fromisoformat(record.published_at).timestamp() if record is not None else 0.0
             if record is None or published < (failed.good_at or 0.0):
                 continue
-            rows = PublishedRows.of(record)
+            rows = PublishedRows.from_record(record)
             made: list[tuple[str | None, float, float]]
             if rows is not None:
-                made = [(one.device, one.first, one.last) for one in rows.stretches]
+                made = [(stretch.device, stretch.first, stretch.last) for stretch in rows.stretches]
             else:
                 path = asset.partition(key).published
                 table = pq.read_table(path, columns=["device", "embedded_at"], partitioning=None)
@@ -106,7 +106,7 @@ def tell_failed_canaries(settings: Settings) -> None:
     state = control_state(settings)
     try:
         if failed := read_failed(state, untold=True):
-            Outbox(state).post_all(_alert(settings, one) for one in failed)
+            Outbox(state).post_all(_alert(settings, canary) for canary in failed)
             note_told(state, failed)
     except (ControlStateError, OSError) as error:
         _log.warning("The alert of wrong answers waits for the next run: %s", error)
@@ -121,14 +121,14 @@ def _alert(settings: Settings, failed: FailedCanary) -> Alert:
         else "the first row, for it never gave right ones"
     )
     named = [
-        f"{counted(len(found), 'partitions')} of {name}: {', '.join(found[:_NAMED])}"
-        + (" …" if len(found) > _NAMED else "")
-        for name, found in keys.items()
-        if found
+        f"{counted(len(in_doubt), 'partitions')} of {name}: {', '.join(in_doubt[:_NAMED])}"
+        + (" …" if len(in_doubt) > _NAMED else "")
+        for name, in_doubt in keys.items()
+        if in_doubt
     ]
-    device, look = failed.device, ""
+    device, advice = failed.device, ""
     if named:
-        look = (
+        advice = (
             " Look at the partitions named; those that are wrong: materialize them with `recompute: true`."
             " Nothing of them is computed again by itself."
         )
@@ -140,7 +140,7 @@ def _alert(settings: Settings, failed: FailedCanary) -> Alert:
         title=f"{device} gives wrong answers and is left out",
         next_step=(
             f"Look at it: memory test, `nvidia-smi -q -d ECC`, the kernel log. When it is sound again:"
-            f" {command('devices', '--take-back', device)}.{look}"
+            f" {command('devices', '--take-back', device)}.{advice}"
         ),
         expected="the same answers to the canary every time",
         found=(

@@ -1,18 +1,15 @@
-"""What is watched while a partition is worked at: how far it is, a pause, and whether the images are there.
+"""What a run watches while it works on a partition: its progress, a pause, and whether the images are there.
 
-What lives here: percent, rate and time left as events and log lines of the run; the seconds of its work; the
-looks at the pause, at the start and at each batch; waiting for what is away; and telling a few images that
-are gone from a disk or a store that is away, which would make a failed row of every property. What does not:
-what is done (the journal says that), the pause itself (``vlm_durable/state/pause.py``), why one image cannot
-be shown (``vlm_engine/images``), what becomes of the answers (``vlm_engine/ladder.py``), and the checks
-of a finished file (``checks.py``). Term: Dagster asset observations, which stream to the run page and stay
-with the partition.
+Percent, rate and time left are events (Dagster asset observations) and log lines of the run. The pause is
+read at the start and at each batch; it is set in ``vlm_durable/state/pause.py``. A few images that are gone
+are failed rows; a disk or a store that is away is waited for, because it would make a failed row of every
+property.
 
-A run that starts while paused waits, and does not end: ended, a backfill's whole queue would go through the
-devices in minutes and leave a failed run for each partition. Waiting, no more runs than there are devices
-hold a process each, without a device and without a model; all others stay queued, and when the pause is
-lifted everything goes on by itself. A run that works commits and ends, so that its device is free: Dagster
-retries it as one that was interrupted, and the retry waits like any other start.
+A run that starts while paused waits. If it ended instead, a backfill's whole queue would go through the
+devices in minutes and leave a failed run for each partition. No more runs wait than there are devices, each
+with a process but without a device and a model. All others stay queued, and when the pause is lifted
+everything goes on by itself. A run that is already at work commits and ends, so that its device is free:
+Dagster retries it like an interrupted run, and the retry waits like any other start.
 """
 
 from __future__ import annotations
@@ -59,15 +56,15 @@ _FIRST_WAIT_SECONDS = 0.5
 _LONGEST_WAIT_SECONDS = 30.0
 
 PROBES = 2000
-"""Images of a range that are tried, evenly spread, until one can be read."""
+"""The most images of a range that are tried, evenly spread, until one can be read."""
 
 WHOLE_RANGE = 40
-"""Properties of a range from which on all of them without an image are no deletion that goes unasked."""
+"""A range with as many properties or more that lost every image: the disk is missing, not the images."""
 
 _OTHER_RANGES = 16
 _LOST = frozenset({"missing", "denied", "io_error"})
 _LOST_FOR_NOW = frozenset({"missing", "denied"})
-"""Kinds of which a file that can be opened now says that it has come back; a bad sector stays one."""
+"""Kinds that end when the file can be opened again. A bad sector (``io_error``) does not."""
 
 _log = logging.getLogger(__name__)
 
@@ -87,9 +84,9 @@ def wait_while_paused(context: dg.AssetExecutionContext, state: ControlState) ->
     if standing is None:
         return
     if isinstance(standing, Pause) and (standing.node is not None or context.run.run_id in _working):
-        _end(context, standing)  # of a node: another one takes the partition at once
-    said = standing.sentence() if isinstance(standing, Pause) else str(standing)
-    context.log.warning(f"Waiting, without a device: {said}.")
+        _end(context, standing)  # If the pause is of one node, another node takes the partition at once.
+    reason = standing.sentence() if isinstance(standing, Pause) else str(standing)
+    context.log.warning(f"Waiting, without a device: {reason}.")
     while _pause_or_trouble(state) is not None:
         time.sleep(_LOOK_SECONDS)
     context.log.info("Nothing is paused any more: going on.")
@@ -106,9 +103,9 @@ def wait_until_available(
 ) -> _T:
     """Return what ``find`` gives, once nothing is paused and it no longer raises ``unavailable``.
 
-    It is waited for as a device is, and without one, so that a backfill's queue does not run through. After
-    ``device_wait_seconds`` it raises ``unavailable``, with ``title`` before its sentence: no attempt at the
-    partition, complete or not.
+    The run waits as it does for a device, and holds none meanwhile, so that a backfill's queue does not run
+    through. After ``device_wait_seconds`` it raises ``unavailable``, with ``title`` before its sentence. That
+    does not count as an attempt at the partition.
     """
     state = control_state(settings)
     wait_while_paused(context, state)
@@ -118,16 +115,16 @@ def wait_until_available(
         try:
             return find()
         except unavailable as error:
-            left = deadline - clock.monotonic()
-            if left <= 0:
+            seconds_left = deadline - clock.monotonic()
+            if seconds_left <= 0:
                 note_run(context, NO_ATTEMPT)
                 raise unavailable(
                     f"{title}: waited {settings.device_wait_seconds:.0f} s, and {error}"
                 ) from error
             if wait == _FIRST_WAIT_SECONDS:
-                said = str(error).rstrip(".")
-                context.log.warning(f"Waiting, without a device, up to {left:.0f} s: {said}.")
-        clock.sleep(min(wait, left))
+                reason = str(error).rstrip(".")
+                context.log.warning(f"Waiting, without a device, up to {seconds_left:.0f} s: {reason}.")
+        clock.sleep(min(wait, seconds_left))
         wait = min(wait * 2, _LONGEST_WAIT_SECONDS)
         wait_while_paused(context, state)
 
@@ -143,7 +140,7 @@ def wait_for_store(
 
 
 def note_run(context: dg.AssetExecutionContext, tag: str) -> None:
-    """Tag the run. NO_ATTEMPT: it says nothing of the partition. NEEDS_PERSON: a new start repeats it."""
+    """Tag the run. NO_ATTEMPT: it says nothing of the partition. NEEDS_PERSON: a new start ends alike."""
     context.instance.add_run_tags(context.run.run_id, {tag: context.run.run_id})
 
 
@@ -156,7 +153,7 @@ def end_if_paused(context: dg.AssetExecutionContext, state: ControlState) -> Non
     if isinstance(standing, Pause):
         _end(context, standing)
     if standing is not None:
-        # Not to Dagster, whose database is the same: it would wait for it, and the device with it.
+        # Not through Dagster: its database is the same one, and the run would wait for it with a device.
         _log.warning("A pause would not be noticed now: %s", standing)
 
 
@@ -169,9 +166,9 @@ def _pause_or_trouble(state: ControlState) -> Pause | ControlStateError | None:
 
 
 def _end(context: dg.AssetExecutionContext, pause: Pause) -> None:
-    said = f"Interrupted, with all finished rows committed: {pause.sentence()}."
-    context.log.warning(said)
-    raise dg.DagsterExecutionInterruptedError(said)
+    message = f"Interrupted, with all finished rows committed: {pause.sentence()}."
+    context.log.warning(message)
+    raise dg.DagsterExecutionInterruptedError(message)
 
 
 class RunProgress:
@@ -219,7 +216,7 @@ class RunProgress:
         self._beat.enter(Phase.WORKING)
 
     def watch(self, engine: Engine) -> None:
-        """Have the heartbeat say where the engine waits for its server: nobody expects a commit meanwhile."""
+        """Note in the heartbeat when the engine waits for its server: nobody expects a commit meanwhile."""
         if isinstance(engine, WaitingEngine):
             engine.waiting = self._waiting
 
@@ -232,7 +229,7 @@ class RunProgress:
             self._beat.enter(Phase.WORKING)
 
     def advance(self, rows: int) -> None:
-        """Count rows that were computed in this run; tells the page at most every INTERVAL_SECONDS.
+        """Count rows that were computed in this run; report at most every INTERVAL_SECONDS.
 
         The rows are submitted already, so that a pause loses none of them.
         """
@@ -244,12 +241,12 @@ class RunProgress:
         self._may_go_on()
 
     def warn(self, advice: str) -> None:
-        """Say what a person should change, on the run's page."""
+        """Show on the run's page what a person should change."""
         self._context.log.warning(advice)
 
     @property
     def seconds(self) -> float:
-        """Since the model was loaded: what the shares of the time are of."""
+        """Seconds since the model was loaded: the whole of which the table shows shares."""
         return time.monotonic() - self._started
 
     @property
@@ -260,29 +257,29 @@ class RunProgress:
         return committed / seconds if committed > 0 and seconds > 0 else 0.0
 
     def report(self) -> None:
-        """Say how far it is: a log line, an observation of the partition; nothing where Dagster is away."""
+        """Report the progress as a log line and an observation; nothing where Dagster is away."""
         self._last_report = time.monotonic()
         done = self._journal.committed_rows
         percent = 100.0 * done / self._expected if self._expected else 100.0
-        left = (self._expected - done) / self.rate if self.rate else None
-        until = f", {timedelta(seconds=round(left))} left" if left is not None else ""
-        said = f"{done} of {self._expected} properties ({percent:.0f}%), {self.rate:.1f} a second{until}"
+        seconds_left = (self._expected - done) / self.rate if self.rate else None
+        until = f", {timedelta(seconds=round(seconds_left))} left" if seconds_left is not None else ""
+        message = f"{done} of {self._expected} properties ({percent:.0f}%), {self.rate:.1f} a second{until}"
         metadata: dict[str, dg.MetadataValue] = {
             "percent done": dg.MetadataValue.float(round(percent, 1)),
             "properties done": dg.MetadataValue.int(done),
             "properties/s": dg.MetadataValue.float(round(self.rate, 2)),
         }
-        if left is not None:
-            metadata["minutes left"] = dg.MetadataValue.float(round(left / 60, 1))
+        if seconds_left is not None:
+            metadata["minutes left"] = dg.MetadataValue.float(round(seconds_left / 60, 1))
         observed = dg.AssetObservation(
             asset_key=self._context.asset_key, partition=self._context.partition_key, metadata=metadata
         )
         try:
             with without_waiting():
-                self._context.log.info(said)
+                self._context.log.info(message)
                 self._context.log_event(observed)
         except Exception as error:  # Dagster's and the database's own: rows are committed without them
-            _log.warning("Not told to Dagster: %s. %s", said, error)
+            _log.warning("Not told to Dagster: %s. %s", message, error)
 
 
 @dataclass
@@ -365,16 +362,13 @@ class ImagesWatch:
     """
 
     catalog: Catalog
-    wanted: PropertyRange
+    property_range: PropertyRange
     properties: pa.Table
     range_may_be_gone: bool
-    _known: str | None = field(default=None, init=False)
+    _readable_uri: str | None = field(default=None, init=False)
 
-    def look(self) -> None:
-        """Return where an image of the range can be read, or none could be at ingest.
-
-        Raises ImagesAwayError.
-        """
+    def raise_if_away(self) -> None:
+        """Raise ImagesAwayError where no image of the range can be read that could be read at ingest."""
         try:
             if not self._are_away():
                 return
@@ -382,24 +376,24 @@ class ImagesWatch:
             raise ImagesAwayError(f"The images are away: {error}") from error
         uri = next(_spread(self.properties))
         raise ImagesAwayError(
-            f"The images are away: none of those of {self.wanted.key} that could be read when they were"
-            f" catalogued can be read now, such as {uri} ({self._why_not(uri)}). No property has failed for"
-            f" that, and what is committed stays. {self.catalog.images.advice} Once they are back, the"
+            f"The images are away: none of those of {self.property_range.key} that could be read when they"
+            f" were catalogued can be read now, such as {uri} ({self._why_not(uri)}). No property has failed"
+            f" for that, and what is committed stays. {self.catalog.images.advice} Once they are back, the"
             " partition goes on by itself. If these images are gone for good, take them out of the catalogue:"
             f" {command('ingest', 'SOURCE', '--update')}."
         )
 
-    def take(self, described: Sequence[Described]) -> None:
-        """Judge a batch before its rows are taken. Raises ImagesAwayError, and then none of them may be."""
+    def judge_batch(self, described: Sequence[Described]) -> None:
+        """Raise ImagesAwayError where images of the batch are away: none of its rows may be taken then."""
         lost = [
             (failure.uri, failure.kind)
-            for one in described
-            for failure in one.images_failed
-            if failure.kind in _LOST and self._was_readable(one.ordinal, failure.uri)
+            for answer in described
+            for failure in answer.images_failed
+            if failure.kind in _LOST and self._was_readable(answer.ordinal, failure.uri)
         ]
         if not lost:
             return
-        self.look()
+        self.raise_if_away()
         back = next((uri for uri, kind in lost if kind in _LOST_FOR_NOW and not self._why_not(uri)), None)
         if back is not None:
             raise ImagesAwayError(
@@ -409,13 +403,13 @@ class ImagesWatch:
             )
 
     def _are_away(self) -> bool:
-        if self._known is not None and self._why_not(self._known) is None:
+        if self._readable_uri is not None and self._why_not(self._readable_uri) is None:
             return False
         none_was_there = True
         for uri in _spread(self.properties):
             none_was_there = False
             if self._why_not(uri) is None:
-                self._known = uri
+                self._readable_uri = uri
                 return False
         if none_was_there:
             return False
@@ -425,17 +419,21 @@ class ImagesWatch:
         return not any(self._why_not(uri) is None for uri in self._of_other_ranges())
 
     def _of_other_ranges(self) -> Iterator[str]:
-        """An image each of some of the other ranges: a small range may well be deleted as a whole."""
-        others = [one for one in self.catalog.ranges if one != self.wanted]
+        """One image of each of a few other ranges: a small range may well be deleted as a whole."""
+        others = [
+            property_range for property_range in self.catalog.ranges if property_range != self.property_range
+        ]
         for at in _evenly(len(others), _OTHER_RANGES):
             uri = next(_spread(self.catalog.slice(others[at])), None)
             if uri is not None:
                 yield uri
 
     def _was_readable(self, ordinal: int, uri: str) -> bool:
-        row = ordinal - self.wanted.start
+        row = ordinal - self.property_range.start
         uris, sizes = (self.properties[name][row].as_py() for name in ("image_uris", "image_bytes"))
-        return any(one == uri and size is not None for one, size in zip(uris, sizes, strict=True))
+        return any(
+            listed_uri == uri and size is not None for listed_uri, size in zip(uris, sizes, strict=True)
+        )
 
     def _why_not(self, uri: str) -> str | None:
         return self.catalog.images.why_not(uri)

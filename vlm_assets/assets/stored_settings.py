@@ -34,21 +34,21 @@ def refuse_other_settings(store: S3Folder, asset: str, parts: Mapping[str, str],
 
     parts: of a fingerprint of the asset. Raises MachineDiffersError, StoreError.
     """
-    ours = {name: part for name, part in parts.items() if name not in OF_THE_PARTITION}
-    ours["code"] = code_digest(asset)
-    name, said = _name(asset), {"of": f"{socket.gethostname()}:{home}", "parts": ours}
+    own_parts = {name: part for name, part in parts.items() if name not in OF_THE_PARTITION}
+    own_parts["code"] = code_digest(asset)
+    name, content = _name(asset), {"of": f"{socket.gethostname()}:{home}", "parts": own_parts}
     if store.head(name) is None:
         store.prove()
         try:
-            store.put(name, sealed(said, format_=FORMAT), over=None)
+            store.put(name, sealed(content, format_=FORMAT), over=None)
         except TakenError:
             pass  # Another machine was first: it is compared with that one's.
         else:
             return
     try:
-        found = unseal(store.get(name, most=_MOST_BYTES))
-        refuse_newer_format(found.get("format"), FORMAT, Path(name))
-        theirs: dict[str, str] = found["parts"]
+        stored = unseal(store.get(name, most=_MOST_BYTES))
+        refuse_newer_format(stored.get("format"), FORMAT, Path(name))
+        store_parts: dict[str, str] = stored["parts"]
     except (BrokenSealError, KeyError) as error:
         raise MachineDiffersError(
             f"{store.address(name)} cannot be read ({error}), so it is not known what the machines must have"
@@ -56,13 +56,13 @@ def refuse_other_settings(store: S3Folder, asset: str, parts: Mapping[str, str],
             f" it: {command('repair', '--accept-settings')}."
         ) from error
     differing = [
-        f"{part} ({theirs.get(part, 'none')[:12]} there, {ours.get(part, 'none')[:12]} here)"
-        for part in sorted(ours.keys() | theirs.keys())
-        if ours.get(part) != theirs.get(part)
+        f"{part} ({store_parts.get(part, 'none')[:12]} there, {own_parts.get(part, 'none')[:12]} here)"
+        for part in sorted(own_parts.keys() | store_parts.keys())
+        if own_parts.get(part) != store_parts.get(part)
     ]
     if differing:
         raise MachineDiffersError(
-            f"This machine differs from {found.get('of')}, which began {asset} in {store}, in"
+            f"This machine differs from {stored.get('of')}, which began {asset} in {store}, in"
             f" {', '.join(differing)}, so nothing was computed here: give both the same settings, models and"
             f" version of this program, or, if this one is right, change the others, and run here"
             f" {command('repair', '--accept-settings')}."
@@ -79,7 +79,7 @@ def refuse_at_start(settings: Settings, say: Callable[[str], None]) -> None:
     """
     if (store := settings.store) is None:
         return
-    meanings = Meanings.of(settings)
+    meanings = Meanings.from_settings(settings)
     try:
         store.prove()
         for asset in ("property_descriptions", "property_embeddings"):

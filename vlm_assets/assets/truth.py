@@ -48,12 +48,12 @@ class FieldVerdict:
     answer: str
     right: tuple[str, ...]
     wrong: tuple[str, ...]
-    known: Mapping[str, Any]
+    true_fields: Mapping[str, Any]
     why: str = ""
 
     def line(self) -> bytes:
         """As it stands in the file; ``description`` is what training reads."""
-        said = {
+        content = {
             "format": _REVIEWS_FORMAT,
             "property_id": self.property_id,
             "at": self.at,
@@ -61,9 +61,9 @@ class FieldVerdict:
             "right": self.right,
             "wrong": self.wrong,
             "why": self.why,
-            "description": self.known,
+            "description": self.true_fields,
         }
-        return (json.dumps(said, ensure_ascii=False) + "\n").encode()
+        return (json.dumps(content, ensure_ascii=False) + "\n").encode()
 
 
 def read_truth(path: Path, *, hard_too: bool = True) -> dict[str, dict[str, Any]]:
@@ -75,37 +75,37 @@ def read_truth(path: Path, *, hard_too: bool = True) -> dict[str, dict[str, Any]
     Raises TruthError.
     """
     try:
-        found = _reviewed(path.parent) if path.name == REVIEWS else _listed(path, hard_too=hard_too)
+        fields_of = _reviewed(path.parent) if path.name == REVIEWS else _listed(path, hard_too=hard_too)
     except (OSError, ValueError, AttributeError, KeyError, csv.Error, pa.ArrowException) as error:
         if isinstance(error, TruthError):
             raise
         raise TruthError(f"{path} does not read: {error}") from error
-    if not any(found.values()):
+    if not any(fields_of.values()):
         raise TruthError(f"{path} says nothing of any property.")
-    return found
+    return fields_of
 
 
 def _reviewed(home: Path) -> dict[str, dict[str, Any]]:
     """What a person said is right, without the fields that they left open or took away."""
     return {
-        name: {key: one for key, one in verdict.known.items() if one not in (None, "")}
+        name: {key: value for key, value in verdict.true_fields.items() if value not in (None, "")}
         for name, verdict in verdicts(home).items()
     }
 
 
 def _listed(path: Path, *, hard_too: bool) -> dict[str, dict[str, Any]]:
     rows = _rows(path)
-    column = next((one for one in _IDS if rows and one in rows[0]), None)
+    column = next((name for name in _IDS if rows and name in rows[0]), None)
     if column is None:
         raise TruthError(f"{path} has no rows with a column property_id or id.")
-    found: dict[str, dict[str, Any]] = {}
+    fields_of: dict[str, dict[str, Any]] = {}
     for row in rows:
         name = str(row[column])
-        if name in found and path.suffix != ".jsonl":
+        if name in fields_of and path.suffix != ".jsonl":
             raise TruthError(f"{path} has {name!r} twice: which of the two is true?")
         if hard_too or row.get("hard") in (None, ""):
-            found[name] = _fields(row)
-    return found
+            fields_of[name] = _fields(row)
+    return fields_of
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
@@ -122,9 +122,9 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 def _fields(row: Mapping[str, Any]) -> dict[str, Any]:
     nested = next((row[name] for name in _STRUCTS if isinstance(row.get(name), Mapping)), row)
     return {
-        name: one
-        for name, one in nested.items()
-        if name not in _IDS and name not in _NO_FIELDS and one not in (None, "")
+        name: value
+        for name, value in nested.items()
+        if name not in _IDS and name not in _NO_FIELDS and value not in (None, "")
     }
 
 
@@ -142,17 +142,17 @@ def verdicts(home: Path) -> dict[str, FieldVerdict]:
     path = home / REVIEWS
     if not path.exists():
         return {}
-    found = {}
+    verdicts = {}
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
                 break  # Being written, or torn by a power cut: nobody was told that it is kept.
             try:
-                said = json.loads(line)
-                refuse_newer_format(said.get("format", 0), _REVIEWS_FORMAT, path)
-                one = FieldVerdict(
-                    said["property_id"], said["at"], said.get("answer", ""), tuple(said["right"]),
-                    tuple(said["wrong"]), said["description"], said.get("why", ""),
+                content = json.loads(line)
+                refuse_newer_format(content.get("format", 0), _REVIEWS_FORMAT, path)
+                verdict = FieldVerdict(
+                    content["property_id"], content["at"], content.get("answer", ""), tuple(content["right"]),
+                    tuple(content["wrong"]), content["description"], content.get("why", ""),
                 )  # fmt: skip
             except FormatVersionError:
                 raise
@@ -161,5 +161,5 @@ def verdicts(home: Path) -> dict[str, FieldVerdict]:
                     f"{path}: line {number} does not read ({error}). Put it right or take it out: the other"
                     " lines are not lost."
                 ) from error
-            found[one.property_id] = one
-    return found
+            verdicts[verdict.property_id] = verdict
+    return verdicts

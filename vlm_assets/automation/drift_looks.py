@@ -104,11 +104,11 @@ class DriftLooks:
 
     def look(self, key: str) -> Verdict | None:
         """The verdict, every byte of the published file read; None while a publication is under way."""
-        return self._verdict(self._states(None).of(self.asset.name, key))
+        return self._verdict(self._states(None).read(self.asset.name, key))
 
     def look_again(self, key: str) -> Verdict | None:
         """The verdict on a file that was read before and did not change since."""
-        return self._verdict(self._states(VerifiedFiles(None, seconds=0.0)).of(self.asset.name, key))
+        return self._verdict(self._states(VerifiedFiles(None, seconds=0.0)).read(self.asset.name, key))
 
     def _states(self, verified: VerifiedFiles | None) -> PartitionStates:
         return PartitionStates(

@@ -104,14 +104,14 @@ class _Files:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._meanings = Meanings.of(settings)
+        self._meanings = Meanings.from_settings(settings)
 
     def interrupted(self, asset: str) -> list[str]:
         """Partitions with unfinished work that were never published."""
         folders = self._settings.layout.asset(asset)
         keys = [key for key in folders.journal_keys() if not folders.partition(key).published.exists()]
         states = self._states() if keys else None
-        return [key for key in keys if states is not None and states.of(asset, key).state in _UNFINISHED]
+        return [key for key in keys if states is not None and states.read(asset, key).state in _UNFINISHED]
 
     def missing(self, asset: str, published: Collection[str]) -> list[str]:
         """Those of the published partitions whose file is not there."""
@@ -156,7 +156,7 @@ class _Files:
             states = self._states()
         except CatalogError:
             return True
-        found = states.of(asset, key)
+        found = states.read(asset, key)
         journals = self._settings.layout.asset(asset).partition(key).journals
         if found.now and any(journals.glob(f"{found.now}*/")):
             return False

@@ -186,7 +186,7 @@ def build_drift_watcher(
     settings: Settings, keys: Sequence[str], workers: Workers, outbox: Outbox
 ) -> DriftWatcher:
     """The watcher of all published files of a home."""
-    meanings = Meanings.of(settings)
+    meanings = Meanings.from_settings(settings)
     looks = [
         DriftLooks(settings, asset, keys, meanings) for asset in (settings.descriptions, settings.embeddings)
     ]

@@ -166,7 +166,7 @@ def run_trial(
     name: of the sample, for who waits.
     """
     doing("reading the catalogue")
-    work = DescriptionWork.of(settings, catalog, catalog.range_of(0), model)
+    work = DescriptionWork.for_range(settings, catalog, catalog.range_of(0), model)
     work = replace(work, properties=sample(catalog, limit, among))
     batches = work.plan(frozenset())
     digest = model.server_digest(work.prompt)

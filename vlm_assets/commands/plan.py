@@ -574,7 +574,7 @@ def _learn(settings: Settings, name: str, times: Mapping[str, Sequence[tuple[flo
 def _was_resumed(settings: Settings, key: str) -> bool:
     """Whether the run that published a partition found rows of an earlier one, so that it took less."""
     record = PublishedPartitions(settings.descriptions).record(key)
-    rows = None if record is None else PublishedRows.of(record)
+    rows = None if record is None else PublishedRows.from_record(record)
     return rows is not None and any(one.first < (rows.began or 0.0) for one in rows.stretches)
 
 

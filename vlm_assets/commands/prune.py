@@ -121,7 +121,7 @@ def _candidates(asset: AssetFolders, keys: Sequence[str]) -> Iterator[Removal]:
     for key in doing_each(f"looking at the partitions of {asset.name}", keys):
         paths = asset.partition(key)
         partition = PartitionFiles(asset, key)
-        manifest = read_record(partition).manifest
+        manifest = read_record(partition).newest
         record = manifest.published if manifest else None
         for number in EARLIER_SLOTS:
             path = partition.slot(number)
@@ -255,7 +255,7 @@ def _not_whole(partition: PartitionFiles, record: PublishedRecord | None = None)
     """Why nothing beside a partition may go, reading both copies to the last byte; None where it may."""
     if record is None:
         reading = read_record(partition)
-        manifest = reading.manifest
+        manifest = reading.newest
         if manifest is None or manifest.published is None:
             return f"partition {partition.key} is not published."
         if manifest.pending is not None:

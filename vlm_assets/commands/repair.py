@@ -422,7 +422,7 @@ def _partitions(
     from vlm_assets.assets.property_descriptions import DescriptionWork
     from vlm_assets.assets.property_embeddings import EmbeddingWork
 
-    described = DescriptionWork.of(settings, catalog, wanted, build_vision_language_model(settings))
+    described = DescriptionWork.for_range(settings, catalog, wanted, build_vision_language_model(settings))
     yield (
         Partition(settings, settings.descriptions.name, wanted.key, described.ids, described.fingerprint),
         described.rows_schema(),
@@ -433,7 +433,7 @@ def _partitions(
         return
     if settings.embedding_model is None:
         return
-    embedded = EmbeddingWork.of(catalog, wanted, rows, build_text_embedding_model(settings))
+    embedded = EmbeddingWork.for_range(catalog, wanted, rows, build_text_embedding_model(settings))
     yield (
         Partition(settings, settings.embeddings.name, wanted.key, embedded.ids, embedded.fingerprint),
         embedded.rows_schema(),

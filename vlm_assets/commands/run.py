@@ -754,7 +754,7 @@ def publish_command(
     current = chosen_settings(home)
     wanted = known_keys(current.home, [key])
     states = PartitionStates(current, Catalog.open(current.home), verified=VerifiedFiles(None))
-    found = states.of(current.descriptions.name, key)
+    found = states.read(current.descriptions.name, key)
     if found.state is not State.REFUSED:
         say(f"{key} is {found.state.value}: {MEANING[found.state]}. Nothing was done.", fg="yellow")
         raise typer.Exit(0 if found.state is State.DONE else 1)

@@ -390,7 +390,7 @@ def _withdraw_journals(settings: Settings, catalog: Catalog, key: str) -> Iterat
 def _adopt(settings: Settings, catalog: Catalog, key: str) -> str:
     """Open the journal of what is wanted now, with all finished rows in it; gives its generation."""
     wanted = PropertyRange.from_key(key)
-    work = DescriptionWork.of(settings, catalog, wanted, build_vision_language_model(settings))
+    work = DescriptionWork.for_range(settings, catalog, wanted, build_vision_language_model(settings))
     partition = Partition(settings, settings.descriptions.name, key, work.ids, work.fingerprint)
     published = PublishedPartitions(settings.descriptions)
     record = published.record(key)

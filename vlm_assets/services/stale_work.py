@@ -108,7 +108,7 @@ def stale_work(
 def stale_among(settings: Settings, catalog: Catalog, keys: Collection[str]) -> StaleWork:
     """What of these partitions is stale now. Raises CatalogError, OSError, ControlStateError."""
     states = PartitionStates(settings, catalog, verified=VerifiedFiles(None, seconds=0.0))
-    found = [states.of(asset, key) for asset in settings.computed_assets for key in keys]
+    found = [states.read(asset, key) for asset in settings.computed_assets for key in keys]
     return stale_work(settings, found, read_rate(settings, catalog)[0], states.meanings)
 
 

@@ -205,7 +205,9 @@ def read_status(
     embedded = [one for one in found if one.asset == settings.embeddings.name]
     # A damaged file's rows are not counted: its state says so, and the audit says what is wrong.
     with_record = {one.key: one.record for one in described if one.record and one.state is not State.DAMAGED}
-    published = {key: rows for key, record in with_record.items() if (rows := PublishedRows.of(record))}
+    published = {
+        key: rows for key, record in with_record.items() if (rows := PublishedRows.from_record(record))
+    }
     cost = ExpectedCost.of(settings, catalog)
     describing = [worker for worker in workers if worker.asset == settings.descriptions.name]
     rate = measure(published.values(), describing, now)

@@ -250,7 +250,7 @@ def test_a_machine_with_other_settings_is_refused_until_a_person_decides(machine
     """The sentence names what differs and the command that settles it; nothing is computed."""
     first, second = machines
     pull_catalog(first.settings.home, bucket)
-    parts = DescriptionWork.of(
+    parts = DescriptionWork.for_range(
         first.settings,
         Catalog.open(first.settings.home),
         Catalog.open(first.settings.home).ranges[0],

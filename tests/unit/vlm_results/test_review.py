@@ -76,7 +76,7 @@ def test_the_latest_verdict_counts_and_earlier_ones_stay(tmp_path):
     assert {name: (one.share, one.total) for name, one in accuracy(tmp_path, PUBLISHED).fields.items()} == {
         "floors": (0.5, 2), "kind": (1.0, 1),
     }  # fmt: skip
-    assert verdicts(tmp_path)["p1"].known == {"kind": "villa", "floors": 3}
+    assert verdicts(tmp_path)["p1"].true_fields == {"kind": "villa", "floors": 3}
     assert len((tmp_path / REVIEWS).read_bytes().splitlines()) == 3
 
 

@@ -128,7 +128,7 @@ def test_flipped_weights_are_found_within_one_partition(slots, sick, right):
     (alert,) = alerts(slots)
     assert (alert.severity, alert.subject) == ("error", "devices/cpu-0/wrong answers")
     states = PartitionStates(slots.settings, Catalog.open(slots.settings.home))
-    assert states.of("property_descriptions", KEY).state is State.NOT_STARTED
+    assert states.read("property_descriptions", KEY).state is State.NOT_STARTED
 
     again = run(slots)
     assert again.success, again.failure
@@ -262,7 +262,8 @@ def test_rows_in_doubt_are_not_adopted(slots, monkeypatch):
     row = {"device": "cpu-0", "at": now, "good_at": None, "why": "test", "told": True}
     state.write(lambda connection: connection.execute(failed_canaries.insert().values(row)))
     catalog, wanted = Catalog.open(slots.settings.home), PropertyRange.from_key(KEY)
-    work = DescriptionWork.of(slots.settings, catalog, wanted, build_vision_language_model(slots.settings))
+    model = build_vision_language_model(slots.settings)
+    work = DescriptionWork.for_range(slots.settings, catalog, wanted, model)
     partition = Partition(slots.settings, "property_descriptions", KEY, work.ids, work.fingerprint)
     published = PublishedPartitions(slots.settings.descriptions)
     with partition.open_journal("another", work.rows_schema()) as journal:

@@ -214,7 +214,7 @@ def test_a_death_between_the_last_commit_and_publication_computes_nothing_again(
         patched.setattr(PublishedPartitions, "stage", die)
         assert not desk.materialize().success
     states = PartitionStates(desk.settings, Catalog.open(desk.settings.home))
-    found = states.of("property_descriptions", KEY)
+    found = states.read("property_descriptions", KEY)
     assert (found.state, found.percent) == (State.INTERRUPTED, 100.0)
     done = desk.materialize(gpu=no_device)
     assert done.success, done.failure
@@ -293,7 +293,7 @@ def test_a_run_that_was_not_told_leaves_what_is_stale(desk, no_device):
             path: size for path, (size, _) in before.items()
         }
     states = PartitionStates(later.settings, Catalog.open(later.settings.home))
-    stale = states.of("property_descriptions", KEY)
+    stale = states.read("property_descriptions", KEY)
     assert (stale.state, stale.why) == (
         State.STALE,
         ("processor and decoding options: max_images: 12 -> 1",),

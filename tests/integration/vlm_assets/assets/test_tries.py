@@ -256,7 +256,7 @@ def test_work_that_an_option_began_is_gone_on_with_without_it(desk, ids, materia
     """Where nothing is published yet, what is finished of the same meaning is not computed a second time."""
     catalog = Catalog.open(desk.settings.home)
     model = build_vision_language_model(desk.settings)
-    work = DescriptionWork.of(desk.settings, catalog, catalog.ranges[0], model)
+    work = DescriptionWork.for_range(desk.settings, catalog, catalog.ranges[0], model)
     interrupted_at.update(one.property_id for one in work.plan(frozenset())[1])
     assert not materialize({option: True}).success
     finished = set(described)
@@ -273,7 +273,7 @@ def test_work_that_an_option_began_is_gone_on_with_without_it(desk, ids, materia
 def test_a_partition_keeps_the_batches_that_it_began_with(desk, ids, materialize):
     """Batches found by themselves are fixed with the first rows: a resume has the same, whatever is known."""
     catalog = Catalog.open(desk.settings.home)
-    work = DescriptionWork.of(
+    work = DescriptionWork.for_range(
         desk.settings, catalog, catalog.ranges[0], build_vision_language_model(desk.settings)
     )
     interrupted_at.update(one.property_id for one in work.plan(frozenset())[1])
@@ -299,7 +299,7 @@ def test_a_size_at_which_a_run_ended_is_not_tried_again(desk, ids, materialize, 
     remember(state, "a GPU", "a model", fast)
     catalog = Catalog.open(desk.settings.home)
     model = build_vision_language_model(desk.settings)
-    work = DescriptionWork.of(desk.settings, catalog, catalog.ranges[0], model)
+    work = DescriptionWork.for_range(desk.settings, catalog, catalog.ranges[0], model)
     size = BatchSize(desk.settings.batch_size, 1, tried=(2, 4))
     interrupted_at.update(one.property_id for one in work.plan((), size)[1])
     assert not materialize().success
@@ -325,7 +325,7 @@ def test_a_resume_on_another_device_takes_that_ones_batches(desk, ids, materiali
     remember(control_state(desk.settings), "a CPU slot", "a model", {1: Measured(1.0, 0.1)})
     catalog = Catalog.open(desk.settings.home)
     model = build_vision_language_model(desk.settings)
-    work = DescriptionWork.of(desk.settings, catalog, catalog.ranges[0], model)
+    work = DescriptionWork.for_range(desk.settings, catalog, catalog.ranges[0], model)
     interrupted_at.update(one.property_id for one in work.plan((), BatchSize(4, 10**6))[1])
     assert not materialize().success
     assert together == [4]
@@ -344,7 +344,7 @@ def test_a_run_that_ends_later_leaves_the_sizes_that_it_measured(desk, ids, mate
     monkeypatch.setattr(DescriptionWork, "_measured_of", lambda self, device: ("a GPU", "a model"))
     catalog = Catalog.open(desk.settings.home)
     model = build_vision_language_model(desk.settings)
-    work = DescriptionWork.of(desk.settings, catalog, catalog.ranges[0], model)
+    work = DescriptionWork.for_range(desk.settings, catalog, catalog.ranges[0], model)
     interrupted_at.update(one.property_id for one in work.plan((), size)[3])
     assert not materialize().success
     assert remembered(control_state(desk.settings), "a GPU", "a model")[10].held

@@ -103,7 +103,7 @@ def test_a_swapped_id_is_found_though_the_count_is_right(tmp_path):
     staged = descriptions(tmp_path / "staged", [*IDS[:-1], "intruder"])
     found = failing(check_descriptions(staged, IDS, DESCRIPTIONS, LIMITS, key=KEY))
     assert set(found) == {"ids_conserved"}
-    assert found["ids_conserved"].found.startswith("1 missing, 1 foreign")
+    assert found["ids_conserved"].actual.startswith("1 missing, 1 foreign")
     assert found["ids_conserved"].first_ids == ("intruder", "p9")
     assert found["ids_conserved"].stops_publication
 
@@ -122,7 +122,7 @@ def test_an_unknown_status_is_not_terminal(tmp_path):
     statuses = pa.array(["pending", None, *["ok"] * 8])
     pq.write_table(table.set_column(2, "status", statuses), tmp_path / "staged")
     found = failing(check_descriptions(tmp_path / "staged", IDS, DESCRIPTIONS, LIMITS, key=KEY))
-    assert "2 neither ok nor failed" in found["ids_conserved"].found
+    assert "2 neither ok nor failed" in found["ids_conserved"].actual
 
 
 def test_another_column_type_is_named(tmp_path):
@@ -130,7 +130,7 @@ def test_another_column_type_is_named(tmp_path):
     other = DESCRIPTIONS.set(1, pa.field("ordinal", pa.int32()))
     staged = descriptions(tmp_path / "staged", schema=other)
     found = failing(check_descriptions(staged, IDS, DESCRIPTIONS, LIMITS, key=KEY))
-    assert found["row_schema"].found == "ordinal: int32 where int64 belongs"
+    assert found["row_schema"].actual == "ordinal: int32 where int64 belongs"
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_vectors_that_are_all_alike_are_found(tmp_path, described):
     """A broken model that gives one vector for everything is stopped, though each vector looks sound."""
     staged = embeddings(tmp_path / "staged", np.ones((len(IDS), 4), "float32"))
     found = failing(check_embeddings(staged, IDS, EMBEDDINGS, described, key=KEY))
-    assert found["vectors_sound"].found == "all alike, for descriptions that differ"
+    assert found["vectors_sound"].actual == "all alike, for descriptions that differ"
 
 
 def test_descriptions_that_are_alike_may_have_vectors_that_are_alike(tmp_path):
@@ -223,5 +223,5 @@ def test_a_failed_description_has_no_vector_and_that_is_sound(tmp_path):
 
 def test_an_id_that_is_markup_is_text_on_the_page_of_a_check():
     """Dagster's pages take a description for markdown, so an id fetched an image from anywhere."""
-    found = CheckOutcome("f", passed=False, expected="none", found="1 bad_kind", first_ids=("![x](y)",))
+    found = CheckOutcome("f", passed=False, expected="none", actual="1 bad_kind", first_ids=("![x](y)",))
     assert check_result("a", found).description == r"Expected none; found 1 bad\_kind. First: '\!\[x\](y)'."

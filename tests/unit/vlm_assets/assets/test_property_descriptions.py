@@ -43,11 +43,11 @@ def test_a_batch_has_so_many_images_at_most(dataset):
     settings = dataset.settings.model_copy(update={"batch_size": 3, "batch_images": 1})
     model = build_vision_language_model(settings)
     catalog = Catalog.open(settings.home)
-    work = DescriptionWork.of(settings, catalog, catalog.ranges[0], model)
+    work = DescriptionWork.for_range(settings, catalog, catalog.ranges[0], model)
     batches = work.plan(frozenset())
     assert sorted(one.property_id for batch in batches for one in batch) == sorted(work.ids)
     assert all(len(batch) == 1 or sum(one.images for one in batch) <= 1 for batch in batches)
-    whole = DescriptionWork.of(dataset.settings, catalog, catalog.ranges[0], model)
+    whole = DescriptionWork.for_range(dataset.settings, catalog, catalog.ranges[0], model)
     assert len(whole.plan(frozenset())) < len(batches)
 
 
@@ -88,7 +88,7 @@ def test_a_row_names_the_images_that_were_shown_and_why_not_the_others(
     settings = dataset.settings.model_copy(update={"max_images": allowed})
     catalog = Catalog.open(settings.home)
     model = build_vision_language_model(settings)
-    work = DescriptionWork.of(settings, catalog, catalog.ranges[0], model)
+    work = DescriptionWork.for_range(settings, catalog, catalog.ranges[0], model)
     uris = [f"{at}.jpg" for at in range(10)]
     columns = {"property_id": [work.ids[0]], "ordinal": [0], "image_uris": [uris], "inputs_digest": [""]}
     work = replace(work, properties=pa.table(columns), schema=DescriptionSchema(Roof))

@@ -78,12 +78,12 @@ def test_a_disk_that_is_away_stops_the_range_and_says_what_to_do(shelf, kind):
     """Not one image of the catalogue can be read: no row is made of that."""
     shelf.fill(3, 2)
     watch = shelf.watch()
-    watch.look()
+    watch.raise_if_away()
     shelf.unmount()
     with pytest.raises(ImagesAwayError, match=r"No such file.*mounted.*--update"):
-        watch.take([shelf.described(0, kind=kind)])
+        watch.judge_batch([shelf.described(0, kind=kind)])
     with pytest.raises(ImagesAwayError):
-        shelf.watch().look()
+        shelf.watch().raise_if_away()
 
 
 def test_an_image_that_never_was_there_is_no_alarm(shelf):
@@ -91,39 +91,39 @@ def test_an_image_that_never_was_there_is_no_alarm(shelf):
     shelf.fill(3)
     watch = shelf.watch()
     shelf.unmount()
-    watch.take([shelf.described(0, "b"), shelf.described(1, kind="unreadable")])
+    watch.judge_batch([shelf.described(0, "b"), shelf.described(1, kind="unreadable")])
 
 
 def test_images_that_are_gone_while_others_are_there_are_rows(shelf):
     """A listing that was deleted costs its own row, and is not waited for."""
     shelf.fill(3)
     shelf.image(1).unlink()
-    shelf.watch().take([shelf.described(1)])
+    shelf.watch().judge_batch([shelf.described(1)])
 
 
 def test_an_image_that_was_away_and_is_back_makes_no_failed_row(shelf):
     """The disk went and came between the decoding and the look: the batch is not taken."""
     shelf.fill(3)
     with pytest.raises(ImagesAwayError, match="for a moment"):
-        shelf.watch().take([shelf.described(1)])
-    shelf.watch().take([shelf.described(1, kind="io_error")])  # as of a bad sector, which stays one
+        shelf.watch().judge_batch([shelf.described(1)])
+    shelf.watch().judge_batch([shelf.described(1, kind="io_error")])  # as of a bad sector, which stays one
 
 
 def test_a_small_range_may_be_deleted_and_a_large_one_is_asked_about(shelf):
     """One property alone in its range must not hold it up for ever; a whole disk below the root must."""
     shelf.fill(1, WHOLE_RANGE)
     shelf.image(0).unlink()
-    shelf.watch(0).take([shelf.described(0)])
-    shelf.watch(0).look()
+    shelf.watch(0).judge_batch([shelf.described(0)])
+    shelf.watch(0).raise_if_away()
     for number in range(WHOLE_RANGE):
         shelf.image(1 + number).unlink()
     shelf.image(0).write_bytes(b"x")
     with pytest.raises(ImagesAwayError):
-        shelf.watch(1).look()
-    shelf.watch(1, range_may_be_gone=True).look()
+        shelf.watch(1).raise_if_away()
+    shelf.watch(1, range_may_be_gone=True).raise_if_away()
     shelf.unmount()
     with pytest.raises(ImagesAwayError):
-        shelf.watch(1, range_may_be_gone=True).look()
+        shelf.watch(1, range_may_be_gone=True).raise_if_away()
 
 
 GOOD = Described("p", 0, "ok", None, None, {}, None, 1, 3, (), 10, 5, "stop", 0.1)
