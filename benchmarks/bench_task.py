@@ -65,7 +65,7 @@ class Workload:
         template = folder / "template"
         ingest(many, template, range_size=properties)
         # All else as it is by default: batches, workers, durability and checks.
-        settings = load_settings(home=template, model=str(EXAMPLE_MODEL), devices="cpu:1", seed=seed)
+        settings = load_settings(home=template, model=str(EXAMPLE_MODEL), devices="cpu:1")
         prepare_dagster_home(template / "dagster", catalog_id=Catalog.open(template).catalog_id, slots=1)
         ordered = folder / "properties.jsonl"
         ordered.write_text("".join(json.dumps(row) + "\n" for row in _in_order_of_the_plan(settings)))
@@ -106,7 +106,6 @@ class Workload:
             "home": home,
             "model": self.settings.model,
             "devices": self.settings.devices,
-            "seed": self.settings.seed,
         }
         return {
             **inherited,

@@ -1,6 +1,6 @@
 """The batch plan: which properties the model sees together, and in which order.
 
-What lives here: a pure function of the properties, a seed and the batches' size. What does not: loading the
+What lives here: a pure function of the properties and the batches' size. What does not: loading the
 images, running a batch, which size is fastest (batch_sizes.py), and knowing what is committed (the journal
 does). The plan is the same before and after an interruption, in any process and on any Python: its order
 comes from SHA-256, not from a random generator, and it does not depend on the order in which the properties
@@ -17,6 +17,8 @@ from vlm_durable.wording import counted
 
 DEFAULT_WINDOW = 1024
 
+_SHUFFLE = 0
+"""Another number is another order of every plan, and other batches for partitions under way."""
 TRIED_BATCHES = 2
 """Batches of each size that is tried: the rate of a size is the median of those measured."""
 
@@ -62,7 +64,7 @@ class BatchSize:
 
 
 def plan_batches(
-    properties: Sequence[PlannedProperty], *, seed: int, size: BatchSize, window: int = DEFAULT_WINDOW
+    properties: Sequence[PlannedProperty], *, size: BatchSize, window: int = DEFAULT_WINDOW
 ) -> list[Batch]:
     """Divide properties into batches; each property stands in exactly one.
 
@@ -84,13 +86,11 @@ def plan_batches(
     for start in range(0, len(ordered), window):
         members = sorted(
             ordered[start : start + window],
-            key=lambda planned: (planned.images, _shuffle_key(seed, "property", planned)),
+            key=lambda planned: (planned.images, _shuffle_key("property", planned)),
         )
         tried = [] if start else _tried(members, size)
         members = members[: len(members) - sum(map(len, tried))]
-        batches = sorted(
-            _cut(members, size, size.cost), key=lambda batch: _shuffle_key(seed, "batch", batch[0])
-        )
+        batches = sorted(_cut(members, size, size.cost), key=lambda batch: _shuffle_key("batch", batch[0]))
         plan += [*batches[:1], *tried, *batches[1:]]
     return plan
 
@@ -126,9 +126,9 @@ def _cut(members: Sequence[PlannedProperty], size: BatchSize, cost: int) -> Iter
         yield tuple(batch)
 
 
-def _shuffle_key(seed: int, what: str, planned: PlannedProperty) -> bytes:
+def _shuffle_key(what: str, planned: PlannedProperty) -> bytes:
     # The ordinal is unique, so no two keys are alike and no tie is left to the order of the input.
-    text = f"{seed}/{what}/{planned.ordinal}/{planned.property_id}"
+    text = f"{_SHUFFLE}/{what}/{planned.ordinal}/{planned.property_id}"
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -27,7 +25,7 @@ class VariantStatus:
     """One variant. step, steps: finished and in all; epoch, epochs: the same in passes over the data.
 
     metric: of the finished model, or the best so far. seconds_left: at the pace so far; None where unknown.
-    turn: 1 runs first, by VLM_ASSETS_VARIANTS_ORDER; None where it does not wait. note: why it is refused, or
+    turn: 1 runs first; None where it does not wait. note: why it is refused, or
     what begins anew because the plan changed. Other data under the same name is seen by the next run alone.
     """
 
@@ -70,7 +68,7 @@ class VariantStatus:
 
 
 def variant_status(settings: Settings) -> tuple[VariantStatus, ...]:
-    """Every variant of the file: what runs, what waits in its order, the others. Raises SettingsError."""
+    """Every variant: what runs, what waits (nearest to done first), the others. Raises SettingsError."""
     running = {
         worker.partition for worker in Workers(control_state(settings)).living() if worker.asset == ASSET
     }
@@ -79,31 +77,10 @@ def variant_status(settings: Settings) -> tuple[VariantStatus, ...]:
         _status(settings, name, variant, is_running=name in running) for name, variant in variants.items()
     ]
     waiting = [one for one in found if one.state in ("interrupted", "never started", "plan changed")]
-    if settings.variants_order == "heaviest":
-        left = _expected_seconds_left(found, variants)
-        waiting.sort(key=lambda one: -left[one.name])
-    else:
-        waiting.sort(key=lambda one: (-one.percent, one.seconds_left or 0.0))
+    waiting.sort(key=lambda one: (-one.percent, one.seconds_left or 0.0))
     turns = [replace(one, turn=turn) for turn, one in enumerate(waiting, start=1)]
     others = {state: [one for one in found if one.state == state] for state in ("running", "refused", "done")}
     return (*others["running"], *turns, *others["refused"], *others["done"])
-
-
-def _expected_seconds_left(
-    found: Sequence[VariantStatus], variants: Mapping[str, Variant]
-) -> Mapping[str, float]:
-    """Of each variant the time left: at its own pace, else at the others'; infinite where nobody knows."""
-    left = {
-        one.name: (one.steps - one.step) * variants[one.name].batch for one in found if one.steps is not None
-    }
-    paces = [
-        one.seconds_left / left[one.name] for one in found if one.seconds_left is not None and left[one.name]
-    ]
-    pace = statistics.median(paces or [1.0])
-    return {
-        one.name: one.seconds_left if one.seconds_left is not None else pace * left.get(one.name, math.inf)
-        for one in found
-    }
 
 
 def _status(settings: Settings, name: str, variant: Variant, *, is_running: bool) -> VariantStatus:

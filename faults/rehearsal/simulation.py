@@ -380,12 +380,12 @@ class Simulation:
 
     def _batches(self, run: Run) -> list[tuple[float, list[int]]]:
         """The planned batches that are left for a run: when each ends, and its ordinals."""
-        life, settings = self._life(run.key), self.settings
+        life = self._life(run.key)
         start = life.range.start
         planned = [
             PlannedProperty(one, start + n, int(self._images[start + n])) for n, one in enumerate(life.ids)
         ]
-        plan = plan_batches(planned, seed=settings.seed, size=self._batch_size)
+        plan = plan_batches(planned, size=self._batch_size)
         done = {life.ids[one - start] for one in self._restored[run.key]}
         at, batches = run.began, []
         for batch in remaining(plan, done):

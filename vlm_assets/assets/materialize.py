@@ -81,6 +81,10 @@ from vlm_engine.server.running_server import ServerUnreachableError
 Metadata = dict[str, dg.MetadataValue]
 Event = dg.Output[StagedFile | Publication] | dg.AssetCheckResult
 
+_COPY_QUEUE_BYTES = 1 << 30
+"""Bytes of a run's committed rows that may wait here for the store: hundreds of thousands of descriptions.
+More than that would be lost with the machine."""
+
 ACCEPTED_FAILED = "accepted_failed"
 """In the published record's metadata: how many failed rows a person accepted, who and when."""
 
@@ -405,7 +409,7 @@ class Materialization:
 
         for note in wait_for_store(self._context, self._settings, pull):
             self._context.log.warning(note)
-        copying = Copying(stored, most_bytes=self._settings.copy_queue_mib << 20)
+        copying = Copying(stored, most_bytes=_COPY_QUEUE_BYTES)
         copying.told = lambda lag: self._beat.copy(lag.segments, lag.since)
         return stack.enter_context(copying)
 

@@ -36,6 +36,10 @@ OK, FAILED = "ok", "failed"
 MOST_TRIES = 3
 """How often a property is tried that fails for a reason that may pass."""
 
+COMMIT_ROWS = 2000
+"""Finished rows that are committed at once, at most: a bound of memory. Time decides before, save with a very
+fast model."""
+
 INPUTS = "inputs_digest"
 """The column with the digest of all that decides a row: its property's inputs, the model, the settings."""
 
@@ -73,7 +77,7 @@ class Partition:
             quarantine=self.paths.quarantine,
             accept_loss=accept_loss,
             commit_seconds=self.settings.commit_seconds,
-            commit_rows=self.settings.commit_rows,
+            commit_rows=COMMIT_ROWS,
         )
 
     def finish_retirement(self, generation: str, rows_schema: Callable[[], pa.Schema]) -> str | None:

@@ -101,6 +101,9 @@ from vlm_engine.server.running_server import ServerUnreachableError
 
 ASSET = "property_descriptions"
 
+PREFETCH_BATCHES = 2
+"""Batches loaded ahead of the model: one is ready while the next is loaded. More would only take memory."""
+
 _IMAGE_FAILURE = pa.struct([("uri", pa.string()), ("kind", pa.string()), ("error", pa.string())])
 
 
@@ -259,7 +262,7 @@ class DescriptionWork:
                 strict=True,
             )
         ]
-        plan = plan_batches(planned, seed=self.settings.seed, size=size or self._named_size)
+        plan = plan_batches(planned, size=size or self._named_size)
         return remaining(plan, frozenset(done_ids))
 
     @property
@@ -414,10 +417,9 @@ class DescriptionWork:
         return WorkerPool(
             self.model.output(device, self.prompt, images=images),
             workers=settings.decode_workers,
-            prefetch_batches=settings.prefetch_batches,
+            prefetch_batches=PREFETCH_BATCHES,
             max_pixels=settings.max_pixels,
             max_images=settings.max_images,
-            image_seconds=settings.decode_seconds,
             fetch=self.catalog.images.fetch,
         )
 

@@ -69,7 +69,6 @@ def build_vision_language_model(settings: Settings) -> VisionLanguageModel:
         revision=settings.model_revision,
         trust_remote_code=settings.trust_remote_code,
         records_directory=str(settings.state_directory / "models"),
-        speculative_tokens=settings.speculative_tokens,
         limits=ImageLimits(
             pixels=settings.max_pixels,
             images=settings.max_images,

@@ -97,9 +97,6 @@ class Settings(BaseSettings):
     store: Annotated[S3Folder | None, NoDecode] = None
     """s3://BUCKET/PREFIX that holds catalogue, work under way and finished partitions as the place of record
     of several machines; one home a prefix. Default: this machine's home alone."""
-    copy_queue_mib: PositiveInt = 1024
-    """MiB of a run's committed rows that may wait on its machine for VLM_ASSETS_STORE; then the run ends as
-    interrupted."""
     range_size: PositiveInt | None = None
     """Properties a partition: minutes to hours of work. Fixed for what is catalogued. Default: the
     catalogue's own, 1000 at first."""
@@ -142,16 +139,9 @@ class Settings(BaseSettings):
         default_factory=lambda: max(1, min(8, (os.cpu_count() or 2) // 2)), le=256
     )
     """Processes that read and decode images and run the processor, ahead of the model."""
-    prefetch_batches: PositiveInt = Field(2, le=100)
-    """Batches loaded ahead of the model, at most."""
-    decode_seconds: float = Field(120.0, ge=1.0, le=3600.0)
-    """Seconds for one image, after which its worker is replaced; it has three tries."""
     engine: Literal["auto", "transformers", "server"] = "auto"
     """What runs the model: transformers in the run, or a server (vLLM, SGLang). auto: a server if one is
     named; vLLM on a GPU where it is installed; else in the run. Chosen once a home."""
-    speculative_tokens: int = Field(5, ge=0, le=32)
-    """Tokens that transformers guesses from earlier answers, and has the model check at once; what is said
-    stays the same. 0: one token a step."""
     server_command: str | None = None
     """Command that starts a server, with {model}, {revision}, {host}, {port} and others (docs/operations.md).
     Default: vLLM, of `make vllm` or in PATH."""
@@ -171,8 +161,6 @@ class Settings(BaseSettings):
     """Seconds in which a server must have loaded its model."""
     server_idle_seconds: PositiveFloat = 300.0
     """Seconds without a partition after which a started server ends."""
-    seed: int = 0
-    """Order of the properties inside a partition. Not part of a result."""
 
     embedding_model: str | None = None
     """Text-embedding model, in the layout of sentence-transformers: a local folder or a hub id, or 'example'.
@@ -183,9 +171,6 @@ class Settings(BaseSettings):
     variants: Path | None = None
     """YAML file of the variants of description_model, the models to train; docs/training.md. Default:
     none."""
-    variants_order: Literal["nearest", "heaviest"] = "nearest"
-    """Which variant `vlm-assets status` puts first: the one nearest to done, or the one with most time left,
-    whose end decides when all are done."""
 
     devices: str = "auto"
     """auto, a list of GPU indexes or UUIDs ('0,1'), 'given' (by a cluster), or 'cpu:N' slots."""
@@ -202,8 +187,6 @@ class Settings(BaseSettings):
     """Seconds a model may take to load before its worker counts as stuck."""
     commit_seconds: PositiveFloat = 30.0
     """Longest time a finished row stays uncommitted."""
-    commit_rows: PositiveInt = 2000
-    """Finished rows that are committed at once, at most."""
     mtbf_hours: PositiveFloat = 5000.0
     """Hours that a device works between two failures of it or its machine, on average; for what `vlm-assets
     plan` expects."""

@@ -668,7 +668,7 @@ class Copying:
             raise CopiesWaitError(
                 f"Interrupted: {counted(lag.segments, 'segments')} ({lag.bytes / 2**20:.0f} MiB) are"
                 f" committed here and"
-                f" wait for the store, more than VLM_ASSETS_COPY_QUEUE_MIB allows. {self._trouble or ''}"
+                f" wait for the store; at most {self._most_bytes / 2**20:.0f} MiB may. {self._trouble or ''}"
                 " Nothing is lost; the work goes on by itself when the store is back."
             )
 

@@ -26,6 +26,7 @@ from PIL import Image
 from faults.file_operations import FileOperations, die, strike_at
 from resources.text_embedding import TextEmbedder, TextEmbeddingModel
 from resources.vision_language_model import VisionLanguageModel
+from vlm_assets.assets import partition, property_descriptions
 from vlm_assets.config.settings import Settings, load_settings
 from vlm_assets.definitions import build_defs
 from vlm_durable.journal.journal import Journal
@@ -65,7 +66,12 @@ def live(order: dict[str, Any], say: Callable[..., Any]) -> None:
     It dies before the ``operation``-th file operation (``torn``: half of a write let through), after the
     ``batch``-th submitted batch, or ``seconds`` after its work began.
     """
-    settings = load_settings(home=order["home"], devices="cpu:1", **order["settings"])
+    chosen = dict(order["settings"])
+    partition.COMMIT_ROWS = chosen.pop("commit_rows", partition.COMMIT_ROWS)
+    property_descriptions.PREFETCH_BATCHES = chosen.pop(
+        "prefetch_batches", property_descriptions.PREFETCH_BATCHES
+    )
+    settings = load_settings(home=order["home"], devices="cpu:1", **chosen)
     model = LoadedModel(model=settings.model)
     embedder = LoadedEmbedder(model=settings.embedding_model)
     loaded = {"vision_language_model": model, "text_embedding_model": embedder}

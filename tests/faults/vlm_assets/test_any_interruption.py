@@ -71,7 +71,7 @@ class Partition:
 
 
 def how(workers: int = 1, prefetch: int = 1, batch_size: int = 2, commit_rows: int = 2) -> dict[str, int]:
-    """Settings that may change between a kill and the next start."""
+    """Settings and constants that may change between a kill and the next start."""
     return {
         "decode_workers": workers,
         "prefetch_batches": prefetch,

@@ -8,6 +8,7 @@ import pytest
 
 from resources.gpu import GpuResource
 from resources.run_tags import NEEDS_PERSON, NO_ATTEMPT
+from vlm_assets.assets import property_descriptions
 from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.catalog.ingest import ingest
 from vlm_durable.journal.journal import Journal
@@ -63,9 +64,10 @@ def test_a_disk_that_goes_away_in_the_middle_costs_no_property(desk, disk, monke
         if folder.exists():
             folder.rename(folder.with_name("away"))
 
-    small = desk.changed(batch_size=1, prefetch_batches=1)
+    small = desk.changed(batch_size=1)
     with monkeypatch.context() as patched:
         patched.setattr(Journal, "submit", unmount)
+        patched.setattr(property_descriptions, "PREFETCH_BATCHES", 1)
         ended = small.materialize(key=key)
     assert not ended.success
     assert "The images are away" in ended.failure
