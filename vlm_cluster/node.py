@@ -28,9 +28,10 @@ from sensors.dagster_internals.ray_launcher import NODE_LABEL
 from sensors.health_watch import Watch
 from vlm_assets.assets.stored_settings import refuse_at_start
 from vlm_assets.automation.sensors import build_health_watcher
-from vlm_assets.commands.terminal import CommandError, Home, app, chosen_settings, say
+from vlm_assets.commands.terminal import Home, app, chosen_settings, say
 from vlm_assets.config.resource_settings import build_gpu, control_state
 from vlm_assets.config.settings import PREFIX, Settings, SettingsError, of_env_file
+from vlm_assets.services.command_error import CommandError
 from vlm_assets.webserver.home import ClusterPlace, seed_settings
 from vlm_assets.webserver.process_group import ProcessEndedError, ProcessGroup, interruptible
 from vlm_durable.files.files import make_directory

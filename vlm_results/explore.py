@@ -25,19 +25,10 @@ from vlm_assets.assets.partition import OK
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.commands.html_page import thumbnails
-from vlm_assets.commands.terminal import (
-    AsJson,
-    CommandError,
-    Home,
-    Port,
-    app,
-    chosen_settings,
-    doing,
-    doing_each,
-    say,
-    say_as_json,
-)
+from vlm_assets.commands.terminal import AsJson, Home, Port, app, chosen_settings, say, say_as_json
 from vlm_assets.config.settings import Settings
+from vlm_assets.services.command_error import CommandError
+from vlm_assets.services.progress import doing, doing_each
 from vlm_durable.commands import command
 from vlm_durable.files.files import make_directory, write_replacing
 from vlm_durable.versions.published import PublishedPartitions

@@ -23,17 +23,10 @@ import typer
 
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
-from vlm_assets.commands.terminal import (
-    AsJson,
-    CommandError,
-    Home,
-    app,
-    chosen_settings,
-    doing,
-    say,
-    say_as_json,
-)
+from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, say, say_as_json
 from vlm_assets.config.settings import Settings
+from vlm_assets.services.command_error import CommandError
+from vlm_assets.services.progress import doing
 from vlm_durable.commands import command
 from vlm_durable.files.files import (
     TEMPORARY_SUFFIX,

@@ -18,8 +18,9 @@ import typer
 
 from vlm_assets.assets.fingerprint import TEXTS
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.commands.terminal import CommandError, doing
 from vlm_assets.config.settings import Settings
+from vlm_assets.services.command_error import CommandError
+from vlm_assets.services.progress import doing
 from vlm_durable.commands import command
 from vlm_durable.files.layout import AssetFolders
 from vlm_durable.versions.partition_files import PublishedRecord, RecordDamagedError

@@ -27,9 +27,10 @@ from pydantic import TypeAdapter
 from vlm_assets.assets.fingerprint import digest_of
 from vlm_assets.assets.truth import Descriptions, read_truth
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.commands.terminal import CommandError, doing
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
+from vlm_assets.services.command_error import CommandError
+from vlm_assets.services.progress import doing
 from vlm_durable.state.tables import quality_summaries
 from vlm_durable.versions.partition_files import RecordDamagedError
 from vlm_durable.versions.published import PublishedPartitions

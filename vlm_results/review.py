@@ -26,8 +26,9 @@ from vlm_assets.assets.fingerprint import digest_of
 from vlm_assets.assets.partition import INPUTS
 from vlm_assets.assets.truth import REVIEWS, FieldVerdict, verdicts
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.commands.terminal import CommandError, doing_each
 from vlm_assets.config.settings import Settings
+from vlm_assets.services.command_error import CommandError
+from vlm_assets.services.progress import doing_each
 from vlm_durable.commands import command
 from vlm_durable.files.files import make_directory, sync_directory, write_replacing
 from vlm_durable.files.layout import Home

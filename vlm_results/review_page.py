@@ -20,17 +20,9 @@ from pydantic import BaseModel
 from vlm_assets.assets.truth import TruthError, verdicts
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands.html_page import thumbnails
-from vlm_assets.commands.terminal import (
-    AsJson,
-    CommandError,
-    Home,
-    Port,
-    app,
-    chosen_settings,
-    say,
-    say_as_json,
-)
+from vlm_assets.commands.terminal import AsJson, Home, Port, app, chosen_settings, say, say_as_json
 from vlm_assets.config.settings import Settings
+from vlm_assets.services.command_error import CommandError
 from vlm_assets.webserver.server import serve_page
 from vlm_durable.files.sealed_json import FormatVersionError
 from vlm_durable.wording import counted

@@ -26,19 +26,11 @@ from vlm_assets.assets.fingerprint import embedding_parts
 from vlm_assets.catalog.catalog import Catalog, CatalogError
 from vlm_assets.catalog.image_root import InvalidImagePathError
 from vlm_assets.commands.html_page import Card, page, thumbnails, write_page
-from vlm_assets.commands.terminal import (
-    AsJson,
-    CommandError,
-    Home,
-    app,
-    chosen_settings,
-    doing,
-    say,
-    say_as_json,
-    visible_line,
-)
+from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, say, say_as_json, visible_line
 from vlm_assets.config.resource_settings import build_text_embedding_model
 from vlm_assets.config.settings import Settings
+from vlm_assets.services.command_error import CommandError
+from vlm_assets.services.progress import doing
 from vlm_assets.services.request_vector import embed_text
 from vlm_durable.commands import command
 from vlm_durable.versions.partition_files import PublishedError, PublishedRecord

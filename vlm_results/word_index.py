@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from vlm_assets.assets.partition import OK
 from vlm_assets.catalog.ranges import PropertyRange
-from vlm_assets.commands.terminal import doing
+from vlm_assets.services.progress import doing
 from vlm_durable.files.files import make_directory
 from vlm_durable.files.layout import AssetFolders, Home
 from vlm_durable.files.lock_files import locked

@@ -33,18 +33,12 @@ from vlm_assets.catalog.catalog_file import SCHEMA, CatalogHeader, CatalogWriter
 from vlm_assets.catalog.ranges import cut_ranges
 from vlm_assets.commands.measurement import Measurement, kept, measurement_of_now
 from vlm_assets.commands.plan import Pace
-from vlm_assets.commands.terminal import (
-    AsJson,
-    CommandError,
-    Home,
-    chosen_settings,
-    doing,
-    say,
-    say_as_json,
-)
+from vlm_assets.commands.terminal import AsJson, Home, chosen_settings, say, say_as_json
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model
 from vlm_assets.config.settings import Settings
+from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.expected_cost import ExpectedCost
+from vlm_assets.services.progress import doing
 from vlm_durable.commands import command
 from vlm_durable.files.files import write_replacing
 from vlm_durable.state.tables import alert_events

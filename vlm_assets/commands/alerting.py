@@ -17,10 +17,11 @@ import typer
 from resources.alerts.delivery import Delivery
 from resources.alerts.outbox import Outbox
 from resources.alerts.targets import AlertTargetError, Target, checked_targets
-from vlm_assets.commands.terminal import AsJson, Home, chosen_settings, doing, say, say_as_json
+from vlm_assets.commands.terminal import AsJson, Home, chosen_settings, say, say_as_json
 from vlm_assets.commands.terminal import app as commands
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import PREFIX, Settings, SettingsError
+from vlm_assets.services.progress import doing
 from vlm_assets.webserver.home import running_address
 from vlm_durable.wording import counted
 

@@ -41,12 +41,12 @@ from vlm_assets.commands.terminal import (
     TerminalConsole,
     app,
     chosen_settings,
-    doing,
     say,
     say_as_json,
     say_list,
 )
 from vlm_assets.config.settings import Settings
+from vlm_assets.services.progress import doing
 from vlm_assets.services.store_contents import store_problems
 from vlm_assets.services.store_looks import store_looks
 from vlm_durable.commands import command

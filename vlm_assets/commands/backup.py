@@ -27,21 +27,12 @@ from vlm_assets.assets.truth import REVIEWS
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path
 from vlm_assets.catalog.catalog_file import withdrawal_note
-from vlm_assets.commands.terminal import (
-    AsJson,
-    CommandError,
-    Deep,
-    Home,
-    app,
-    chosen_settings,
-    doing,
-    doing_each,
-    say,
-    say_as_json,
-)
+from vlm_assets.commands.terminal import AsJson, Deep, Home, app, chosen_settings, say, say_as_json
 from vlm_assets.config.extensions import installed
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
+from vlm_assets.services.command_error import CommandError
+from vlm_assets.services.progress import doing, doing_each
 from vlm_durable.commands import command
 from vlm_durable.files.file_backup import (
     BackupWriter,

@@ -32,11 +32,12 @@ from sensors.ticks import Ticks
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.image_root import InvalidImagePathError
 from vlm_assets.commands.measurement import COPIES, kept, run_trial, sample
-from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, doing, say, say_as_json
+from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, say, say_as_json
 from vlm_assets.config.engine_choice import require_models
 from vlm_assets.config.extensions import DoctorCheck, Level, installed
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model, control_state
 from vlm_assets.config.settings import CHECKOUT, ENV_FILE, IS_CHECKOUT, PREFIX, Settings
+from vlm_assets.services.progress import doing
 from vlm_assets.services.request_vector import embed_text
 from vlm_assets.webserver.api import DagsterApi, Queue
 from vlm_assets.webserver.home import POOL, damages, running_address, start_timeout

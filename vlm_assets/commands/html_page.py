@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.image_root import InvalidImagePathError
-from vlm_assets.commands.terminal import doing
+from vlm_assets.services.progress import doing
 from vlm_durable.files.files import make_directory, write_replacing
 from vlm_durable.wording import counted
 from vlm_engine.images.images import PropertyJob

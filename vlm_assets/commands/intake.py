@@ -21,14 +21,12 @@ from vlm_assets.catalog.listing import ReadingOptions
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.commands.terminal import (
     AsJson,
-    CommandError,
     Home,
     Port,
     Yes,
     agreed,
     app,
     chosen_settings,
-    doing,
     given_command,
     say,
     say_as_json,
@@ -36,6 +34,8 @@ from vlm_assets.commands.terminal import (
 from vlm_assets.config.engine_choice import require_models
 from vlm_assets.config.resource_settings import build_gpu
 from vlm_assets.config.settings import CHECKOUT, EXAMPLE, PREFIX, Settings
+from vlm_assets.services.command_error import CommandError
+from vlm_assets.services.progress import doing
 from vlm_assets.webserver.api import reload_running
 from vlm_durable.mirror.bucket import Place, place_of
 from vlm_durable.wording import counted

@@ -42,20 +42,12 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import SCHEMA as CATALOG_SCHEMA
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands.html_page import Card, page, thumbnails, write_page
-from vlm_assets.commands.terminal import (
-    AsJson,
-    CommandError,
-    Home,
-    app,
-    chosen_settings,
-    doing,
-    doing_nothing,
-    say,
-    say_as_json,
-)
+from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, doing_nothing, say, say_as_json
 from vlm_assets.config.engine_choice import require_models
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model
 from vlm_assets.config.settings import PREFIX, Settings, of_env_file
+from vlm_assets.services.command_error import CommandError
+from vlm_assets.services.progress import doing
 from vlm_durable.commands import command
 from vlm_durable.files.files import make_directory, write_new
 from vlm_durable.files.layout import AssetFolders

@@ -17,9 +17,10 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest, write_t
 from resources.alerts.outbox import Outbox
 from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.commands.terminal import Home, app, chosen_settings, doing, say_json
+from vlm_assets.commands.terminal import Home, app, chosen_settings, say_json
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
+from vlm_assets.services.progress import doing
 from vlm_assets.services.status import DeviceStatus, read_status
 from vlm_assets.webserver.api import DagsterApi, DagsterApiError
 

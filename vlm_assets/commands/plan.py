@@ -38,15 +38,7 @@ from vlm_assets.commands.measurement import (
     measurement_of_now,
     runs_to_measure,
 )
-from vlm_assets.commands.terminal import (
-    AsJson,
-    Home,
-    app,
-    chosen_settings,
-    doing,
-    say,
-    say_as_json,
-)
+from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, say, say_as_json
 from vlm_assets.config.engine_choice import require_models
 from vlm_assets.config.resource_settings import (
     build_gpu,
@@ -55,6 +47,7 @@ from vlm_assets.config.resource_settings import (
 )
 from vlm_assets.config.settings import PREFIX, Settings
 from vlm_assets.services.expected_cost import GAP_SECONDS, ExpectedCost
+from vlm_assets.services.progress import doing
 from vlm_durable.commands import command
 from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, write_sealed
 from vlm_durable.versions.partition_files import RecordDamagedError

@@ -26,14 +26,13 @@ from vlm_assets.commands.terminal import (
     agreed,
     app,
     chosen_settings,
-    doing,
-    doing_each,
     say,
     say_as_json,
     say_list,
 )
 from vlm_assets.config.extensions import StoredLeftover, installed
 from vlm_assets.config.settings import Settings
+from vlm_assets.services.progress import doing, doing_each
 from vlm_assets.services.store_contents import remove_leftovers, store_leftovers
 from vlm_durable.commands import command
 from vlm_durable.files import files

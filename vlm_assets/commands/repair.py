@@ -35,8 +35,6 @@ from vlm_assets.commands.terminal import (
     agreed,
     app,
     chosen_settings,
-    doing,
-    doing_each,
     say,
     say_as_json,
     say_list,
@@ -48,6 +46,7 @@ from vlm_assets.config.resource_settings import (
     control_state,
 )
 from vlm_assets.config.settings import Settings
+from vlm_assets.services.progress import doing, doing_each
 from vlm_assets.services.store_looks import store_looks
 from vlm_assets.webserver.api import LAUNCHED_BY, DagsterApi
 from vlm_assets.webserver.home import running_address

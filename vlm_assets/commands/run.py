@@ -39,13 +39,13 @@ from vlm_assets.commands.terminal import (
     answered_yes,
     app,
     chosen_settings,
-    doing,
     say,
 )
 from vlm_assets.config.engine_choice import require_models
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.expected_cost import Rate, read_rate
+from vlm_assets.services.progress import doing
 from vlm_assets.services.stale_work import stale_among
 from vlm_assets.services.status import Status, read_status
 from vlm_assets.webserver.api import (

@@ -15,16 +15,9 @@ from rich.text import Text
 
 from vlm_assets.assets.partition_state import MEANING, State
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.commands.terminal import (
-    AsJson,
-    Home,
-    TerminalConsole,
-    app,
-    chosen_settings,
-    doing,
-    say_as_json,
-)
+from vlm_assets.commands.terminal import AsJson, Home, TerminalConsole, app, chosen_settings, say_as_json
 from vlm_assets.config.settings import env_file_sentence
+from vlm_assets.services.progress import doing
 from vlm_assets.services.status import PartitionStatus, Status, read_status
 from vlm_durable.commands import command
 from vlm_durable.wording import counted

@@ -2,7 +2,7 @@
 
 An id may hold ``ESC ]0;…``, which renames the window, or U+202E, which turns the rest of the line around. So
 every text is escaped before it is styled. Commands write with ``say`` (never ``typer.echo``) and with
-``TerminalConsole``, and say with ``doing`` what takes long.
+``TerminalConsole``. What is said of progress (``services/progress.py``) is shown here.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import sys
 import threading
 import time
 import unicodedata
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -26,6 +26,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from vlm_assets.config.settings import PREFIX, Settings, load_settings
+from vlm_assets.services.progress import listen_to_progress, stop_listening
 from vlm_durable.commands import HOME, command
 
 _BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
@@ -98,29 +99,17 @@ _activities: list[_Activity | None] = []
 
 
 def show_activity(context: typer.Context) -> None:
-    """Have ``doing`` show what this command does, until it ends."""
+    """Show what this command says of its progress, until it ends."""
     _activities[:] = [None]
+    listen_to_progress(_show_progress)
     context.call_on_close(_show_no_activity)
 
 
-def doing(text: str, done: int = 0, total: int = 0) -> None:
-    """Say what takes long, and how far it is; shown until anything else is written.
-
-    Called as often as one likes. Nothing is shown with ``--json``, or outside of a command.
-    """
+def _show_progress(text: str, done: int, total: int) -> None:
+    """Show an activity until anything else is written; not with ``--json``, or outside of a command."""
     if _activities:
         activity = _activities[0] = _activities[0] or _Activity()
         activity.now(text, done, total)
-
-
-_Item = TypeVar("_Item")
-
-
-def doing_each(text: str, items: Collection[_Item]) -> Iterator[_Item]:
-    """Give the items one after another, and say before each how many of all are done."""
-    for done, item in enumerate(items):
-        doing(text, done, len(items))
-        yield item
 
 
 def doing_nothing() -> None:
@@ -133,6 +122,7 @@ def doing_nothing() -> None:
 def _show_no_activity() -> None:
     doing_nothing()
     _activities.clear()
+    stop_listening()
 
 
 def _say_json_alone(value: bool) -> bool:
@@ -170,10 +160,6 @@ class TerminalConsole(Console):
         """The pieces of anything printed. Only rich's own control segments steer the cursor."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=visible(segment.text))
-
-
-class CommandError(Exception):
-    """A command cannot do what it was asked; the message says why, and what to do."""
 
 
 class VisibleFormatter(logging.Formatter):

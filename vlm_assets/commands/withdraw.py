@@ -42,20 +42,12 @@ from vlm_assets.catalog.withdrawn_ids import (
     share_withdrawn,
 )
 from vlm_assets.commands.prune import plan_prune, remove
-from vlm_assets.commands.terminal import (
-    CommandError,
-    Home,
-    Yes,
-    agreed,
-    app,
-    chosen_settings,
-    doing,
-    doing_each,
-    say,
-)
+from vlm_assets.commands.terminal import Home, Yes, agreed, app, chosen_settings, say
 from vlm_assets.config.extensions import installed
 from vlm_assets.config.resource_settings import build_vision_language_model, control_state
 from vlm_assets.config.settings import Settings
+from vlm_assets.services.command_error import CommandError
+from vlm_assets.services.progress import doing, doing_each
 from vlm_durable.commands import command
 from vlm_durable.files.files import sync_directory
 from vlm_durable.files.layout import AssetFolders

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands.main import app
-from vlm_assets.commands.terminal import CommandError
+from vlm_assets.services.command_error import CommandError
 from vlm_results.explore import OF, explore_table
 from vlm_results.published_table import chosen, table
 from vlm_results.search import batch_scores

@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from vlm_assets.commands.terminal import CommandError
+from vlm_assets.services.command_error import CommandError
 from vlm_results import explore
 from vlm_results.explore import export_page, forget_tables
 

@@ -15,8 +15,8 @@ import pytest
 
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands.main import find_command
-from vlm_assets.commands.terminal import CommandError
 from vlm_assets.config.settings import CHECKOUT, load_settings
+from vlm_assets.services.command_error import CommandError
 from vlm_durable.files.lock_files import taken
 from vlm_durable.files.sealed_json import read_sealed, write_sealed
 from vlm_results import export as export_module

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import BaseModel
 
-from vlm_assets.commands.terminal import CommandError
+from vlm_assets.services.command_error import CommandError
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_engine.schema import DescriptionSchema
 from vlm_results import quality

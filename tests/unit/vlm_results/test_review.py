@@ -17,8 +17,8 @@ from vlm_assets.assets.truth import REVIEWS, TruthError, read_truth, verdicts
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands.main import app
-from vlm_assets.commands.terminal import CommandError
 from vlm_assets.config.settings import Settings
+from vlm_assets.services.command_error import CommandError
 from vlm_durable.files.lock_files import taken
 from vlm_durable.files.sealed_json import FormatVersionError
 from vlm_results import review, review_page

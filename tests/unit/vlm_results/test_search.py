@@ -14,8 +14,8 @@ from PIL import Image
 from tests.unit.homes import Dataset
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands.html_page import page
-from vlm_assets.commands.terminal import CommandError
 from vlm_assets.config.settings import load_settings
+from vlm_assets.services.command_error import CommandError
 from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_results import search as search_module
 from vlm_results.search import Hit, cards, scan, search

@@ -20,7 +20,6 @@ from vlm_assets.catalog.catalog_file import WITHDRAWN, CatalogError
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.catalog.withdrawn_ids import list_paths
 from vlm_assets.commands.audit import audit
-from vlm_assets.commands.terminal import CommandError
 from vlm_assets.commands.withdraw import (
     Withdrawal,
     pending_withdrawal,
@@ -30,6 +29,7 @@ from vlm_assets.commands.withdraw import (
 )
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import load_settings
+from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.status import read_status
 from vlm_durable.files.files import set_aside
 from vlm_durable.state.database import open_state

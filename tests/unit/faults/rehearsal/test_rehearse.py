@@ -17,8 +17,8 @@ from faults.rehearsal.rehearse import Scenario, draw_timeline, program, rehearse
 from sensors.dagster_internals.events import DagsterFacts
 from tests.unit.vlm_assets.commands.test_plan import MEASURED
 from vlm_assets.commands.measurement import MeasuredRun
-from vlm_assets.commands.terminal import CommandError
 from vlm_assets.config.settings import Settings
+from vlm_assets.services.command_error import CommandError
 
 SMALL = Scenario(seed=3, days=3.0, devices=4, nodes=2, faults=24, properties=1200)
 

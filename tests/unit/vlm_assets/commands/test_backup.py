@@ -11,9 +11,9 @@ from vlm_assets.catalog.catalog_file import withdrawal_note
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands.audit import audit
 from vlm_assets.commands.backup import _restored_last, back_up
-from vlm_assets.commands.terminal import CommandError
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings, load_settings
+from vlm_assets.services.command_error import CommandError
 from vlm_durable.files.file_backup import BackupError, read_list, restore
 from vlm_durable.state.pause import pause, pause_of
 

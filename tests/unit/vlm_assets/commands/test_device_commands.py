@@ -6,9 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from vlm_assets.commands.main import app
-from vlm_assets.commands.terminal import CommandError
 from vlm_assets.config.resource_settings import build_gpu
 from vlm_assets.config.settings import load_settings
+from vlm_assets.services.command_error import CommandError
 from vlm_durable.state import nodes as nodes_module
 from vlm_durable.state.database import open_state
 from vlm_durable.state.nodes import DEAD_SECONDS, NodeRecord, Nodes

@@ -27,8 +27,8 @@ from vlm_assets.commands.plan import (
     make_plan,
     range_size_advice,
 )
-from vlm_assets.commands.terminal import CommandError
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model
+from vlm_assets.services.command_error import CommandError
 from vlm_durable.versions.partition_files import PublishedRecord
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_engine.batch_sizes import BATCH_SECONDS

@@ -20,7 +20,8 @@ from typer.testing import CliRunner
 import vlm_assets
 from vlm_assets.commands import main as cli
 from vlm_assets.commands import terminal
-from vlm_assets.commands.terminal import TerminalConsole, doing, say, visible, visible_line
+from vlm_assets.commands.terminal import TerminalConsole, say, visible, visible_line
+from vlm_assets.services.progress import doing
 
 EVIL = "\x1b]0;owned\x07\u202eevil\x9b2J\x7f\r"
 TURNS_AROUND = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}

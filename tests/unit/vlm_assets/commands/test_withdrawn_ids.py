@@ -29,9 +29,9 @@ from vlm_assets.catalog.withdrawn_ids import (
 from vlm_assets.commands.audit import audit
 from vlm_assets.commands.main import app
 from vlm_assets.commands.repair import Way, plan_repairs
-from vlm_assets.commands.terminal import CommandError
 from vlm_assets.commands.withdraw import plan_withdrawal, returned_ids, withdraw
 from vlm_assets.config.settings import load_settings
+from vlm_assets.services.command_error import CommandError
 
 IDS = [f"p{number}" for number in range(6)]
 

@@ -15,11 +15,11 @@ from tests.unit.homes import Dataset
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands import main as cli
 from vlm_assets.commands.backup import back_up
-from vlm_assets.commands.terminal import CommandError
 from vlm_assets.commands.withdraw import plan_withdrawal, withdraw
 from vlm_assets.config import extensions
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.definitions import build_defs
+from vlm_assets.services.command_error import CommandError
 from vlm_durable.state.workers import Workers
 
 MODULE = '''
