@@ -46,13 +46,13 @@ class GpuResource:
         """The devices of this machine that the settings name. Raises DeviceError."""
         return grouped(find_devices(self.devices, os.environ, node=self.node), self.per_model)
 
-    def left_out(self) -> LeftOutDevices:
+    def left_out_devices(self) -> LeftOutDevices:
         """The devices that failed twice."""
         return LeftOutDevices(self.state or open_state(Path(self.leases_directory).parent))
 
     def usable(self) -> list[Device]:
         """The devices of this machine that are not left out. Raises DeviceError, ControlStateError."""
-        left_out = self.left_out().left_out()
+        left_out = self.left_out_devices().left_out()
         return [device for device in self.find() if left_out.keys().isdisjoint({device.id, *device.members})]
 
     def loaded_servers(self) -> LoadedServers:
@@ -67,7 +67,7 @@ class GpuResource:
         as the run's. Any other server is ended before the free memory of its device is measured.
         """
         health = HealthCheck(DriverNvml(), min_free_bytes=round(self.min_free_memory_gib * (1 << 30)))
-        left_out = self.left_out()
+        left_out = self.left_out_devices()
         records = left_out.records()
         servers = self.loaded_servers()
         loaded = {server.device: server.digest for server in servers.living()}
@@ -120,7 +120,7 @@ class GpuResource:
             raise
 
     @contextlib.contextmanager
-    def blamed(self, device: Device, *, asset: str, partition: str, log: logging.Logger) -> Iterator[None]:
+    def blame(self, device: Device, *, asset: str, partition: str, log: logging.Logger) -> Iterator[None]:
         """Record device errors and impossible results against the device, once per partition, then re-raise.
 
         An impossible result that another device repeats counts only against the first device.
@@ -129,7 +129,7 @@ class GpuResource:
             yield
         except Exception as error:
             why = device_failure(error)
-            if why is not None and self.left_out().note_failure(
+            if why is not None and self.left_out_devices().note_failure(
                 device.id,
                 occurrence=at_work_on(asset, partition),
                 why=why,
@@ -138,12 +138,12 @@ class GpuResource:
                 log.error("%s has failed twice and is left out from now on.", device.id)
             raise
 
-    def all_left_out(self) -> str | None:
+    def why_all_left_out(self) -> str | None:
         """Why each device is left out, if every device is; else None. Raises DeviceError.
 
         A device that a cluster gave counts as usable, whatever is recorded against it.
         """
-        left_out = self.left_out().left_out()
+        left_out = self.left_out_devices().left_out()
         if not left_out:
             return None
         devices = self.find()
@@ -152,7 +152,7 @@ class GpuResource:
         return " ".join(left_out[device.id].sentence(device.id) for device in devices)
 
     def _refuse_if_all_are_left_out(self) -> None:
-        reasons = self.all_left_out()
+        reasons = self.why_all_left_out()
         if reasons is not None:
             raise NoDeviceFreeError(
                 f"No device is left to work on, and none was taken back within {self.wait_seconds:.0f} s."

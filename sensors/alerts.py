@@ -131,7 +131,7 @@ class AlertScan:
                 right[subject] = "It goes on, or nothing is left to be done."
             elif alert.lasts is not None and now - alert.at >= alert.lasts:
                 right[subject] = "Nothing more was found since: look at the history if nobody has looked yet."
-        over = self.outbox.recovered_all(right, at=now)
+        over = self.outbox.note_recoveries(right, at=now)
         return Cursor(until, now, still), f"{len(posted)} new, {len(over)} right again"
 
     def _standing(self, dagster: DagsterFacts) -> dict[str, tuple[float, Callable[..., Alert]]]:
@@ -185,7 +185,7 @@ class AlertScan:
                 title=f"Run failed: {' '.join(of)}",
                 partition=run.partition,
                 expected="a run that ends with its output published",
-                found=(dagster.error_of(run.run_id) if number < _QUOTED else None) or "a failed run",
+                actual=(dagster.error_of(run.run_id) if number < _QUOTED else None) or "a failed run",
                 next_step=_TRIED_AGAIN if again else _BY_HAND,
                 page=f"runs/{run.run_id}",
                 at=run.ended_at or run.created_at,
@@ -264,7 +264,7 @@ def alert_of(one: CheckEvaluation) -> Alert | None:
         title=f"{one.check} {'failed' if one.stops else 'warns'}: {of}",
         partition=one.partition,
         expected=one.metadata.get(_EXPECTED),
-        found=one.metadata.get(_FOUND) or one.description or None,
+        actual=one.metadata.get(_FOUND) or one.description or None,
         next_step=one.metadata.get(_WHAT_TO_DO) or "Open the page below: the check says what it found.",
         page=f"runs/{one.run_id}"
         if one.run_id
@@ -297,7 +297,7 @@ def queue_stands(queued: int, since: float, *, now: float) -> Alert:
         severity="error",
         title=f"{counted(queued, 'runs are', 'run is')} queued and none is started",
         expected="a run under way while others wait",
-        found=f"none for {(now - since) / 60:.0f} minutes",
+        actual=f"none for {(now - since) / 60:.0f} minutes",
         next_step=(
             f"{command('devices')} says which devices are left out or held: take one back, or end what holds"
             " them. With free devices, look at the pool's limit under Deployment > Concurrency: at 0 none"
@@ -318,7 +318,7 @@ def run_stuck(run: RunState, since: float, *, now: float) -> Alert:
         title=f"The run of partition {run.partition} does not begin to work",
         partition=run.partition,
         expected="a materialization under way",
-        found=f"a run that was started, and no heartbeat for {(now - since) / 60:.0f} minutes",
+        actual=f"a run that was started, and no heartbeat for {(now - since) / 60:.0f} minutes",
         next_step=(
             "Open the run: its last event says what it waits for (a model hub, a network disk). Terminate it"
             " there; what is committed stays, and launched again by hand it goes on."

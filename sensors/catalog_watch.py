@@ -49,7 +49,7 @@ class CatalogWatch:
             self._compared_at = now
             if _LOST in self.outbox.open_subjects():
                 sentence = "The catalogue and its second copy read whole."
-                self.outbox.recovered(_LOST, sentence=sentence, at=now)
+                self.outbox.note_recovery(_LOST, sentence=sentence, at=now)
         repair = self.last_put_back()
         if repair is None or now - repair[0] >= DAY_SECONDS:
             return "The catalogue and its second copy are alike."

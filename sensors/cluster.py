@@ -207,14 +207,14 @@ class ClusterWatcher:
                             f" {command('devices', '--forget-node', name)}."
                         ),
                         expected="a heartbeat every 3 s",
-                        found=f"none for {node.silent:.0f} s",
+                        actual=f"none for {node.silent:.0f} s",
                         at=unix,
                     )
                 )
             elif subject in told and watch.silence(node) <= SILENT_SECONDS:
-                self.outbox.recovered(subject, sentence=f"{name} beats again, and is used.", at=unix)
+                self.outbox.note_recovery(subject, sentence=f"{name} beats again, and is used.", at=unix)
         for subject in told - {f"nodes/{name}" for name in look.nodes}:
-            self.outbox.recovered(subject, sentence="It was forgotten.", at=unix)
+            self.outbox.note_recovery(subject, sentence="It was forgotten.", at=unix)
         return []
 
 

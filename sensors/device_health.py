@@ -66,7 +66,7 @@ class DeviceWatcher:
                     severity="error",
                     title="The devices cannot be looked at",
                     next_step="Look at `nvidia-smi` and the kernel log; a reboot may be needed.",
-                    found=str(error),
+                    actual=str(error),
                     at=watch.blind_since,
                 )
             )
@@ -74,7 +74,7 @@ class DeviceWatcher:
         watch.blind_since = None
         if subject in opened:
             sentence = "The driver answers again."
-            self.outbox.recovered(subject, sentence=sentence, at=now)
+            self.outbox.note_recovery(subject, sentence=sentence, at=now)
         said: list[str] = []
         for device, verdict in verdicts.items():
             said.extend((*verdict.refused, *verdict.hot))
@@ -100,7 +100,7 @@ class DeviceWatcher:
                         title=f"{device} is too hot, and slower for it",
                         next_step="Look at its cooling, its fans and the air in the room. It goes on.",
                         expected="clocks that its temperature does not hold down",
-                        found=why,
+                        actual=why,
                         at=now,
                     )
                 )
@@ -109,7 +109,7 @@ class DeviceWatcher:
             if watch.at - since >= _SICK_AGAIN_SECONDS:
                 del watch.cool[device]
                 sentence = f"{device} was not too hot for {_SICK_AGAIN_SECONDS / 60:.0f} minutes."
-                self.outbox.recovered(_hot(device), sentence=sentence, at=now)
+                self.outbox.note_recovery(_hot(device), sentence=sentence, at=now)
 
     def _tell_sound(self, watch: Watch, device: str) -> None:
         """Once it has been so for long enough: one that throttles on and off is one trouble, not many."""
@@ -119,7 +119,7 @@ class DeviceWatcher:
             del watch.sick[device], watch.sound[device]
             now = watch.unix
             sentence = f"Nothing has spoken against {device} for {_SICK_AGAIN_SECONDS / 60:.0f} minutes."
-            self.outbox.recovered(f"devices/{device}", sentence=sentence, at=now)
+            self.outbox.note_recovery(f"devices/{device}", sentence=sentence, at=now)
 
     def _tell_sick(self, watch: Watch, device: str, why: str) -> None:
         now = watch.unix
@@ -138,7 +138,7 @@ class DeviceWatcher:
                     " break, or a second failure within a day, it is left out until you take it back."
                 ),
                 expected="nothing that speaks against it",
-                found=why,
+                actual=why,
                 at=now,
             )
         )
@@ -184,14 +184,14 @@ def tell_left_out(
                         f" {command('devices', '--take-back', device)}"
                     ),
                     expected="a device that works",
-                    found=_whys(record),
+                    actual=_whys(record),
                     at=now,
                 )
             )
     for device in watch.left_out:
         if device not in records:
             sentence = f"{device} was taken back and is used again."
-            outbox.recovered(f"devices/{device}/left out", sentence=sentence, at=now)
+            outbox.note_recovery(f"devices/{device}/left out", sentence=sentence, at=now)
     watch.left_out = sorted(records)
     if not node:
         _tell_none_left(watch, records, outbox, now)
@@ -203,7 +203,7 @@ def _tell_none_left(watch: Watch, records: Mapping[str, DeviceRecord], outbox: O
         # Between two starts it may not be known which devices there are: nothing is over then.
         if watch.here:
             sentence = "A device is used again, and what waits goes on by itself."
-            outbox.recovered(NONE_LEFT, sentence=sentence, at=now)
+            outbox.note_recovery(NONE_LEFT, sentence=sentence, at=now)
         return
     here = {device: records[device] for device in sorted(watch.here)}
     outbox.post(
@@ -220,7 +220,7 @@ def _tell_none_left(watch: Watch, records: Mapping[str, DeviceRecord], outbox: O
                 + "; ".join(command("devices", "--take-back", device) for device in [*here][:_NAMED])
             ),
             expected="one device at least to work on",
-            found=" ".join(f"{device}: {_whys(record)}" for device, record in here.items()),
+            actual=" ".join(f"{device}: {_whys(record)}" for device, record in here.items()),
             at=now,
         )
     )

@@ -400,7 +400,7 @@ class _Tick:
         well = [self.entries.pop(key) for key in self.entries.keys() - unwell]
         for entry in well:
             if entry.alerted:
-                self.owner.outbox.recovered(
+                self.owner.outbox.note_recovery(
                     subject(entry.key),
                     sentence=f"Partition {entry.key} is complete again.",
                     at=self.now,

@@ -160,7 +160,7 @@ class LeasesAfterEnd:
             ),
             partition=one.record.holder.partition,
             expected="a process that ends with its run",
-            found=f"{one.held.sentence()} So for {watch.at - watch.after_end[name]:.0f} s at least.",
+            actual=f"{one.held.sentence()} So for {watch.at - watch.after_end[name]:.0f} s at least.",
             page=None if one.how is RunOfProcess.UNKNOWN else f"runs/{one.record.holder.run_id}",
             at=watch.unix,
         )
@@ -168,7 +168,7 @@ class LeasesAfterEnd:
     def _tell_freed(self, left: Mapping[str, object], now: float) -> None:
         for subject, alert in self.outbox.open_subjects().items():
             if alert.kind == KIND and alert.occurrence not in left:
-                self.outbox.recovered(subject, sentence="The device is free.", at=now)
+                self.outbox.note_recovery(subject, sentence="The device is free.", at=now)
 
 
 def _is_run(run_id: str) -> bool:

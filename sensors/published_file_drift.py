@@ -110,7 +110,7 @@ class Verdict:
     kind: str
     severity: Literal["ERROR", "WARN"] | None
     expected: str
-    found: str
+    actual: str
     next_step: str = ""
 
     @property
@@ -121,7 +121,7 @@ class Verdict:
     @property
     def told(self) -> str:
         """What tells it from another verdict."""
-        said = f"{self.kind}\n{self.severity}\n{self.expected}\n{self.found}"
+        said = f"{self.kind}\n{self.severity}\n{self.expected}\n{self.actual}"
         return SOUND if self.passed else hashlib.sha256(said.encode()).hexdigest()[:16]
 
 
@@ -267,7 +267,7 @@ class DriftWatcher:
                         title=f"{path.name} is no partition of {watched.asset.name}",
                         next_step=f"Move {path} elsewhere: whoever reads *.parquet there reads it too.",
                         expected="partitions of the catalogue and nothing else",
-                        found=str(path),
+                        actual=str(path),
                         at=now,
                     )
                 )
@@ -275,7 +275,7 @@ class DriftWatcher:
             if subject.startswith(prefix) and subject not in standing:
                 name = subject.removeprefix(prefix)
                 sentence = f"{name}.parquet lies no longer among the published files."
-                self.outbox.recovered(subject, sentence=sentence, at=now)
+                self.outbox.note_recovery(subject, sentence=sentence, at=now)
         return [f"{path} is no partition." for path in standing.values()]
 
 
@@ -292,7 +292,7 @@ def _tell_owed(asset: str, owed: dict[str, Verdict], snapshot: Snapshot, tell: T
             snapshot.partitions[key] = seen._replace(told=seen.owed, owed="", at=0.0)
     finally:
         snapshot.write()
-    return [f"{asset} {key}: {verdict.kind}. {verdict.found}" for key, verdict in owed.items()]
+    return [f"{asset} {key}: {verdict.kind}. {verdict.actual}" for key, verdict in owed.items()]
 
 
 def _is_changed(snapshot: Snapshot, key: str, standing: dict[str, str], expectation: str) -> bool:
@@ -310,7 +310,7 @@ def evaluation(asset: str, key: str, verdict: Verdict, at: float) -> dg.AssetChe
     """The verdict as a result of the check, for its partition. at: when it was found, in unix seconds."""
     metadata = {
         "expected": verdict.expected,
-        "found": verdict.found,
+        "found": verdict.actual,
         FOUND_AT: datetime.fromtimestamp(at, UTC).isoformat(" ", "milliseconds"),
     }
     if verdict.next_step and not verdict.passed:
@@ -322,7 +322,7 @@ def evaluation(asset: str, key: str, verdict: Verdict, at: float) -> dg.AssetChe
         partition=key,
         passed=verdict.passed,
         severity=dg.AssetCheckSeverity.WARN if verdict.severity == "WARN" else dg.AssetCheckSeverity.ERROR,
-        description=markdown_text.sentence(f"Expected {verdict.expected}; found {verdict.found}{step}"),
+        description=markdown_text.sentence(f"Expected {verdict.expected}; found {verdict.actual}{step}"),
         metadata={name: dg.MetadataValue.text(text) for name, text in metadata.items()},
     )
 

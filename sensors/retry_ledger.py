@@ -81,7 +81,7 @@ def interrupted_again(entry: Entry, now: float) -> Alert:
             " less and less often."
         ),
         expected="a new row committed between two interruptions",
-        found=f"{entry.interruptions} in a row without one",
+        actual=f"{entry.interruptions} in a row without one",
     )
 
 
@@ -100,7 +100,7 @@ def given_up(entry: Entry, why: str, now: float) -> Alert:
             " once: the job failed_partitions_now with `at_once: true`."
         ),
         expected="a materialization that gets on",
-        found=why,
+        actual=why,
     )
 
 
@@ -117,7 +117,7 @@ def left_to_person(entry: Entry, why: str, now: float) -> Alert:
             " images, limits, prompt), then materialize with `retry_failed: true`."
         ),
         expected="failed rows that another try may cure",
-        found=why,
+        actual=why,
     )
 
 
@@ -129,7 +129,7 @@ def _alert_of(
     title: str,
     next_step: str,
     expected: str,
-    found: str,
+    actual: str,
     severity: Severity = "error",
 ) -> Alert:
     """An alert of a partition's attempts: its subject, run and page follow from the entry."""
@@ -142,7 +142,7 @@ def _alert_of(
         next_step=next_step,
         partition=entry.key,
         expected=expected,
-        found=found,
+        actual=actual,
         page=f"runs/{entry.reckoned}" if entry.reckoned else None,
         at=now,
     )

@@ -109,7 +109,7 @@ class Ticks:
                 severity="error",
                 title=f"{name} has gone silent",
                 expected=f"a tick every {interval:.0f} s",
-                found=f"no tick since {_clock(tick.at)}" if tick else "no tick ever",
+                actual=f"no tick since {_clock(tick.at)}" if tick else "no tick ever",
                 next_step=(
                     f"Open Automation > {name}: its last ticks show an error, or it was switched off there."
                     " Switch it on; after an error, reload the definitions; restart Dagster if it stays"
@@ -143,7 +143,7 @@ class Ticks:
             severity="error",
             title="Dagster's daemon has gone silent",
             expected="a tick of some sensor every 30 s",
-            found=f"no tick of any since {_clock(last)}",
+            actual=f"no tick of any since {_clock(last)}",
             next_step=(
                 "Is the machine short of memory or disk? Do the definitions load (Deployment in the UI)?"
                 " Start Dagster again (`make run`, or its systemd units): everything goes on from where it"

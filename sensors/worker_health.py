@@ -187,7 +187,7 @@ class HealthWatcher:
                     "The stuck worker has ended and its device is free; its partition is retried unless a"
                     " person cancelled its run."
                 )
-                self.outbox.recovered(subject, sentence=sentence, at=now)
+                self.outbox.note_recovery(subject, sentence=sentence, at=now)
 
     def _stuck(self, one: Stuck, now: float) -> Alert:
         worker = one.worker
@@ -206,7 +206,7 @@ class HealthWatcher:
             ),
             partition=worker.partition,
             expected=f"a commit within {one.allowed:.0f} s ({worker.phase})",
-            found=f"none for {one.still:.0f} s, at {worker.percent:.0f}% of the partition",
+            actual=f"none for {one.still:.0f} s, at {worker.percent:.0f}% of the partition",
             page=f"runs/{worker.run_id}",
             at=now,
         )
@@ -252,7 +252,7 @@ class HealthWatcher:
                         ),
                         partition=worker.partition,
                         expected=f"about {one.peers:.2f} properties a second, the median of the others",
-                        found=f"{worker.rate:.2f} properties a second for {lasted / 60:.0f} minutes",
+                        actual=f"{worker.rate:.2f} properties a second for {lasted / 60:.0f} minutes",
                         page=f"runs/{worker.run_id}",
                         at=watch.unix,
                     )
@@ -267,7 +267,7 @@ class HealthWatcher:
                 sentence = f"{device} keeps pace with the others again."
                 if is_over:
                     sentence = f"Nobody has worked for {_SLOW_SECONDS / 60:.0f} minutes."
-                self.outbox.recovered(subject, sentence=sentence, at=watch.unix)
+                self.outbox.note_recovery(subject, sentence=sentence, at=watch.unix)
         return told
 
 

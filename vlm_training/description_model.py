@@ -239,7 +239,7 @@ class _Told:
             next_step=_AFTER_STUCK if is_stuck else _AFTER_SLOW,
             partition=name,
             # Without the ids of the batch: alerts stay where a property is withdrawn.
-            found=_STUCK if is_stuck else _SLOW,
+            actual=_STUCK if is_stuck else _SLOW,
             page=f"runs/{self._context.run.run_id}",
             at=now,
         )
@@ -255,7 +255,7 @@ class _Told:
             if rank is None:
                 opened = self._outbox.open_subjects()
                 subjects = [one for one in opened if one.startswith(self._subjects)]
-            self._outbox.recovered_all(dict.fromkeys(subjects, sentence), at=time.time())
+            self._outbox.note_recoveries(dict.fromkeys(subjects, sentence), at=time.time())
         except OSError as error:
             self._context.log.warning(f"Alerts of ranks stay open: {error}")
 

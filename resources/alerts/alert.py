@@ -16,6 +16,9 @@ DAY_SECONDS = 24 * 3600.0
 LONGEST_TEXT = 2000
 """Longest text of an alert, in characters: an alert names the trouble, the page shows it all."""
 
+_KEYS = {"actual": "found"}
+"""Keys of an alert in JSON that are not the names of its fields."""
+
 Severity = Literal["warning", "error"]
 
 
@@ -38,7 +41,7 @@ class Alert:
     next_step: str
     partition: str | None = None
     expected: str | None = None
-    found: str | None = None
+    actual: str | None = None
     page: str | None = None
     at: float = 0.0
     lasts: float | None = None
@@ -50,8 +53,15 @@ class Alert:
 
     def as_json(self) -> dict[str, Any]:
         """The fields that are set, long texts cut to LONGEST_TEXT."""
-        cut = {name: _cut(getattr(self, name)) for name in ("title", "next_step", "expected", "found")}
-        return {name: value for name, value in (asdict(self) | cut).items() if value is not None}
+        cut = {name: _cut(getattr(self, name)) for name in ("title", "next_step", "expected", "actual")}
+        fields = asdict(self) | cut
+        return {_KEYS.get(name, name): value for name, value in fields.items() if value is not None}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Alert:
+        """The alert that ``as_json`` gave."""
+        names = {key: name for name, key in _KEYS.items()}
+        return cls(**{names.get(key, key): value for key, value in fields.items()})
 
 
 Happening = Literal["raised", "again", "recovered", "closed"]
@@ -66,7 +76,7 @@ class AlertEvent:
     was, wrong; both in unix seconds. sentence: of a recovery, what was seen; of a close, the person's reason.
     """
 
-    what: Happening
+    happening: Happening
     alert: Alert
     at: float
     since: float
@@ -75,18 +85,24 @@ class AlertEvent:
     @property
     def id(self) -> str:
         """The alert's own id for a raised alert; the end of an alert has its own id, which is stable too."""
-        if self.what in ("raised", "again"):
+        if self.happening in ("raised", "again"):
             return self.alert.id
-        return digest(self.what, self.alert.id, str(self.at))
+        return digest(self.happening, self.alert.id, str(self.at))
 
     def as_json(self) -> dict[str, Any]:
-        """All of it."""
-        return asdict(self) | {"alert": self.alert.as_json(), "sentence": _cut(self.sentence)}
+        """All fields, a long sentence cut to LONGEST_TEXT."""
+        return {
+            "what": self.happening,
+            "alert": self.alert.as_json(),
+            "at": self.at,
+            "since": self.since,
+            "sentence": _cut(self.sentence),
+        }
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> AlertEvent:
         """The event of such a dict. Earlier versions wrote the event's id too, which is not read."""
-        alert = Alert(**fields["alert"])
+        alert = Alert.from_json(fields["alert"])
         return cls(fields["what"], alert, fields["at"], fields["since"], fields["sentence"])
 
 
@@ -115,20 +131,22 @@ def message_about(
     """
     if len(groups) == 1 and groups[0][0] == 1:
         first = groups[0][1]
-        prefix = f"{_ENDS[first.what].capitalize()}: " if first.what in _ENDS else ""
+        prefix = f"{_ENDS[first.happening].capitalize()}: " if first.happening in _ENDS else ""
         title, lines = f"{prefix}{first.alert.title}", _details(first, address)
     else:
         # What is wrong comes before what is right again, errors before warnings.
-        groups = sorted(groups, key=lambda group: (group[1].what in _ENDS, group[1].alert.severity))
-        kinds = [f"{count} {event.alert.kind} {_ENDS.get(event.what, '')}".strip() for count, event in groups]
+        groups = sorted(groups, key=lambda group: (group[1].happening in _ENDS, group[1].alert.severity))
+        kinds = [
+            f"{count} {event.alert.kind} {_ENDS.get(event.happening, '')}".strip() for count, event in groups
+        ]
         title, lines = f"Alerts: {', '.join(kinds)}", list[str]()
         for kind, (_, event) in zip(kinds, groups, strict=True):
             lines += [f"{kind}, the first: {event.alert.title}", *_details(event, address), ""]
         lines.append(f"All of them: {command('alerts')}.")
     lines += [f"From: {origin}", f"Id: {id_}"]
-    severities = {event.alert.severity for _, event in groups if event.what not in _ENDS}
+    severities = {event.alert.severity for _, event in groups if event.happening not in _ENDS}
     type_ = "failure" if "error" in severities else "warning" if severities else "success"
-    return Message(id_, column(title), column("\n".join(lines)), type_)
+    return Message(id_, storable_text(title), storable_text("\n".join(lines)), type_)
 
 
 def _details(event: AlertEvent, address: str | None) -> list[str]:
@@ -136,17 +154,17 @@ def _details(event: AlertEvent, address: str | None) -> list[str]:
     page = None
     if alert.page is not None:
         page = f"{address.rstrip('/')}/{alert.page}" if address else f"/{alert.page} in the Dagster UI"
-    lines = {"Kind": alert.kind, "Partition": alert.partition}
-    if event.what in _ENDS:
-        lines |= {"Was": f"{alert.title}, since {_clock(event.since)}", "Now": event.sentence}
-        lines |= {"Look": page, "At": _clock(event.at)}
+    texts = {"Kind": alert.kind, "Partition": alert.partition}
+    if event.happening in _ENDS:
+        texts |= {"Was": f"{alert.title}, since {_clock(event.since)}", "Now": event.sentence}
+        texts |= {"Look": page, "At": _clock(event.at)}
     else:
-        lines |= {"Expected": alert.expected, "Found": alert.found, "Next step": alert.next_step}
-        lines |= {"Look": page, "Since": _clock(alert.at)}
-    return [f"{name}: {text}" for name, text in lines.items() if text]
+        texts |= {"Expected": alert.expected, "Found": alert.actual, "Next step": alert.next_step}
+        texts |= {"Look": page, "Since": _clock(alert.at)}
+    return [f"{name}: {text}" for name, text in texts.items() if text]
 
 
-def column(text: str) -> str:
+def storable_text(text: str) -> str:
     """A text as a database and a message can hold it: the name of a file may be no valid Unicode."""
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 

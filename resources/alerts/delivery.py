@@ -56,7 +56,7 @@ class Delivered:
     waiting: alerts and recoveries that were not sent yet, each counted once for each target.
     """
 
-    told: int
+    sent: int
     troubles: tuple[str, ...]
     waiting: int
 
@@ -64,7 +64,7 @@ class Delivered:
     def sentence(self) -> str:
         """For people."""
         counts = (
-            f"{counted(self.told, 'messages')} delivered, {counted(self.waiting, 'alerts')} waiting,"
+            f"{counted(self.sent, 'messages')} delivered, {counted(self.waiting, 'alerts')} waiting,"
             " counted for each target."
         )
         return " ".join((counts, *self.troubles))

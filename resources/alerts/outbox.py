@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import sqlalchemy as sa
 
-from resources.alerts.alert import DAY_SECONDS, Alert, AlertEvent, Happening, column
+from resources.alerts.alert import DAY_SECONDS, Alert, AlertEvent, Happening, storable_text
 from vlm_durable.commands import command
 from vlm_durable.state.database import ControlState
 from vlm_durable.state.tables import alert_events as _events
@@ -69,33 +69,33 @@ class Outbox:
                 opened[alert.subject] = event
                 events.append(event)
             _insert(connection, events)
-            return [event.alert for event in events if event.what == "raised"]
+            return [event.alert for event in events if event.happening == "raised"]
 
         # A post without a new alert writes nothing.
         if not by_id or not self.state.read(lambda connection: _unknown(connection, by_id)):
             return []
         return self.state.write(write)
 
-    def recovered(self, subject: str, *, sentence: str, at: float) -> bool:
+    def note_recovery(self, subject: str, *, sentence: str, at: float) -> bool:
         """Note, durably, that a subject is right again. False if no alert of it is open."""
-        return bool(self.recovered_all({subject: sentence}, at=at))
+        return bool(self.note_recoveries({subject: sentence}, at=at))
 
-    def recovered_all(
-        self, seen: Mapping[str, str], *, at: float, what: Happening = "recovered"
+    def note_recoveries(
+        self, sentences: Mapping[str, str], *, at: float, happening: Happening = "recovered"
     ) -> list[AlertEvent]:
         """Note many recoveries in one transaction: sentences by subject. Returns those that were open."""
 
         def write(connection: sa.Connection) -> list[AlertEvent]:
             opened = self._open(connection)
             recoveries = [
-                AlertEvent(what, event.alert, at, event.since, seen[subject])
+                AlertEvent(happening, event.alert, at, event.since, sentences[subject])
                 for subject, event in opened.items()
-                if subject in seen
+                if subject in sentences
             ]
             _insert(connection, recoveries)
             return recoveries
 
-        return self.state.write(write) if seen.keys() & self.open_subjects().keys() else []
+        return self.state.write(write) if sentences.keys() & self.open_subjects().keys() else []
 
     def close(self, name: str, *, sentence: str, at: float) -> Alert:
         """Note, durably, that a person closed an alert; it is told like a recovery.
@@ -105,7 +105,7 @@ class Outbox:
         """
         opened = self.open_subjects()
         named = {subject: sentence for subject, alert in opened.items() if name in (subject, alert.id)}
-        for event in self.recovered_all(named, at=at, what="closed"):
+        for event in self.note_recoveries(named, at=at, happening="closed"):
             return event.alert
         open_names = ", ".join(opened) or "none"
         raise NotOpenError(f"No alert with the subject or id {name} is open. Open are: {open_names}.")
@@ -172,9 +172,9 @@ def _insert(connection: sa.Connection, events: Sequence[AlertEvent]) -> None:
     rows = [
         {
             "id": event.id,
-            "what": event.what,
+            "what": event.happening,
             "kind": event.alert.kind,
-            "subject": column(event.alert.subject),
+            "subject": storable_text(event.alert.subject),
             "at": float(event.at),
             "event": event.as_json(),
         }

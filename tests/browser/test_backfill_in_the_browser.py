@@ -112,7 +112,7 @@ def test_the_alert_of_a_red_partition_leads_to_it(desk, page: Page, picture: Cal
     alert = outbox.open_subjects()[told]
     assert alert.partition == desk.keys[-1]
     assert alert.expected
-    assert f"{RANGE_SIZE} of {RANGE_SIZE} failed" in str(alert.found)
+    assert f"{RANGE_SIZE} of {RANGE_SIZE} failed" in str(alert.actual)
     assert "vlm-assets show" in alert.next_step
 
     title = f"failed_share failed: {DESCRIPTIONS} {alert.partition}"

@@ -472,7 +472,7 @@ class Materialization:
                 yield lease.device
                 return
             self.progress.load(lease.device.id)
-            with gpu.blamed(lease.device, asset=asset, partition=key, log=self._context.log):
+            with gpu.blame(lease.device, asset=asset, partition=key, log=self._context.log):
                 yield lease.device
         except (
             NoDeviceFreeError,

@@ -143,7 +143,7 @@ def _alert(settings: Settings, failed: FailedCanary) -> Alert:
             f" {command('devices', '--take-back', device)}.{advice}"
         ),
         expected="the same answers to the canary every time",
-        found=(
+        actual=(
             f"The answers are wrong: {failed.why}. Published rows here that it made since {since}:"
             f" {'; '.join(named) or 'none'}."
         ),

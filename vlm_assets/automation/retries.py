@@ -61,7 +61,7 @@ def build_failed_partitions(settings: Settings, keys: Collection[str]) -> Failed
 def _no_device(gpu: GpuResource) -> Callable[[], str | None]:
     def no_device() -> str | None:
         try:
-            return gpu.all_left_out()
+            return gpu.why_all_left_out()
         except DeviceError:
             return None  # The health sensor tells a person of a driver that does not answer.
 

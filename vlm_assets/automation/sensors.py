@@ -115,7 +115,7 @@ def _liveness_sensors(
     leases = LeasesAfterEnd(
         Path(gpu.leases_directory),
         outbox,
-        gpu.left_out(),
+        gpu.left_out_devices(),
         grace=health.limits.grace,
         silence=health.limits.loading,
     )
@@ -134,7 +134,7 @@ def build_health_watcher(settings: Settings) -> HealthWatcher:
     """The watcher of the workers and devices of this machine."""
     state, gpu = control_state(settings), build_gpu(settings)
     outbox = Outbox(state)
-    devices = DeviceWatcher(outbox, gpu.left_out(), gpu.find, HealthCheck(DriverNvml()).of, gpu.node)
+    devices = DeviceWatcher(outbox, gpu.left_out_devices(), gpu.find, HealthCheck(DriverNvml()).of, gpu.node)
     return HealthWatcher(Workers(state), outbox, devices, worker_limits(settings))
 
 

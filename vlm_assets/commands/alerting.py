@@ -77,14 +77,16 @@ def alerts(context: typer.Context, home: Home = None, limit: Limit = 20, as_json
         return
     say(f"{len(standing)} open", bold=True)
     for alert in standing[-limit:]:
-        found = f": expected {alert.expected}, found {alert.found}" if alert.expected and alert.found else ""
+        found = (
+            f": expected {alert.expected}, found {alert.actual}" if alert.expected and alert.actual else ""
+        )
         say(f"{_clock(alert.at)}  {alert.kind}  {alert.title}{found}")
         say(f"    {alert.next_step}\n    subject: {alert.subject}")
     if len(standing) > limit:
         say(f"... and {len(standing) - limit} older; --limit shows more")
     say("\nLately", bold=True)
     for event in recent:
-        say(f"{_clock(event.at)}  {_SIGNS[event.what]}{event.alert.kind}  {event.alert.title}")
+        say(f"{_clock(event.at)}  {_SIGNS[event.happening]}{event.alert.kind}  {event.alert.title}")
     say("")
     for name, (untold, tries) in delivery.backlog().items():
         tried = f", tried up to {counted(tries, 'times')}" if tries else ""
@@ -137,7 +139,7 @@ def deliver(home: Home = None) -> None:
     now = time.time()
     silent = Ticks(delivery.outbox.state).silence(now=now)
     if silent is not None:
-        say(f"{silent.title}: {silent.found}.")
+        say(f"{silent.title}: {silent.actual}.")
         delivery.outbox.post(silent)
     doing(_waiting(delivery))
     done = delivery.deliver(now=now, seconds=_SECONDS, address=pages_address(current))

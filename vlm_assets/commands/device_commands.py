@@ -148,7 +148,7 @@ def devices_command(
     current = chosen_settings(home)
     gpu = build_gpu(current)
     if take_back is not None:
-        forgotten = len(gpu.left_out().take_back(take_back).failures)
+        forgotten = len(gpu.left_out_devices().take_back(take_back).failures)
         say(f"{take_back} is used again; {counted(forgotten, 'failures are', 'failure is')} forgotten.")
         return
     if forget_node is not None:
@@ -163,7 +163,7 @@ def devices_command(
 
 
 def _of_this_machine(gpu: GpuResource) -> Iterator[dict[str, object]]:
-    records = gpu.left_out().records()
+    records = gpu.left_out_devices().records()
     held = {one.device.id: one for one in gpu.leases().holders()}
     servers = {one.device: one for one in gpu.loaded_servers().living()}
     for device in gpu.find():

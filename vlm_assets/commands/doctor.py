@@ -256,7 +256,7 @@ def _devices(settings: Settings) -> Said:
     readings = {one.uuid: one for one in DriverNvml().readings()} if has_gpu else {}
     health = HealthCheck(DriverNvml(), round(settings.device_min_free_gib * _GIB)).of(devices)
     holders = {one.device.id for one in gpu.leases().holders()}
-    left_out = gpu.left_out().left_out()
+    left_out = gpu.left_out_devices().left_out()
     weights = weight_bytes(settings)
     if has_gpu and (trouble := torch_trouble(DriverNvml())) is not None:
         yield "error", trouble
@@ -601,7 +601,7 @@ def _dagster(settings: Settings) -> Said:
     if address is not None:
         silent = Ticks(control_state(settings)).silence(now=time.time())
         if silent is not None:
-            yield "error", f"{silent.title}: {silent.found}. {silent.next_step}"
+            yield "error", f"{silent.title}: {silent.actual}. {silent.next_step}"
         api = DagsterApi(address, settings.dagster_home)
         if api.definitions_loaded():
             yield "ok", f"Dagster runs at {address} and has the definitions."

@@ -216,7 +216,9 @@ class DagsterServer:
         if can_launch(self._socket, seconds=_LAUNCH_SECONDS):
             self._looks_without_launch = 0
             self._tell(
-                lambda: self._outbox.recovered(LAUNCHING, sentence="Runs are launched again.", at=time.time())
+                lambda: self._outbox.note_recovery(
+                    LAUNCHING, sentence="Runs are launched again.", at=time.time()
+                )
             )
             return
         self._looks_without_launch += 1
@@ -276,7 +278,7 @@ def _launches_nothing() -> Alert:
             f" {command('serve')} and look at `nvidia-smi` and the kernel log."
         ),
         expected=f"an answer within {_LAUNCH_SECONDS} s",
-        found=f"none in {_LAUNCH_LOOKS} looks",
+        actual=f"none in {_LAUNCH_LOOKS} looks",
         at=now,
     )
 

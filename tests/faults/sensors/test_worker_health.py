@@ -53,7 +53,7 @@ def gpu(tmp_path):
 def watcher(tmp_path, gpu):
     outbox = Outbox(open_state(tmp_path / ".state"))
     devices = DeviceWatcher(
-        outbox, gpu.left_out(), gpu.find, lambda found: {one.id: DeviceHealth() for one in found}
+        outbox, gpu.left_out_devices(), gpu.find, lambda found: {one.id: DeviceHealth() for one in found}
     )
     return HealthWatcher(
         workers=Workers(open_state(tmp_path)),
@@ -130,6 +130,6 @@ def test_twice_stuck_on_a_device_leaves_it_out(tmp_path, gpu, watcher):
     assert devices == ["cpu-0", "cpu-0", "cpu-1"]
     (alert,) = [one for one in watcher.outbox.open_subjects().values() if one.kind == "device_left_out"]
     assert "--take-back cpu-0" in alert.next_step
-    gpu.left_out().take_back("cpu-0")
+    gpu.left_out_devices().take_back("cpu-0")
     tick(watcher, watch, interrupted)
     assert not [one for one in watcher.outbox.open_subjects().values() if one.kind == "device_left_out"]

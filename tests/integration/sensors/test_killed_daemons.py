@@ -141,7 +141,7 @@ def fail(instance: dg.DagsterInstance, key: str) -> None:
 
 def raised(outbox: Outbox) -> list[Alert]:
     """The failing checks that were told."""
-    told = (one for one in outbox.recent(100_000) if one.what == "raised")
+    told = (one for one in outbox.recent(100_000) if one.happening == "raised")
     return [one.alert for one in told if one.alert.kind == "check_failed"]
 
 

@@ -129,7 +129,7 @@ def test_a_failing_device_of_another_machine_is_not_held_against_ours(desk, serv
     done = on.materialize(vision_language_model=model_of(on, LostModel))
     assert "illegal memory access" in done.failure
     assert [beat.device for beat in beats] == ([None] if elsewhere else ["cpu-0"])
-    assert list(build_gpu(on.settings).left_out().records()) == ([] if elsewhere else ["cpu-0"])
+    assert list(build_gpu(on.settings).left_out_devices().records()) == ([] if elsewhere else ["cpu-0"])
 
 
 class ExchangedModel(VisionLanguageModel):

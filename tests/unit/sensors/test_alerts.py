@@ -50,7 +50,7 @@ def test_another_sensor_that_is_silent_is_told_once_and_then_that_it_ticks(bench
     def told(now: float) -> list[str]:
         before = len(bench.outbox.recent(100))
         scan.scan(bench.dagster, Cursor(), now=now)
-        return [one.what for one in bench.outbox.recent(100)[before:]]
+        return [one.happening for one in bench.outbox.recent(100)[before:]]
 
     ticks.record("file_drift", NOW - 4000, interval_seconds=30)
     assert told(NOW) == [], "it was not expected to tick before this process began"
@@ -71,7 +71,7 @@ def test_runs_that_wait_while_none_is_under_way_are_told_once_and_not_in_a_pause
     def told(cursor: Cursor, now: float) -> tuple[Cursor, list[str]]:
         before = len(bench.outbox.recent(100))
         cursor, _ = scan.scan(bench.dagster, cursor, now=now)
-        return cursor, [one.what for one in bench.outbox.recent(100)[before:]]
+        return cursor, [one.happening for one in bench.outbox.recent(100)[before:]]
 
     cursor, events = told(Cursor(), NOW)
     assert events == []
@@ -101,7 +101,7 @@ def test_a_queue_that_waits_for_a_device_to_be_taken_back_is_told_by_that_alone(
     cursor, _ = scan.scan(bench.dagster, Cursor(), now=NOW)
     cursor, _ = scan.scan(bench.dagster, cursor, now=NOW + STANDSTILL_SECONDS + 1)
     assert list(bench.outbox.open_subjects()) == [NONE_LEFT]
-    bench.outbox.recovered(NONE_LEFT, sentence="One is back.", at=NOW + 1000)
+    bench.outbox.note_recovery(NONE_LEFT, sentence="One is back.", at=NOW + 1000)
     cursor, _ = scan.scan(bench.dagster, cursor, now=NOW + 2000)
     assert list(bench.outbox.open_subjects()) == []
     scan.scan(bench.dagster, cursor, now=NOW + 2001 + STANDSTILL_SECONDS)
@@ -133,7 +133,7 @@ def test_a_run_that_does_not_begin_to_work_is_told_once_and_when_it_goes_on(benc
     assert told(NOW + 3621) == told(NOW + 3640) == [("run_stuck", f"runs/{run_id}")]
     working.add(run_id)
     assert told(NOW + 3660) == []
-    assert [one.what for one in bench.outbox.recent(9)] == ["raised", "recovered"]
+    assert [one.happening for one in bench.outbox.recent(9)] == ["raised", "recovered"]
 
 
 def test_a_failed_run_is_told_once_and_is_over_with_the_next_materialization(bench):
@@ -145,7 +145,7 @@ def test_a_failed_run_is_told_once_and_is_over_with_the_next_materialization(ben
         before = len(bench.outbox.recent(100))
         bench.clock.now += seconds
         cursor, _ = scan.scan(bench.dagster, cursor, now=bench.clock.now)
-        return [one.what for one in bench.outbox.recent(100)[before:]]
+        return [one.happening for one in bench.outbox.recent(100)[before:]]
 
     run_id = bench.dagster.launch(KEY, ["rows"])
     assert told(20) == []
@@ -242,4 +242,4 @@ def test_a_restored_control_state_is_told_for_a_day(bench):
     for at in (now + DAY_SECONDS + 60, now + DAY_SECONDS + 80):
         scan.scan(bench.dagster, Cursor(), now=at)
     assert bench.outbox.open_subjects() == {}
-    assert [one.what for one in bench.outbox.recent(9)] == ["raised", "recovered"]
+    assert [one.happening for one in bench.outbox.recent(9)] == ["raised", "recovered"]

@@ -118,7 +118,7 @@ def test_a_process_that_hangs_after_its_run_is_ended_and_its_device_freed(desk, 
     assert desk.tick(1)
     alert = desk.outbox.open_subjects()[SUBJECT]
     assert (alert.kind, alert.page, alert.partition) == ("lease_held", f"runs/{run_id}", "k")
-    assert "held by run" in alert.found
+    assert "held by run" in alert.actual
     if deaf:
         assert desk.tick(GRACE - 1)
         assert desk.is_left_alone(), "it has the grace"

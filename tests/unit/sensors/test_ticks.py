@@ -85,7 +85,7 @@ def test_what_never_ticked_is_silent_too_but_only_after_it_was_expected(nobody):
     """A sensor that fails in its first line has no tick; one of a Dagster that was down is no alarm."""
     assert silent(nobody, NOW + 10, since=NOW) == {}
     found = silent(nobody, NOW + 400, since=NOW)["sensor/drift"]
-    assert found.found == "no tick ever"
+    assert found.actual == "no tick ever"
     assert "drift" in found.next_step
 
 
@@ -133,7 +133,7 @@ def test_an_alerts_sensor_that_never_ticked_is_silent_too(nobody):
         nobody.record("drift", NOW + after, interval_seconds=30)
     found = nobody.silence(now=NOW + 361)
     assert found is not None
-    assert found.found == "no tick ever"
+    assert found.actual == "no tick ever"
 
 
 def test_with_the_daemon_just_back_the_alerts_sensor_is_no_trouble_of_its_own(ticks):

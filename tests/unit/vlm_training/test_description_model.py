@@ -90,7 +90,7 @@ def test_a_stuck_or_slow_rank_is_an_alert_until_it_is_over(tmp_path):
             told.take({"event": "keeps pace", "rank": 2, "device": "cpu", "said": "It keeps pace."})
             assert kinds() == ["rank_slow"]
         assert kinds() == []
-    assert [event.what for event in outbox.recent(9)] == [
+    assert [event.happening for event in outbox.recent(9)] == [
         *("raised", "recovered"),
         *("raised", "raised", "recovered", "recovered"),
     ]

@@ -85,7 +85,7 @@ def work(order: dict, report) -> None:
         one = alert(number, time.time() + ahead)
         outbox.post(one)
         report(posted=one.id)
-        if number in recover and outbox.recovered(one.subject, sentence="It passed.", at=one.at):
+        if number in recover and outbox.note_recovery(one.subject, sentence="It passed.", at=one.at):
             report(recovered=number)
         if order.get("deliver_each"):
             deliver(delivery, ahead)
@@ -93,7 +93,7 @@ def work(order: dict, report) -> None:
         # One pass has a time limit, and a machine under load may leave some for the next.
         while deliver(delivery, ahead).waiting:
             time.sleep(0.2)
-    told = [event.id for event in outbox.recent(1000) if event.what == "raised"]
+    told = [event.id for event in outbox.recent(1000) if event.happening == "raised"]
     report(finished=True, steps=steps.count, open=sorted(outbox.open_subjects()), raised=told)
 
 

@@ -72,12 +72,12 @@ def deliver(delivery, now=NOW, seconds=20.0):
 def test_each_alert_and_its_recovery_reach_the_receiver_once(outbox, delivery, receiver):
     """Told once, whatever number of ticks and processes look."""
     outbox.post(alert())
-    assert deliver(delivery).told == 1
-    assert deliver(delivery).told == 0
+    assert deliver(delivery).sent == 1
+    assert deliver(delivery).sent == 0
     other = delivery_to(outbox, receiver.url())
-    outbox.recovered("a/0", sentence="It passed.", at=NOW)
-    assert deliver(other).told == 1
-    assert deliver(delivery).told == 0
+    outbox.note_recovery("a/0", sentence="It passed.", at=NOW)
+    assert deliver(other).sent == 1
+    assert deliver(delivery).sent == 0
     assert receiver.titles == ["alert 0", "Right again: alert 0"]
     assert [message["type"] for message in receiver.messages] == ["failure", "success"]
 
@@ -87,7 +87,7 @@ def test_a_target_that_is_down_is_tried_again_later_and_later_and_nothing_is_los
     receiver.down()
     outbox.post(alert(0))
     first = deliver(delivery)
-    assert (first.told, first.waiting) == (0, 1)
+    assert (first.sent, first.waiting) == (0, 1)
     assert "target 1 (json) did not take a message" in first.troubles[0]
     outbox.post_all(alert(number) for number in range(1, 101))
     for due in (FIRST_WAIT_SECONDS, 3 * FIRST_WAIT_SECONDS):
@@ -96,7 +96,7 @@ def test_a_target_that_is_down_is_tried_again_later_and_later_and_nothing_is_los
         assert len(deliver(delivery, NOW + due).troubles) == 1
     receiver.up()
     done = deliver(delivery, NOW + 7 * FIRST_WAIT_SECONDS)
-    assert (done.told, done.waiting) == (2, 0)
+    assert (done.sent, done.waiting) == (2, 0)
     assert receiver.titles == ["alert 0", "Alerts: 100 check_failed"]
     assert receiver.repeated() == {}
 
@@ -106,7 +106,7 @@ def test_one_target_that_is_down_keeps_nothing_from_the_other(outbox, receiver):
     delivery = delivery_to(outbox, "json://127.0.0.1:9/", receiver.url())
     outbox.post(alert())
     done = deliver(delivery)
-    assert done.told == 1
+    assert done.sent == 1
     assert "target 1 (json)" in done.troubles[0]
     assert receiver.titles == ["alert 0"]
 
@@ -117,10 +117,10 @@ def test_a_target_that_hangs_is_left_when_the_time_is_over(outbox, delivery, rec
     receiver.answer = None
     outbox.post(alert())
     done = deliver(delivery, seconds=2.0)
-    assert (done.told, done.waiting) == (0, 1)
+    assert (done.sent, done.waiting) == (0, 1)
     assert "no answer in time" in done.troubles[0]
     receiver.answer = 200
-    assert deliver(delivery, NOW + 1000).told == 1
+    assert deliver(delivery, NOW + 1000).sent == 1
     assert receiver.titles == ["alert 0"]
 
 
@@ -132,7 +132,7 @@ def test_a_text_at_which_a_target_hangs_is_told_in_short_in_the_same_time(outbox
     deliver(delivery, seconds=2.0)
     often = alert_targets.update().values(tries=PATIENT_TRIES)
     outbox.state.write(lambda connection: connection.execute(often).rowcount)
-    assert deliver(delivery, NOW + 100, seconds=10.0).told == 1
+    assert deliver(delivery, NOW + 100, seconds=10.0).sent == 1
     assert receiver.titles == ["An alert that could not be sent here whole"]
 
 
@@ -143,7 +143,7 @@ def test_a_refused_message_is_told_when_the_target_takes_it(outbox, delivery, re
     outbox.post(alert())
     assert "500" in deliver(delivery).troubles[0]
     receiver.answer = 200
-    assert deliver(delivery, NOW + 100).told == 1
+    assert deliver(delivery, NOW + 100).sent == 1
 
 
 def test_a_message_that_is_never_taken_is_told_in_short_and_holds_no_other_up(outbox, delivery, receiver):
@@ -152,9 +152,9 @@ def test_a_message_that_is_never_taken_is_told_in_short_and_holds_no_other_up(ou
     outbox.post_all(alert(number) for number in range(3))
     now = NOW
     for _ in range(PATIENT_TRIES):
-        assert deliver(delivery, now).told == 0
+        assert deliver(delivery, now).sent == 0
         now += LONGEST_WAIT_SECONDS
-    assert deliver(delivery, now).told == 3
+    assert deliver(delivery, now).sent == 3
     assert receiver.titles == ["An alert that could not be sent here whole", "alert 1", "alert 2"]
     assert receiver.ids == [alert(number).id for number in range(3)]
 
@@ -171,7 +171,7 @@ def test_a_target_that_is_down_for_days_is_then_told_whole_and_in_a_group(outbox
     assert deliver(delivery, now).waiting == 0
     assert receiver.titles == ["alert 0", "Alerts: 5 check_failed"]
     outbox.post(alert("new"))
-    assert deliver(delivery, now).told == 1, "and what is new then is told at once"
+    assert deliver(delivery, now).sent == 1, "and what is new then is told at once"
 
 
 def test_two_processes_that_deliver_at_once_tell_nothing_twice(outbox, receiver):
@@ -189,23 +189,23 @@ def deliver_with_another(directory, url, both_ready) -> int:
     delivery = delivery_to(Outbox(ControlState(directory)), url)
     both_ready.wait()
     done = deliver(delivery)
-    return done.told
+    return done.sent
 
 
 def test_a_new_target_is_not_told_what_is_past_and_a_replaced_one_is_told_what_was_not(outbox, receiver):
     """A changed password loses nothing; a target added after months is not flooded."""
     outbox.post(alert(0, at=NOW - DAY_SECONDS - 1))
-    assert deliver(delivery_to(outbox)).told == 0
+    assert deliver(delivery_to(outbox)).sent == 0
     wrong = "json://user:old@127.0.0.1:9/"
     assert deliver(delivery_to(outbox, wrong)).troubles == ()
     outbox.post(alert(1))
     assert deliver(delivery_to(outbox, wrong)).waiting == 1
     outbox.post(alert(2))
     deliver(delivery_to(outbox))  # With no target at all it waits for the next one.
-    assert deliver(delivery_to(outbox, receiver.url()), NOW + FIRST_WAIT_SECONDS).told == 2
+    assert deliver(delivery_to(outbox, receiver.url()), NOW + FIRST_WAIT_SECONDS).sent == 2
     assert receiver.titles == ["alert 1", "alert 2"]
     other = receiver.url(secret="user:new")
-    assert deliver(delivery_to(outbox, receiver.url(), other)).told == 0, "beside another: from now on"
+    assert deliver(delivery_to(outbox, receiver.url(), other)).sent == 0, "beside another: from now on"
 
 
 def test_of_two_targets_that_are_removed_the_next_one_is_told_all_that_either_was_not(outbox, receiver):
@@ -216,7 +216,7 @@ def test_of_two_targets_that_are_removed_the_next_one_is_told_all_that_either_wa
     deliver(delivery_to(outbox, first, second))
     assert receiver.titles == ["alert 0", "alert 1"]
     outbox.post_all(alert(number) for number in range(2, 6))
-    assert deliver(delivery_to(outbox, receiver.url()), NOW + LONGEST_WAIT_SECONDS).told == 2
+    assert deliver(delivery_to(outbox, receiver.url()), NOW + LONGEST_WAIT_SECONDS).sent == 2
     assert receiver.titles[2:] == ["alert 0", "Alerts: 5 check_failed"]
 
 
@@ -233,8 +233,8 @@ def test_a_process_that_is_stopped_while_it_delivers_keeps_the_delivery_from_nob
         os.kill(stopped.pid, signal.SIGSTOP)
         receiver.answer = 200
         over = NOW + 600.0 + GRACE_SECONDS
-        assert deliver(delivery_to(outbox, receiver.url()), over - 1).told == 0
-        assert deliver(delivery_to(outbox, receiver.url()), over).told == 1
+        assert deliver(delivery_to(outbox, receiver.url()), over - 1).sent == 0
+        assert deliver(delivery_to(outbox, receiver.url()), over).sent == 1
         assert receiver.titles == ["alert 0"]
     finally:
         stopped.kill()
@@ -248,7 +248,7 @@ def deliver_slowly(directory, url) -> None:
 def test_the_first_target_of_a_home_is_told_what_was_posted_before_its_first_look(outbox, receiver):
     """What a sensor posts before the alerts sensor has ever ticked is told, and no history of months."""
     outbox.post_all([alert("old", at=NOW - 1e6), alert()])
-    assert deliver(delivery_to(outbox, receiver.url())).told == 1
+    assert deliver(delivery_to(outbox, receiver.url())).sent == 1
     assert receiver.titles == ["alert 0"]
 
 
@@ -319,11 +319,11 @@ def no_write():
 def test_a_few_are_told_one_by_one_and_many_at_once(outbox, delivery, receiver):
     """A storm is one message, which counts its kinds; what is few is read as it is."""
     outbox.post_all(alert(number) for number in range(SINGLY))
-    assert deliver(delivery).told == SINGLY
+    assert deliver(delivery).sent == SINGLY
     outbox.post_all(alert(f"b{number}") for number in range(100))
     outbox.post(alert("other", kind="device_left_out"))
-    outbox.recovered("a/1", sentence="It passed.", at=NOW)
-    assert deliver(delivery).told == 1
+    outbox.note_recovery("a/1", sentence="It passed.", at=NOW)
+    assert deliver(delivery).sent == 1
     assert receiver.titles[SINGLY:] == [
         "Alerts: 100 check_failed, 1 device_left_out, 1 check_failed right again"
     ]
@@ -342,7 +342,7 @@ def test_a_storm_that_goes_on_is_told_more_and_more_seldom_and_whole(outbox, del
     end += 2 * LONGEST_WAIT_SECONDS
     for number in range(2):
         outbox.post(alert(f"later {number}"))
-        assert deliver(delivery, end + number).told == 1
+        assert deliver(delivery, end + number).sent == 1
 
 
 def how_many(title) -> int:
@@ -359,7 +359,7 @@ def test_a_clock_that_was_put_back_mutes_nothing(outbox, delivery, receiver):
     deliver(delivery)
     receiver.answer = 200
     outbox.post(alert("later"))
-    assert deliver(delivery, NOW - 1e8).told == 2
+    assert deliver(delivery, NOW - 1e8).sent == 2
 
 
 def test_a_clock_a_little_behind_sends_nothing_that_another_process_sends(outbox, delivery, receiver):
@@ -376,13 +376,13 @@ def test_a_clock_a_little_behind_sends_nothing_that_another_process_sends(outbox
 def test_old_history_is_forgotten_but_not_what_is_open(outbox, delivery, receiver, caplog):
     """A home of years does not grow without end, forgets nothing that stands, and logs what was not told."""
     outbox.post_all([alert("over"), alert("open")])
-    outbox.recovered("a/over", sentence="It passed.", at=NOW)
+    outbox.note_recovery("a/over", sentence="It passed.", at=NOW)
     deliver(delivery)
     receiver.down()
     outbox.post(alert("untold"))
     # Repetitions are never told.
     outbox.post_all([replace(alert("untold"), occurrence=one) for one in "st"], once_while_open=True)
-    outbox.recovered("a/untold", sentence="It passed.", at=NOW)
+    outbox.note_recovery("a/untold", sentence="It passed.", at=NOW)
     later = NOW + HISTORY_SECONDS + 1
     deliver(delivery_to(outbox), later - 2)
     assert len(outbox.recent(9)) == 5
@@ -399,15 +399,15 @@ def test_in_postgres_each_reaches_the_receiver_once_and_two_processes_share_the_
     state = ControlState(tmp_path / ".state", postgres_url)
     outbox = Outbox(state)
     other = Outbox(ControlState(tmp_path / ".state", postgres_url))
-    assert outbox.post(alert("\udcff", found="\x00"))
+    assert outbox.post(alert("\udcff", actual="\x00"))
     assert not other.post(alert("\udcff"))
-    assert deliver(delivery_to(outbox, receiver.url())).told == 1
-    assert deliver(delivery_to(other, receiver.url())).told == 0
+    assert deliver(delivery_to(outbox, receiver.url())).sent == 1
+    assert deliver(delivery_to(other, receiver.url())).sent == 0
     receiver.down()
     outbox.post_all(alert(number) for number in range(50))
     assert deliver(delivery_to(other, receiver.url())).waiting == 50
-    assert other.recovered("a/\udcff", sentence="It passed.", at=NOW)
+    assert other.note_recovery("a/\udcff", sentence="It passed.", at=NOW)
     assert len(outbox.open_subjects()) == 50
     receiver.up()
-    assert deliver(delivery_to(outbox, receiver.url()), NOW + FIRST_WAIT_SECONDS).told == 2
+    assert deliver(delivery_to(outbox, receiver.url()), NOW + FIRST_WAIT_SECONDS).sent == 2
     assert receiver.repeated() == {}

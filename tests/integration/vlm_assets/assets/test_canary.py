@@ -87,7 +87,7 @@ def alerts(desk: Desk) -> list:
 
 
 def left_out(desk: Desk) -> set[str]:
-    return set(build_gpu(desk.settings).left_out().left_out())
+    return set(build_gpu(desk.settings).left_out_devices().left_out())
 
 
 def descriptions(path) -> list:
@@ -184,8 +184,8 @@ def test_partitions_with_rows_of_a_killed_run_are_named(slots, sick, monkeypatch
     sick("cpu-0")
     assert not run(slots, key=OTHER_KEY).success
     (alert,) = alerts(slots)
-    assert KEY in alert.found
-    assert OTHER_KEY not in alert.found
+    assert KEY in alert.actual
+    assert OTHER_KEY not in alert.actual
     assert "recompute: true" in alert.next_step
     assert run(slots).success
     assert slots.file.read_bytes() == before, "named, and not computed again by itself"
@@ -197,7 +197,7 @@ def test_partitions_before_the_last_good_canary_are_not_named(slots, sick):
     sick("cpu-0")
     assert not run(slots, key=OTHER_KEY).success
     (alert,) = alerts(slots)
-    assert KEY not in alert.found
+    assert KEY not in alert.actual
 
 
 STEPS = [

@@ -17,7 +17,7 @@ def alert():
             "next_step": "Materialize the partition again.",
             "partition": "KEY",
             "expected": "20 rows",
-            "found": "19",
+            "actual": "19",
             "page": "runs/run-1",
             "at": 1_790_000_000.0,
         }

@@ -64,7 +64,7 @@ def test_what_comes_again_while_it_is_open_is_noted_and_not_told(outbox, alert):
     assert events(outbox) == ["raised", "again", "again"], "it stands in the history"
     assert tries("run-4", kind="worse") == ["run-4"], "another kind of trouble is news"
     assert tries("run-5", kind="worse") == []
-    (recovery,) = outbox.recovered_all({alert().subject: "It passed."}, at=6.0)
+    (recovery,) = outbox.note_recoveries({alert().subject: "It passed."}, at=6.0)
     assert (recovery.alert.occurrence, recovery.since) == ("run-5", 4.0)
     assert tries("run-7") == ["run-7"], "it was right in between"
     assert [one.alert.occurrence for one in outbox.recent(9)] == ["run-1", "run-4", "run-5", "run-7"]
@@ -101,17 +101,17 @@ def test_an_older_look_of_another_thread_hides_nothing_that_is_open(state, alert
 def test_only_what_is_open_recovers_and_only_once(outbox, alert):
     """No notice of a recovery for what nobody was told of."""
     again = {"sentence": "It passed.", "at": 2.0}
-    assert not outbox.recovered(alert().subject, **again)
+    assert not outbox.note_recovery(alert().subject, **again)
     outbox.post(alert())
-    assert outbox.recovered(alert().subject, **again)
-    assert not another(outbox).recovered(alert().subject, **again)
+    assert outbox.note_recovery(alert().subject, **again)
+    assert not another(outbox).note_recovery(alert().subject, **again)
     assert outbox.open_subjects() == {}
 
 
 def test_a_late_repetition_does_not_open_again_what_is_right(outbox, alert):
     """The alert of a tick that died comes again after the recovery: known, and it stays closed."""
     outbox.post(alert())
-    outbox.recovered(alert().subject, sentence="It passed.", at=2.0)
+    outbox.note_recovery(alert().subject, sentence="It passed.", at=2.0)
     assert not another(outbox).post(alert())
     assert outbox.open_subjects() == {}
 
@@ -121,7 +121,7 @@ def test_a_look_that_finds_nothing_new_writes_nothing(outbox, state, alert):
     outbox.post(alert())
     before = changes(state)
     outbox.post_all([alert()], once_while_open=True)
-    outbox.recovered_all({"something else": "It passed."}, at=2.0)
+    outbox.note_recoveries({"something else": "It passed."}, at=2.0)
     assert list(outbox.open_subjects()) == [alert().subject]
     assert changes(state) == before
 
@@ -129,9 +129,9 @@ def test_a_look_that_finds_nothing_new_writes_nothing(outbox, state, alert):
 def test_any_text_and_the_name_of_any_file_can_be_posted(outbox, alert):
     """A file's name may be no Unicode, a stack trace may hold anything."""
     odd = 'ümlaut \n "quoted" \udcff'
-    outbox.post(alert(odd, found="\x00 \ud800"))
+    outbox.post(alert(odd, actual="\x00 \ud800"))
     assert list(outbox.open_subjects()) == [odd]
-    assert outbox.recovered(odd, sentence=odd, at=2.0)
+    assert outbox.note_recovery(odd, sentence=odd, at=2.0)
 
 
 def test_ten_thousand_at_once_cost_one_write_and_a_look_at_nothing_new_costs_nothing(outbox, alert):

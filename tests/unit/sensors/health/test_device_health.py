@@ -41,7 +41,7 @@ def test_a_device_that_stays_sick_is_left_out(tick, machine, watcher):
     assert tick(601) == [SICK, LEFT_OUT]
     (alert,) = [one for one in watcher.outbox.open_subjects().values() if one.kind == "device_left_out"]
     assert "--take-back GPU-1" in alert.next_step
-    assert alert.found == HOT
+    assert alert.actual == HOT
     machine.against.clear()
     tick()
     assert tick(601) == [LEFT_OUT], "sound again, but left out until a person takes it back"
@@ -71,14 +71,14 @@ def test_that_every_device_is_left_out_is_told_once_and_that_one_is_taken_back(t
     assert ("all_devices_left_out", NONE_LEFT) in opened
     alert = watcher.outbox.open_subjects()[NONE_LEFT]
     assert all(f"--take-back {gpu.id}" in alert.next_step for gpu in machine.listed)
-    assert "GPU-2 is lost." in alert.found
+    assert "GPU-2 is lost." in alert.actual
     machine.is_lost = True
     assert ("all_devices_left_out", NONE_LEFT) in tick()
     machine.is_lost = False
     tick()
     watcher.devices.left_out.take_back("GPU-2")
     assert ("all_devices_left_out", NONE_LEFT) not in tick()
-    told = [one.alert.kind for one in watcher.outbox.recent(50) if one.what == "raised"]
+    told = [one.alert.kind for one in watcher.outbox.recent(50) if one.happening == "raised"]
     assert told.count("all_devices_left_out") == 1
     for run in "34":
         watcher.devices.left_out.note_failure("GPU-2", occurrence=run, why="It is lost again.")

@@ -155,10 +155,10 @@ def test_answers_without_numbers_are_held_against_the_device(tmp_path, kind, fai
         device = Device(name, "cuda", "GPU", None, name)
         with (
             pytest.raises(GarbageOutputError),
-            gpu.blamed(device, asset="a", partition="0", log=logging.getLogger()),
+            gpu.blame(device, asset="a", partition="0", log=logging.getLogger()),
         ):
             AnswerGuard(0.5).take(refused)
-    records = gpu.left_out().records()
+    records = gpu.left_out_devices().records()
     assert [len(records[name].failures) for name in records] == [1] * failures
     assert all("NaN or infinity for 40 of the last 40" in one.failures[0].why for one in records.values())
 
@@ -199,18 +199,18 @@ def test_a_device_that_computes_no_vectors_is_held_to_account(tmp_path):
     def embed_unsoundly(device, partition):
         with (
             pytest.raises(ImpossibleResultError),
-            gpu.blamed(device, asset="property_embeddings", partition=partition, log=logging.getLogger()),
+            gpu.blame(device, asset="property_embeddings", partition=partition, log=logging.getLogger()),
         ):
             refuse_unsound(["a", "b"], np.full((2, 4), np.nan, dtype=np.float32), device.id)
 
     embed_unsoundly(first, "k1")
     embed_unsoundly(first, "k1")
-    (failure,) = gpu.left_out().records()[first.id].failures
+    (failure,) = gpu.left_out_devices().records()[first.id].failures
     assert failure.why == f"2 of 2 vectors computed on {first.id} are zero or not finite (first: 'a', 'b')."
     assert [device.id for device in gpu.leases().devices] == [second.id, third.id, first.id]
     embed_unsoundly(second, "k1")
-    assert list(gpu.left_out().records()) == [first.id], "the same elsewhere: it goes with the work"
+    assert list(gpu.left_out_devices().records()) == [first.id], "the same elsewhere: it goes with the work"
     embed_unsoundly(first, "k2")
-    assert list(gpu.left_out().left_out()) == [first.id]
+    assert list(gpu.left_out_devices().left_out()) == [first.id]
     embed_unsoundly(second, "k3")
-    assert second.id in gpu.left_out().records()
+    assert second.id in gpu.left_out_devices().records()

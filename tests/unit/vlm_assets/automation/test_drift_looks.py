@@ -125,7 +125,7 @@ def test_a_file_among_the_partitions_that_is_none_is_an_alert_that_recovers(desk
     stray.write_bytes(b"x")
     assert desk.tick() == desk.tick() == []
     (alert,) = desk.outbox.open_subjects().values()
-    assert (alert.kind, alert.severity, alert.found) == ("foreign_file", "error", str(stray))
+    assert (alert.kind, alert.severity, alert.actual) == ("foreign_file", "error", str(stray))
     stray.unlink()
     desk.tick()
     assert not desk.outbox.open_subjects()
@@ -139,7 +139,7 @@ def test_changed_settings_warn_with_the_cost_and_pass_when_changed_back(desk):
     assert told == [(ASSET, key, "stale", "WARN") for key in desk.dataset.keys]
     assert (
         "another maker; making it anew costs 3 properties with 3 images"
-        in desk.verdicts[ASSET, desk.dataset.keys[0]].found
+        in desk.verdicts[ASSET, desk.dataset.keys[0]].actual
     )
     assert desk.tick() == []
     desk.now = {"maker": "s"}

@@ -117,7 +117,7 @@ def test_the_run_config_and_the_settings_reach_the_runs(dataset):
 def test_the_schedule_knows_that_no_device_is_left(dataset):
     """From the file of the devices left out; a driver that does not answer is told elsewhere."""
     settings = dataset.settings.model_copy(update={"devices": "cpu:1"})
-    left_out = build_gpu(settings).left_out()
+    left_out = build_gpu(settings).left_out_devices()
     failed_partitions = build_failed_partitions(settings, dataset.keys)
     with dg.DagsterInstance.local_temp() as instance:
         assert (

@@ -48,7 +48,7 @@ def alert(number: int) -> Alert:
         severity="error",
         title=f"row_count failed: rows {number}",
         expected="20 rows",
-        found="19",
+        actual="19",
         next_step="Put the images back.",
         at=time.time(),
     )
@@ -57,7 +57,7 @@ def alert(number: int) -> Alert:
 def test_the_list_shows_what_is_open_with_its_next_step_and_what_was_told(home, outbox):
     """In the morning one look must tell."""
     outbox.post_all([alert(0), alert(1)])
-    outbox.recovered("rows/0", sentence="It passed.", at=time.time())
+    outbox.note_recovery("rows/0", sentence="It passed.", at=time.time())
     said = run()
     assert said.exit_code == 0
     assert "1 open" in said.output

@@ -29,7 +29,7 @@ def run(home, *arguments):
 
 def test_a_left_out_device_is_shown_with_the_way_back_and_taken_back(home):
     """The command that the alert names works as it is written there."""
-    left_out = build_gpu(load_settings()).left_out()
+    left_out = build_gpu(load_settings()).left_out_devices()
     for occurrence in ("r1", "r2"):
         left_out.note_failure("cpu-1", occurrence=occurrence, why="It is lost.")
     shown = json.loads(run(home, "--json").stdout)

@@ -454,7 +454,7 @@ def test_devices_that_are_left_out_are_not_measured_with(uneven) -> None:
     gpu, model = build_gpu(settings), build_vision_language_model(settings)
     for device, expected in (("cpu-0", ["cpu-1"]), ("cpu-1", [])):
         for occurrence in ("a", "b"):
-            gpu.left_out().note_failure(device, occurrence=occurrence, why="It fell off the bus.")
+            gpu.left_out_devices().note_failure(device, occurrence=occurrence, why="It fell off the bus.")
         assert [one.id for one in gpu.usable()] == expected
         if expected:
             assert _environment(settings, gpu.usable())["VLM_ASSETS_DEVICES"] == "cpu:1"

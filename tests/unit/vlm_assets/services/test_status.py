@@ -197,7 +197,7 @@ def test_open_alerts_are_said_first_and_no_longer_once_they_are_right(uneven: Se
     assert found.open_alerts == ("alerts has gone silent",)
     assert found.next_steps[0] == "Open alerts: 1, the latest: alerts has gone silent. `vlm-assets alerts`."
     assert found.next_steps[0] in text(found)
-    outbox.recovered("sensor/alerts", sentence="It ticks.", at=2.0)
+    outbox.note_recovery("sensor/alerts", sentence="It ticks.", at=2.0)
     assert status_of(uneven).open_alerts == ()
 
 

@@ -107,14 +107,14 @@ def test_the_retries_of_one_partition_leave_no_device_out(tmp_path):
     resource = gpu(tmp_path)
     _lose(resource, "k1")
     _lose(resource, "k1")
-    resource.left_out().note_failure("cpu-0", occurrence=at_work_on("a", "k1"), why="stood still")
-    assert not resource.left_out().left_out()
-    assert len(resource.left_out().records()["cpu-0"].failures) == 1
+    resource.left_out_devices().note_failure("cpu-0", occurrence=at_work_on("a", "k1"), why="stood still")
+    assert not resource.left_out_devices().left_out()
+    assert len(resource.left_out_devices().records()["cpu-0"].failures) == 1
 
 
 def _lose(resource, partition):
     first = resource.find()[0]
-    with pytest.raises(EngineLostError), resource.blamed(first, asset="a", partition=partition, log=LOG):
+    with pytest.raises(EngineLostError), resource.blame(first, asset="a", partition=partition, log=LOG):
         raise EngineLostError("the device is lost") from LOST
 
 
@@ -126,29 +126,29 @@ def none_leased(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def all_left_out(resource):
+def why_all_left_out(resource):
     for run in "12":
-        resource.left_out().note_failure("cpu-0", occurrence=run, why="It is lost.")
+        resource.left_out_devices().note_failure("cpu-0", occurrence=run, why="It is lost.")
     return resource
 
 
 def test_all_left_out_is_said_with_the_way_back(tmp_path, none_leased):
     """Not as if others held the devices: nobody will give one back by itself."""
-    resource = all_left_out(gpu(tmp_path, "cpu:1"))
+    resource = why_all_left_out(gpu(tmp_path, "cpu:1"))
     with pytest.raises(NoDeviceFreeError, match=r"No device is left.*It is lost.*--take-back cpu-0"):
         resource.lease(run_id="r", partition="k", step="s", log=LOG)
 
 
 def test_a_run_that_waits_uses_the_device_that_is_taken_back(tmp_path, none_leased):
     """A person takes it back and the runs that wait go on; they have not run through the queue."""
-    resource = all_left_out(gpu(tmp_path, "cpu:1", wait_seconds=60))
+    resource = why_all_left_out(gpu(tmp_path, "cpu:1", wait_seconds=60))
     said = []
 
     class Person(logging.Handler):
         def emit(self, record):
             said.append(record.getMessage())
             if "No device is free; waiting" in said[-1]:
-                resource.left_out().take_back("cpu-0")
+                resource.left_out_devices().take_back("cpu-0")
 
     log = logging.Logger("waiting")
     log.addHandler(Person())
