@@ -1,7 +1,7 @@
 """The property catalogue of a home: one row per property, in an order that never changes.
 
-Reading it: the ranges (the partitions), the unfilled tail, and verified rows. A catalogue that is damaged, or
-an older version, is put back from its second copy, wherever a reader meets that. ``catalog_file.py`` has the
+A catalogue has ranges (the partitions), an unfilled tail, and verified rows. A reader that meets a damaged or
+older catalogue puts it back from its second copy. ``catalog_file.py`` has the
 format, ``ingest.py`` makes and extends the catalogue.
 """
 
@@ -143,44 +143,46 @@ class Catalog:
             return self.tail
         return self.ranges[bisect_right(self.ranges, ordinal, key=_start) - 1]
 
-    def slice_digest(self, wanted: PropertyRange) -> str:
+    def slice_digest(self, property_range: PropertyRange) -> str:
         """SHA-256 over the rows of a range, or of the tail, from the header. Raises CatalogError."""
-        if self.header.tail is not None and self.header.tail.range == wanted:
+        if self.header.tail is not None and self.header.tail.range == property_range:
             return self.header.tail.digest
-        position = bisect_right(self.ranges, wanted.start, key=_start) - 1
-        if position < 0 or self.ranges[position] != wanted:
+        position = bisect_right(self.ranges, property_range.start, key=_start) - 1
+        if position < 0 or self.ranges[position] != property_range:
             raise CatalogError(
-                f"{self.path} has no range {wanted.key}; it has {counted(len(self.ranges), 'others')}, "
-                f"which {command('status')} lists."
+                f"{self.path} has no range {property_range.key}; it has"
+                f" {counted(len(self.ranges), 'others')}, which {command('status')} lists."
             )
         return self.header.digests[position]
 
-    def slice(self, wanted: PropertyRange) -> pa.Table:
+    def slice(self, property_range: PropertyRange) -> pa.Table:
         """The verified rows of a range, or of the tail, ordered by ordinal, in the schema of the file.
 
         Raises CatalogError and CatalogUnreadableError.
         """
-        digest = self.slice_digest(wanted)
+        digest = self.slice_digest(property_range)
 
         def read(file: Any) -> pa.Table:
             now = CatalogHeader.from_footer(file.metadata)
-            if now.catalog_id != self.catalog_id or (wanted, digest) not in now.slices(with_tail=True):
+            if now.catalog_id != self.catalog_id or (property_range, digest) not in now.slices(
+                with_tail=True
+            ):
                 raise CatalogError(
-                    f"{self.path} was updated while it was in use, and {wanted.key} is among the ranges that "
-                    "changed. Start again: the new rows are taken then."
+                    f"{self.path} was updated while it was in use, and {property_range.key} is among the"
+                    " ranges that changed. Start again: the new rows are taken then."
                 )
-            return read_range(file, wanted, digest)
+            return read_range(file, property_range, digest)
 
-        return self._read(read, f"the rows of {wanted.key}")
+        return self._read(read, f"the rows of {property_range.key}")
 
     def slices(self, *, with_tail: bool = False) -> Iterator[tuple[PropertyRange, pa.Table]]:
-        """All ranges with their rows as ``slice`` gives them, each row group read once; the tail if asked."""
+        """All ranges with their verified rows, each row group read once. with_tail: the tail too."""
         count = len(self.ranges) + (1 if with_tail and self.tail is not None else 0)
         done = 0
         try:
-            for one in self._stream(count):
+            for range_and_rows in self._stream(count):
                 done += 1
-                yield one
+                yield range_and_rows
         except UNREADABLE as error:
             put_back(self.home, f"its rows do not read: {error}")
             try:
@@ -205,40 +207,40 @@ class Catalog:
 
     def find(self, property_id: str) -> CatalogRow | None:
         """The row of one property, or None if there is none. Reads the column of ids."""
-        # Typed in another encoding it is no id of a catalogue, and no fault of it.
+        # An id that was typed in another encoding is simply not in the catalogue.
         ordinal = next(iter(self.ordinals_of([property_id])), None)
         if ordinal is None:
             return None
-        wanted = self.range_of(ordinal)
-        row = self.slice(wanted).slice(ordinal - wanted.start, 1).to_pylist()[0]
+        property_range = self.range_of(ordinal)
+        row = self.slice(property_range).slice(ordinal - property_range.start, 1).to_pylist()[0]
         return CatalogRow(
             ordinal=ordinal,
             property_id=row["property_id"],
-            range=wanted,
+            range=property_range,
             image_uris=tuple(row["image_uris"]),
             image_bytes=tuple(row["image_bytes"]),
         )
 
     def images_of(self, ordinals: Sequence[int]) -> list[list[str]]:
         """The image URIs of some properties, in the order given; each range is read once."""
-        found: dict[int, list[str]] = {}
-        for wanted, some in groupby(sorted(set(ordinals)), self.range_of):
-            column = self.slice(wanted)["image_uris"]
-            found |= {one: column[one - wanted.start].as_py() for one in some}
-        return [found[one] for one in ordinals]
+        uris: dict[int, list[str]] = {}
+        for property_range, group in groupby(sorted(set(ordinals)), self.range_of):
+            column = self.slice(property_range)["image_uris"]
+            uris |= {ordinal: column[ordinal - property_range.start].as_py() for ordinal in group}
+        return [uris[ordinal] for ordinal in ordinals]
 
     def ordinals_of(self, ids: Collection[str]) -> list[int]:
-        """The ordinals of those of some ids that are here, in order. Reads the column of ids."""
-        wanted = pa.array(sorted(one for one in ids if is_utf8(one)), pa.string())
+        """The ordinals of those ids that the catalogue has, in order. Reads the column of ids."""
+        requested = pa.array(sorted(property_id for property_id in ids if is_utf8(property_id)), pa.string())
 
         def read(file: Any) -> list[int]:
-            found: list[int] = []
+            ordinals: list[int] = []
             start = 0
             for batch in file.iter_batches(columns=["property_id"]):
-                here = pc.is_in(batch.column(0), value_set=wanted).to_numpy(zero_copy_only=False)
-                found += [start + int(at) for at in np.flatnonzero(here)]
+                is_requested = pc.is_in(batch.column(0), value_set=requested).to_numpy(zero_copy_only=False)
+                ordinals += [start + int(at) for at in np.flatnonzero(is_requested)]
                 start += batch.num_rows
-            return found
+            return ordinals
 
         return self._read(read, "its ids")
 

@@ -218,19 +218,22 @@ def last_put_back(home: Path) -> tuple[float, str, str] | None:
 
 
 def known_versions(home: Path) -> dict[str, int]:
-    """By the id of each catalogue that anything here speaks of, its highest sequence number.
+    """The highest sequence number of each catalogue that a file or a mark of this home names, by its id.
 
-    With a mark that is this home's catalogue alone, unless neither the catalogue nor its second copy is of
-    that one. Where the two copies of the mark are those of two homes, both count. Raises CatalogFormatError.
+    With a mark, only the mark's catalogue counts, unless neither the catalogue nor its second copy is that
+    one. Where the two copies of the mark are of two homes, both count. Raises CatalogFormatError.
     """
     headers = [_header_of(path) for path in (catalog_path(home), *backup_paths(home))]
     mark, _ = _mark(home, headers[0], headers[1])
-    versions = [(one.catalog_id, one.sequence) for one in headers if isinstance(one, CatalogHeader)]
-    if mark is not None:
-        ids = {one.catalog_id for one in headers[:2] if isinstance(one, CatalogHeader)}
-        versions = [one for one in versions if one[0] == mark.origin or mark.origin not in ids]
-    marks = [mark] if mark is not None else _mark_reading(home).marks
-    versions += [(one.origin, one.sequence) for one in marks]
+    versions = [
+        (header.catalog_id, header.sequence) for header in headers if isinstance(header, CatalogHeader)
+    ]
+    if mark is None:
+        versions += [(reading.origin, reading.sequence) for reading in _mark_reading(home).marks]
+    else:
+        if mark.origin in _catalog_ids(headers[0], headers[1]):
+            versions = [version for version in versions if version[0] == mark.origin]
+        versions.append((mark.origin, mark.sequence))
     return {id_: max(sequence for other, sequence in versions if other == id_) for id_, _ in versions}
 
 
@@ -263,7 +266,7 @@ def catalog_id_of(home: Path) -> str | None:
         mark, doubt = _mark(home, header, copy)
     except CatalogFormatError:
         return None
-    ids = {one.catalog_id for one in (header, copy) if isinstance(one, CatalogHeader)}
+    ids = set(_catalog_ids(header, copy))
     if mark is not None:
         return mark.origin if not ids or mark.origin in ids else None
     return next(iter(ids)) if len(ids) == 1 and doubt is None else None
@@ -277,7 +280,7 @@ def choose_command(home: Path, place: object) -> str:
 def unreadable(home: Path, problem: str) -> CatalogUnreadableError:
     """The error for a catalogue that cannot be put back: what is wrong, and which files there are.
 
-    problem: goes on after the path of the catalogue.
+    problem: the rest of a sentence that begins with the path of the catalogue.
     """
     described, readable, own = [], list[tuple[int, Path]](), _own_id(home)
     for path in (catalog_path(home), *backup_paths(home)):
@@ -292,7 +295,7 @@ def unreadable(home: Path, problem: str) -> CatalogUnreadableError:
             described.append(f"{path} (unreadable)")
     advice = "Bring it back from a copy of your own, which this checks first: " + choose_command(home, "FILE")
     if readable:
-        newest = max(readable, key=lambda one: one[0])[1]
+        newest = max(readable, key=lambda candidate: candidate[0])[1]
         advice += (
             f". If there is none, this checks the newest file that is here, says what it lacks, and asks:"
             f" {choose_command(home, newest)}"
@@ -303,10 +306,15 @@ def unreadable(home: Path, problem: str) -> CatalogUnreadableError:
     )
 
 
+def _catalog_ids(*headers: CatalogHeader | str) -> list[str]:
+    """The ids of the catalogues whose headers could be read."""
+    return [header.catalog_id for header in headers if isinstance(header, CatalogHeader)]
+
+
 def _own_id(home: Path) -> str | None:
     """The id of this home's catalogue: that of both copies, or else of the mark; None where neither says."""
     header, copy = (_header_of(path) for path in (catalog_path(home), backup_paths(home)[0]))
-    ids = [one.catalog_id for one in (header, copy) if isinstance(one, CatalogHeader)]
+    ids = _catalog_ids(header, copy)
     if len(ids) == 2 and len(set(ids)) == 1:
         return ids[0]
     mark, _ = _mark(home, header, copy)
@@ -329,7 +337,7 @@ class _CatalogFiles:
 
     @classmethod
     def read(cls, home: Path, *, damage: str | None = None) -> _CatalogFiles:
-        """damage: what a reader met, so that all of the catalogue is read. Raises CatalogFormatError."""
+        """damage: what a reader ran into; then all of the catalogue is read. Raises CatalogFormatError."""
         header = _header_of(catalog_path(home), wholly=damage is not None)
         copy = _header_of(backup_paths(home)[0])
         mark, doubt = _mark(home, header, copy)
@@ -390,9 +398,9 @@ class _CatalogFiles:
 
 
 def _put_right(home: Path, *, damage: str | None = None) -> CatalogHeader:
-    """Have the catalogue be the newest version that is whole, and the mark say so. Wants the lock held.
+    """Make the catalogue the newest version that is whole, and the mark say so. The caller holds the lock.
 
-    damage: what a reader met, so that every row is read. Raises CatalogUnreadableError, CatalogFormatError,
+    damage: what a reader ran into; then every row is read. Raises CatalogUnreadableError, CatalogFormatError,
     OSError.
     """
     path, second_copy = catalog_path(home), backup_paths(home)[0]
@@ -411,7 +419,7 @@ def _put_right(home: Path, *, damage: str | None = None) -> CatalogHeader:
             notes.append((title, f"It was put back from its second copy (it {files.problem}).{kept}"))
             header, takes_copy = copy, True
         elif files.is_sound:
-            # An ingest that was killed or a disk has left it; the next look makes it again.
+            # A killed ingest or the disk left this copy; the next opening makes it again.
             set_aside(second_copy, quarantine(home))
         else:
             raise unreadable(home, files.problem)
@@ -424,10 +432,10 @@ def _put_right(home: Path, *, damage: str | None = None) -> CatalogHeader:
             )
         )
     elif not _is_explained(home, header, files):
-        said = "nothing" if files.mark is None else files.mark.sequence
+        marked = "nothing" if files.mark is None else files.mark.sequence
         sentence = (
             f"The catalogue is ingest {header.sequence}, and its mark in {mark_path(home).parent} said"
-            f" {said}: .state was lost, or is an older copy. The mark was raised, and nothing"
+            f" {marked}: .state was lost, or is an older copy. The mark was raised, and nothing"
             " of the catalogue was changed. Look whether the rest of .state is as new as the data."
         )
         notes.append((_MARK_WAS_BEHIND, sentence))
@@ -446,10 +454,10 @@ def _is_explained(home: Path, header: CatalogHeader, files: _CatalogFiles) -> bo
     if _standing(header, files.mark) is Standing.CURRENT:
         return True
     if not backup_paths(home)[0].exists():
-        # In place of nothing a catalogue is marked before it is copied.
+        # A first catalogue is marked before it is copied.
         return True
     if files.mark is not None and (isinstance(files.copy, str) or _problem(files.copy, files.mark)):
-        # So it is in place of files that were damaged or old.
+        # Then it replaced files that were damaged or old.
         return True
     before = _header_of(backup_paths(home)[1])
     if not isinstance(before, CatalogHeader):
@@ -492,7 +500,7 @@ def _standing(header: CatalogHeader, mark: VersionMark | None) -> Standing:
 
 
 def _version(header: CatalogHeader) -> str:
-    """What the mark says of a version beside its number: which catalogue it is of, and its digest."""
+    """A version as the mark keeps it, beside its number: the catalogue's id and its digest."""
     return f"{header.catalog_id}:{header.sha256}"
 
 
@@ -501,14 +509,15 @@ def _mark(
 ) -> tuple[VersionMark | None, str | None]:
     """The mark of the catalogue, and why it does not say which version is the newest where there is one.
 
-    A copy of the mark that is another home's does not count, unless both are. Which of two is another home's
-    only two files say that are of one home. Raises CatalogFormatError.
+    A copy of the mark that is of another home does not count, unless both are. Where the copies are of two
+    homes, the catalogue and its second copy tell which one is this home's, if both are of the same home.
+    Raises CatalogFormatError.
     """
     reading = _mark_reading(home)
     where = " and ".join(map(str, mark_copies(mark_path(home))))
     if reading.is_unreadable:
         return None, f"its mark cannot be read ({where})"
-    ids = [one.catalog_id for one in (header, copy) if isinstance(one, CatalogHeader)]
+    ids = _catalog_ids(header, copy)
     if len({mark.origin for mark in reading.marks}) > 1 and (len(ids) < 2 or len(set(ids)) > 1):
         return None, f"the two copies of its mark are those of two homes ({where})"
     return next((mark for mark in reading.marks if mark.origin in ids), reading.mark), None
@@ -585,8 +594,8 @@ def only_catalog_writer(home: Path) -> Iterator[None]:
         raise DurableWriteError(f"another process has been writing the catalogue for {_WAIT_SECONDS:.0f} s")
     try:
         for folder in (folders.staging, folders.version_marks):
-            for left in folder.glob(f"*{TEMPORARY_SUFFIX}"):
-                left.unlink()
+            for leftover in folder.glob(f"*{TEMPORARY_SUFFIX}"):
+                leftover.unlink()
         yield
     finally:
         lock.close()

@@ -126,7 +126,7 @@ class CatalogHeader:
                 "image_root": self.image_root,
                 **({"more_roots": self.more_roots} if self.more_roots else {}),
                 "range_size": self.range_size,
-                "ranges": [[one.start, one.stop, digest] for one, digest in self.slices()],
+                "ranges": [[part.start, part.stop, digest] for part, digest in self.slices()],
                 "tail": tail and [tail.range.start, tail.range.stop, tail.digest, tail.since],
             },
             separators=(",", ":"),
@@ -162,10 +162,10 @@ class CatalogHeader:
             sha256=sha256,
         )
         stop = 0
-        for one, _ in header.slices(with_tail=True):
-            if one.start != stop:
-                raise ValueError(f"its ranges do not follow each other at {one.key}")
-            stop = one.stop
+        for property_range, _ in header.slices(with_tail=True):
+            if property_range.start != stop:
+                raise ValueError(f"its ranges do not follow each other at {property_range.key}")
+            stop = property_range.stop
         if stop != footer.num_rows:
             raise ValueError(f"it has {counted(footer.num_rows, 'rows')}, but its ranges cover {stop}")
         return header
@@ -194,32 +194,37 @@ def stream_rows(file: Any, header: CatalogHeader) -> Iterator[tuple[PropertyRang
     Raises UNREADABLE.
     """
     held, held_start, groups = file.schema_arrow.empty_table(), 0, count()
-    for wanted, digest in header.slices(with_tail=True):
-        while held_start + held.num_rows < wanted.stop:
+    for property_range, digest in header.slices(with_tail=True):
+        while held_start + held.num_rows < property_range.stop:
             held = pa.concat_tables([held, file.read_row_group(next(groups))])
-        yield wanted, verified_range(held.slice(wanted.start - held_start, len(wanted)), wanted, digest)
-        held, held_start = held.slice(wanted.stop - held_start), wanted.stop
+        yield (
+            property_range,
+            verified_range(
+                held.slice(property_range.start - held_start, len(property_range)), property_range, digest
+            ),
+        )
+        held, held_start = held.slice(property_range.stop - held_start), property_range.stop
 
 
-def read_range(file: Any, wanted: PropertyRange, digest: str) -> pa.Table:
+def read_range(file: Any, property_range: PropertyRange, digest: str) -> pa.Table:
     """The verified rows of a range of an open parquet file; reads its row groups only. Raises UNREADABLE."""
     groups: list[int] = []
     first = start = 0
     for index in range(file.metadata.num_row_groups):
         stop = start + file.metadata.row_group(index).num_rows
-        if start < wanted.stop and wanted.start < stop:
+        if start < property_range.stop and property_range.start < stop:
             first = first if groups else start
             groups.append(index)
         start = stop
-    rows = file.read_row_groups(groups).slice(wanted.start - first, len(wanted))
-    return verified_range(rows, wanted, digest)
+    rows = file.read_row_groups(groups).slice(property_range.start - first, len(property_range))
+    return verified_range(rows, property_range, digest)
 
 
-def verified_range(table: pa.Table, wanted: PropertyRange, digest: str) -> pa.Table:
+def verified_range(table: pa.Table, property_range: PropertyRange, digest: str) -> pa.Table:
     """The rows without metadata. Raises ValueError if they are not those of the digest."""
     table = table.replace_schema_metadata(None)
     if table.schema not in (SCHEMA, _SCHEMA_1) or rows_digest(table) != digest:
-        raise ValueError(f"the rows of {wanted.key} are not what was ingested")
+        raise ValueError(f"the rows of {property_range.key} are not what was ingested")
     return table if table.schema == SCHEMA else with_inputs_digest(table)
 
 
@@ -277,16 +282,16 @@ class CatalogWriter:
         self._digests: list[str] = []
         self._tail: Tail | None = None
 
-    def add(self, one: PropertyRange, table: pa.Table) -> None:
+    def add(self, property_range: PropertyRange, table: pa.Table) -> None:
         """Add the rows of the next range."""
-        self._ranges.append(one)
+        self._ranges.append(property_range)
         self._digests.append(rows_digest(table))
-        self._take(table)
+        self._append(table)
 
-    def add_tail(self, one: PropertyRange, table: pa.Table, *, since: float) -> None:
+    def add_tail(self, property_range: PropertyRange, table: pa.Table, *, since: float) -> None:
         """Add the rows of the tail, after all ranges."""
-        self._tail = Tail(one, rows_digest(table), since)
-        self._take(table)
+        self._tail = Tail(property_range, rows_digest(table), since)
+        self._append(table)
 
     def finish(self, header: CatalogHeader) -> bytes:
         """The bytes of the file. header: ranges, digests and tail are filled in here."""
@@ -297,7 +302,7 @@ class CatalogWriter:
         data: bytes = self._sink.getvalue().to_pybytes()
         return data
 
-    def _take(self, table: pa.Table) -> None:
+    def _append(self, table: pa.Table) -> None:
         if self._pending_rows + table.num_rows > ROW_GROUP_ROWS:
             self._write()
         self._pending.append(table)

@@ -1,7 +1,7 @@
 """A catalogue that a person names as the true one: checked, compared with what is known, and put in place.
 
-An older version becomes the newest by a new number, so that nothing ever goes back: marks, copies and other
-machines take it over as they do every change.
+An older version gets a new number and so becomes the newest: marks, copies and other machines take it over
+as they do every change, and nothing ever goes back.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ class ChosenCatalog:
 
     def sentences(self) -> list[str]:
         """What a person must know before it is put in place."""
-        said = [
+        sentences = [
             f"{self.place} is whole: ingest {self.header.sequence}, with"
             f" {counted(self.header.rows, 'properties')}."
         ]
         if self.header.sequence < self.newest:
-            said.append(
+            sentences.append(
                 f"It is an older version: the newest that is known of is ingest {self.newest}. Properties and"
                 " changes that came later are not in it: ingest your listings again afterwards."
             )
         elif self.trouble is not None:
-            said.append(f"Until now it is not believed: it {self.trouble}.")
+            sentences.append(f"Until now it is not believed: it {self.trouble}.")
         if self.unlisted:
-            said.append(
+            sentences.append(
                 f"Published, and not in it: {', '.join(self.unlisted[:5])}"
                 + (f" and {len(self.unlisted) - 5} more" if len(self.unlisted) > 5 else "")
                 + ". These files stay where they are, and the next ingest gives their properties the same"
                 " numbers."
             )
-        return said
+        return sentences
 
 
 def check_catalog(home: Path, place: str, store: S3Folder | None = None) -> ChosenCatalog:
@@ -80,7 +80,7 @@ def check_catalog(home: Path, place: str, store: S3Folder | None = None) -> Chos
         try:
             stored = _verified(store.address(CATALOG_NAME), store.get(CATALOG_NAME, most=MOST_BYTES))
         except CatalogError:
-            pass  # What cannot be read there is what is to be replaced.
+            pass  # The store's catalogue cannot be read: it is the one to replace.
         else:
             versions[stored.catalog_id] = max(stored.sequence, versions.get(stored.catalog_id, 0))
     if not versions:
@@ -92,7 +92,7 @@ def check_catalog(home: Path, place: str, store: S3Folder | None = None) -> Chos
             f" {' or '.join(versions)}. Nothing was changed."
         )
     newest = versions.get(header.catalog_id, 0)
-    keys = {one.key for one in header.ranges}
+    keys = {property_range.key for property_range in header.ranges}
     published = {key for name in PARTITIONED for key in Home(home).asset(name).recorded_keys()}
     unlisted = tuple(sorted(published - keys))
     return ChosenCatalog(place, header, newest, trouble_of(home, header), unlisted, data, over)
@@ -147,11 +147,11 @@ def _verified(place: str, data: bytes) -> CatalogHeader:
 def _renumbered(data: bytes, header: CatalogHeader) -> bytes:
     writer = CatalogWriter()
     with _opened(data) as file:
-        for one, rows in stream_rows(file, header):
-            if header.tail is not None and one == header.tail.range:
-                writer.add_tail(one, rows, since=header.tail.since)
+        for property_range, rows in stream_rows(file, header):
+            if header.tail is not None and property_range == header.tail.range:
+                writer.add_tail(property_range, rows, since=header.tail.since)
             else:
-                writer.add(one, rows)
+                writer.add(property_range, rows)
     return writer.finish(header)
 
 

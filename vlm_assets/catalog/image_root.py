@@ -109,14 +109,14 @@ class ImageRoot:
         if real_folder is None:
             raise ImageOutsideRootError(f"a link leads out of {self.path}")
         try:
-            found = os.lstat(f"{real_folder}/{name}")
-            if stat.S_ISLNK(found.st_mode):
-                found = self.locate(uri).stat()
+            status = os.lstat(f"{real_folder}/{name}")
+            if stat.S_ISLNK(status.st_mode):
+                status = self.locate(uri).stat()
         except OSError:
             return None
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise InvalidImagePathError("it is a folder or a device, not a file")
-        return found.st_size
+        return status.st_size
 
     def why_not(self, uri: str) -> str | None:
         """Why an image cannot be read now; None where it can."""
@@ -263,12 +263,16 @@ class ImageRoots:
                     continue
             raise ImageOutsideRootError(f"it lies in none of {self.path}")
         uris = {position: self.roots[position].uri(written) for position in self.searched}
-        there = [at for at, uri in uris.items() if os.path.lexists(f"{self.roots[at].real}/{uri}")]
-        if len(there) > 1:
-            places = " and in ".join(self.roots[at].path for at in there)
+        positions = [
+            position
+            for position, uri in uris.items()
+            if os.path.lexists(f"{self.roots[position].real}/{uri}")
+        ]
+        if len(positions) > 1:
+            places = " and in ".join(self.roots[position].path for position in positions)
             raise InvalidImagePathError(f"the image is in {places}: write its whole path")
-        at = there[0] if there else self.searched[0]
-        return _numbered(at, uris[at])
+        position = positions[0] if positions else self.searched[0]
+        return _numbered(position, uris[position])
 
     def as_written(self, uri: str) -> str:
         """A path for which ``uri`` gives this URI."""

@@ -35,8 +35,8 @@ from vlm_assets.catalog.catalog_file import (
 from vlm_assets.catalog.image_root import AnyImageRoot, ImageRoots, InvalidImagePathError, roots_at
 from vlm_assets.catalog.listed_images import Codes, ListedImages, gather
 from vlm_assets.catalog.listing import (
+    DETECTED,
     FOLDERS_DEEP,
-    FOUND_OUT,
     INNER_FOLDERS,
     NOT_IMAGES,
     SINGULAR,
@@ -92,7 +92,7 @@ class IngestProgress:
 Progress = Callable[[IngestProgress], None]
 
 BeforeUpdate = Callable[[Catalog, Sequence[PropertyRange]], None]
-"""Asked with the catalogue to come, and its ranges whose images are others than now."""
+"""Called with the next catalogue and those of its ranges whose images change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,114 +147,113 @@ class IngestReport:
 
     def sentences(self) -> tuple[str, ...]:
         """The report in words, the most important first."""
-        said = [self.format] if self.format else []
-        said.append(
+        sentences = [self.format] if self.format else []
+        sentences.append(
             f"{counted(self.listed, 'properties')} with"
             f" {counted(self.images_listed, 'images were', 'image was')} listed: {self.new} new, "
             f"{self.unchanged} unchanged, {self.changed_taken + self.changed_not_taken} changed. "
             f"The catalogue {'now holds' if self.written else 'stays as it was, with'} "
             f"{counted(self.rows, 'properties')}."
         )
-        said += self.restored
+        sentences += self.restored
         if self.withdrawn:
-            said.append(
+            sentences.append(
                 f"{counted(self.withdrawn, 'listed properties were', 'listed property was')} withdrawn"
                 f" and stay out."
                 f" {command('withdraw', '--undo', 'ID')} lets one in again."
             )
         if self.refused:
-            said.append(
+            sentences.append(
                 f"{counted(self.refused, 'entries were', 'entry was')} refused and left out, with their"
                 " properties; of a property that is listed twice the first entry stays. They are listed"
                 f" with the reasons in {self.rejects}. Correct them, and take them"
                 f" in: {self.request.command()}."
             )
         if self.new_ranges:
-            said.append(
+            sentences.append(
                 f"{counted(len(self.new_ranges), 'new partitions')}: {_named(_keys(self.new_ranges))}."
             )
         if self.waiting:
-            said.append(
+            sentences.append(
                 f"Waiting: {self.waiting}, too few for a partition of {self.range_size}."
                 f" {command('run', '--missing')} makes a smaller partition of them and runs it;"
                 f" {self.request.command('--close')} only makes it."
             )
         if self.range_size_asked is not None:
-            said.append(
-                "The ranges that were there keep their size of"
-                f" {self.range_size_before} properties, for what"
-                f" is catalogued never moves; {self.range_size_asked} a range is the size of new properties'"
-                " ranges alone. For another size of all, before their first run: remove"
+            sentences.append(
+                f"The existing ranges keep their size of {self.range_size_before} properties, because what is"
+                f" catalogued never moves. Only new ranges have {self.range_size_asked}. To change the size"
+                " of all ranges, before their first run: remove"
                 f" {', '.join(map(str, catalog_folders(self.home)))}, and ingest again."
             )
         if self.changed_not_taken:
-            said.append(
+            sentences.append(
                 f"{counted(self.changed_not_taken, 'known properties have', 'known property has')}"
                 f" other images than in the catalogue. They "
                 f"were not taken ({_named(self.changed_ids, self.changed_not_taken)}):"
                 f" {self.request.command('--update')} takes them, which makes their ranges stale."
             )
         if self.stale_ranges:
-            said.append(
+            sentences.append(
                 f"The images of {counted(self.changed_taken, 'known properties')} were replaced "
                 f"({_named(self.changed_ids, self.changed_taken)})."
                 f" {counted(len(self.stale_ranges), 'ranges are', 'range is')} "
                 f"stale now: {_named(_keys(self.stale_ranges))}."
             )
         if self.moved:
-            said.append(f"The catalogue's images lie under {self.image_root} from now on.")
+            sentences.append(f"The catalogue's images lie under {self.image_root} from now on.")
         if self.gone:
-            said.append(
+            sentences.append(
                 f"{counted(self.gone, 'known properties are', 'known property is')} not in this source"
                 f" ({_named(self.gone_ids, self.gone)}). "
                 "They stay in the catalogue."
             )
         if self.images_missing:
-            said.append(
+            sentences.append(
                 f"{self.images_missing} of {counted(self.images_listed, 'images')} could not be found or"
                 " read "
                 f"({_named(self.missing_uris, self.images_missing)}). Their properties are described without "
                 "them."
             )
             if self.images_missing == self.images_listed:
-                said.append(
+                sentences.append(
                     f"Not one image lies where it should, under {self.image_root}: if they lie elsewhere, "
                     f"{self.request.command('--update', image_roots=['FOLDER'])}."
                 )
         if self.more_images:
-            said.append(
+            sentences.append(
                 f"{counted(self.more_images, 'properties have', 'property has')} more than"
                 f" {counted(self.max_images or 0, 'images')}"
                 " (VLM_ASSETS_MAX_IMAGES). The model is shown the first of them that can be read; each row"
                 " lists the images that were used and those that were not."
             )
         if self.without_images:
-            said.append(
+            sentences.append(
                 f"{counted(self.without_images, 'properties have', 'property has')} no image: they will be"
                 " failed rows."
             )
-        for what, count in sorted(self.notes.items()):
-            names = f" ({_named(self.not_images, count)})" if what == NOT_IMAGES else ""
-            if what == INNER_FOLDERS:
+        for kind, count in sorted(self.notes.items()):
+            names = f" ({_named(self.not_images, count)})" if kind == NOT_IMAGES else ""
+            if kind == INNER_FOLDERS:
                 nested = f"{self.request.command('--nested')} takes the images in them"
                 deep = f"more than {FOLDERS_DEEP} folders deep"
                 names = f" ({deep if '--nested' in self.request.words else nested})"
-            said.append(f"Passed over: {counted(count, what, SINGULAR.get(what))}{names}.")
-        return tuple(said)
+            sentences.append(f"Passed over: {counted(count, kind, SINGULAR.get(kind))}{names}.")
+        return tuple(sentences)
 
 
 @dataclass(frozen=True)
 class IngestRequest:
-    """What an ingest was asked for, to be suggested again as a whole command.
+    """The arguments of an ingest, so that messages can suggest it again as a whole command.
 
-    words: of the command line, without the image roots. image_roots: as given; none: the source's folder.
+    words: of the command line, without the image roots. image_roots: as given; empty: the source's folder.
     """
 
     words: tuple[str, ...]
     image_roots: tuple[str, ...]
 
     @classmethod
-    def of(
+    def from_arguments(
         cls,
         source: Place,
         image_roots: Sequence[Place],
@@ -262,17 +261,17 @@ class IngestRequest:
         options: ReadingOptions,
         flags: Mapping[str, bool],
     ) -> IngestRequest:
-        """The request that these arguments of ``ingest`` make. flags: by the option's name."""
+        """The request with these arguments of ``ingest``. flags: by the option's name."""
         words = ["ingest", str(source), *options.words()]
         words += [] if range_size is None else ["--range-size", str(range_size)]
         words += [name for name, is_set in flags.items() if is_set]
         return cls(tuple(words), tuple(map(str, image_roots)))
 
     def command(self, *more: object, image_roots: Sequence[object] = ()) -> str:
-        """The same command with more words; image_roots: others than were given."""
+        """The same command with more words; image_roots: in place of those that were given."""
         roots = [word for root in image_roots or self.image_roots for word in ("--image-root", root)]
         words = [*self.words, *roots]
-        return command(*words, *(one for one in more if one not in words))
+        return command(*words, *(word for word in more if word not in words))
 
 
 @dataclass(frozen=True)
@@ -299,7 +298,7 @@ def ingest(
     update: bool = False,
     close: bool = False,
     skip_bad: bool = False,
-    options: ReadingOptions = FOUND_OUT,
+    options: ReadingOptions = DETECTED,
     max_images: int | None = None,
     progress: Progress = lambda now: None,
     before_update: BeforeUpdate = lambda catalog, stale: None,
@@ -326,23 +325,23 @@ def ingest(
     if range_size is not None and range_size < 1:
         raise ValueError(f"the range size is 1 or more, not {range_size}")
     chosen = [image_root] if isinstance(image_root, Place) else list(image_root or ())
-    asked = _asked_roots(source, chosen)
+    requested_roots = _asked_roots(source, chosen)
     now = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     rejects = home / "rejected" / f"{source.name}-{now}.csv" if skip_bad else None
     flags = {"--update": update, "--close": close, "--skip-bad": skip_bad}
-    request = IngestRequest.of(source, chosen, range_size, options, flags)
+    request = IngestRequest.from_arguments(source, chosen, range_size, options, flags)
     with (
         Problems(source, rejects, request.command("--skip-bad")) as problems,
         ThreadPoolExecutor(_THREADS) as pool,
     ):
-        # Where there are several roots, each path is looked for by its whole name.
-        prefix = str(asked[0]) if len(asked) == 1 else ""
+        # With several roots, each path is looked up by its whole name.
+        prefix = str(requested_roots[0]) if len(requested_roots) == 1 else ""
         listing = open_listing(source, image_root=prefix, pool=pool, problems=problems, options=options)
         with only_ingest(home, f"source {source}"):
             restored = [restore_withdrawn(home)]
-            there = pull_catalog(home, store)
-            known = _known(home)
-            root = _roots_for(known, asked, source, request)
+            stored = pull_catalog(home, store)
+            current = _current_catalog(home)
+            root = _roots_for(current, requested_roots, source, request)
 
             def advance(done: int, properties: int, images: int) -> None:
                 progress(IngestProgress("reading", done, listing.total, properties, images))
@@ -353,22 +352,22 @@ def ingest(
             counts = len(listed.codes), len(listed.sizes)
             progress(IngestProgress("writing the catalogue", listing.total, listing.total, *counts))
 
-            unlisted = unlisted_ids(home, known, store)
+            unlisted = unlisted_ids(home, current, store)
             withdrawn = read_withdrawn(home)
             merge = _Merge(listed, update, close, unlisted, source, withdrawn)
-            header = _header(known, home, root, range_size, unlisted)
-            moved = known is not None and _roots(header) != _roots(known.header)
-            data = merge.next_catalog(known, header)
-            is_wider = known is not None and _roots(header)[: len(_roots(known.header))] == _roots(
-                known.header
-            )
+            header = _header(current, home, root, range_size, unlisted)
+            roots, roots_before = _roots(header), _roots(current.header) if current is not None else ()
+            moved = current is not None and roots != roots_before
+            is_wider = roots[: len(roots_before)] == roots_before
+            data = merge.next_catalog(current, header)
             if moved and not is_wider and merge.gone and not (merge.unchanged or merge.changed):
                 raise ListingError(
                     f"Not one property of this catalogue is in {source}, so nothing was changed: with the"
                     f" image root {root.path} all would lose their images. Give these properties a home of"
                     " their own: --home DIR."
                 )
-            if merge.tombstones and (withdrawn := merge.withdrawn) is None:
+            withdrawn = merge.withdrawn
+            if merge.tombstones and withdrawn is None:
                 raise lost_list(home, len(merge.tombstones))
             images = len(listed.sizes)
             if update and merge.readable_before and images and len(listed.missing()) == images:
@@ -392,10 +391,10 @@ def ingest(
                 )
             written = bool(merge.new or merge.new_ranges or merge.stale or merge.changed_in_tail or moved)
             if written:
-                extend_catalog(home, data, store=store, over=there)
+                extend_catalog(home, data, store=store, over=stored)
             else:
                 check_copies(home)
-            before = header.range_size if known is None else known.header.range_size
+            before = header.range_size if current is None else current.header.range_size
             report = _report(Catalog.open(home), request, merge, listing, problems, max_images)
             return replace(
                 report,
@@ -416,17 +415,17 @@ def close_tail(home: Path, store: S3Folder | None = None) -> PropertyRange | Non
     if Catalog.open(home).tail is None:
         return None
     with only_ingest(home, "closing the tail"):
-        there = pull_catalog(home, store)
-        known = Catalog.open(home)
-        if known.tail is None:
+        stored = pull_catalog(home, store)
+        current = Catalog.open(home)
+        if current.tail is None:
             return None
-        refuse_unlisted(home, known)
+        refuse_unlisted(home, current)
         writer = CatalogWriter()
-        for one, table in known.slices(with_tail=True):
-            writer.add(one, table)
-        data = writer.finish(replace(known.header, sequence=known.header.sequence + 1))
-        extend_catalog(home, data, store=store, over=there)
-        return known.tail
+        for property_range, table in current.slices(with_tail=True):
+            writer.add(property_range, table)
+        data = writer.finish(replace(current.header, sequence=current.header.sequence + 1))
+        extend_catalog(home, data, store=store, over=stored)
+        return current.tail
 
 
 @dataclass
@@ -451,26 +450,28 @@ class _Merge:
     stale: list[PropertyRange] = field(default_factory=list)
     new_ranges: tuple[PropertyRange, ...] = ()
 
-    def next_catalog(self, known: Catalog | None, header: CatalogHeader) -> bytes:
+    def next_catalog(self, current: Catalog | None, header: CatalogHeader) -> bytes:
         """The bytes of the catalogue that follows, as parquet; equal in rows where nothing changed."""
         writer = CatalogWriter()
         is_new = np.ones(len(self.listed.codes), dtype=bool)
         rows = closed = 0
         before_tail = SCHEMA.empty_table()
-        for one, table in known.slices(with_tail=True) if known is not None else ():
+        for property_range, table in current.slices(with_tail=True) if current is not None else ():
             codes = np.array(
                 [self.listed.codes.get(name, -1) for name in table["property_id"].to_pylist()], dtype=np.int64
             )
             is_new[codes[codes >= 0]] = False
-            in_tail = known is not None and one == known.tail
-            table = self._with_changes(one, table, codes, in_tail=in_tail)
-            rows = one.stop
+            in_tail = current is not None and property_range == current.tail
+            table = self._with_changes(property_range, table, codes, in_tail=in_tail)
+            rows = property_range.stop
             if in_tail:
                 before_tail = table
             else:
-                writer.add(one, table)
-                closed = one.stop
-        self.tombstones |= {name for one in self.unlisted for name in one.ids if is_tombstone(name)}
+                writer.add(property_range, table)
+                closed = property_range.stop
+        self.tombstones |= {
+            name for published in self.unlisted for name in published.ids if is_tombstone(name)
+        }
         if self.withdrawn is not None:
             before = len(self.withdrawn.changes)
             self.withdrawn = self.withdrawn.with_tombstones(self.tombstones)
@@ -491,21 +492,22 @@ class _Merge:
         if stop > ORDINAL_LIMIT:
             raise ListingError(f"a catalogue holds {ORDINAL_LIMIT} properties at most; this makes {stop}")
 
-        def rows_of(one: PropertyRange) -> Any:
-            known_rows = before_tail.slice(one.start - closed, max(0, min(one.stop, rows) - one.start))
-            some = ids[max(0, one.start - rows) : max(0, one.stop - rows)]
-            return pa.concat_tables([known_rows, self._new_rows(one.stop - len(some), some)])
+        def rows_of(property_range: PropertyRange) -> Any:
+            first, end = property_range.start, property_range.stop
+            known_rows = before_tail.slice(first - closed, max(0, min(end, rows) - first))
+            new_ids = ids[max(0, first - rows) : max(0, end - rows)]
+            return pa.concat_tables([known_rows, self._new_rows(end - len(new_ids), new_ids)])
 
-        published = [one.range for one in self.unlisted]
-        cut = cut_around(closed, stop, header.range_size, published)
+        published_ranges = [published.range for published in self.unlisted]
+        cut = cut_around(closed, stop, header.range_size, published_ranges)
         unfilled = bool(cut) and len(cut[-1]) < header.range_size and not self.close
-        unfilled = unfilled and cut[-1] not in published
+        unfilled = unfilled and cut[-1] not in published_ranges
         self.new_ranges = cut[:-1] if unfilled else cut
-        for one in self.new_ranges:
-            writer.add(one, rows_of(one))
+        for property_range in self.new_ranges:
+            writer.add(property_range, rows_of(property_range))
         if unfilled:
             tail = cut[-1]
-            known_tail = known.header.tail if known is not None else None
+            known_tail = current.header.tail if current is not None else None
             since = known_tail.since if known_tail is not None and tail.start < rows else time.time()
             writer.add_tail(tail, rows_of(tail), since=since)
         return writer.finish(header)
@@ -515,36 +517,40 @@ class _Merge:
         listed = [id_ for id_ in ids if id_ in self.listed.codes]
         images = self.listed.images_of(np.array([self.listed.codes[id_] for id_ in listed], dtype=np.int64))
         if len(listed) < len(ids):
-            of_id = dict(zip(listed, zip(*(some.to_pylist() for some in images), strict=True), strict=True))
+            of_id = dict(
+                zip(listed, zip(*(column.to_pylist() for column in images), strict=True), strict=True)
+            )
             uris, sizes = zip(*(of_id.get(id_, ([], [])) for id_ in ids), strict=True)
             images = pa.array(uris, SCHEMA.field(2).type), pa.array(sizes, SCHEMA.field(3).type)
         ordinals = pa.array(np.arange(start, start + len(ids)))
         return _rows([ordinals, pa.array(ids, pa.string()), *images])
 
-    def _with_changes(self, one: PropertyRange, table: Any, codes: Codes, *, in_tail: bool) -> Any:
-        """The rows of a known range, or of the tail, in the next catalogue; notes what changed in them."""
-        here = np.flatnonzero(codes >= 0)
+    def _with_changes(self, property_range: PropertyRange, table: Any, codes: Codes, *, in_tail: bool) -> Any:
+        """The rows of an existing range, or of the tail, in the next catalogue; notes what changed."""
+        listed_rows = np.flatnonzero(codes >= 0)
         self.readable_before |= bool(pc.any(pc.is_valid(pc.list_flatten(table["image_bytes"]))).as_py())
         names = table["property_id"].to_pylist()
         missing = [names[row] for row in np.flatnonzero(codes < 0)]
         self.tombstones |= {name for name in missing if is_tombstone(name)}
         self.gone += [name for name in missing if name not in self.listed.left_out and not is_tombstone(name)]
-        before = table.take(pa.array(here)).combine_chunks()
-        uris, sizes = self.listed.images_of(codes[here])
+        before = table.take(pa.array(listed_rows)).combine_chunks()
+        uris, sizes = self.listed.images_of(codes[listed_rows])
         after = before.set_column(2, SCHEMA.field(2), uris).set_column(3, SCHEMA.field(3), sizes)
         if after.equals(before):
-            self.unchanged += len(here)
+            self.unchanged += len(listed_rows)
             return table
         images = list(zip(*(table[name].to_pylist() for name in ("image_uris", "image_bytes")), strict=True))
-        found = list(zip(uris.to_pylist(), sizes.to_pylist(), strict=True))
-        changed = [(row, now) for row, now in zip(here, found, strict=True) if images[row] != now]
-        self.unchanged += len(here) - len(changed)
+        listed_images = list(zip(uris.to_pylist(), sizes.to_pylist(), strict=True))
+        changed = [
+            (row, now) for row, now in zip(listed_rows, listed_images, strict=True) if images[row] != now
+        ]
+        self.unchanged += len(listed_rows) - len(changed)
         self.changed += [names[row] for row, _ in changed]
         if not (self.update and changed):
             return table
         self.changed_in_tail |= in_tail
         if not in_tail:
-            self.stale.append(one)
+            self.stale.append(property_range)
         digests = table["inputs_digest"].to_pylist()
         for row, now in changed:
             images[row] = now
@@ -558,7 +564,7 @@ def _rows(columns: list[Any]) -> Any:
     return with_inputs_digest(pa.table(columns, schema=pa.schema([SCHEMA.field(at) for at in range(4)])))
 
 
-def _known(home: Path) -> Catalog | None:
+def _current_catalog(home: Path) -> Catalog | None:
     try:
         return Catalog.open(home)
     except CatalogMissingError:
@@ -589,7 +595,7 @@ def only_ingest(home: Path, doing: str) -> Iterator[None]:
 
 
 def _asked_roots(source: Place, image_roots: Sequence[Place]) -> list[Place]:
-    """The folders that were named, absolute; or the source's own."""
+    """The image roots that were given; or the source's own folder."""
     if not image_roots:
         return [source.parent if isinstance(source, Path) and not source.is_dir() else source]
     for place in image_roots:
@@ -599,24 +605,24 @@ def _asked_roots(source: Place, image_roots: Sequence[Place]) -> list[Place]:
 
 
 def _roots_for(
-    known: Catalog | None, asked: Sequence[Place], source: Place, request: IngestRequest
+    current: Catalog | None, requested: Sequence[Place], source: Place, request: IngestRequest
 ) -> AnyImageRoot:
-    """The roots of the next catalogue; relative paths of this source are looked for in those asked for.
+    """The roots of the next catalogue; relative paths of this source are looked up in ``requested``.
 
     Raises ListingError where the catalogue's images lie elsewhere.
     """
     try:
-        root = roots_at(asked)
-        if known is None or known.images.real == root.real:
+        root = roots_at(requested)
+        if current is None or current.images.real == root.real:
             return root
-        before = _reals(known.images.places)
+        before = _reals(current.images.places)
         if not request.image_roots and len(before) > 1 and isinstance(source, Path) and not source.is_dir():
-            return known.images
-        named = _reals(asked)
+            return current.images
+        named = _reals(requested)
         is_wider = set(before) < set(named)
         if set(named) <= set(before) or is_wider:
-            added = [place for place, real in zip(asked, named, strict=True) if real not in before]
-            wider = roots_at([*known.images.places, *added])
+            added = [place for place, real in zip(requested, named, strict=True) if real not in before]
+            wider = roots_at([*current.images.places, *added])
             if isinstance(wider, ImageRoots):
                 reals = _reals(wider.places)
                 return replace(wider, searched=tuple(map(reals.index, named)))
@@ -625,14 +631,14 @@ def _roots_for(
         raise ListingError(f"The image roots cannot be taken: {error}.") from error
     if "--update" in request.words and len(before) == len(named):
         return root
-    places = known.images.places
+    places = current.images.places
     raise ListingError(
-        f"The images of this catalogue lie under {known.image_root}, those of this source under"
+        f"The images of this catalogue lie under {current.image_root}, those of this source under"
         f" {root.path}. Nothing was changed. If these are other properties, give them a home of their"
         f" own: {request.command('--home', 'DIR')}. If the source's images are among the catalogue's,"
         f" name that folder: {request.command(image_roots=places)}. If they lie in a further folder of"
-        f" this machine: {request.command(image_roots=[*places, *asked])}. If all images of the catalogue"
-        f" have moved there: {request.command('--update', image_roots=asked)}."
+        f" this machine: {request.command(image_roots=[*places, *requested])}. If all images of the catalogue"
+        f" have moved there: {request.command('--update', image_roots=requested)}."
     )
 
 
@@ -645,7 +651,7 @@ def _roots(header: CatalogHeader) -> tuple[str, ...]:
 
 
 def _header(
-    known: Catalog | None,
+    current: Catalog | None,
     home: Path,
     root: AnyImageRoot,
     range_size: int | None,
@@ -655,31 +661,31 @@ def _header(
 
     A home that lost its catalogue keeps the id that its published partitions name.
     """
-    stored = [
+    root_names = [
         str(place.relative_to(home.absolute()))
         if isinstance(place, Path) and place.is_relative_to(home.absolute())
         else str(place)
         for place in root.places
     ]
-    if known is None:
-        id_before = next((one.catalog_id for one in unlisted if one.catalog_id), None)
+    if current is None:
+        id_before = next((published.catalog_id for published in unlisted if published.catalog_id), None)
         return CatalogHeader(
             id_before or str(uuid.uuid4()),
             1,
-            stored[0],
+            root_names[0],
             range_size or DEFAULT_RANGE_SIZE,
             (),
             (),
-            more_roots=tuple(stored[1:]),
+            more_roots=tuple(root_names[1:]),
         )
-    if known.images.real == root.real:
-        stored = list(_roots(known.header))
+    if current.images.real == root.real:
+        root_names = list(_roots(current.header))
     return replace(
-        known.header,
-        sequence=known.header.sequence + 1,
-        image_root=stored[0],
-        more_roots=tuple(stored[1:]),
-        range_size=range_size or known.header.range_size,
+        current.header,
+        sequence=current.header.sequence + 1,
+        image_root=root_names[0],
+        more_roots=tuple(root_names[1:]),
+        range_size=range_size or current.header.range_size,
     )
 
 
@@ -741,7 +747,7 @@ def _report(
 
 
 def _keys(ranges: Sequence[PropertyRange]) -> list[str]:
-    return [one.key for one in ranges]
+    return [property_range.key for property_range in ranges]
 
 
 def _named(names: Sequence[str], count: int | None = None) -> str:

@@ -66,18 +66,18 @@ class ListedImages:
     def repeated(self) -> Iterator[tuple[int, str]]:
         """Images that a property lists twice, as position and URI."""
         for first in range(0, len(self.codes), _PROPERTIES_AT_ONCE):
-            some = np.arange(first, min(first + _PROPERTIES_AT_ONCE, len(self.codes)))
-            positions, offsets = self._positions(some)
+            codes = np.arange(first, min(first + _PROPERTIES_AT_ONCE, len(self.codes)))
+            positions, offsets = self._positions(codes)
             uris = self.uris.take(pa.array(positions)).to_pylist()
             ends = offsets.to_pylist()
             for start, stop in pairwise(ends):
                 if len(set(uris[start:stop])) == stop - start:
                     continue
                 seen: set[str] = set()
-                for at in range(start, stop):
-                    if uris[at] in seen:
-                        yield int(positions[at]), uris[at]
-                    seen.add(uris[at])
+                for position in range(start, stop):
+                    if uris[position] in seen:
+                        yield int(positions[position]), uris[position]
+                    seen.add(uris[position])
 
     def _positions(self, codes: Codes) -> tuple[Codes, Any]:
         counts = self.counts[codes]
@@ -106,7 +106,7 @@ def gather(
     def measure_block() -> None:
         start = len(sizes)
         parts = [block[at : at + _IMAGES_A_TASK] for at in range(0, len(block), _IMAGES_A_TASK)]
-        for part in pool.map(lambda part: [_measure(root, *one) for one in part], parts):
+        for part in pool.map(lambda part: [_measure(root, *image) for image in part], parts):
             for size in part:
                 if isinstance(size, str):
                     at = len(sizes)
@@ -117,7 +117,7 @@ def gather(
         chunks.append(pa.array([uri for uri, _ in block], pa.large_string()))
         block.clear()
 
-    for number, (property_id, images, line, known) in enumerate(listing.records):
+    for number, (property_id, images, line, image_sizes) in enumerate(listing.records):
         if number % _RECORDS_A_TICK == 0:
             advance(listing.done(), len(codes), len(sizes) + len(block))
         code = codes.get(property_id)
@@ -139,7 +139,7 @@ def gather(
             problems.add(line, f"more than {MAX_IMAGES:,} images in one property", property_id, property_id)
             refused.add(code)
             continue
-        for written, size in zip(images, known or repeat(None), strict=False):
+        for written, size in zip(images, image_sizes or repeat(None), strict=False):
             try:
                 if len(written) > MAX_PATH:
                     raise InvalidImagePathError(f"the path has more than {MAX_PATH:,} characters")
@@ -185,13 +185,13 @@ def _kept(
 ) -> ListedImages:
     """The same without the refused properties, and without the images that are not kept."""
     names = list(gathered.codes)
-    left = [code for code in range(len(names)) if code not in refused]
+    kept_codes = [code for code in range(len(names)) if code not in refused]
     number = np.full(len(names), -1, dtype=np.int64)
-    number[left] = np.arange(len(left))
+    number[kept_codes] = np.arange(len(kept_codes))
     owner = number[owner]
     keep = keep & (owner >= 0)
     kept = _grouped(
-        {names[code]: at for at, code in enumerate(left)},
+        {names[code]: at for at, code in enumerate(kept_codes)},
         gathered.uris.filter(pa.array(keep)),
         owner[keep],
         gathered.sizes[keep],
@@ -201,10 +201,10 @@ def _kept(
     return kept
 
 
-def _measure(root: AnyImageRoot, uri: str, known: int | None) -> int | str:
+def _measure(root: AnyImageRoot, uri: str, known_size: int | None) -> int | str:
     """An image's size, -1 where it cannot be read, or why it is refused."""
     try:
-        size = root.size(uri) if known is None else known
+        size = root.size(uri) if known_size is None else known_size
     except InvalidImagePathError as error:
         return str(error)
     return _MISSING if size is None else size

@@ -8,7 +8,7 @@
   are passed over; files that are no images are named in the report.
 - A folder on S3, in the same way: ``s3://BUCKET/PREFIX`` with ID/IMAGE below it, the ids in the order of the
   store. Sizes come with the listing, so that no object is asked for twice.
-- ``.csv``, ``.tsv``, ``.txt`` with a header; delimiter and encoding are found out (``text_listing.py``):
+- ``.csv``, ``.tsv``, ``.txt`` with a header; delimiter and encoding are detected (``text_listing.py``):
   ``property_id`` (or ``id``) and either ``images`` (or ``image_uris``), one row a property, the images
   separated by ``|`` or as a JSON array; or ``image`` (or ``image_uri``, ``image_path``), one row an image,
   the rows of an id anywhere in the file.
@@ -105,7 +105,7 @@ _PARQUET_BYTES = 1 << 30
 _UNPACKED_SHARE = 200
 _UNPACKED_BYTES = 128 << 20
 _ENTRY_BYTES = 64
-"""A listing unpacks to so many times its size or so many bytes at most: 138 KB once took 3.5 GB."""
+"""Limits of what a listing may unpack to, by its size and in bytes: 138 KB once took 3.5 GB."""
 
 INNER_FOLDERS = "folders inside property folders"
 """A kind of the notes: `--nested` takes the images in them."""
@@ -123,7 +123,7 @@ SINGULAR: Final = {
     BESIDE: "file beside the property folders",
     HIDDEN: "hidden file or folder",
 }
-"""Each kind of what is passed over, where there is one of it."""
+"""The singular of each kind of what is passed over."""
 
 _NAMED_PROBLEMS = 20
 _NAMED_NOT_IMAGES = 10
@@ -150,7 +150,7 @@ class Listed(NamedTuple):
 
 @dataclass(frozen=True)
 class ReadingOptions:
-    """How a text listing is read. None: found out. image_separator: between the images of one field."""
+    """How a text listing is read. None: detected. image_separator: between the images of one field."""
 
     delimiter: str | None = None
     encoding: str | None = None
@@ -177,8 +177,8 @@ class ReadingOptions:
         return words
 
 
-FOUND_OUT = ReadingOptions()
-"""What a person says nothing about is found out."""
+DETECTED = ReadingOptions()
+"""No option is given: everything is detected."""
 
 
 @dataclass
@@ -260,7 +260,7 @@ class Listing:
         """How much of ``total`` is read."""
         if self.stream is None:
             return self.read
-        # The text stream itself says no position while it is iterated over.
+        # A text stream gives no position while it is iterated over.
         return self.total if self.stream.closed else os.lseek(self.stream.fileno(), 0, os.SEEK_CUR)
 
 
@@ -270,9 +270,9 @@ def open_listing(
     image_root: str,
     pool: Executor,
     problems: Problems,
-    options: ReadingOptions = FOUND_OUT,
+    options: ReadingOptions = DETECTED,
 ) -> Listing:
-    """Open a source by what it is. Records that cannot be read go to ``problems``, the rest is yielded.
+    """Open a source of any kind. Records that cannot be read go to ``problems``, the rest is yielded.
 
     Raises ListingError, also while the records are read.
     """
@@ -339,17 +339,17 @@ def _open_folders(source: Path, prefix: str, pool: Executor, problems: Problems,
     def records() -> Iterator[Listed]:
         # Sorted as code points: an order that no locale and no file system changes.
         remaining = iter(sorted(names))
-        while some := list(islice(remaining, _FOLDERS_AT_ONCE)):
-            listed = pool.map(partial(_list_folder, nested=nested), (f"{source}/{name}" for name in some))
-            for name, found in zip(some, listed, strict=True):
+        while folders := list(islice(remaining, _FOLDERS_AT_ONCE)):
+            listed = pool.map(partial(_list_folder, nested=nested), (f"{source}/{name}" for name in folders))
+            for name, content in zip(folders, listed, strict=True):
                 listing.read += 1
-                if isinstance(found, OSError):
-                    problems.add(0, f"a folder cannot be read ({found.strerror})", f"{source}/{name}")
+                if isinstance(content, OSError):
+                    problems.add(0, f"a folder cannot be read ({content.strerror})", f"{source}/{name}")
                     continue
-                images, not_images, passed_over = found
+                images, not_images, passed_over = content
                 notes.update(passed_over)
                 room = _NAMED_NOT_IMAGES - len(listing.not_images)
-                listing.not_images += [f"{name}/{one}" for one in not_images[:room]]
+                listing.not_images += [f"{name}/{file}" for file in not_images[:room]]
                 yield Listed(name, [f"{prefix}{name}/{image}" for image in images], 0)
 
     listing.records = _readable(source, records())
@@ -357,7 +357,7 @@ def _open_folders(source: Path, prefix: str, pool: Executor, problems: Problems,
 
 
 def _list_folder(folder: str, *, nested: bool) -> tuple[list[str], list[str], Counter[str]] | OSError:
-    """Its images, its files that are no images, and how many of each kind were passed over.
+    """A folder's images, its files that are no images, and how many of each kind were passed over.
 
     Names are relative to the folder. A link to a folder is not followed: it may lead back.
     """
@@ -392,16 +392,16 @@ def _list_folder(folder: str, *, nested: bool) -> tuple[list[str], list[str], Co
 
 
 def _open_store(source: S3Folder, pool: Executor, *, nested: bool) -> Listing:
-    read = Listing(True)
+    listing = Listing(True)
 
     def records() -> Iterator[Listed]:
-        for property_id, objects in groupby(_images_in_store(source, read), lambda one: one[0]):
-            read.read += 1
+        for property_id, objects in groupby(_images_in_store(source, listing), lambda image: image[0]):
+            listing.read += 1
             sizes = {name: size for _, name, size in objects}
             images, not_images, passed_over = _list_in_store(source, property_id, sizes, pool, nested=nested)
-            read.notes.update(passed_over)
-            room = _NAMED_NOT_IMAGES - len(read.not_images)
-            read.not_images += [f"{property_id}/{one}" for one in not_images[:room]]
+            listing.notes.update(passed_over)
+            room = _NAMED_NOT_IMAGES - len(listing.not_images)
+            listing.not_images += [f"{property_id}/{file}" for file in not_images[:room]]
             yield Listed(
                 property_id,
                 [source.address(f"{property_id}/{name}") for name in images],
@@ -409,8 +409,8 @@ def _open_store(source: S3Folder, pool: Executor, *, nested: bool) -> Listing:
                 [sizes[name] for name in images],
             )
 
-    read.records = records()
-    return read
+    listing.records = records()
+    return listing
 
 
 def _list_in_store(
@@ -432,12 +432,12 @@ def _list_in_store(
     below = [""]
     while below:
         path = below.pop()
-        here = folders.get(path, [])
-        unknown = [name for name in here if not _is_named_as_image(name)]
+        files = folders.get(path, [])
+        unknown = [name for name in files if not _is_named_as_image(name)]
         keys = [f"{property_id}/{name}" for name in unknown]
         recognised = pool.map(partial(_is_image_in_store, source), keys)
         others = {name for name, is_image in zip(unknown, recognised, strict=True) if not is_image}
-        images += [name for name in here if name not in others]
+        images += [name for name in files if name not in others]
         not_images += others
         further = inner.get(path, set())
         if (nested or (len(further) == 1 and not images)) and path.count("/") < FOLDERS_DEEP:
@@ -500,9 +500,9 @@ def _is_named_as_image(name: str) -> bool:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """A link that leads nowhere or in a circle is none: as an image it is one that is missing.
+    """Whether an entry is a folder. A link that leads nowhere or in a circle counts as a missing image.
 
-    Raises OSError where the storage does not say: a folder would be passed over for it.
+    Raises OSError where the storage fails: otherwise a folder would be passed over.
     """
     try:
         return entry.is_dir()
@@ -711,13 +711,13 @@ def _open_parquet(source: Path, problems: Problems, options: ReadingOptions) -> 
                 for part in _small_parts(batch, names[1] if row_is_property else None):
                     with memory_limit(_PARQUET_BYTES):
                         ids, images = (_bytes_for_text(part.column(name)).to_pylist() for name in names)
-                    for one_id, some in zip(ids, images, strict=True):
+                    for id_cell, cell in zip(ids, images, strict=True):
                         listing.read += 1
-                        listed = some if row_is_property else [some]
-                        if one_id is None or listed is None or None in listed:
-                            problems.add(listing.read, "a null where an id or an image belongs", str(one_id))
+                        listed = cell if row_is_property else [cell]
+                        if id_cell is None or listed is None or None in listed:
+                            problems.add(listing.read, "a null where an id or an image belongs", str(id_cell))
                             continue
-                        property_id = str(one_id) if isinstance(one_id, int) else _decoded(one_id)
+                        property_id = str(id_cell) if isinstance(id_cell, int) else _decoded(id_cell)
                         unpacked += (
                             len(property_id) + sum(map(len, listed)) + _ENTRY_BYTES * (1 + len(listed))
                         )
@@ -749,10 +749,10 @@ def _small_parts(batch: Any, lists: str | None) -> Iterator[Any]:
 
 
 def _bytes_for_text(column: Any) -> Any:
-    """A column with its text as plain bytes, which read whether they are UTF-8 or not.
+    """A column with its text as plain bytes, which can be read whether they are UTF-8 or not.
 
-    What is longer than an id or a path may be is cut one character after that, and lists are too: the entry
-    is refused, and not a gigabyte unpacked for it.
+    Text that is longer than an id or a path may be is cut just behind that limit, and so are lists. The
+    entry is refused all the same, but no gigabyte is unpacked for it.
     """
     kind = column.type
     if pa.types.is_integer(kind):
@@ -779,7 +779,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def _plain(name: str) -> str:
-    """A column's name without what spreadsheets differ in: case, spaces and underscores."""
+    """A column's name without case, spaces and underscores, in which spreadsheets differ."""
     return re.sub(r"[\s_.-]+", "", name.casefold())
 
 
@@ -793,10 +793,10 @@ def _positions(
     """Positions of the columns of ids and of images; None where not exactly one fits."""
     plain = [_plain(name) for name in names]
 
-    def position(asked: str | None, *tiers: Sequence[str]) -> int | None:
-        if asked is not None:
-            exact = [at for at, name in enumerate(names) if name == asked]
-            tiers, matching = ((asked,),), exact
+    def position(named: str | None, *tiers: Sequence[str]) -> int | None:
+        if named is not None:
+            exact = [at for at, name in enumerate(names) if name == named]
+            tiers, matching = ((named,),), exact
             if len(exact) == 1:
                 return exact[0]
         for tier in tiers:

@@ -47,28 +47,28 @@ def unlisted_ids(home: Path, catalog: Catalog | None, store: S3Folder | None = N
     Damaged files are put back from their second copies, and those of the store are fetched. Raises
     CatalogError where such a range lies across others, PublishedError, StoreError, OSError.
     """
-    ranges = {one.key: one for one in catalog.ranges} if catalog is not None else {}
-    found: dict[str, PublishedIds] = {}
+    ranges = {listed.key: listed for listed in catalog.ranges} if catalog is not None else {}
+    by_key: dict[str, PublishedIds] = {}
     for name in PARTITIONED:
         asset = Home(home, catalog_id_of).asset(name)
         if store is not None:
-            for key in {Path(entry).stem for entry, _ in store.names(f"{name}/")}.difference(ranges):
+            stored_keys = {Path(stored_name).stem for stored_name, _ in store.names(f"{name}/")}
+            for key in stored_keys.difference(ranges):
                 StoredPartitions(asset, store).pull(key)
         published = PublishedPartitions(asset)
-        for key in asset.recorded_keys().difference(ranges, found):
+        for key in asset.recorded_keys().difference(ranges, by_key):
             if (ids := _ids_of(published, key)) is not None:
-                found[key] = ids
-    unlisted = sorted(found.values(), key=lambda one: one.range.start)
-    closed = max((one.stop for one in ranges.values()), default=0)
-    for one in unlisted:
-        if one.range.start < closed:
+                by_key[key] = ids
+    unlisted = sorted(by_key.values(), key=lambda published_ids: published_ids.range.start)
+    closed = max((listed.stop for listed in ranges.values()), default=0)
+    for published_ids in unlisted:
+        if published_ids.range.start < closed:
             raise CatalogError(
-                f"{one.path} is published, and its range lies across others. Nothing was changed. It is of"
-                f" another catalogue: bring that one back with {command('repair', '--catalog', 'FILE')}, or"
-                " move the"
-                " file and its record away."
+                f"{published_ids.path} is published, and its range lies across others. Nothing was changed."
+                " It is of another catalogue: bring that one back with"
+                f" {command('repair', '--catalog', 'FILE')}, or move the file and its record away."
             )
-        closed = one.range.stop
+        closed = published_ids.range.stop
     return unlisted
 
 
@@ -102,7 +102,7 @@ def numbered_as_published(
     """
     if not unlisted:
         return list(new)
-    own = {one.range.start + at: id_ for one in unlisted for at, id_ in enumerate(one.ids)}
+    own = {published.range.start + at: id_ for published in unlisted for at, id_ in enumerate(published.ids)}
     by_ordinal = dict(enumerate(tail, start - len(tail)))
     for ordinal, id_ in own.items():
         if by_ordinal.get(ordinal, id_) != id_ and not is_tombstone(id_):
@@ -133,7 +133,7 @@ def _contradiction(unlisted: Sequence[PublishedIds], why: str) -> CatalogError:
 def _ids_of(published: PublishedPartitions, key: str) -> PublishedIds | None:
     """The ids of a published range; None where the name is no range's, or nothing was published."""
     try:
-        one = PropertyRange.from_key(key)
+        property_range = PropertyRange.from_key(key)
     except InvalidRangeError:
         return None
     record = published.record(key)
@@ -143,8 +143,9 @@ def _ids_of(published: PublishedPartitions, key: str) -> PublishedIds | None:
         published.restore(key)
     rows = published.read(key)
     ids = [id_ for batch in rows.iter_batches(["property_id"]) for id_ in batch["property_id"].to_pylist()]
-    if len(ids) != len(one):
+    if len(ids) != len(property_range):
         raise CatalogError(
-            f"{published.path(key)} has {counted(len(ids), 'rows')} where its range has {len(one)}."
+            f"{published.path(key)} has {counted(len(ids), 'rows')} where its range has"
+            f" {len(property_range)}."
         )
-    return PublishedIds(one, tuple(ids), published.path(key), record.origin)
+    return PublishedIds(property_range, tuple(ids), published.path(key), record.origin)

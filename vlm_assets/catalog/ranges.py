@@ -65,9 +65,9 @@ class PropertyRange:
 def cut_around(start: int, stop: int, size: int, fixed: Sequence[PropertyRange]) -> tuple[PropertyRange, ...]:
     """Cut ``[start, stop)`` as ``cut_ranges`` does, with these ranges, in order, among the others."""
     cut: list[PropertyRange] = []
-    for one in fixed:
-        cut += [*cut_ranges(start, one.start, size), one]
-        start = one.stop
+    for fixed_range in fixed:
+        cut += [*cut_ranges(start, fixed_range.start, size), fixed_range]
+        start = fixed_range.stop
     return (*cut, *cut_ranges(start, stop, size))
 
 
@@ -83,4 +83,4 @@ def partitions_definition(ranges: Sequence[PropertyRange]) -> StaticPartitionsDe
     # The ingest and the decode workers use ranges too, and have no use for a second of Dagster's import.
     from dagster import StaticPartitionsDefinition
 
-    return StaticPartitionsDefinition([one.key for one in ranges])
+    return StaticPartitionsDefinition([property_range.key for property_range in ranges])

@@ -1,8 +1,8 @@
-"""The catalogue in an S3 store: the one from which every machine numbers properties.
+"""The catalogue in an S3 store, from which every machine numbers properties.
 
-The store's is changed first, on the condition that it is still the one that was extended; then the home's. So
-two ingests at once cannot both succeed, and a home is never ahead of the store. A store that is behind a home
-was put back to an older version, which nothing takes over.
+The store's catalogue is replaced first, and only if it is still the one that was extended; then the home's.
+So two ingests at once cannot both succeed, and a home is never ahead of the store. If a store is behind a
+home, it was put back to an older version, and no home takes that over.
 """
 
 from __future__ import annotations
@@ -40,63 +40,64 @@ MOST_BYTES = 5 << 30
 
 
 def pull_catalog(home: Path, store: S3Folder | None) -> Stored | None:
-    """Have the home hold the store's catalogue; a new store gets the home's, if there is one.
+    """Bring the store's catalogue into the home; a new store gets the home's, if there is one.
 
-    The list of withdrawn ids is shared first. Returns what stands in the store. Raises CatalogError, of a
-    store that had a catalogue and has none too; StoreError.
+    The list of withdrawn ids is shared first. Returns the object in the store. Raises CatalogError, also
+    where the store lost its catalogue; StoreError.
     """
     if store is None:
         return None
     share_withdrawn(home, store)
-    there = _pull(home, store)
-    if there is not None:
+    stored = _pull(home, store)
+    if stored is not None:
         note_store(home, str(store))
-    return there
+    return stored
 
 
 def _pull(home: Path, store: S3Folder) -> Stored | None:
-    there = store.head(CATALOG_NAME)
-    here, unreadable_here = None, None
+    stored = store.head(CATALOG_NAME)
+    local, local_error = None, None
     try:
-        here = Catalog.open(home)
+        local = Catalog.open(home)
     except CatalogMissingError:
         pass
     except CatalogUnreadableError as error:
-        unreadable_here = error
-    if there is None:
-        if unreadable_here is not None:
-            raise unreadable_here
-        if here is None:
+        local_error = error
+    if stored is None:
+        if local_error is not None:
+            raise local_error
+        if local is None:
             return None
         _refuse_emptied(home, store)
-        return put_catalog(store, here.path.read_bytes(), over=None)
-    if here is not None and there.sha256 == sha256_of(here.path):
-        return there
+        return put_catalog(store, local.path.read_bytes(), over=None)
+    if local is not None and stored.sha256 == sha256_of(local.path):
+        return stored
     data = store.get(CATALOG_NAME, most=MOST_BYTES)
-    header = _header(home, data, store, there)
-    if unreadable_here is not None:
+    header = _header(home, data, store, stored)
+    if local_error is not None:
         if (trouble := trouble_of(home, header)) is not None:
-            raise _with_stored(home, unreadable_here, header, store, trouble)
+            raise _with_stored(home, local_error, header, store, trouble)
         replace_catalog(home, data)
-        return there
-    if here is not None and (contradiction := _contradiction(here, header, store)) is not None:
+        return stored
+    if local is not None and (contradiction := _contradiction(local, header, store)) is not None:
         raise CatalogError(contradiction)
     publish_catalog(home, data)
-    return there
+    return stored
 
 
 def _with_stored(
     home: Path, error: CatalogUnreadableError, header: CatalogHeader, store: S3Folder, trouble: str
 ) -> CatalogUnreadableError:
     """The error of a home without its newest catalogue, with what its store has and why it stays there."""
-    known = known_versions(home)
-    offer = (
-        " If no newer one can be brought back, this checks it, says what it lacks, and asks:"
-        f" {choose_command(home, store.address(CATALOG_NAME))}"
-    )
+    versions, offer = known_versions(home), ""
+    if header.catalog_id in versions or not versions:
+        offer = (
+            " If no newer one can be brought back, this checks it, says what it lacks, and asks:"
+            f" {choose_command(home, store.address(CATALOG_NAME))}"
+        )
     return CatalogUnreadableError(
         f"{error}. The catalogue in {store} (ingest {header.sequence}, {counted(header.rows, 'properties')})"
-        f" does not take its place: it {trouble}.{offer if header.catalog_id in known or not known else ''}"
+        f" does not take its place: it {trouble}.{offer}"
     )
 
 
@@ -105,22 +106,22 @@ def stored_catalog_trouble(home: Path, store: S3Folder, *, deep: bool) -> str | 
 
     deep: its bytes are read if it is the one that is here. Raises CatalogError, StoreError.
     """
-    there = store.head(CATALOG_NAME)
+    stored = store.head(CATALOG_NAME)
     try:
-        here = Catalog.open(home)
+        local = Catalog.open(home)
     except CatalogMissingError:
         return None
     where = store.address(CATALOG_NAME)
-    if there is None:
+    if stored is None:
         return f"{where} is not there."
-    digest = sha256_of(here.path)
-    if there.sha256 != digest:
-        # Another one, which the next run takes over if it is newer.
+    digest = sha256_of(local.path)
+    if stored.sha256 != digest:
+        # A different catalogue: the next run takes it over if it is newer.
         try:
-            header = _header(home, store.get(CATALOG_NAME, most=MOST_BYTES), store, there)
+            header = _header(home, store.get(CATALOG_NAME, most=MOST_BYTES), store, stored)
         except CatalogUnreadableError as error:
             return str(error)
-        return _contradiction(here, header, store)
+        return _contradiction(local, header, store)
     if deep:
         try:
             store.get_whole(CATALOG_NAME, digest, most=MOST_BYTES)
@@ -130,23 +131,23 @@ def stored_catalog_trouble(home: Path, store: S3Folder, *, deep: bool) -> str | 
 
 
 def put_back_catalog(home: Path, store: S3Folder, *, newest_here: bool = False) -> list[str]:
-    """Have the store hold the catalogue to the byte; says what was put.
+    """Make the store's catalogue equal to the home's, byte for byte; says what was put there.
 
-    A damaged one that was not the home's is left alone: a person decides which one counts. newest_here: a
-    person says that no other machine has a newer one than a store that lost it. Raises CatalogError,
-    StoreError.
+    A damaged catalogue that was not this home's is left alone: a person decides which one counts.
+    newest_here: a person says that no other machine has a newer catalogue, where the store lost its own.
+    Raises CatalogError, StoreError.
     """
     trouble = stored_catalog_trouble(home, store, deep=True)
     if trouble is None:
         return []
-    here, there = Catalog.open(home).path, store.head(CATALOG_NAME)
-    if there is not None and there.sha256 != sha256_of(here):
+    local_path, stored = Catalog.open(home).path, store.head(CATALOG_NAME)
+    if stored is not None and stored.sha256 != sha256_of(local_path):
         raise CatalogUnreadableError(trouble)
-    if there is None and not newest_here:
+    if stored is None and not newest_here:
         _refuse_emptied(home, store)
-    put_catalog(store, here.read_bytes(), over=there)
+    put_catalog(store, local_path.read_bytes(), over=stored)
     note_store(home, str(store))
-    return [f"{trouble} It was put back from {here}."]
+    return [f"{trouble} It was put back from {local_path}."]
 
 
 def _refuse_emptied(home: Path, store: S3Folder) -> None:
@@ -159,25 +160,25 @@ def _refuse_emptied(home: Path, store: S3Folder) -> None:
         )
 
 
-def _contradiction(here: Catalog, header: CatalogHeader, store: S3Folder) -> str | None:
+def _contradiction(local: Catalog, header: CatalogHeader, store: S3Folder) -> str | None:
     """Why the store's catalogue, which is not the home's, does not take its place; None where it does."""
-    if here.catalog_id != header.catalog_id:
+    if local.catalog_id != header.catalog_id:
         return (
             f"{store} is the store of another home: its catalogue is {header.catalog_id}, and the one in"
-            f" {here.home} is {here.catalog_id}. Nothing was changed. Give each home a prefix of its own in"
+            f" {local.home} is {local.catalog_id}. Nothing was changed. Give each home a prefix of its own in"
             " VLM_ASSETS_STORE."
         )
-    if here.header.sequence < header.sequence:
+    if local.header.sequence < header.sequence:
         return None
     return (
-        f"The catalogue in {here.home} (ingest {here.header.sequence}, {counted(here.rows, 'properties')})"
+        f"The catalogue in {local.home} (ingest {local.header.sequence}, {counted(local.rows, 'properties')})"
         " is not the one"
         f" that {store} holds (ingest {header.sequence}, {counted(header.rows, 'properties')}), and does"
         " not come before"
         " it: the store was put back to an older version, or this home was extended while no store was set."
         " Nothing was changed. Say which of them is true; each command checks it and says what it lacks:"
-        f" {choose_command(here.home, here.path)} takes this home's,"
-        f" {choose_command(here.home, store.address(CATALOG_NAME))} the store's."
+        f" {choose_command(local.home, local.path)} takes this home's,"
+        f" {choose_command(local.home, store.address(CATALOG_NAME))} the store's."
     )
 
 
@@ -205,9 +206,9 @@ def put_catalog(store: S3Folder, data: bytes, *, over: Stored | None) -> Stored:
         ) from error
 
 
-def _header(home: Path, data: bytes, store: S3Folder, there: Stored) -> CatalogHeader:
+def _header(home: Path, data: bytes, store: S3Folder, stored: Stored) -> CatalogHeader:
     try:
-        if hashlib.sha256(data).hexdigest() != there.sha256:
+        if hashlib.sha256(data).hexdigest() != stored.sha256:
             raise ValueError("its bytes are not those that its checksum stands for")
         return CatalogHeader.from_footer(pq.read_metadata(pa.BufferReader(data)))
     except UNREADABLE as error:

@@ -44,14 +44,14 @@ class Encoding:
     label: str
 
 
-def find_encoding(source: Path, asked: str | None) -> Encoding:
+def find_encoding(source: Path, requested: str | None) -> Encoding:
     """The encoding of a text file: the one asked for, or else what its first bytes prove; UTF-8 otherwise.
 
     Raises LookupError if there is no encoding of that name, OSError.
     """
-    if asked is not None:
-        name = codecs.lookup(asked).name
-        return Encoding("utf-8-sig" if name == "utf-8" else name, asked)
+    if requested is not None:
+        name = codecs.lookup(requested).name
+        return Encoding("utf-8-sig" if name == "utf-8" else name, requested)
     with source.open("rb") as stream:
         start = stream.read(_LOOKED_AT)
     for mark, name, label in _MARKS:
@@ -89,14 +89,14 @@ def encoding_hint(reading: str) -> str:
 
 
 def find_delimiter(
-    source: Path, encoding: Encoding, asked: str | None, fits: Callable[[list[str]], bool]
+    source: Path, encoding: Encoding, requested: str | None, fits: Callable[[list[str]], bool]
 ) -> tuple[str, list[str]]:
     """The delimiter of a CSV and its header, split: the one at which ``fits`` holds for the header.
 
     If it holds for none, the one that cuts the header into most columns. An empty file has an empty header.
     """
-    found: tuple[str, list[str]] = (",", [])
-    for delimiter in [asked] if asked is not None else DELIMITERS:
+    widest: tuple[str, list[str]] = (",", [])
+    for delimiter in [requested] if requested is not None else DELIMITERS:
         with open_text(source, encoding) as stream:
             try:
                 header = next(csv.reader(Lines(stream), strict=True, delimiter=delimiter), [])
@@ -104,9 +104,9 @@ def find_delimiter(
                 continue
         if fits(header):
             return delimiter, header
-        if len(header) > len(found[1]):
-            found = (delimiter, header)
-    return found
+        if len(header) > len(widest[1]):
+            widest = (delimiter, header)
+    return widest
 
 
 class LongRowError(csv.Error):
@@ -170,5 +170,5 @@ def csv_rows(
 
 def images_separator_in(cell: str) -> str | None:
     """The separator of a cell that looks like several images with another separator than ``|``."""
-    found = _IMAGES_IN_ROW.search(cell)
-    return found[1] if found else None
+    match = _IMAGES_IN_ROW.search(cell)
+    return match[1] if match else None

@@ -61,12 +61,12 @@ class WithdrawnIds:
     def changed(self, ids: Iterable[str], *, withdrawn: bool) -> WithdrawnIds:
         """The list with these ids withdrawn, or taken off it; those that are so already stay as they are."""
         changes = dict(self.changes)
-        for one in ids:
-            digest = self._digest(one)
+        for property_id in ids:
+            digest = self._digest(property_id)
             if (changes.get(digest, 0) % 2 == 1) is not withdrawn:
                 changes[digest] = count = changes.get(digest, 0) + 1
                 # The tombstone too: one that is not on the list would count as forgotten.
-                changes.setdefault(self._of_tombstone(one, count), 1)
+                changes.setdefault(self._of_tombstone(property_id, count), 1)
         return replace(self, changes=changes)
 
     def tombstone(self, property_id: str) -> str:
@@ -79,7 +79,7 @@ class WithdrawnIds:
 
     def with_tombstones(self, tombstones: Iterable[str]) -> WithdrawnIds:
         """The list completed by the tombstones of a catalogue: what was withdrawn once is at least on it."""
-        digests = [one.removeprefix(f"{WITHDRAWN}-") for one in tombstones]
+        digests = [tombstone.removeprefix(f"{WITHDRAWN}-") for tombstone in tombstones]
         return replace(self, changes={**dict.fromkeys(digests, 1), **self.changes})
 
     def merged(self, other: WithdrawnIds) -> WithdrawnIds:
@@ -148,8 +148,8 @@ def save_withdrawn(home: Path, withdrawn: WithdrawnIds) -> WithdrawnIds:
         data = withdrawn.to_bytes()
         for path in list_paths(home):
             make_directory(path.parent)
-            for left in path.parent.glob(f".{path.name}.*{TEMPORARY_SUFFIX}"):
-                left.unlink()
+            for leftover in path.parent.glob(f".{path.name}.*{TEMPORARY_SUFFIX}"):
+                leftover.unlink()
             if not path.is_file() or path.read_bytes() != data:
                 write_replacing(path, data, mode=0o600)
     return withdrawn
@@ -238,8 +238,8 @@ def _read(home: Path) -> tuple[WithdrawnIds | None, list[Path]]:
         return None, []
     merged, *others = lists.values()
     try:
-        for one in others:
-            merged = merged.merged(one)
+        for other in others:
+            merged = merged.merged(other)
     except WithdrawnListError as error:
         raise WithdrawnListError(
             f"{' and '.join(map(str, lists))}: {error}. Nothing was changed. Move the one of the other home"

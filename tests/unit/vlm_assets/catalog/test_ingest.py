@@ -104,7 +104,7 @@ def test_another_range_size_says_that_what_is_catalogued_keeps_its_own(tree: Pat
         assert not any("keep their size" in said for said in ingest(tree, home, range_size=same).sentences())
     (said,) = [one for one in ingest(tree, home, range_size=3).sentences() if "keep their size" in one]
     assert "keep their size of 2 properties" in said
-    assert "3 a range is the size of new" in said
+    assert "Only new ranges have 3" in said
     folders = [home / name / "property_catalog" for name in ("", ".versions", ".state/version_marks")]
     assert f"remove {', '.join(map(str, folders))}, and ingest again" in said
     assert [len(one) for one in Catalog.open(home).ranges] == [2, 2, 1]

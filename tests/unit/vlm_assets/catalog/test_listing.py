@@ -20,7 +20,7 @@ from PIL import Image
 from vlm_assets.catalog.image_root import ImageRoot
 from vlm_assets.catalog.listed_images import gather
 from vlm_assets.catalog.listing import (
-    FOUND_OUT,
+    DETECTED,
     INNER_FOLDERS,
     NOT_IMAGES,
     Listing,
@@ -36,7 +36,7 @@ def read(source: Path) -> dict[str, list[str]]:
     return grouped(opened(source)[0], source)[0]
 
 
-def opened(source: Path, options: ReadingOptions = FOUND_OUT) -> tuple[Listing, Problems]:
+def opened(source: Path, options: ReadingOptions = DETECTED) -> tuple[Listing, Problems]:
     problems = Problems(source, take_rest=f"`vlm-assets ingest {source} --skip-bad`")
     root = source if source.is_dir() else source.parent
     # The pool is only asked while a folder tree is read; it ends with the process.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vlm_assets.catalog.listing import (
-    FOUND_OUT,
+    DETECTED,
     Listing,
     ListingError,
     Problems,
@@ -19,7 +19,7 @@ from vlm_assets.catalog.listing import (
 ROWS = {"Müller 1": ["a b.jpg", "ü.jpg"], "00123": ["c.jpg"], "none": []}
 
 
-def opened(source: Path, options: ReadingOptions = FOUND_OUT) -> tuple[Listing, Problems]:
+def opened(source: Path, options: ReadingOptions = DETECTED) -> tuple[Listing, Problems]:
     problems = Problems(source)
     pool = ThreadPoolExecutor(2)
     return open_listing(
@@ -27,7 +27,7 @@ def opened(source: Path, options: ReadingOptions = FOUND_OUT) -> tuple[Listing, 
     ), problems
 
 
-def read(source: Path, options: ReadingOptions = FOUND_OUT) -> dict[str, list[str]]:
+def read(source: Path, options: ReadingOptions = DETECTED) -> dict[str, list[str]]:
     listing, problems = opened(source, options)
     found = {one.property_id: list(one.images) for one in listing.records}
     problems.refuse()
