@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -185,6 +186,20 @@ class VisionLanguageModel:
 
         dtype = "float32" if device.kind == "cpu" else "bfloat16"
         return Tensors(self.source, prompt.text, dtype, self.limits)
+
+    def prepare(self, devices: Sequence[Device]) -> None:
+        """Import what computes in this process before it has one of these devices: that takes seconds.
+
+        With several GPUs torch comes after the lease, whose pinning decides which of them it sees: importing
+        it may make it look. With the CPU's cores too: the lease says with how many threads it begins.
+        """
+        if self.server is not None:
+            import vlm_engine.server.server_engine
+        if [device.kind for device in devices] == ["cuda"]:
+            # The vectors are made on the same device, soon after the descriptions.
+            import sentence_transformers  # noqa: F401
+
+            import vlm_engine.transformers.transformers_engine  # noqa: F401
 
     def load(self, device: Device, *, schema: DescriptionSchema, prompt: Prompt) -> Engine:
         """An engine on the leased device, or an engine over a server that answers already.

@@ -9,6 +9,7 @@ or the scheduled re-materialization take its partition up.
 
 from __future__ import annotations
 
+import math
 import signal
 import statistics
 import time
@@ -44,14 +45,13 @@ class WorkerLimits:
     """How long a worker may stand still, in seconds.
 
     Without a commit for twice its own learned time it is stuck, but not before ``least`` and in
-    any case after ``most``. ``loading``: for a model to load, and for a file to be published. ``waiting``:
-    for a device, before that.
+    any case after ``most``. ``loading``: to prepare, for a model to load, and for a file to be published. Who
+    waits for a device stands still for as long as the work on that takes.
     """
 
     least: float = 30.0
     most: float = 600.0
     loading: float = 1800.0
-    waiting: float = 600.0
     grace: float = 10.0
 
     def allowed(self, worker: Worker) -> float:
@@ -60,7 +60,7 @@ class WorkerLimits:
             if not worker.batch_seconds:
                 return self.most
             return min(max(LEARNED_TIMES * worker.batch_seconds, self.least), self.most)
-        return self.loading + (self.waiting if worker.phase is Phase.PREPARING else 0.0)
+        return math.inf if worker.phase is Phase.WAITING else self.loading
 
 
 @dataclass(frozen=True)
@@ -277,9 +277,13 @@ def build_worker_health_sensor(
     *,
     pool: str,
     ticks: Ticks,
+    prepared: Callable[[], int] = lambda: 0,
     clock: Callable[[], float] = time.time,
 ) -> dg.SensorDefinition:
-    """The sensor. pool: its limit follows the devices in use. ticks: where it notes that it ticked."""
+    """The sensor. ticks: where it notes that it ticked.
+
+    pool: its limit follows the devices in use. prepared: how many runs more it lets begin.
+    """
 
     def decide(at: Situation) -> Decided:
         dagster = at.dagster
@@ -290,7 +294,8 @@ def build_worker_health_sensor(
         # At each tick while one is left out: a new start sets the limit for all devices again.
         if told_before or watch.left_out:
             before, now = usable_devices(watch, told_before), usable_devices(watch, watch.left_out)
-            dagster.fit_pool(pool, before=before, now=now)
+            more = prepared()
+            dagster.fit_pool(pool, before=before and before + more, now=now and now + more)
         return Decided(" ".join(said) or "Every worker moves and every device is sound.", watch.cursor())
 
     return build_sensor(

@@ -130,6 +130,7 @@ def build_description_model(settings: Settings) -> dg.AssetsDefinition | None:
                         dg.AssetObservation(asset_key=context.asset_key, partition=name, metadata=said_of)
                     )
                 work.prepare()
+                beat.enter(Phase.WAITING)
                 holder = LeaseHolder(context.run.run_id, name, ASSET)
                 with work.devices(gpu, holder, context) as devices:
                     ranks = RankProcesses(

@@ -58,7 +58,7 @@ def busy_with(settings: Settings, ids: Collection[str], workers: Sequence[Worker
         for worker in workers
         if worker.partition in trained
         # It has not written yet from what it learns.
-        or (worker.asset == ASSET and worker.phase is Phase.PREPARING)
+        or (worker.asset == ASSET and worker.phase in (Phase.PREPARING, Phase.WAITING))
     }
 
 

@@ -459,6 +459,7 @@ class Materialization:
         the work, CUDA errors too, says nothing of the device here.
         """
         asset, key = self.partition.asset, self.partition.key
+        self.progress.wait_for_device()
         try:
             lease = gpu.lease(
                 run_id=self._context.run.run_id,

@@ -7,6 +7,7 @@ their meaning, and the work that fills them. What does not: the steps that both 
 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
 
+import contextlib
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -187,14 +188,17 @@ def build_property_descriptions(
                         unavailable=ImagesAwayError,
                         title="No images to describe",
                     )
-                    with run.device(
-                        gpu,
-                        server_digest=model.server_digest(work.prompt),
-                        computes_elsewhere=model.is_at_address,
-                    ) as device:
+                    with (
+                        work.prepared(journal, gpu.find()) as workers,
+                        run.device(
+                            gpu,
+                            server_digest=model.server_digest(work.prompt),
+                            computes_elsewhere=model.is_at_address,
+                        ) as device,
+                    ):
                         keep_engine(settings, context.log)
                         computed = work.describe(
-                            journal, run.rounds(journal), run.progress, device, run.canary(device)
+                            journal, run.rounds(journal), run.progress, device, workers, run.canary(device)
                         )
                 yield from run.publish(journal, computed)
 
@@ -314,6 +318,7 @@ class DescriptionWork:
         rounds: Iterable[frozenset[str]],
         progress: RunProgress,
         device: Device,
+        workers: WorkerPool,
         canary: Canary,
     ) -> Metadata:
         """Describe the properties of each round, and hand the journal rows a planned batch at a time."""
@@ -322,42 +327,41 @@ class DescriptionWork:
         images = prompt_tokens = attempts = 0
         warned = False
         guard = AnswerGuard(self.settings.invalid_share_stop)
-        with self.workers(device, self.plan(journal.done_ids)) as workers:
-            started = clock()
-            engine = self.model.load(device, schema=self.schema, prompt=self.prompt)
-            load_seconds = clock() - started
-            with self.feeding(engine, workers) as feeding:
-                self._refuse_another_model(engine)
-                size = self.batch_size(engine, journal, device)
-                meter, trying = BatchMeter(size), bool(size.tried)
-                progress.watch(engine)
-                canary.begin(engine)
-                progress.start()
-                for batch, tries in self._described(feeding, workers, rounds, journal, size):
-                    described = batch.described
-                    meter.take([answer.images_seen for answer in described], batch.seconds)
-                    if trying and meter.has_tried:  # A kill from now on says nothing of these sizes.
-                        self._remember(meter, engine, device)
-                        trying = False
-                    # The first batch of a process pays for what is compiled and allocated once.
-                    if longest and not warned and (advice := long_batch(described, batch.seconds)):
-                        progress.warn(advice)
-                        warned = True
-                    longest = max(longest, batch.seconds)
-                    self.images.judge_batch(described)
-                    images += sum(answer.images_seen for answer in described)
-                    prompt_tokens += sum(answer.prompt_tokens for answer in described)
-                    attempts += sum(answer.attempts for answer in described if answer.prompt_tokens)
-                    built = clock()
-                    rows = self.rows(described, engine, device, tries)
-                    building += clock() - built
-                    journal.submit(rows)
-                    progress.advance(sum(answer.property_id not in tries for answer in described))
-                    guard.take(described)
-                # Before the model is put away: the last rows do not wait for that.
-                journal.flush()
-                self._remember(meter, engine, device)
-                canary.end(engine)
+        started = clock()
+        engine = self.model.load(device, schema=self.schema, prompt=self.prompt)
+        load_seconds = clock() - started
+        with self.feeding(engine, workers) as feeding:
+            self._refuse_another_model(engine)
+            size = self.batch_size(engine, journal, device)
+            meter, trying = BatchMeter(size), bool(size.tried)
+            progress.watch(engine)
+            canary.begin(engine)
+            progress.start()
+            for batch, tries in self._described(feeding, workers, rounds, journal, size):
+                described = batch.described
+                meter.take([answer.images_seen for answer in described], batch.seconds)
+                if trying and meter.has_tried:  # A kill from now on says nothing of these sizes.
+                    self._remember(meter, engine, device)
+                    trying = False
+                # The first batch of a process pays for what is compiled and allocated once.
+                if longest and not warned and (advice := long_batch(described, batch.seconds)):
+                    progress.warn(advice)
+                    warned = True
+                longest = max(longest, batch.seconds)
+                self.images.judge_batch(described)
+                images += sum(answer.images_seen for answer in described)
+                prompt_tokens += sum(answer.prompt_tokens for answer in described)
+                attempts += sum(answer.attempts for answer in described if answer.prompt_tokens)
+                built = clock()
+                rows = self.rows(described, engine, device, tries)
+                building += clock() - built
+                journal.submit(rows)
+                progress.advance(sum(answer.property_id not in tries for answer in described))
+                guard.take(described)
+            # Before the model is put away: the last rows do not wait for that.
+            journal.flush()
+            self._remember(meter, engine, device)
+            canary.end(engine)
         seconds, image_tokens = progress.seconds, _image_tokens(engine)
         spent = WorkTime(feeding.spent, engine.seconds, building, journal.commit_wait_seconds, seconds)
         return {
@@ -409,6 +413,13 @@ class DescriptionWork:
         """The watch that tells a disk that is away from images that were deleted."""
         may_be_gone = self.settings.failed_share_error >= 1.0
         return ImagesWatch(self.catalog, self.range, self.properties, may_be_gone)
+
+    @contextlib.contextmanager
+    def prepared(self, journal: Journal, devices: Sequence[Device]) -> Iterator[WorkerPool]:
+        """All that the work needs beside a device: modules and workers. devices: one kind, one is to come."""
+        with self.workers(devices[0], self.plan(journal.done_ids)) as workers:
+            self.model.prepare(devices)
+            yield workers
 
     def workers(self, device: Device, batches: Sequence[Batch]) -> WorkerPool:
         """The processes that load the images of these batches ahead of the model."""

@@ -201,6 +201,10 @@ class RunProgress:
         journal.on_commit(beat.commit)
         _working.add(beat.worker.run_id)
 
+    def wait_for_device(self) -> None:
+        """All is prepared, and a device is next. The run before may hold it for hours."""
+        self._beat.enter(Phase.WAITING)
+
     def load(self, device: str | None) -> None:
         """The device is leased and the model is next. None: the model computes elsewhere.
 

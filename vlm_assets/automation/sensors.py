@@ -38,7 +38,7 @@ from vlm_assets.catalog.withdrawn_ids import restore_withdrawn
 from vlm_assets.commands.alerting import build_delivery, pages_address
 from vlm_assets.config.engine_choice import chosen_engine
 from vlm_assets.config.extensions import installed
-from vlm_assets.config.resource_settings import build_gpu, control_state
+from vlm_assets.config.resource_settings import build_gpu, control_state, prepared_runs
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.expected_cost import heaviest_first
 from vlm_assets.webserver.api import reload_running
@@ -119,7 +119,11 @@ def _liveness_sensors(
         grace=health.limits.grace,
         silence=health.limits.loading,
     )
-    watching = [build_worker_health_sensor(health, leases, pool=POOL, ticks=ticks)]
+    watching = [
+        build_worker_health_sensor(
+            health, leases, pool=POOL, ticks=ticks, prepared=lambda: prepared_runs(settings)
+        )
+    ]
     if settings.store is not None:
         left = LeftCopies(assets, settings.store, lambda: _worked_on(Workers(control_state(settings))))
         watching.append(build_left_copies_sensor(left, ticks=ticks))
@@ -177,7 +181,6 @@ def worker_limits(settings: Settings) -> WorkerLimits:
         least=least,
         most=settings.stuck_seconds,
         loading=loading,
-        waiting=settings.device_wait_seconds,
         grace=settings.grace_seconds,
     )
 

@@ -35,7 +35,12 @@ from vlm_assets.commands.measurement import COPIES, kept, run_trial, sample
 from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, say, say_as_json
 from vlm_assets.config.engine_choice import require_models
 from vlm_assets.config.extensions import DoctorCheck, Level, installed
-from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model, control_state
+from vlm_assets.config.resource_settings import (
+    build_gpu,
+    build_vision_language_model,
+    control_state,
+    runs_at_once,
+)
 from vlm_assets.config.settings import CHECKOUT, ENV_FILE, IS_CHECKOUT, PREFIX, Settings
 from vlm_assets.services.progress import doing
 from vlm_assets.services.request_vector import embed_text
@@ -612,7 +617,7 @@ def _dagster(settings: Settings) -> Said:
             yield "error", f"Dagster's daemon {name} does not work ({why}): see its log, start Dagster again."
         if settings.ray_address is None:
             # In a cluster the pool follows the nodes.
-            yield from pool_findings(queue, len(build_gpu(settings).find()))
+            yield from pool_findings(queue, runs_at_once(settings))
         return
     environment = {**os.environ, f"{PREFIX}HOME": str(settings.home)}
     environment.pop("DAGSTER_HOME", None)
@@ -631,8 +636,8 @@ def _dagster(settings: Settings) -> Said:
         yield "ok", f"Dagster does not run on this home; the definitions load. {command('serve')} starts it."
 
 
-def pool_findings(queue: Queue, devices: int) -> Said:
-    """Whether the queue of a running Dagster lets as many runs work at once as there are devices."""
+def pool_findings(queue: Queue, may_work: int) -> Said:
+    """Whether the queue of a running Dagster lets as many runs work at once as may."""
     said = (
         f"{counted(queue.queued, 'runs wait', 'run waits')} and {queue.started} work; the pool {POOL}"
         f" lets {queue.slots} work at once"
@@ -642,8 +647,8 @@ def pool_findings(queue: Queue, devices: int) -> Said:
             "error",
             f"{said}: nothing starts. Deployment > Concurrency sets it; a start of Dagster does too.",
         )
-    elif queue.slots != devices:
-        yield "warning", f"{said}, and {devices} may: start Dagster again, which sets the pool."
+    elif queue.slots != may_work:
+        yield "warning", f"{said}, and {may_work} may: start Dagster again, which sets the pool."
     else:
         yield "ok", f"{said}."
 

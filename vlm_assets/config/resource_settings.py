@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from vlm_assets.config.engine_choice import chosen_engine, vllm_command
 from vlm_assets.config.settings import Settings
 from vlm_durable.state.database import ControlState, open_state
+from vlm_engine.devices.find import DeviceError
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -35,13 +36,30 @@ def control_state(settings: Settings) -> ControlState:
     return open_state(settings.state_directory, None if url is None else url.get_secret_value())
 
 
-def device_slots(settings: Settings) -> int:
-    """How many runs can hold a device when Dagster starts.
+def runs_at_once(settings: Settings) -> int:
+    """The pool's limit when Dagster starts: a run for each device, and those that are prepared.
 
-    In a cluster none: its sensor sets the limit at its first tick, and lets it follow the nodes that beat. A
+    In a cluster 0: its sensor sets the limit at its first tick, and lets it follow the nodes that beat. A
     number that was counted here would look like a limit that a person set.
     """
-    return 0 if settings.ray_address is not None else len(build_gpu(settings).find())
+    if settings.ray_address is not None:
+        return 0
+    return len(build_gpu(settings).find()) + prepared_runs(settings)
+
+
+def prepared_runs(settings: Settings) -> int:
+    """How many runs wait with all prepared but the device, so that no device waits for a process to start.
+
+    None where the devices are the CPU's cores: preparing would take those from the runs at work. None in a
+    cluster, which starts a run where a device is free.
+    """
+    if settings.ray_address is not None:
+        return 0
+    try:
+        on_cores = all(device.kind == "cpu" for device in build_gpu(settings).find())
+    except DeviceError:
+        return 0  # no run gets a device either
+    return 0 if on_cores and chosen_engine(settings).engine == "transformers" else 1
 
 
 def build_gpu(settings: Settings) -> GpuResource:

@@ -28,7 +28,7 @@ from resources.alerts.outbox import Outbox
 from sensors.dagster_internals.code_server import can_launch, serving_process
 from vlm_assets.assets.property_catalog import record_catalog
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
-from vlm_assets.config.resource_settings import control_state, device_slots
+from vlm_assets.config.resource_settings import control_state, runs_at_once
 from vlm_assets.config.settings import (
     CHECKOUT,
     ENV_FILE,
@@ -432,7 +432,7 @@ def running_dagster(
     environment: of Dagster's processes, in addition to this one's. Raises CatalogError, DagsterHomeError.
     """
     home, dagster_home, grace = settings.home, settings.dagster_home, settings.grace_seconds
-    prepare_home(home, dagster_home, slots=device_slots(settings), console=console)
+    prepare_home(home, dagster_home, slots=runs_at_once(settings), console=console)
     with (
         interruptible(),
         dagster_server(home, dagster_home, port=port, grace_seconds=grace, environment=environment) as server,

@@ -44,6 +44,7 @@ class Phase(StrEnum):
     """What a materialization is at. Rows are committed in WORKING alone: only there do commits tell."""
 
     PREPARING = "preparing"
+    WAITING = "waiting for a device"
     LOADING = "loading the model"
     WORKING = "working"
     PUBLISHING = "publishing"

@@ -111,10 +111,15 @@ class HeldDevice:
     device: Device
     record: LeaseRecord | None
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether a process that lives, as far as this machine can tell, says that it holds the device."""
+        return self.record is not None and not self.record.written_by_the_dead()
+
     def sentence(self) -> str:
         """Who holds the device, for people."""
         record = self.record
-        if record is None or record.written_by_the_dead():
+        if record is None or not self.is_at_work:
             return f"{self.device.id} is held by a process that has not said who it is."
         holder = record.holder
         return (
@@ -191,13 +196,13 @@ class DeviceLeases:
     ) -> Lease:
         """The first device that is free and sound; waits for one, logging who holds them.
 
-        It logs at once and then each minute. Raises NoDeviceFreeError after ``wait_seconds`` (at once with
-        0), LeaseDirectoryError where the directory cannot keep locks. The health of a device that a cluster
-        gave is logged, not judged.
+        It logs at once and then each minute. A device that a living process holds will come free, however
+        long its work takes: only the time without such a device counts against ``wait_seconds``. Raises
+        NoDeviceFreeError after these (at once with 0), LeaseDirectoryError where the directory cannot keep
+        locks. The health of a device that a cluster gave is logged, not judged.
         """
         self._prepare_directory()
-        started = clock.monotonic()
-        next_notice = started
+        started = next_notice = deadline_from = clock.monotonic()
         while True:
             refused: dict[str, Sequence[str]] = {}
             for device in self.devices:
@@ -209,14 +214,18 @@ class DeviceLeases:
                     log.info("%s (%s) is leased after %.0f s", device.id, device.name, waited)
                     return lease
             now = clock.monotonic()
-            left = started + wait_seconds - now
+            at_work = any(held.is_at_work for held in self.holders())
+            if at_work:
+                deadline_from = now
+            left = deadline_from + wait_seconds - now
             if left <= 0:
                 raise NoDeviceFreeError(
                     f"No device came free within {wait_seconds:.0f} s. {self._standing(refused)} "
                     "Nothing was computed and nothing is lost; start it again when one is free."
                 )
             if now >= next_notice:
-                log.info("No device is free; waiting up to %.0f s more. %s", left, self._standing(refused))
+                how_long = "until one is" if at_work else f"up to {left:.0f} s more"
+                log.info("No device is free; waiting %s. %s", how_long, self._standing(refused))
                 next_notice = now + _NOTICE_SECONDS
             clock.sleep(min(_POLL_SECONDS, left))
 

@@ -13,7 +13,7 @@ from dagster._core.instance.config import dagster_instance_config
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.dagster_internals.runs import set_pool
 from vlm_assets.commands.main import find_command
-from vlm_assets.config.resource_settings import device_slots
+from vlm_assets.config.resource_settings import runs_at_once
 from vlm_assets.config.settings import PREFIX, SECRETS, Settings, load_settings
 from vlm_assets.webserver.home import POOL, ClusterPlace, seed_settings
 
@@ -48,7 +48,7 @@ def test_the_pool_follows_machines_that_join_after_dagster_has_started(
 ) -> None:
     """With one machine there at the start, a limit of 1 would stay for ever: no other would be used."""
     with new_instance("dagster") as instance:
-        set_pool(instance, POOL, device_slots(deployed))
+        set_pool(instance, POOL, runs_at_once(deployed))
         DagsterFacts(instance).fit_pool(POOL, before=0, now=3)
         limits = {one.name: one.limit for one in instance.event_log_storage.get_pool_limits()}
     assert limits[POOL] == 3

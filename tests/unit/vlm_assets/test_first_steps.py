@@ -15,7 +15,7 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands import run as run_module
 from vlm_assets.commands.main import app
-from vlm_assets.config.resource_settings import device_slots
+from vlm_assets.config.resource_settings import runs_at_once
 from vlm_assets.config.settings import PREFIX, Settings
 
 
@@ -136,4 +136,4 @@ def test_the_example_keeps_every_core_busy(
         monkeypatch.setenv(f"{PREFIX}DEVICES", chosen)
     said("demo", "--properties", "2")
     assert started[0]["environment"][f"{PREFIX}DEVICES"] == devices
-    assert device_slots(started[0]["settings"]) == slots
+    assert runs_at_once(started[0]["settings"]) == slots

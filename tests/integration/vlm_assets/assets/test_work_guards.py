@@ -2,7 +2,10 @@
 
 import json
 import shutil
+import time
+from typing import ClassVar
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
 
@@ -11,7 +14,9 @@ from resources.run_tags import NEEDS_PERSON, NO_ATTEMPT
 from vlm_assets.assets import property_descriptions
 from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.config.resource_settings import build_gpu
 from vlm_durable.journal.journal import Journal
+from vlm_durable.state.workers import Phase, Workers
 from vlm_engine.ladder import WINDOW
 
 PROPERTIES = 10
@@ -106,3 +111,27 @@ def test_a_partition_of_garbage_stops_early_and_keeps_what_is_committed(desk, li
     refused = cut_off.changed(invalid_share_stop=1.0).materialize(key=key)
     assert not refused.checks["failed_share"].passed, "worked to its end, and refused by the check"
     assert committed_rows(desk.settings.descriptions, key) == ANSWERED
+
+
+class DeviceLater(GpuResource):
+    """A GPU resource that notes what a run has ready when it asks for a device."""
+
+    phases: ClassVar[list[Phase]] = []
+
+    def lease(self, **given):
+        assert self.state is not None
+        (worker,) = Workers(self.state).living()
+        self.phases.append(worker.phase)
+        # They start beside this thread, and nothing but the device is waited for here.
+        deadline = time.monotonic() + 60
+        while not psutil.Process().children():
+            assert time.monotonic() < deadline, "image workers start before there is a device"
+            time.sleep(0.05)
+        return super().lease(**given)
+
+
+def test_a_run_asks_for_a_device_with_all_else_prepared(desk):
+    """The next partition waits for the device, and the device for nothing; nobody calls the wait stuck."""
+    gpu = DeviceLater(**vars(build_gpu(desk.settings)))
+    assert desk.materialize(gpu=gpu).success
+    assert gpu.phases == [Phase.WAITING]

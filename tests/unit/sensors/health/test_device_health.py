@@ -193,6 +193,23 @@ def test_with_every_device_left_out_the_queue_waits_and_goes_on_by_itself(
         assert limit.limit == 1
 
 
+def test_the_pool_has_room_for_a_run_that_is_prepared(watcher, leases, machine, new_instance):
+    """One run more than devices in use, whichever are left out; none where no device is left."""
+    ticks = Ticks(watcher.outbox.state)
+    sensor = build_worker_health_sensor(watcher, leases, pool="gpu", ticks=ticks, prepared=lambda: 1)
+    with new_instance("dagster") as instance:
+        instance.event_log_storage.set_concurrency_slots("gpu", 4)
+        cursor, limits = None, []
+        for gpu in machine.listed:
+            for run in "12":
+                watcher.devices.left_out.note_failure(gpu.id, occurrence=run, why="It is lost.")
+            context = dg.build_sensor_context(instance=instance, cursor=cursor)
+            sensor(context)
+            cursor = context.cursor
+            limits += [pool.limit for pool in instance.event_log_storage.get_pool_limits()]
+    assert limits == [3, 2, 0]
+
+
 def test_the_pool_follows_the_devices_in_use(watcher, leases, new_instance, tmp_path):
     """A device left out takes no run; a lower limit that a person set stays theirs."""
     sensor = build_worker_health_sensor(watcher, leases, pool="gpu", ticks=Ticks(watcher.outbox.state))

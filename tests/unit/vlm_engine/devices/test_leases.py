@@ -100,22 +100,40 @@ def test_two_holders_get_two_devices_and_a_third_none(slots: DeviceLeases) -> No
         assert third.device == first.device
 
 
-def test_a_wait_says_who_holds_at_once_then_each_minute_and_ends_by_name(
+def test_a_wait_says_who_holds_at_once_then_each_minute_and_lasts_as_long_as_they_work(
     both_taken: DeviceLeases, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No device free: the wait is told at 0, 60, ... s, ends at its limit, and both name every holder."""
-    clock = SimulatedClock()
-    with caplog.at_level(logging.INFO), pytest.raises(NoDeviceFreeError) as raised:
+    """The run that is prepared for the next device waits for hours; its limit counts once nobody works."""
+
+    class RecordsGoAfterAnHour(SimulatedClock):
+        def sleep(self, seconds: float, /) -> None:
+            super().sleep(seconds)
+            if self.now == 4600:
+                for record in both_taken.directory.glob("*.json"):
+                    record.unlink()
+
+    clock = RecordsGoAfterAnHour()
+    with caplog.at_level(logging.INFO), pytest.raises(NoDeviceFreeError, match="within 600 s"):
         both_taken.acquire(ALICE, wait_seconds=600, log=LOG, clock=clock)
-    assert clock.now == 1600
+    assert clock.now == pytest.approx(5200, abs=1)
     notices = [record.message for record in caplog.records if "No device is free" in record.message]
-    assert [int(re.findall(r"up to (\d+) s", notice)[0]) for notice in notices] == list(range(600, 0, -60))
-    for text in (notices[0], str(raised.value)):
-        assert f"cpu-0 is held by run run-alice (partition {ALICE.partition}, {ALICE.step})" in text
-        assert (
-            f"cpu-1 is held by run run-bob (partition {BOB.partition}, {BOB.step}), pid {os.getpid()}" in text
-        )
-    assert "within 600 s" in str(raised.value)
+    assert len(notices) == 70
+    at_work, limited = notices[:60], notices[60:]
+    assert all("waiting until one is." in notice for notice in at_work)
+    seconds = [int(re.findall(r"up to (\d+) s", notice)[0]) for notice in limited]
+    assert seconds == pytest.approx(range(600, 0, -60), abs=1)
+    assert f"cpu-0 is held by run run-alice (partition {ALICE.partition}, {ALICE.step})" in notices[0]
+    assert (
+        f"cpu-1 is held by run run-bob (partition {BOB.partition}, {BOB.step}), pid {os.getpid()}"
+        in (notices[0])
+    )
+    assert "has not said who it is" in limited[-1]
+
+
+def test_without_patience_who_finds_no_device_is_told_who_has_it(both_taken: DeviceLeases) -> None:
+    """With a limit of 0 nobody waits, though a device is at work."""
+    with pytest.raises(NoDeviceFreeError, match="cpu-0 is held by run run-alice"):
+        both_taken.acquire(ALICE, wait_seconds=0, log=LOG)
 
 
 def test_a_device_that_comes_free_ends_the_wait(slots: DeviceLeases) -> None:
