@@ -1,4 +1,4 @@
-"""The sensor that runs new partitions by itself, where the settings ask for it (VLM_ASSETS_RUN_NEW_RANGES).
+"""The sensor that runs new partitions by itself, where VLM_ASSETS_RUN_NEW_RANGES_AFTER_HOURS is set.
 
 It launches each partition once. What fails afterwards is the retry schedule's work.
 """
@@ -92,7 +92,7 @@ def build_new_ranges_sensor(new_ranges: NewRanges, *, ticks: Ticks) -> dg.Sensor
         interval_seconds=INTERVAL_SECONDS,
         description=(
             "Runs partitions that were never run, the heaviest first. Makes a partition of the catalogue's"
-            " last properties when they have waited long enough (VLM_ASSETS_RUN_NEW_RANGES)."
+            " last properties when they have waited long enough (VLM_ASSETS_RUN_NEW_RANGES_AFTER_HOURS)."
         ),
         ticks=ticks,
         asset_selection=dg.AssetSelection.assets(*assets),

@@ -344,5 +344,5 @@ class AnswerGuard:
             f" stays. Look at the device ({command('devices')}, `nvidia-smi`), and at the model, its"
             " revision,"
             f" the prompt and the schema with {command('try')}; then materialize the partition with"
-            " `retry_failed: true`. If such answers are to be expected: VLM_ASSETS_INVALID_SHARE_STOP=1."
+            " `retry_failed: true`. If such answers are to be expected: VLM_ASSETS_FAILED_SHARE=1."
         ) from (cause if 2 * impossible > len(refused) else None)

@@ -38,7 +38,7 @@ from sensors.partition_history import PartitionHistory
 from sensors.published_file_drift import DriftWatcher, Verdict, evaluation
 from sensors.reconciliation import end_dead_runs
 from sensors.worker_health import HealthWatcher
-from vlm_assets.assets.checks import NOT_ACCEPTED, FailedShareLimits
+from vlm_assets.assets.checks import FailedShareLimits
 from vlm_assets.assets.fingerprint import Meanings
 from vlm_assets.automation.drift_looks import DriftLooks
 from vlm_assets.automation.retries import build_failed_partitions
@@ -405,10 +405,7 @@ class Simulation:
             self._die(run, strike=Strike.FULL, publishing=True)
             self._fail(run, "failed")
             return
-        life, one = self._life(run.key), self.settings
-        limits = FailedShareLimits(
-            one.failed_share_warn, one.failed_share_error, one.failed_rows_at_least, NOT_ACCEPTED
-        )
+        life, limits = self._life(run.key), FailedShareLimits(self.settings.failed_share)
         if run.key not in self._accepted and limits.refuse(len(life.failing), len(life.range)):
             # All rows are there and the check refuses them: a person has to look.
             self._die(run, publishing=False, dies=False)

@@ -95,19 +95,27 @@ class Acceptance:
 
 NOT_ACCEPTED = Acceptance()
 
+_WARN_SHARE = 0.01
+"""Of failed rows, from which a partition warns: more than the odd broken listing."""
+_JUDGED_ROWS = 2
+"""Failed rows below which the share is not judged: one broken listing is no alarm in a small partition."""
+
 
 @dataclass(frozen=True)
 class FailedShareLimits:
-    """The shares of failed rows from which a partition warns or is not published."""
+    """The share of failed rows from which a partition is not published, and what a person accepted."""
 
-    warn: float
     error: float
-    rows_at_least: int
     accepted: Acceptance = NOT_ACCEPTED
+
+    @property
+    def warn(self) -> float:
+        """The share from which it warns."""
+        return min(_WARN_SHARE, self.error)
 
     def refuse(self, failed: int, rows: int) -> bool:
         """Whether ``failed`` of ``rows`` rows keep a partition from being published."""
-        return failed > self.accepted.rows and failed >= self.rows_at_least and failed >= self.error * rows
+        return failed > self.accepted.rows and failed >= _JUDGED_ROWS and failed >= self.error * rows
 
 
 def check_descriptions(
@@ -227,7 +235,7 @@ def _failed_share(connection: duckdb.DuckDBPyConnection, limits: FailedShareLimi
         "SELECT error_kind, count(*) FROM tried WHERE status = 'failed' GROUP BY 1 ORDER BY 2 DESC, 1"
     ).fetchall()
     share = failed / rows if rows else 0.0
-    judged = failed >= limits.rows_at_least
+    judged = failed >= _JUDGED_ROWS
     by_kind = ", ".join(f"{count} {kind}" for kind, count in kinds)
     accepted, refused = limits.accepted, limits.refuse(failed, rows)
     next_step = (
@@ -242,8 +250,7 @@ def _failed_share(connection: duckdb.DuckDBPyConnection, limits: FailedShareLimi
         passed=not (judged and share >= limits.warn),
         severity=Severity.ERROR if refused else Severity.WARN,
         expected=(
-            f"under {limits.warn:.1%} failed (not published from {limits.error:.0%},"
-            " VLM_ASSETS_FAILED_SHARE_ERROR)"
+            f"under {limits.warn:.1%} failed (not published from {limits.error:.0%}, VLM_ASSETS_FAILED_SHARE)"
         ),
         actual=f"{failed} of {rows} failed, {share:.1%}"
         + (f" ({by_kind})" if by_kind else "")

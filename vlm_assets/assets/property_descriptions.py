@@ -102,6 +102,9 @@ from vlm_engine.server.running_server import ServerUnreachableError
 
 ASSET = "property_descriptions"
 
+INVALID_SHARE = 0.5
+"""Share of the model's last answers that may be no descriptions, else the run stops: most mean a model,
+prompt or schema that cannot work. A larger VLM_ASSETS_FAILED_SHARE is taken instead."""
 PREFETCH_BATCHES = 2
 """Batches loaded ahead of the model: one is ready while the next is loaded. More would only take memory."""
 
@@ -326,7 +329,7 @@ class DescriptionWork:
         longest = building = 0.0
         images = prompt_tokens = attempts = 0
         warned = False
-        guard = AnswerGuard(self.settings.invalid_share_stop)
+        guard = AnswerGuard(max(INVALID_SHARE, self.settings.failed_share))
         started = clock()
         engine = self.model.load(device, schema=self.schema, prompt=self.prompt)
         load_seconds = clock() - started
@@ -411,7 +414,7 @@ class DescriptionWork:
     @cached_property
     def images(self) -> ImagesWatch:
         """The watch that tells a disk that is away from images that were deleted."""
-        may_be_gone = self.settings.failed_share_error >= 1.0
+        may_be_gone = self.settings.failed_share >= 1.0
         return ImagesWatch(self.catalog, self.range, self.properties, may_be_gone)
 
     @contextlib.contextmanager
@@ -538,12 +541,7 @@ class DescriptionWork:
         return self._limits(accepted).refuse(failed, len(self.ids))
 
     def _limits(self, accepted: Acceptance) -> FailedShareLimits:
-        return FailedShareLimits(
-            warn=self.settings.failed_share_warn,
-            error=self.settings.failed_share_error,
-            rows_at_least=self.settings.failed_rows_at_least,
-            accepted=accepted,
-        )
+        return FailedShareLimits(self.settings.failed_share, accepted)
 
     def remembered(self, file: Path) -> dict[str, Any]:
         """What the published record says of the rows."""

@@ -31,6 +31,14 @@ from vlm_engine.devices.find import DeviceError
 
 ASSETS = (property_descriptions.ASSET, property_embeddings.ASSET)
 
+RETRY_RUNS = 10
+"""Partitions tried again that are queued or running at once, at most: enough for the devices of a machine,
+and few where all fail for the same reason."""
+
+_ATTEMPTS = 5
+"""In a row without a new row, after which a partition is given up. With their back-offs these are hours,
+which most outages do not outlast."""
+
 _UNFINISHED = (State.INTERRUPTED, State.REFUSED, State.LOST, State.DAMAGED)
 
 
@@ -48,14 +56,18 @@ def build_failed_partitions(settings: Settings, keys: Collection[str]) -> Failed
         working=lambda: {worker.partition for worker in Workers(control_state(settings)).living()},
         heaviest_first=heaviest_first(settings),
     )
-    policy = Policy(settings.retry_attempts, settings.retry_backoff_minutes * 60.0)
     return FailedPartitions(
         watched,
         control_state(settings),
-        policy=policy,
-        cap=settings.retry_runs,
+        policy=retry_policy(settings),
+        cap=RETRY_RUNS,
         no_device=_no_device(build_gpu(settings)),
     )
+
+
+def retry_policy(settings: Settings) -> Policy:
+    """When a failed partition is tried again, and when no more."""
+    return Policy(_ATTEMPTS, settings.retry_minutes * 60.0)
 
 
 def _no_device(gpu: GpuResource) -> Callable[[], str | None]:

@@ -28,7 +28,7 @@ from sensors.ticks import Ticks
 from sensors.worker_health import HealthWatcher, WorkerLimits, build_worker_health_sensor
 from vlm_assets.assets.fingerprint import Meanings
 from vlm_assets.automation.drift_looks import DriftLooks
-from vlm_assets.automation.retries import ASSETS
+from vlm_assets.automation.retries import ASSETS, RETRY_RUNS
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
 from vlm_assets.catalog.catalog_copies import check_copies, has_catalog, last_put_back, note_repair
 from vlm_assets.catalog.catalog_file import CatalogError
@@ -68,7 +68,8 @@ _START_SECONDS = 1200.0
 def build_sensors(settings: Settings, keys: Sequence[str]) -> list[dg.SensorDefinition]:
     """The sensors that look at workers, devices, files, the catalogue and at what Dagster believes of them.
 
-    keys: all partitions. With VLM_ASSETS_RUN_NEW_RANGES, the sensor that runs new ones is among them.
+    keys: all partitions. With VLM_ASSETS_RUN_NEW_RANGES_AFTER_HOURS, the sensor that runs new ones is there
+    too.
     """
     state = control_state(settings)
     workers, outbox, ticks = Workers(state), Outbox(state), Ticks(state)
@@ -86,7 +87,7 @@ def build_sensors(settings: Settings, keys: Sequence[str]) -> list[dg.SensorDefi
         build_published_file_drift_sensor(drift, ticks=ticks),
         build_catalog_watch_sensor(catalog, ticks=ticks),
     ]
-    if settings.run_new_ranges:
+    if settings.run_new_ranges_after_hours is not None:
         new_ranges = NewRanges(
             assets=settings.computed_assets,
             keys=tuple(keys),
@@ -94,7 +95,7 @@ def build_sensors(settings: Settings, keys: Sequence[str]) -> list[dg.SensorDefi
             untouched=lambda keys: _untouched(settings, keys),
             heaviest_first=heaviest_first(settings),
             paused=lambda: pause_of(state) is not None,
-            cap=settings.retry_runs,
+            cap=RETRY_RUNS,
         )
         sensors.append(build_new_ranges_sensor(new_ranges, ticks=ticks))
     return sensors
@@ -175,7 +176,7 @@ def worker_limits(settings: Settings) -> WorkerLimits:
     if chosen_engine(settings).engine == "server":
         # One that is alive and silent: the engine's watch on tokens gives it up, and starts another.
         least = max(least, _SILENCES * settings.server_token_seconds)
-        wait = settings.server_start_seconds if settings.server_url is None else PATIENCE_SECONDS
+        wait = settings.model_load_seconds if settings.server_url is None else PATIENCE_SECONDS
         loading = max(loading, wait + _SERVER_SLACK_SECONDS)
     return WorkerLimits(
         least=least,
@@ -214,9 +215,10 @@ def close_old_tail(settings: Settings, *, now: float) -> str | None:
 
     now: unix seconds. Raises CatalogError, OSError.
     """
+    hours = settings.run_new_ranges_after_hours
     try:
         tail = Catalog.open(settings.home).header.tail
-        if tail is None or now - tail.since < settings.run_new_ranges_after_hours * 3600.0:
+        if hours is None or tail is None or now - tail.since < hours * 3600.0:
             return None
         closed = close_tail(settings.home, settings.store)
     except (CatalogMissingError, IngestBusyError):

@@ -154,7 +154,6 @@ def _neighbours(settings: Settings) -> Said:
 
 def contradictions(settings: Settings) -> Said:
     """Settings of which each is possible, and which do not go together."""
-    given = settings.model_fields_set
     if settings.commit_seconds >= settings.stuck_seconds:
         yield (
             "error",
@@ -167,13 +166,6 @@ def contradictions(settings: Settings) -> Said:
             "warning",
             f"{PREFIX}COMMIT_SECONDS is {settings.commit_seconds:g}: a kill loses more than a minute.",
         )
-    if settings.server_token_seconds > settings.server_answer_seconds:
-        yield (
-            "error",
-            f"{PREFIX}SERVER_TOKEN_SECONDS ({settings.server_token_seconds:g}) is above"
-            f" {PREFIX}SERVER_ANSWER_SECONDS ({settings.server_answer_seconds:g}): no answer could wait so"
-            " long for a token. Lower the first.",
-        )
     if settings.batch_images != "auto" and settings.batch_images < settings.max_images:
         yield (
             "warning",
@@ -185,11 +177,6 @@ def contradictions(settings: Settings) -> Said:
         yield (
             "warning",
             f"{PREFIX}DECODE_WORKERS is {settings.decode_workers} and this process may use {cores} cores.",
-        )
-    if "run_new_ranges_after_hours" in given and not settings.run_new_ranges:
-        yield (
-            "warning",
-            f"{PREFIX}RUN_NEW_RANGES_AFTER_HOURS means nothing without {PREFIX}RUN_NEW_RANGES=true.",
         )
     for name, revision in (("model", "model_revision"), ("embedding_model", "embedding_revision")):
         where = getattr(settings, name)

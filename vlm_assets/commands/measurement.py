@@ -276,7 +276,15 @@ _HELD_UP: Final = 3.0
 _SHARED: Final = ("leases", "models")
 """Folders of the state that the runs in a home of their own share: devices are leased as ever."""
 
-_OWN: Final = ("STORE", "STATE_URL", "RAY_ADDRESS", "ALERT_TARGETS", "UI_ADDRESS", "SOURCE", "RUN_NEW_RANGES")
+_OWN: Final = (
+    "STORE",
+    "STATE_URL",
+    "RAY_ADDRESS",
+    "ALERT_TARGETS",
+    "UI_ADDRESS",
+    "SOURCE",
+    "RUN_NEW_RANGES_AFTER_HOURS",
+)
 """Settings that runs in a home of their own do without: they reach nobody and nothing outside of it."""
 
 

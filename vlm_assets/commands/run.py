@@ -594,17 +594,16 @@ def _outlooks(settings: Settings, status: Status, keys: frozenset[str]) -> tuple
 
     from sensors.dagster_internals.runs import InstanceRuns
     from sensors.outlook import outlooks
-    from sensors.retry_decision import Policy
+    from vlm_assets.automation.retries import retry_policy
 
     rows = {one.key: one.rows for one in reversed(status.partitions) if one.key in keys}
-    policy = Policy(settings.retry_attempts, settings.retry_backoff_minutes * 60.0)
     try:
         with dg.DagsterInstance.from_config(str(settings.dagster_home)) as instance:
             return outlooks(
                 InstanceRuns(instance),
                 Attempts(control_state(settings)).read(),
                 rows,
-                policy,
+                retry_policy(settings),
                 every_minutes=settings.retry_every_minutes,
                 now=status.at,
                 most=_SHOWN,

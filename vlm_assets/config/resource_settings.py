@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from resources.vision_language_model import ServerSettings, VisionLanguageModel
 
 _AT_ONCE = 1.0
+_IDLE_SECONDS = 300.0
+"""Without a partition, after which a started server ends: longer than the pause between two runs, and short
+enough that a GPU is not held for nobody."""
+_ANSWER_SILENCES = 7.5
+"""A whole answer may take as long as that many silences: 15 minutes by default."""
 
 IO_MANAGER = "io_manager"
 """Dagster's key of the default IO manager. Without ours under it, every job would carry Dagster's own, which
@@ -111,10 +116,10 @@ def build_model_server(settings: Settings) -> ServerSettings:
         model=settings.server_model,
         most_at_once=settings.server_requests,
         token_seconds=settings.server_token_seconds,
-        answer_seconds=settings.server_answer_seconds,
-        start_seconds=settings.server_start_seconds,
+        answer_seconds=_ANSWER_SILENCES * settings.server_token_seconds,
+        start_seconds=settings.model_load_seconds,
         # On Ray a run owns its devices, which the next run may be given on another node.
-        idle_seconds=settings.server_idle_seconds if settings.ray_address is None else _AT_ONCE,
+        idle_seconds=_IDLE_SECONDS if settings.ray_address is None else _AT_ONCE,
         devices=settings.devices_per_model,
         embedder=None if settings.embedding_model is None else build_text_embedding_model(settings),
     )

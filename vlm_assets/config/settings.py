@@ -14,7 +14,7 @@ import re
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
 from dotenv import dotenv_values
@@ -64,6 +64,8 @@ EXAMPLE_MODEL = CHECKOUT / "examples" / "model"
 EXAMPLE_EMBEDDER = CHECKOUT / "examples" / "embedder"
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+_DIVISORS_OF_60: Final = tuple(minutes for minutes in range(1, 61) if 60 % minutes == 0)
 
 
 class SettingsError(ValueError):
@@ -154,13 +156,8 @@ class Settings(BaseSettings):
     server_requests: PositiveInt = 128
     """Requests that a run has under way at once, at most; fewer where the server is slow."""
     server_token_seconds: PositiveFloat = 120.0
-    """Seconds without a new token after which a server's answer is given up."""
-    server_answer_seconds: PositiveFloat = 900.0
-    """Seconds that one answer may take."""
-    server_start_seconds: PositiveFloat = 1200.0
-    """Seconds in which a server must have loaded its model."""
-    server_idle_seconds: PositiveFloat = 300.0
-    """Seconds without a partition after which a started server ends."""
+    """Seconds without a new token after which a server's answer is given up; a whole one may take 7.5
+    times as long."""
 
     embedding_model: str | None = None
     """Text-embedding model, in the layout of sentence-transformers: a local folder or a hub id, or 'example'.
@@ -184,7 +181,7 @@ class Settings(BaseSettings):
     stuck_seconds: PositiveFloat = 600.0
     """Seconds without a commit after which a worker is ended even if it knows no rhythm."""
     model_load_seconds: PositiveFloat = 1800.0
-    """Seconds a model may take to load before its worker counts as stuck."""
+    """Seconds that a model may take to load, in the run or in a server that is started."""
     commit_seconds: PositiveFloat = 30.0
     """Longest time a finished row stays uncommitted."""
     mtbf_hours: PositiveFloat = 5000.0
@@ -196,28 +193,16 @@ class Settings(BaseSettings):
     grace_seconds: PositiveFloat = 30.0
     """Seconds to commit what is finished when Dagster, or a stuck worker, is ended."""
 
-    failed_share_warn: Share = 0.01
-    """Share of failed rows from which a partition warns."""
-    failed_share_error: Share = 0.20
-    """Share of failed rows from which a partition is not published."""
-    failed_rows_at_least: PositiveInt = 2
-    """Failed rows below which the share is not judged: one bad listing is no alarm."""
-    invalid_share_stop: Share = 0.5
-    """Share of the model's last 40 answers that may be no descriptions, else the run stops. 1: never."""
+    failed_share: Share = 0.20
+    """Share of failed rows from which a partition is not published; from 1% on it warns. 1: it is published
+    unless all failed, and no run stops because most answers are no descriptions."""
 
-    retry_every_minutes: Annotated[int, Field(ge=1, le=60)] = 10
-    """Minutes between two looks for failed partitions to materialize again; a divisor of 60."""
-    retry_runs: PositiveInt = 10
-    """Partitions tried again that are queued or running at once, at most."""
-    run_new_ranges: bool = False
-    """Run new partitions by themselves, as soon as they are catalogued."""
-    run_new_ranges_after_hours: NonNegativeFloat = 24.0
-    """Hours that the last properties of the catalogue wait until they fill a partition; then they become a
-    smaller one. Only with VLM_ASSETS_RUN_NEW_RANGES."""
-    retry_attempts: PositiveInt = 5
-    """Attempts in a row without a new row after which a partition is given up."""
-    retry_backoff_minutes: PositiveFloat = 10.0
-    """Minutes before the first new attempt at a failed partition; doubled at each other."""
+    retry_minutes: PositiveFloat = 10.0
+    """Minutes before the first new attempt at a failed partition; doubled at each other. After five in a row
+    without a new row it is given up."""
+    run_new_ranges_after_hours: NonNegativeFloat | None = None
+    """Run new partitions by themselves as soon as they are catalogued, and the last properties as a smaller
+    partition when they waited so many hours for others. Default: only what a person launches."""
 
     state_url: SecretStr | None = None
     """Postgres that keeps the control state for several machines, one database a home:
@@ -306,14 +291,6 @@ class Settings(BaseSettings):
             raise ValueError('give a JSON object, such as {"do_image_splitting": false}')
         return json.dumps(options, sort_keys=True)
 
-    @field_validator("retry_every_minutes")
-    @classmethod
-    def _equal_intervals(cls, minutes: int) -> int:
-        if 60 % minutes:
-            # The schedule's cron begins anew at every full hour.
-            raise ValueError("give a divisor of 60 (5, 10, 15, 20, 30, 60), so that all intervals are equal")
-        return minutes
-
     @field_validator("allowed_hosts")
     @classmethod
     def _host_names(cls, hosts: str) -> str:
@@ -326,6 +303,14 @@ class Settings(BaseSettings):
     def hosts(self) -> list[str]:
         """The allowed hosts, one by one."""
         return self.allowed_hosts.split()
+
+    @property
+    def retry_every_minutes(self) -> int:
+        """Minutes between two looks for partitions to try again: as near to ``retry_minutes`` as is possible.
+
+        A divisor of 60, because the schedule's cron begins anew at every full hour: all intervals are equal.
+        """
+        return max(every for every in _DIVISORS_OF_60 if every <= max(1.0, self.retry_minutes))
 
     @property
     def layout(self) -> Home:
@@ -420,11 +405,6 @@ def load_settings(**overrides: object) -> Settings:
             for item in error.errors()
         )
         raise SettingsError(f"{problems}. {command('settings')} lists all settings.") from error
-    if settings.failed_share_warn > settings.failed_share_error:
-        raise SettingsError(
-            f"{PREFIX}FAILED_SHARE_WARN ({settings.failed_share_warn}) is above"
-            f" {PREFIX}FAILED_SHARE_ERROR ({settings.failed_share_error}); set it to at most that."
-        )
     if settings.ray_address is not None:
         for name, what in (("state_url", "Postgres"), ("store", "an S3 store")):
             if getattr(settings, name) is None:
@@ -444,14 +424,6 @@ def load_settings(**overrides: object) -> Settings:
     if settings.engine == "auto" and (settings.server_url or settings.server_command):
         settings = settings.model_copy(update={"engine": "server"})
     _refuse_unused_server_settings(settings)
-    # A worker that starts a server loads its model: it would be ended as stuck before the server is up.
-    starts = settings.engine == "server" and settings.server_url is None
-    if starts and settings.model_load_seconds < settings.server_start_seconds:
-        raise SettingsError(
-            f"{PREFIX}MODEL_LOAD_SECONDS ({settings.model_load_seconds:.0f}) is below"
-            f" {PREFIX}SERVER_START_SECONDS ({settings.server_start_seconds:.0f}), so a worker would be ended"
-            " as stuck while its server starts; set it to at least that."
-        )
     try:
         settings.layout.refuse_unusable()
         settings.layout.close_to_others()

@@ -59,7 +59,7 @@ def test_the_refusal_names_the_setting_and_the_command(desk, gone):
     """Who reads it knows how to publish it once, and how to publish such partitions always."""
     refused = desk.materialize()
     assert severity(refused) == "ERROR"
-    assert "VLM_ASSETS_FAILED_SHARE_ERROR" in refused.failure
+    assert "VLM_ASSETS_FAILED_SHARE" in refused.failure
     assert f"vlm-assets publish {KEY} --accept-failed" in refused.failure
     shown = said(desk)
     assert f"vlm-assets publish {KEY} --accept-failed" in shown

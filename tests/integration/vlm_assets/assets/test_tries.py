@@ -124,7 +124,7 @@ def test_a_row_that_fails_three_times_is_published_as_failed(desk, ids, material
 
 def test_an_answer_that_comes_out_the_same_is_not_tried_again(desk, ids):
     """A permanent kind is done at its first try: seeds derive from the property and the attempt."""
-    done = desk.changed(max_new_tokens=8, failed_share_error=1.0, invalid_share_stop=1.0).materialize()
+    done = desk.changed(max_new_tokens=8, failed_share=1.0).materialize()
     assert not done.success
     assert "truncated" in done.failure
     found = [row for path in journal_files(desk) for row in pq.read_table(path).to_pylist()]

@@ -101,8 +101,7 @@ def running(
     dagster_home = home / "dagster"
     prepare_dagster_home(dagster_home, catalog_id=Catalog.open(home).catalog_id, slots=1)
     told = {
-        "VLM_ASSETS_RETRY_EVERY_MINUTES": "1",
-        "VLM_ASSETS_RETRY_BACKOFF_MINUTES": "0.05",
+        "VLM_ASSETS_RETRY_MINUTES": "0.05",
         # Small steps, so that a test can act between two commits.
         "VLM_ASSETS_BATCH_SIZE": "1",
         "VLM_ASSETS_COMMIT_SECONDS": "0.5",

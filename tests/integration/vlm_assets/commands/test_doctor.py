@@ -76,7 +76,6 @@ def test_images_that_are_away_are_an_error(desk, said, listing):
     ("check", "settings", "level", "words"),
     [
         ("settings", {"commit_seconds": 700.0}, "error", "VLM_ASSETS_STUCK_SECONDS"),
-        ("settings", {"server_token_seconds": 1000.0}, "error", "VLM_ASSETS_SERVER_TOKEN_SECONDS"),
         ("settings", {"batch_images": 4}, "warning", "a batch alone"),
         ("settings", {"description_schema": "nothing:There"}, "error", "nothing"),
         ("settings", {"model": None, "embedding_model": "a/b"}, "error", "VLM_ASSETS_MODEL"),

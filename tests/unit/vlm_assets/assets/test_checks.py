@@ -21,7 +21,7 @@ from vlm_assets.assets.checks import (
 
 KEY = "000000000-000000009"
 IDS = [f"p{number}" for number in range(10)]
-LIMITS = FailedShareLimits(warn=0.01, error=0.2, rows_at_least=2)
+LIMITS = FailedShareLimits(error=0.2)
 DESCRIPTIONS = pa.schema(
     [
         ("property_id", pa.string()),
@@ -157,7 +157,7 @@ def test_failed_rows_that_a_person_accepted_only_warn(tmp_path, failed, severity
     outcome = check_descriptions(staged, IDS, DESCRIPTIONS, limits, key=KEY)[-1]
     assert not outcome.passed
     assert outcome.severity is severity
-    assert "VLM_ASSETS_FAILED_SHARE_ERROR" in outcome.sentence()
+    assert "VLM_ASSETS_FAILED_SHARE" in outcome.sentence()
     assert "ada accepted 3 at 2026-11-22T14:00:00+00:00" in outcome.sentence()
     assert "To try them again: " in outcome.sentence()
     offered = f"vlm-assets publish {KEY} --accept-failed" in outcome.sentence()

@@ -9,6 +9,7 @@ from sensors.dagster_internals.events import DagsterFacts
 from vlm_assets.assets import fingerprint
 from vlm_assets.automation.retries import (
     ASSETS,
+    RETRY_RUNS,
     _Files,
     build_failed_partitions,
     decides_on_stale,
@@ -106,11 +107,11 @@ def test_a_recomputation_that_was_cut_short_stays_one():
 
 
 def test_the_run_config_and_the_settings_reach_the_runs(dataset):
-    """Finished rows are kept without any option; the cap is the setting's."""
+    """Finished rows are kept without any option; the back-off is the setting's."""
     assert retry_config([EMBEDDINGS], {}) == ({}, False)
-    settings = dataset.settings.model_copy(update={"retry_runs": 7, "retry_backoff_minutes": 2.0})
+    settings = dataset.settings.model_copy(update={"retry_minutes": 2.0})
     made = build_failed_partitions(settings, dataset.keys)
-    assert (made.cap, made.policy.attempts, made.policy.backoff_seconds) == (7, 5, 120.0)
+    assert (made.cap, made.policy.attempts, made.policy.backoff_seconds) == (RETRY_RUNS, 5, 120.0)
     assert made.watched.keys == frozenset(dataset.keys)
 
 

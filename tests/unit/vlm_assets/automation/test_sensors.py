@@ -108,7 +108,7 @@ def test_a_stuck_worker_gets_the_settings_grace_to_commit(dataset):
 @pytest.mark.parametrize("url", [None, "http://127.0.0.1:1/v1"])
 def test_a_worker_that_waits_for_its_server_is_left_to_the_engine(dataset, url):
     """Whatever a model may take to load: a start, or an outage, is given up by the engine, never as stuck."""
-    seconds = {"model_load_seconds": 500.0, "server_start_seconds": 500.0}
+    seconds = {"model_load_seconds": 500.0}
     server = dataset.settings.model_copy(update={"engine": "server", "server_url": url, **seconds})
     assert worker_limits(server).loading > (500.0 if url is None else PATIENCE_SECONDS)
     own = dataset.settings.model_copy(update=seconds)
@@ -155,7 +155,7 @@ def test_a_tail_is_closed_when_its_first_property_has_waited_long_enough(tmp_pat
     """Not a moment before: what is closed is a partition for ever."""
     home = tmp_path / "home"
     ingest(list_properties(tmp_path, 7), home, range_size=5)
-    settings = load_settings(home=home, run_new_ranges=True, run_new_ranges_after_hours=1.0)
+    settings = load_settings(home=home, run_new_ranges_after_hours=1.0)
     since = Catalog.open(home).header.tail.since
     assert close_old_tail(settings, now=since + 3599.0) is None
     assert "The last 2 properties have waited long enough" in close_old_tail(settings, now=since + 3601.0)

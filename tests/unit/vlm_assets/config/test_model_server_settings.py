@@ -36,10 +36,6 @@ def parts(settings):
         ),
         ({"engine": "server", "server_url": "host:8000"}, "of the form http://HOST:PORT/v1"),
         ({"engine": "server", "server_url": "http://me:secret@host/v1"}, "without a name or a password"),
-        (
-            {"engine": "server", "model_load_seconds": 900},
-            r"MODEL_LOAD_SECONDS \(900\) is below VLM_ASSETS_SERVER_START_SECONDS",
-        ),
         ({"engine": "vllm"}, "'transformers' or 'server'"),
         ({"server_url": "http://h/v1", "image_tokens": 9}, "IMAGE_TOKENS decides how a server is started"),
         (
