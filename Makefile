@@ -26,17 +26,22 @@ VLLM := .venv-vllm/$(VLLM_BUILD)-$(VLLM_VERSION)
 # small.
 LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 COMPUTING := tests/faults tests/unit
+# The core's own tests run once, and without extensions: tests/support/core_alone hides them.
+CORE_TESTS := $(patsubst %,tests/unit/%,vlm_durable vlm_engine resources sensors vlm_assets)
+MAIN_JOB := tests/integration/vlm_assets/test_core_alone.py
+CORE_ALONE := PYTHONPATH=$(CURDIR)/tests/support/core_alone$(if $(PYTHONPATH),:$(PYTHONPATH))
 STARTING := tests/browser tests/integration
 SERVING := -m 'serves and not long and not vllm' $(STARTING)
-NOT_SERVING := -m 'not serves and not long and not vllm' tests/integration
+NOT_SERVING := -m 'not serves and not long and not vllm' tests/integration --ignore $(MAIN_JOB)
 
-.PHONY: help run rehearse explore test test-long test-gpu test-vllm test-deps vllm faults cluster-demo test-training test-store test-bare gpu-wheels gpu-hour mutations example-embedder example-model bench bench-environments bench-gpu clean
+.PHONY: help run rehearse explore test test-core-alone test-long test-gpu test-vllm test-deps vllm faults cluster-demo test-training test-store test-bare gpu-wheels gpu-hour mutations example-embedder example-model bench bench-environments bench-gpu clean
 
 help:
 	@echo "make run            environment, example properties, Dagster UI and a backfill; ARGS='--exit --seed 7'"
 	@echo "make rehearse       the whole run on a simulated clock, with faults; ARGS='--days 25 --devices 10'"
 	@echo "make explore        charts, a table and a map of what was described; ARGS='--home DIR'"
 	@echo "make test           environment, lint, types and all tests"
+	@echo "make test-core-alone  the core's tests and its main job with no extension installed"
 	@echo "make test-long      the tests that take many minutes and are left out of make test"
 	@echo "make test-gpu       devices, engine and embedder on a GPU, then its benchmark (half an hour)"
 	@echo "make test-bare      the engine and its benchmark with the packages of a lent GPU machine, on a CPU"
@@ -69,10 +74,15 @@ test: .venv/installed-dev
 	$(BIN)/pytest $(NOT_SERVING) > $$told/others 2>&1 & others=$$!; \
 	trap 'kill $$serving $$others 2>/dev/null; rm -rf $$told' EXIT INT TERM; \
 	$(LINT) || exit; \
-	$(BIN)/pytest $(COMPUTING); ended=$$?; \
+	$(BIN)/pytest $(COMPUTING) $(CORE_TESTS:%=--ignore=%); ended=$$?; \
+	$(MAKE) --no-print-directory test-core-alone || ended=1; \
 	echo "Waiting for $(STARTING) ..."; \
 	wait $$others || ended=1; cat $$told/others; \
 	wait $$serving || ended=1; cat $$told/serving; exit $$ended
+
+# The core as who installs no extension has it: its tests and its main job.
+test-core-alone: .venv/installed-dev
+	$(CORE_ALONE) $(BIN)/pytest $(CORE_TESTS) $(MAIN_JOB)
 
 # What waits for real daemons for many minutes: for a change of what they do, and before a release.
 test-long: .venv/installed-dev

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from tests.unit.activity import (  # noqa: F401 - fixtures
+    steps,
+)
 from tests.unit.command_line import (  # noqa: F401 - fixtures
     call,
 )

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import click
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from tests.support.scripted_engine import scripted_engine  # noqa: F401 - a fixture
+from tests.unit.activity import Steps, Told, check_steps, commands_of
 from tests.unit.homes import Dataset
 from tests.unit.vlm_assets.commands.test_plan import MEASURED
 from vlm_assets.assets import row_counts
-from vlm_assets.commands import audit, device_commands, main, measurement, terminal
+from vlm_assets.commands import audit, device_commands, measurement, terminal
 from vlm_assets.commands import run as run_module
 from vlm_assets.commands.main import app
 from vlm_assets.commands.measurement import MeasuredRun
@@ -26,13 +26,11 @@ from vlm_assets.config.resource_settings import build_gpu, build_vision_language
 from vlm_assets.config.settings import load_settings
 from vlm_assets.services.expected_cost import Rate
 from vlm_durable.files.files import make_directory
-from vlm_results import explore, review_page, search, word_index
 
 QUICK = {
     "alerts": "reads the control state",
     "alerts close": "writes to the control state",
     "devices": "reads the control state and the driver",
-    "node": "says that it is up, then works until it is ended",
     "resume": "writes to the control state",
     "settings": "reads nothing but settings",
     "show": "reads one property",
@@ -40,19 +38,6 @@ QUICK = {
 """Commands that are done, or are up, in less than 5 s; why."""
 
 KEY = "000000000-000000002"
-
-
-@dataclass(frozen=True)
-class Told:
-    """Words of a command, and what it says: texts, each with the number that it counts to.
-
-    0: it does not count; -1: to any. before: makes something for it to do.
-    """
-
-    words: str
-    expected: Mapping[str, int]
-    before: Callable[[Dataset, pytest.MonkeyPatch], None] = lambda dataset, monkeypatch: None
-    fixtures: tuple[str, ...] = ()
 
 
 def quarantine(dataset: Dataset, _: pytest.MonkeyPatch) -> None:
@@ -102,20 +87,6 @@ def hold_a_device(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_commands, "build_gpu", lambda settings: Leases())
 
 
-def by_vectors(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The made vectors count as those of the embedding model that is set."""
-    monkeypatch.setattr(word_index, "_PARTITIONS_TOGETHER", 1)
-    for module in (search, explore):
-        monkeypatch.setattr(module, "comparable", lambda settings, records: (records, []))
-    monkeypatch.setattr(search, "embed_text", lambda settings, text: np.array([1, 0], np.float32))
-    monkeypatch.setattr(explore, "_with_places", lambda table: table)
-    monkeypatch.setattr(explore, "export_page", lambda shown, folder: None)
-
-
-def without_a_page(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(review_page, "serve_page", lambda page, **options: None)
-
-
 def without_dagster(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "run_partitions", lambda *arguments, **options: 0)
     monkeypatch.setattr(run_module, "run_backfill", lambda *arguments, **options: 0)
@@ -162,23 +133,12 @@ TELLS: Mapping[str, Told | str] = {
             "copying property_embeddings, partitions": 3,
         },
     ),
-    "compare": Told(
-        "compare --model example --model example --limit 4",
-        {"describing the sample with example": 4},
-        fixtures=("scripted_engine",),
-    ),
     "demo": Told("demo --exit", {"reading (100%): 1 property, 1 image": 0}, without_dagster),
     "doctor": Told("doctor --quick", {"trying what a run will need (state), checks": 8}),
     "example": Told(
         "example --properties 2 --home FOLDER/example",
         {"rendering the images of properties": 2, "taking properties in": 2},
     ),
-    "explore": Told(
-        "explore --export FOLDER/page",
-        {"reading which properties have a vector, partitions": 3, "reading the sample, partitions": 3},
-        by_vectors,
-    ),
-    "export": Told("export FOLDER/out", {"writing partitions": 3, "reading each file once more": 3}),
     "ingest": Told(
         "ingest FOLDER/listing.jsonl",
         {"reading (100%): 1 property, 1 image": 0},
@@ -210,13 +170,7 @@ TELLS: Mapping[str, Told | str] = {
         damage,
     ),
     "restore": Told("restore FOLDER/backup --home FOLDER/restored", {"restoring files": -1}, back_up),
-    "review": Told("review --sample 9", {"drawing the sample from partitions": -1}, without_a_page),
     "run": Told("run", {"reading where partitions stand": 3}, without_dagster),
-    "search": Told(
-        "search missing",
-        {"reading words of partitions": 3, "comparing with the vectors of partitions": 3},
-        by_vectors,
-    ),
     "serve": Told("serve", {"trying what a run will need (state), checks": 8}, without_dagster),
     "status": Told("status", {"reading where partitions stand": 3}),
     "try": Told("try --limit 4", {"describing the sample": 4}, fixtures=("scripted_engine",)),
@@ -233,44 +187,18 @@ TELLS: Mapping[str, Told | str] = {
 """Commands that take longer, with what each says; or the test that sees to it."""
 
 
-def names() -> set[str]:
-    """Every command by what a person types."""
-    found = set()
-    for name in main.commands():
-        inner = getattr(main.find_command(name), "commands", {})
-        found |= {name, *(f"{name} {one}" for one in inner)}
-    return found
-
-
 def test_each_command_is_quick_or_tells_how_far_it_is() -> None:
     """A new command is put into one of the lists: nobody waits before an empty line."""
     assert not QUICK.keys() & TELLS.keys()
-    assert QUICK.keys() | TELLS.keys() == names()
+    assert QUICK.keys() | TELLS.keys() == commands_of("vlm_assets")
     assert {one for one in TELLS.values() if isinstance(one, str)} <= globals().keys()
 
 
-@pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
-    """What commands say that they do, and how far they are."""
-    found = []
-
-    class Activity:
-        console = None
-
-        def now(self, text: str, done: int, total: int) -> None:
-            found.append((text, done, total))
-
-        def end(self) -> None: ...
-
-    monkeypatch.setattr(terminal, "_Activity", Activity)
-    return found
-
-
-@pytest.mark.parametrize("name", [name for name, one in TELLS.items() if isinstance(one, Told)])
+@pytest.mark.parametrize("name", [name for name, told in TELLS.items() if isinstance(told, Told)])
 def test_a_command_says_what_it_does_and_how_far_it_is(
     name: str,
     dataset: Dataset,
-    said: list[tuple[str, int, int]],
+    steps: Steps,
     monkeypatch: pytest.MonkeyPatch,
     receiver: Any,
     request: pytest.FixtureRequest,
@@ -278,30 +206,7 @@ def test_a_command_says_what_it_does_and_how_far_it_is(
     """Each command over a small home: what takes long is said, up to the last of what can be counted."""
     told = TELLS[name]
     assert isinstance(told, Told)
-    for fixture in told.fixtures:
-        request.getfixturevalue(fixture)
-    for setting, value in {
-        "HOME": str(dataset.settings.home),
-        "DEVICES": "cpu:1",
-        "DECODE_WORKERS": "1",
-        "ALERT_TARGETS": receiver.url(),
-    }.items():
-        monkeypatch.setenv(f"VLM_ASSETS_{setting}", value)
-    told.before(dataset, monkeypatch)
-    said.clear()
-    words = told.words.replace("FOLDER", str(dataset.settings.home.parent)).split()
-    done = CliRunner().invoke(app, words, catch_exceptions=False)
-    assert said, done.output
-    for text, total in told.expected.items():
-        steps = [(step, of) for one, step, of in said if one == text]
-        assert steps, f"{text!r} is not among {sorted({one for one, *_ in said})}"
-        if total:
-            assert {of for _, of in steps} == {total} or total < 0
-            assert max(step for step, _ in steps) >= steps[0][1] - 1, "it is said up to the last"
-    if "as_json" in {one.name for one in main.find_command(name.split()[0]).params} and name == words[0]:
-        said.clear()
-        CliRunner().invoke(app, [*words, "--json"])
-        assert said == [], "a program reads this"
+    check_steps(name, told, dataset, steps, monkeypatch, receiver, request)
 
 
 def test_a_backfill_says_how_many_of_its_partitions_are_done() -> None:

@@ -158,17 +158,3 @@ def test_a_schema_beside_the_makefile_is_found(tmp_path):
         check=False,
     )
     assert "rooms_counted" in done.stdout, done.stderr
-
-
-def test_a_command_of_a_cluster_names_the_extra_that_is_missing(monkeypatch, capsys):
-    """Where the extra is not installed, a person reads what to install, and no traceback."""
-    for name in ("vlm_cluster.node", "sensors.dagster_internals.ray_launcher"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.setitem(sys.modules, "dagster_ray", None)
-    monkeypatch.setattr(sys, "argv", ["vlm-assets", "node", "--help"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 1
-    said = capsys.readouterr().err
-    assert "'.[cluster]'" in said
-    assert "Traceback" not in said

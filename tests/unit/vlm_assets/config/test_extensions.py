@@ -196,11 +196,3 @@ def test_the_core_works_with_no_extension(
     first = catalog.slice(catalog.ranges[0])["property_id"].to_pylist()[0]
     assert list(withdraw(settings, plan_withdrawal(settings, [first])))
     back_up(settings, tmp_path / "backup")
-
-
-def test_the_extensions_of_this_repository_are_installed() -> None:
-    """Each is found by its entry point, and every command of theirs is one that there is."""
-    extensions.installed.cache_clear()
-    assert [one.package for one in extensions.installed()] == ["vlm_cluster", "vlm_results", "vlm_training"]
-    named = {name for one in extensions.installed() for name in one.commands}
-    assert named == {"node", "compare", "explore", "export", "review", "search"}
