@@ -65,7 +65,7 @@ def measure(journal: Journal, copying: Copying, server: S3Server, seconds: float
     server.kill()
     time.sleep(seconds)
     backlog, none_waits = copying.lag(), threading.Event()
-    copying.told = lambda lag: none_waits.set() if lag.segments <= 1 else None
+    copying.on_lag = lambda lag: none_waits.set() if lag.segments <= 1 else None
     back = time.monotonic()
     server.start()
     none_waits.wait()

@@ -79,7 +79,7 @@ class LeftCopies:
         if self._known.get(journal, 0) == newest:
             return False
         self._known[journal] = newest
-        return StoredJournal(paths, journal.name, self.store).copy_left()
+        return StoredJournal(paths, journal.name, self.store).copy_leftovers()
 
 
 def build_left_copies_sensor(left: LeftCopies, *, ticks: Ticks) -> dg.SensorDefinition:

@@ -15,8 +15,8 @@ def command(*words: object) -> str:
     environment, which holds that of ``--home`` too. No home is named where the default one is meant, and
     where the words name one.
     """
-    said = ["vlm-assets", *map(str, words)]
+    arguments = ["vlm-assets", *map(str, words)]
     home = os.environ.get(HOME)
-    if home and "--home" not in said:
-        said += ["--home", home]
-    return f"`{shlex.join(said)}`"
+    if home and "--home" not in arguments:
+        arguments += ["--home", home]
+    return f"`{shlex.join(arguments)}`"

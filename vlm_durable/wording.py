@@ -26,7 +26,7 @@ UNITS: Final = (("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0))
 
 def duration(seconds: float) -> str:
     """Seconds in words, in the largest unit of which there is at least one."""
-    for unit, of in UNITS:
-        if seconds >= of:
-            return f"{seconds / of:.1f} {unit}"
+    for unit, unit_seconds in UNITS:
+        if seconds >= unit_seconds:
+            return f"{seconds / unit_seconds:.1f} {unit}"
     return f"{seconds:.0f} seconds"

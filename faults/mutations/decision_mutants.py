@@ -137,7 +137,7 @@ MUTANTS = (
     Mutant(_PROCESSES, "(min(limits), hard)", "(hard, hard)", "an image that wants too much memory fails by itself"),
     Mutant(_PROCESSES, "    finally:\n        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))\n", "    finally:\n        pass\n",
            "the limit of memory is for decoding alone"),
-    Mutant(_PROCESSES, "more, *(one for one in (soft, hard) if one != resource.RLIM_INFINITY)]", "more]", "a lower limit of the process stays"),
+    Mutant(_PROCESSES, "        *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY),\n", "", "a lower limit of the process stays"),
     Mutant(_ORDER, 'seed_of("order", seed, epoch)', 'seed_of("order", seed)', "each epoch has an order of its own"),
     Mutant(_ORDER, 'seed_of("marks", seed, epoch)', 'seed_of("marks", seed)', "a sample of another epoch is noticed"),
     Mutant(_SCHEMA, "sorted(map(_plain, said)) == sorted(map(_plain, right))", "set(map(_plain, said)) == set(map(_plain, right))",

@@ -231,7 +231,7 @@ def test_a_branch_that_was_never_reached_is_named(tmp_path: Path, capsys: pytest
     table = capsys.readouterr().out
     assert "never reached: recovery._choose: if isinstance(found, SegmentUnreadableError)" in table
     found = Results.load(tmp_path / "r.json", 20240229)
-    assert found.branches["recovery.refuse_loss: if not found.losses"] > 0
+    assert found.branches["recovery.refuse_loss: if not survey.losses"] > 0
     assert not found.is_full(1.0), "the short form only says so"
     for part in PARTS:
         found.of(part).counts[part.unit] = part.target

@@ -410,7 +410,7 @@ class Materialization:
         for note in wait_for_store(self._context, self._settings, pull):
             self._context.log.warning(note)
         copying = Copying(stored, most_bytes=_COPY_QUEUE_BYTES)
-        copying.told = lambda lag: self._beat.copy(lag.segments, lag.since)
+        copying.on_lag = lambda lag: self._beat.copy(lag.segments, lag.since)
         return stack.enter_context(copying)
 
     @contextlib.contextmanager

@@ -150,7 +150,7 @@ class _Files:
             return sum(found.values())
         for name in stored_generations(paths, store):
             try:
-                manifest = StoredJournal(paths, name, store).look()
+                manifest = StoredJournal(paths, name, store).read_manifest()
             except StoreAwayError:
                 raise
             except StoreError:

@@ -402,7 +402,7 @@ def accept_loss(loss: Loss, store: S3Folder | None) -> str:
         copying = None
         if store is not None:
             stored = StoredJournal(loss.partition.paths, loss.generation, store)
-            stored.pull(whatever_is_there=True)
+            stored.pull(accept_missing=True)
             copying = stack.enter_context(Copying(stored, most_bytes=0))
         journal = stack.enter_context(
             loss.partition.open_journal(loss.generation, loss.schema, accept_loss=said)

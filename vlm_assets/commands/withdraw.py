@@ -253,7 +253,7 @@ def _withdraw_stored(settings: Settings, key: str) -> Iterator[str]:
         for generation in stored_generations(paths, store):
             journal = StoredJournal(paths, generation, store)
             try:
-                journal.look()
+                journal.read_manifest()
             except HeadDamagedError:
                 journal.close()  # It may hold anything; what could be fetched of it was.
                 continue

@@ -58,7 +58,7 @@ def remove_leftovers(settings: Settings, leftovers: Sequence[StoredLeftover]) ->
         asset = settings.layout.asset(one.asset)
         if _may_go(asset, store, one.key, one.generation):
             journal = StoredJournal(asset.partition(one.key), one.generation, store)
-            journal.look()
+            journal.read_manifest()
             journal.close()
             yield f"Removed {counted(one.objects, 'objects')} below {journal.where.removesuffix(HEAD)}."
 
@@ -69,7 +69,7 @@ def _journal_problems(asset: AssetFolders, store: S3Folder, published: Collectio
             continue  # Closed, as each published partition's is.
         journal = StoredJournal(asset.partition(key), generation, store)
         try:
-            manifest = journal.look()
+            manifest = journal.read_manifest()
         except HeadDamagedError as error:
             yield Problem(Kind.STORE_JOURNAL, asset.name, key, str(error), journal.where)
             continue
@@ -114,7 +114,7 @@ def _is_closed(asset: AssetFolders, store: S3Folder, key: str, generation: str) 
     """
     paths = asset.partition(key)
     try:
-        manifest = StoredJournal(paths, generation, store).look()
+        manifest = StoredJournal(paths, generation, store).read_manifest()
     except HeadDamagedError:
         return False
     if manifest is None:

@@ -101,9 +101,11 @@ class BackupWriter:
         Raises ChangedError, FileNotFoundError, OSError.
         """
         signature = signature_of(source)
-        known = self._seen.get(name) or (self.before.files.get(name) if self.before is not None else None)
-        if known is not None and known.signature == signature and self._has(known):
-            return known
+        copied_before = self._seen.get(name) or (
+            self.before.files.get(name) if self.before is not None else None
+        )
+        if copied_before is not None and copied_before.signature == signature and self._has(copied_before):
+            return copied_before
         temporary, sha256 = files.copy_temporary(source, self.folder / name, self.folder / _STAGING)
         size = temporary.stat().st_size
         if sha256 in self._written:
@@ -173,8 +175,8 @@ def open_backup(folder: Path, *, deep: bool = False) -> Iterator[BackupWriter]:
             )
         for name in (_CONTENTS, _STAGING):
             files.make_directory(folder / name)
-        for left in (folder / _STAGING).iterdir():
-            left.unlink()
+        for leftover in (folder / _STAGING).iterdir():
+            leftover.unlink()
         yield BackupWriter(folder, before, deep)
 
 
@@ -209,8 +211,8 @@ def restore(
 def _restore_file(folder: Path, kept: KeptFile, path: Path) -> None:
     if not path.parent.is_dir():
         files.make_directory(path.parent)
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*{files.TEMPORARY_SUFFIX}"):
-        left.unlink()
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*{files.TEMPORARY_SUFFIX}"):
+        leftover.unlink()
     if path.exists() and files.sha256_of(path) == kept.sha256:
         return
     source = _content(folder, kept.sha256)

@@ -54,7 +54,7 @@ class FileSystemVerdict:
         else:
             head = f"{self.directory}: do not trust this storage with the home directory."
             tail = "Put VLM_ASSETS_HOME on a local disk with ext4 or XFS."
-        return "\n".join([head, *(f"- {one}" for one in (*self.against, *self.notes)), tail])
+        return "\n".join([head, *(f"- {sentence}" for sentence in (*self.against, *self.notes)), tail])
 
 
 @dataclass(frozen=True)
@@ -139,17 +139,17 @@ def _tried(
     try:
         trial(scratch, verdict)
     except OSError as error:
-        what = trial.__name__.strip("_").replace("_", " ")
-        verdict.against.append(f"{what.capitalize()}: {error.strerror} ({error.errno}).")
+        name = trial.__name__.strip("_").replace("_", " ")
+        verdict.against.append(f"{name.capitalize()}: {error.strerror} ({error.errno}).")
 
 
 def _links(scratch: Path, verdict: FileSystemVerdict) -> None:
     """A hard link gives a new name and fails on one that exists; a rename replaces in one step."""
-    one, two = scratch / "one", scratch / "two"
-    one.write_bytes(b"1")
-    two.write_bytes(b"2")
+    first, second = scratch / "first", scratch / "second"
+    first.write_bytes(b"1")
+    second.write_bytes(b"2")
     try:
-        os.link(one, scratch / "linked")
+        os.link(first, scratch / "linked")
     except OSError as error:
         verdict.against.append(
             f"It has no hard links ({error.strerror}): a new file cannot be published without a chance to "
@@ -157,13 +157,13 @@ def _links(scratch: Path, verdict: FileSystemVerdict) -> None:
         )
         return
     try:
-        os.link(one, two)
+        os.link(first, second)
     except FileExistsError:
         pass
     else:
         verdict.against.append("A hard link took over a name that existed: it could overwrite.")
-    one.replace(two)
-    if two.read_bytes() != b"1" or one.exists():
+    first.replace(second)
+    if second.read_bytes() != b"1" or first.exists():
         verdict.against.append("A rename over an existing name did not replace it.")
 
 

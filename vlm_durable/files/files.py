@@ -231,13 +231,13 @@ def set_aside(path: Path, directory: Path, *, keep: bool = False) -> Path:
 
 def verify_bytes(path: Path, *, size: int, sha256: str) -> None:
     """Read a file back and compare. Raises DurableWriteError where it is not what was written."""
-    found_size = path.stat().st_size
-    if found_size != size:
-        raise DurableWriteError(errno.EIO, f"{path} has {found_size} bytes where {size} were written")
-    found = sha256_of(path)
-    if found != sha256:
+    actual_size = path.stat().st_size
+    if actual_size != size:
+        raise DurableWriteError(errno.EIO, f"{path} has {actual_size} bytes where {size} were written")
+    digest = sha256_of(path)
+    if digest != sha256:
         raise DurableWriteError(
-            errno.EIO, f"{path} reads back as {found[:12]} where {sha256[:12]} was written"
+            errno.EIO, f"{path} reads back as {digest[:12]} where {sha256[:12]} was written"
         )
 
 

@@ -35,24 +35,24 @@ def claim_home(home: Home) -> None:
         return  # Not Linux: the system does not say.
     if kind not in NETWORK:
         return
-    ours = this_machine()
+    machine = this_machine()
     make_directory(home.root)
     try:
-        write_new(home.claim, sealed(ours))
+        write_new(home.claim, sealed(machine))
         return
     except FileExistsError:
         pass
     try:
-        theirs = read_sealed(home.claim)
+        owner = read_sealed(home.claim)
     except BrokenSealError as error:
-        theirs = {"host": f"a machine that cannot be read ({error})"}
-    if theirs != ours:
+        owner = {"host": f"a machine that cannot be read ({error})"}
+    if owner != machine:
         raise UnusableHomeError(
-            f"{home.root} is on a network file system ({kind}) and belongs to {theirs.get('host')}. This"
-            f" machine is {ours['host']} (machine id {ours['machine_id'] or 'unknown'}). Nothing was changed."
-            f" One machine at a time may work in such a home. {SEVERAL_MACHINES} If that machine was replaced"
-            f" or renamed, and nothing of it runs any more: bring its {home.state} here, remove {home.claim},"
-            " and start again."
+            f"{home.root} is on a network file system ({kind}) and belongs to {owner.get('host')}. This"
+            f" machine is {machine['host']} (machine id {machine['machine_id'] or 'unknown'}). Nothing was"
+            f" changed. One machine at a time may work in such a home. {SEVERAL_MACHINES} If that machine was"
+            f" replaced or renamed, and nothing of it runs any more: bring its {home.state} here, remove"
+            f" {home.claim}, and start again."
         )
 
 

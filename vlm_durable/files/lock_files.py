@@ -138,14 +138,14 @@ def holders(path: Path) -> list[int]:
 
     Who only looks is none of them. Another user's processes are not seen.
     """
-    found = []
+    pids = []
     for pid, descriptor in open_descriptors(path):
         with contextlib.suppress(OSError):  # closed since it was listed
             # The kernel names a lock at each descriptor that has it, whoever took it.
-            said = Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text()
-            if re.search(r"^lock:.*FLOCK.*WRITE", said, re.MULTILINE):
-                found.append(pid)
-    return found
+            descriptor_info = Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text()
+            if re.search(r"^lock:.*FLOCK.*WRITE", descriptor_info, re.MULTILINE):
+                pids.append(pid)
+    return pids
 
 
 @contextlib.contextmanager

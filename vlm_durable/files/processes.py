@@ -62,13 +62,13 @@ class ProcessIdentity:
 
         Once known, it is told by its start and its boot alone, whatever the clocks do afterwards.
         """
-        found = cls.of(pid)
-        if found is None:
+        process = cls.of(pid)
+        if process is None:
             return None
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
-        age = now - found.start / os.sysconf("SC_CLK_TCK")
+        age = now - process.start / os.sysconf("SC_CLK_TCK")
         # One that began well after the word was said has inherited the number.
-        return found if clock() - age <= at + _SLACK_SECONDS else None
+        return process if clock() - age <= at + _SLACK_SECONDS else None
 
     def lives(self) -> bool:
         """Whether it still runs. A zombie does not: it waits only to be counted."""
@@ -79,11 +79,11 @@ class ProcessIdentity:
     def has_open(self, path: Path) -> bool:
         """Whether it has this file open; False where it is gone, or is another user's."""
         try:
-            wanted = path.stat()
+            file_stat = path.stat()
             descriptors = list(Path(f"/proc/{self.pid}/fd").iterdir())
         except OSError:
             return False
-        return any(_is_file(one, wanted) for one in descriptors) and self.lives()
+        return any(_is_file(descriptor, file_stat) for descriptor in descriptors) and self.lives()
 
     def send(self, number: signal.Signals) -> bool:
         """Send a signal to this process and to no other with its pid. False where it is gone.
@@ -129,20 +129,20 @@ def how_it_ended(code: int) -> str:
 def open_descriptors(path: Path) -> Iterator[tuple[int, str]]:
     """Pid and number of each descriptor of this file; those of other users' processes are not seen."""
     try:
-        wanted = path.stat()
+        file_stat = path.stat()
     except FileNotFoundError:
         return
-    for pid, _ in _all():
+    for pid, _ in _processes():
         try:
             descriptors = list(Path(f"/proc/{pid}/fd").iterdir())
         except OSError:
             continue
-        yield from ((pid, one.name) for one in descriptors if _is_file(one, wanted))
+        yield from ((pid, descriptor.name) for descriptor in descriptors if _is_file(descriptor, file_stat))
 
 
-def _is_file(descriptor: Path, wanted: os.stat_result) -> bool:
+def _is_file(descriptor: Path, file_stat: os.stat_result) -> bool:
     try:
-        return os.path.samestat(descriptor.stat(), wanted)
+        return os.path.samestat(descriptor.stat(), file_stat)
     except OSError:
         return False  # closed since it was listed, or no file
 
@@ -173,18 +173,18 @@ def processes_of_group(group: int) -> list[tuple[int, int]]:
     """Pid and session of each process of a group, zombies left out."""
     return [
         (pid, int(session))
-        for pid, (state, _, its_group, session, *_) in _all()
+        for pid, (state, _, its_group, session, *_) in _processes()
         if int(its_group) == group and state not in "ZX"
     ]
 
 
 def children(parent: int | None = None) -> list[int]:
     """The pids of a process's children, zombies too. parent: its pid, this process's own unless given."""
-    wanted = os.getpid() if parent is None else parent
-    return [pid for pid, (_, its_parent, *_) in _all() if int(its_parent) == wanted]
+    parent_pid = os.getpid() if parent is None else parent
+    return [pid for pid, (_, its_parent, *_) in _processes() if int(its_parent) == parent_pid]
 
 
-def _all() -> Iterator[tuple[int, list[str]]]:
+def _processes() -> Iterator[tuple[int, list[str]]]:
     for name in os.listdir("/proc"):  # noqa: PTH208 - thousands of entries: no Path is made of each
         if name.isdigit():
             # A process may end between the listing and the reading.
@@ -202,7 +202,10 @@ def memory_limit(more: int) -> Iterator[None]:
     """Let this process take so many bytes more: what wants too much fails by itself, not the machine."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limits = [pages * mmap.PAGESIZE + more, *(one for one in (soft, hard) if one != resource.RLIM_INFINITY)]
+    limits = [
+        pages * mmap.PAGESIZE + more,
+        *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY),
+    ]
     resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
     try:
         yield

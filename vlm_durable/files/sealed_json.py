@@ -28,12 +28,12 @@ class FormatVersionError(ValueError):
     """A file was written by a newer version of this program. It is neither damaged nor touched."""
 
 
-def refuse_newer_format(found: object, known: int, where: Path) -> None:
+def refuse_newer_format(version: object, supported: int, where: Path) -> None:
     """Raise FormatVersionError for a format that this version does not know yet."""
-    if not isinstance(found, int) or found > known:
+    if not isinstance(version, int) or version > supported:
         raise FormatVersionError(
-            f"{where} has format {found!r} and this version reads {known}: a newer version wrote it. Install "
-            "that version, or finish the work with it. Nothing was changed."
+            f"{where} has format {version!r} and this version reads {supported}: a newer version wrote it. "
+            "Install that version, or finish the work with it. Nothing was changed."
         )
 
 
@@ -45,10 +45,10 @@ def seal(content: bytes) -> bytes:
 def unseal(data: bytes) -> dict[str, Any]:
     """The JSON object in sealed bytes. Raises BrokenSealError where a single bit differs."""
     check_seal(data)
-    found = json.loads(data[_START : -len(_TAIL)])
-    if not isinstance(found, dict):
+    content = json.loads(data[_START : -len(_TAIL)])
+    if not isinstance(content, dict):
         raise BrokenSealError("the content is not a JSON object")
-    return found
+    return content
 
 
 def check_seal(data: bytes) -> None:
@@ -62,9 +62,9 @@ def check_seal(data: bytes) -> None:
 
 def read_sealed(path: Path, *, format_: int = 1) -> dict[str, Any]:
     """What ``write_sealed`` wrote. Raises BrokenSealError, OSError, and FormatVersionError (newer)."""
-    found = unseal(path.read_bytes())
-    refuse_newer_format(found.pop("format", 0), format_, path)
-    return found
+    content = unseal(path.read_bytes())
+    refuse_newer_format(content.pop("format", 0), format_, path)
+    return content
 
 
 def sealed(content: Mapping[str, object], *, format_: int = 1) -> bytes:

@@ -124,11 +124,11 @@ class S3Folder:
     @classmethod
     def parse(cls, text: str) -> Self:
         """The folder of an address. Raises BadAddressError."""
-        found = _ADDRESS.fullmatch(text)
-        prefix = (found["prefix"] or "").strip("/") if found else ""
-        if found is None or any(part in ("", ".", "..") for part in prefix.split("/") if prefix):
+        match = _ADDRESS.fullmatch(text)
+        prefix = (match["prefix"] or "").strip("/") if match else ""
+        if match is None or any(part in ("", ".", "..") for part in prefix.split("/") if prefix):
             raise BadAddressError(f"{text} is no address of the form s3://BUCKET/PREFIX")
-        return cls(found["bucket"], f"{prefix}/" if prefix else "")
+        return cls(match["bucket"], f"{prefix}/" if prefix else "")
 
     def __str__(self) -> str:
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
@@ -163,8 +163,8 @@ class S3Folder:
 
         for _ in range(_DAMAGED_ATTEMPTS - 1):
             with contextlib.suppress(ObjectDamagedError):
-                return _asked(where, read, patience=patience)
-        return _asked(where, read, patience=patience)
+                return _retried(where, read, patience=patience)
+        return _retried(where, read, patience=patience)
 
     def get_whole(self, name: str, sha256: str, *, most: int) -> bytes:
         """The bytes of an object, which must have this digest.
@@ -204,12 +204,12 @@ class S3Folder:
                 size = answer.get("ContentRange", "").rpartition("/")[2]
                 return body.read(), int(size or answer["ContentLength"])
 
-        return _asked(self.address(name), read)
+        return _retried(self.address(name), read)
 
     def head(self, name: str) -> Stored | None:
         """What stands under a name, None where nothing does. Raises ObjectDeniedError, StoreAwayError."""
         try:
-            found = _asked(
+            answer = _retried(
                 self.address(name),
                 lambda: client().head_object(
                     Bucket=self.bucket, Key=self.prefix + name, ChecksumMode="ENABLED"
@@ -217,9 +217,9 @@ class S3Folder:
             )
         except NoObjectError:
             return None
-        kept = found.get("ChecksumSHA256")
-        sha256 = base64.b64decode(kept).hex() if kept and "-" not in kept else None
-        return Stored(found["ContentLength"], found["ETag"], sha256, found["LastModified"])
+        checksum = answer.get("ChecksumSHA256")
+        sha256 = base64.b64decode(checksum).hex() if checksum and "-" not in checksum else None
+        return Stored(answer["ContentLength"], answer["ETag"], sha256, answer["LastModified"])
 
     def put(self, name: str, content: bytes, *, over: Stored | None) -> Stored:
         """Put an object in place of ``over``; None: the name must be free. The store checks the SHA-256.
@@ -229,9 +229,9 @@ class S3Folder:
         """
         where, digest = self.address(name), hashlib.sha256(content)
         condition = {"IfNoneMatch": "*"} if over is None else {"IfMatch": over.etag}
-        taken = None
+        taken_error = None
         try:
-            _asked(
+            _retried(
                 where,
                 lambda: client().put_object(
                     Bucket=self.bucket,
@@ -242,17 +242,17 @@ class S3Folder:
                 ),
             )
         except TakenError as error:
-            taken = error
-        found = self.head(name)
-        if found is not None and found.sha256 == digest.hexdigest() and found.size == len(content):
-            return found
-        if taken is not None:
-            raise taken
+            taken_error = error
+        stored = self.head(name)
+        if stored is not None and stored.sha256 == digest.hexdigest() and stored.size == len(content):
+            return stored
+        if taken_error is not None:
+            raise taken_error
         raise ObjectDamagedError(f"{where} does not hold the bytes that were put there; look at the store")
 
     def delete(self, name: str) -> None:
         """Remove an object, there or not. Raises ObjectDeniedError, StoreAwayError."""
-        _asked(
+        _retried(
             self.address(name),
             lambda: client().delete_object(Bucket=self.bucket, Key=self.prefix + name),
         )
@@ -269,21 +269,23 @@ class S3Folder:
 
     def names(self, below: str = "") -> Iterator[tuple[str, int]]:
         """Each object below ``below`` in the order of the store, with its size. Raises StoreAwayError."""
-        for one in self.listed(below):
-            yield one.name, one.size
+        for listed_object in self.listed(below):
+            yield listed_object.name, listed_object.size
 
     def listed(self, below: str = "") -> Iterator[ListedObject]:
         """Each object below ``below`` in the order of the store. Raises StoreAwayError."""
-        asked = {"Bucket": self.bucket, "Prefix": self.prefix + below}
+        parameters = {"Bucket": self.bucket, "Prefix": self.prefix + below}
         while True:
             # A page is asked for again by its token: botocore's paginator would end at the first error.
-            page = _asked(self.address(below), partial(client().list_objects_v2, **asked), listing=True)
-            for one in page.get("Contents", ()):
-                name = one["Key"].removeprefix(self.prefix)
-                yield ListedObject(name, one["Size"], one["LastModified"], one["ETag"])
+            page = _retried(
+                self.address(below), partial(client().list_objects_v2, **parameters), listing=True
+            )
+            for entry in page.get("Contents", ()):
+                name = entry["Key"].removeprefix(self.prefix)
+                yield ListedObject(name, entry["Size"], entry["LastModified"], entry["ETag"])
             if not page.get("IsTruncated"):
                 return
-            asked["ContinuationToken"] = page["NextContinuationToken"]
+            parameters["ContinuationToken"] = page["NextContinuationToken"]
 
 
 Place = Path | S3Folder
@@ -308,20 +310,20 @@ def _prove(folder: S3Folder) -> None:
         first = folder.put(name, b"first", over=None)
         if not _raises(TakenError, lambda: folder.put(name, b"second", over=None)):
             missing.append("a put whose name must be free (If-None-Match)")
-        there = folder.head(name) or first
-        folder.put(name, b"third", over=there)
-        if not _raises(TakenError, lambda: folder.put(name, b"fourth", over=there)):
+        current = folder.head(name) or first
+        folder.put(name, b"third", over=current)
+        if not _raises(TakenError, lambda: folder.put(name, b"fourth", over=current)):
             missing.append("a put in place of what was read (If-Match)")
         if not _raises(ObjectDamagedError, lambda: _put_with_wrong_checksum(folder, name)):
             missing.append("the SHA-256 that comes with a put")
-        listed = {one.name: one.modified for one in folder.listed(_PROBES)}
-        if folder.get(name, most=100) not in (b"third", b"fourth") or name not in listed:
+        modified_at = {probe.name: probe.modified for probe in folder.listed(_PROBES)}
+        if folder.get(name, most=100) not in (b"third", b"fourth") or name not in modified_at:
             missing.append("that what was put is read and listed at once")
         else:
-            for one, modified in listed.items():
+            for probe, modified in modified_at.items():
                 # Of a process that was killed, by the store's clock.
-                if listed[name] - modified > _PROBE_LEFT_AFTER:
-                    folder.delete(one)
+                if modified_at[name] - modified > _PROBE_LEFT_AFTER:
+                    folder.delete(probe)
     except ObjectDamagedError:
         missing.append("the SHA-256 of an object in the answer to a HEAD")
     finally:
@@ -345,7 +347,7 @@ def _raises(kind: type[StoreError], request: Callable[[], object]) -> bool:
 
 def _put_with_wrong_checksum(folder: S3Folder, name: str) -> None:
     wrong = base64.b64encode(hashlib.sha256(b"other").digest()).decode()
-    _asked(
+    _retried(
         folder.address(name),
         lambda: client().put_object(
             Bucket=folder.bucket, Key=f"{folder.prefix}{name}", Body=b"bytes", ChecksumSHA256=wrong
@@ -377,7 +379,7 @@ def endpoint() -> str | None:
     return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
 
 
-def _asked(
+def _retried(
     where: str, request: Callable[[], T], *, listing: bool = False, patience: float | None = None
 ) -> T:
     """What a request brings; repeated with back-off while the store does not answer, or throttles."""
@@ -385,7 +387,7 @@ def _asked(
     until, pause = time.monotonic() + seconds, _FIRST_PAUSE
     while True:
         try:
-            with _meaning(where, listing=listing):
+            with _named_errors(where, listing=listing):
                 return request()
         except _MayPassError:
             if time.monotonic() + pause > until:
@@ -395,7 +397,7 @@ def _asked(
 
 
 @contextmanager
-def _meaning(where: str, *, listing: bool = False) -> Iterator[None]:
+def _named_errors(where: str, *, listing: bool = False) -> Iterator[None]:
     """Raise what an error of botocore means. What is not known to be an object's fault is an outage."""
     from botocore import exceptions
     from botocore.exceptions import BotoCoreError, ClientError, FlexibleChecksumError
@@ -403,9 +405,9 @@ def _meaning(where: str, *, listing: bool = False) -> Iterator[None]:
     try:
         yield
     except ClientError as error:
-        said = error.response.get("Error", {})
-        code = said.get("Code", "")
-        why = f"{code}: {said.get('Message', '')}".rstrip(": ")
+        details = error.response.get("Error", {})
+        code = details.get("Code", "")
+        why = f"{code}: {details.get('Message', '')}".rstrip(": ")
         if code in _CHANGED:
             raise TakenError(f"{where} was changed by another writer ({why})") from error
         if code in _WRONG_BYTES:
@@ -416,15 +418,15 @@ def _meaning(where: str, *, listing: bool = False) -> Iterator[None]:
             raise ObjectDeniedError(f"{where} is denied to these credentials ({why})") from error
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         may_pass = status >= 500 or status == 429 or code in _THROTTLED
-        raise _away(where, why, may_pass=may_pass) from error
+        raise _away_error(where, why, may_pass=may_pass) from error
     except FlexibleChecksumError as error:
         raise ObjectDamagedError(f"{where} is not what its checksum says: {error}") from error
     except BotoCoreError as error:
         cut = exceptions.ConnectionError | exceptions.HTTPClientError | exceptions.IncompleteReadError
-        raise _away(where, str(error), may_pass=isinstance(error, cut)) from error
+        raise _away_error(where, str(error), may_pass=isinstance(error, cut)) from error
 
 
-def _away(where: str, why: str, *, may_pass: bool = False) -> StoreAwayError:
+def _away_error(where: str, why: str, *, may_pass: bool = False) -> StoreAwayError:
     return (_MayPassError if may_pass else StoreAwayError)(
         f"The S3 store cannot be used for {where}: {why.rstrip('.')}. No property counts as failed for that,"
         " and what is committed stays. Look at the store, the bucket, AWS_ENDPOINT_URL, the credentials in"

@@ -33,24 +33,25 @@ def claim_store(store: S3Folder, home: Path) -> None:
 
     Raises OtherMachineError, StoreError.
     """
-    theirs, at = _standing(store)
-    if at is None:
+    owner, claim = _read_claim(store)
+    if claim is None:
         store.prove()
         try:
             store.put(NAME, _of_this_machine(home), over=None)
         except TakenError:  # By another one, at the same moment.
-            theirs, _ = _standing(store)
+            owner, _ = _read_claim(store)
         else:
             return
-    ours = this_machine()
-    if any(theirs.get(name) != value for name, value in ours.items()):
-        host = theirs.get("host")
+    machine = this_machine()
+    if any(owner.get(name) != value for name, value in machine.items()):
+        host = owner.get("host")
         raise OtherMachineError(
-            f"{store} is worked over by {host} (its home is {theirs.get('home', 'unknown')}, machine id"
-            f" {theirs.get('machine_id') or 'unknown'}) since {theirs.get('since', 'an unknown time')}. This"
-            f" machine is {ours['host']} (machine id {ours['machine_id'] or 'unknown'}). Nothing was changed."
-            f" One machine at a time may work over a store without Postgres. {SEVERAL_MACHINES} If {host} is"
-            f" gone for good, or was installed anew or renamed: {command('devices', '--forget-node', host)},"
+            f"{store} is worked over by {host} (its home is {owner.get('home', 'unknown')}, machine id"
+            f" {owner.get('machine_id') or 'unknown'}) since {owner.get('since', 'an unknown time')}. This"
+            f" machine is {machine['host']} (machine id {machine['machine_id'] or 'unknown'}). Nothing was"
+            f" changed. One machine at a time may work over a store without Postgres. {SEVERAL_MACHINES} If"
+            f" {host} is gone for good, or was installed anew or renamed:"
+            f" {command('devices', '--forget-node', host)},"
             " and start again."
         )
 
@@ -60,10 +61,10 @@ def forget_machine(store: S3Folder, host: str, home: Path) -> bool:
 
     Raises TakenError where another machine does so at the same moment, StoreError.
     """
-    theirs, at = _standing(store)
-    if at is None or theirs.get("host") != host:
+    owner, claim = _read_claim(store)
+    if claim is None or owner.get("host") != host:
         return False
-    store.put(NAME, _of_this_machine(home), over=at)
+    store.put(NAME, _of_this_machine(home), over=claim)
     return True
 
 
@@ -72,13 +73,13 @@ def _of_this_machine(home: Path) -> bytes:
     return sealed({**this_machine(), "home": str(home), "since": since}, format_=FORMAT)
 
 
-def _standing(store: S3Folder) -> tuple[Mapping[str, Any], Stored | None]:
-    at = store.head(NAME)
-    if at is None:
+def _read_claim(store: S3Folder) -> tuple[Mapping[str, Any], Stored | None]:
+    claim = store.head(NAME)
+    if claim is None:
         return {}, None
     try:
-        found = unseal(store.get(NAME, most=_MOST_BYTES))
+        content = unseal(store.get(NAME, most=_MOST_BYTES))
     except (BrokenSealError, ObjectDamagedError):
-        return _UNREADABLE, at
-    refuse_newer_format(found.get("format"), FORMAT, Path(NAME))
-    return found, at
+        return _UNREADABLE, claim
+    refuse_newer_format(content.get("format"), FORMAT, Path(NAME))
+    return content, claim

@@ -1,14 +1,14 @@
 """Work under way in an S3 store: each committed segment is copied there, and any machine goes on from there.
 
-What lives here: what the store says of a journal (its head), taking over, the thread that copies, the fence.
-What does not: the journal on disk, which commits as it does without a store (``vlm_durable.journal``). Keys
-are those of the home's files, and ``head.json`` beside a journal's segments.
+What lives here: the head (the object that says what the store has of a journal), taking over, the thread that
+copies, the fence. What does not: the journal on disk, which commits as it does without a store
+(``vlm_durable.journal``). Keys are those of the home's files, and ``head.json`` beside a journal's segments.
 
 Segments first, then the head, always in place of the head that was read (``If-Match``, and ``If-None-Match``
 for the first). Each opening of a journal puts a head of its own before its first row: that is the takeover.
-Whoever was overtaken meets a head that is not the one it put, and changes nothing more. No list of the store
-is believed: the head names all that counts. Only where a head is damaged do the segments that are listed
-stand for it, each verified by the digest in its name, and numbered without a gap.
+A machine that was overtaken meets a head that it did not put, and changes nothing more. No listing of the
+store is trusted: the head names all that counts. Only where a head is damaged do the listed segments take
+its place, each verified by the digest in its name, and numbered without a gap.
 """
 
 from __future__ import annotations
@@ -71,20 +71,20 @@ _log = logging.getLogger(__name__)
 
 
 class TakenOverError(StoreError):
-    """Another machine works on this partition now. What this one has committed stays on its disk."""
+    """Another machine works on this partition now. Rows committed on this machine stay on its disk."""
 
 
 class CopiesWaitError(StoreError):
-    """So much waits for a store that is away that no more is computed before it is copied."""
+    """Too many committed rows wait for a store that is away: they are copied before more is computed."""
 
 
 class HeadDamagedError(StoreError):
-    """What the store says of a journal cannot be read. Nothing was changed."""
+    """The head of a journal in the store cannot be read. Nothing was changed."""
 
 
 @dataclass(frozen=True)
 class CopyLag:
-    """What is committed on this machine and not in the store yet. since: of the oldest, in unix seconds."""
+    """Segments committed on this machine and not in the store yet. since: of the oldest, in unix seconds."""
 
     segments: int = 0
     bytes: int = 0
@@ -93,10 +93,11 @@ class CopyLag:
 
 @dataclass(frozen=True)
 class Head:
-    """Who writes a journal, and what of it is in the store.
+    """Who writes a journal, and which segments of it are in the store.
 
-    writer: of one opening, so that no two heads are alike. home: of the machine. epoch: higher with each
-    takeover. manifest: the bytes of a manifest of which every segment is there; empty before the first.
+    writer: an id of one opening, so that no two heads are alike. home: that of the machine. epoch: higher
+    with each takeover. manifest: the bytes of a manifest whose segments are all in the store; empty before
+    the first.
     """
 
     writer: str
@@ -111,9 +112,9 @@ class Head:
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> Self:
         """Raises BrokenSealError, FormatVersionError."""
-        found = unseal(data)
-        refuse_newer_format(found.get("format"), FORMAT, Path(where))
-        return cls(found["writer"], found["home"], found["epoch"], found["manifest"].encode())
+        content = unseal(data)
+        refuse_newer_format(content.get("format"), FORMAT, Path(where))
+        return cls(content["writer"], content["home"], content["epoch"], content["manifest"].encode())
 
     def read(self, where: str) -> Manifest | None:
         """The manifest in it, verified. Raises BrokenSealError, FormatVersionError."""
@@ -131,34 +132,35 @@ class StoredJournal:
         self._store = store
         self._root = paths.asset.home.root
         self._writer = uuid.uuid4().hex
-        self._at: Stored | None = None
-        """The head that was read, or put by this opening; also one that is damaged."""
+        self._head_object: Stored | None = None
+        """The object of the head that was read, or put by this opening; also of a damaged head."""
         self._damaged_bytes = b""
         self.head: Head | None = None
-        self.there: set[str] = set()
-        """Segments that are in the store."""
+        self.copied_names: set[str] = set()
+        """Names of the segments that are in the store."""
 
     @property
     def where(self) -> str:
-        """For people."""
+        """The head's address, for people."""
         return self._store.address(self._name(HEAD))
 
-    def pull(self, *, whatever_is_there: bool = False) -> tuple[str, ...]:
+    def pull(self, *, accept_missing: bool = False) -> tuple[str, ...]:
         """Have this machine's disk hold what the store has, before the journal is opened here.
 
-        A damaged head is refused where segments may be missing; with ``whatever_is_there`` only said.
+        Returns sentences: what was fetched, and what is missing in the store. Rows that only this disk has
+        stay. A damaged head is refused where segments may be missing; with ``accept_missing`` a sentence
+        says so instead.
 
-        Says in sentences what was fetched and what is missing there. What only this disk has stays. Of two
-        histories the one with the higher epoch counts, the store's of equal ones; the recovery that follows
-        adopts the other one's rows that are missing, and keeps those aside that are there twice. Killed
-        anywhere, it is done by doing it again. Raises HeadDamagedError, JournalLockedError,
+        Of two histories the one with the higher epoch counts; of equal epochs the store's. The recovery that
+        follows adopts missing rows from the other history, and keeps aside those that exist twice. After a
+        kill anywhere, calling it again finishes the work. Raises HeadDamagedError, JournalLockedError,
         JournalStorageError.
         """
         self._store.prove()
-        theirs: Manifest | None = None
+        stored: Manifest | None = None
         damage: HeadDamagedError | None = None
         try:
-            theirs = self.look()
+            stored = self.read_manifest()
         except HeadDamagedError as error:
             damage = error
         marks = read_mark(self._mark, key=self.key, generation=self.generation)
@@ -167,13 +169,13 @@ class StoredJournal:
         if damage is not None:
             if ended:
                 return ()
-            listed = {name: found for name in self._listed() if (found := SEGMENT_NAME.fullmatch(name))}
+            listed = {name: match for name in self._listed() if (match := SEGMENT_NAME.fullmatch(name))}
             doubt = self._doubt(listed, marks.mark)
-            if doubt and not whatever_is_there:
+            if doubt and not accept_missing:
                 raise self._refusal(doubt) from damage
             if not listed:
                 return (f"{self.where} cannot be read, and no segment of committed rows is there.",)
-        elif self.head is None or ended or (theirs is not None and theirs.retired):
+        elif self.head is None or ended or (stored is not None and stored.retired):
             rows = marks.mark.rows if marks.mark and not marks.mark.retired else 0
             if self.head is not None or not rows:
                 return ()
@@ -189,45 +191,47 @@ class StoredJournal:
             lock = WriterLock(self.directory)
             try:
                 if self.head is None:
-                    return (self._take_over_listed(listed, whatever_is_there=whatever_is_there),)
-                return tuple(self._take_over(self.head.epoch, theirs, marks.mark))
+                    return (self._take_over_listed(listed, accept_missing=accept_missing),)
+                return tuple(self._take_over(self.head.epoch, stored, marks.mark))
             finally:
                 lock.release()
         except OSError as error:
             raise storage_error(error, doing="taking work over", where=self.directory) from error
 
-    def look(self) -> Manifest | None:
-        """The manifest that the store has. Raises HeadDamagedError."""
+    def read_manifest(self) -> Manifest | None:
+        """Read the store's head and return its manifest. Raises HeadDamagedError."""
         self.head = None
         self.head = self._read_head()
         return self._manifest()
 
     def holds(self, record: SegmentRecord) -> bool:
         """Whether the store has a segment, to the byte."""
-        found = self._store.head(self._name(record.name))
-        return found is not None and found.sha256 == record.sha256
+        stored_object = self._store.head(self._name(record.name))
+        return stored_object is not None and stored_object.sha256 == record.sha256
 
     def claim(self, epoch: int) -> None:
-        """Become the one writer in the store too, by a head that lists what the last one did.
+        """Become the one writer in the store too, by a new head that lists what the last head listed.
 
-        In place of a damaged one at once a head that lists what was recovered: one without would hide it.
-        Raises TakenOverError where another machine has put a head since ``pull``.
+        A damaged head is replaced at once by one that lists the recovered segments: an empty one would hide
+        them. Raises TakenOverError where another machine has put a head since ``pull``.
         """
         if self._is_damaged:
             if self._damaged_bytes:
-                kept = f"{self.generation}-{HEAD}.{hashlib.sha256(self._damaged_bytes).hexdigest()[:12]}"
+                copy_name = f"{self.generation}-{HEAD}.{hashlib.sha256(self._damaged_bytes).hexdigest()[:12]}"
                 files.make_directory(self._quarantine)
-                files.write_replacing(self._quarantine / kept, self._damaged_bytes)
+                files.write_replacing(self._quarantine / copy_name, self._damaged_bytes)
             self.copy()
             return
-        theirs = self._manifest()
-        listed = self.head.manifest if self.head is not None and theirs and not theirs.retired else b""
-        self._put_head(replace(self._new_head(epoch), manifest=listed))
+        stored = self._manifest()
+        manifest_bytes = (
+            self.head.manifest if self.head is not None and stored and not stored.retired else b""
+        )
+        self._put_head(replace(self._new_head(epoch), manifest=manifest_bytes))
 
     def copy(self) -> Manifest | None:
-        """Put the segments of the newest manifest on disk that are not there, then a head that lists them.
+        """Put the missing segments of the newest manifest on disk, then a head that lists them.
 
-        Returns the manifest that the store has now. Raises TakenOverError, also where nothing is to be put.
+        Returns the manifest that the store has now. Raises TakenOverError, also where nothing is missing.
         """
         manifest = commits.newest_manifest(self.directory)
         if manifest is None or manifest.retired:
@@ -238,29 +242,29 @@ class StoredJournal:
             return self.copy()
         if hashlib.sha256(data).hexdigest() != manifest.file_sha256:
             raise StoreAwayError(f"{self.directory}: its manifest changed while it was copied; tried again.")
-        missing = [one for one in manifest.segments if one.name not in self.there]
+        missing = [record for record in manifest.segments if record.name not in self.copied_names]
         with ThreadPoolExecutor(min(_AT_ONCE, len(missing) or 1), thread_name_prefix="copy") as pool:
             list(pool.map(self._put_segment, missing))
         if self.head is None or self.head.manifest != data:
             epoch = max(manifest.epoch, self.head.epoch if self.head is not None else 0)
             self._put_head(replace(self._new_head(epoch), manifest=data))
-        elif self._store.head(self._name(HEAD)) != self._at:
+        elif self._store.head(self._name(HEAD)) != self._head_object:
             self._find_own()
         return manifest
 
-    def copy_left(self) -> bool:
-        """Copy what a run of this machine had committed when it died; whether anything was to be copied.
+    def copy_leftovers(self) -> bool:
+        """Copy what a run of this machine had committed when it died. Returns whether anything was copied.
 
-        Only where the head is still this machine's, and this disk has a newer manifest: else the next start
-        here takes over what another one did, or what this disk has lost. A run that starts meanwhile puts a
-        head of its own, and this changes nothing then; one that starts at the moment of this head's put is
-        interrupted, and tried again. Raises HeadDamagedError, TakenOverError.
+        Only where the head is still this machine's, and this disk has a newer manifest. Otherwise the next
+        start here takes over what another machine did, or what this disk has lost. A run that starts
+        meanwhile puts a head of its own, and then this changes nothing. A run that starts at the moment when
+        this head is put is interrupted, and tried again. Raises HeadDamagedError, TakenOverError.
         """
-        theirs, ours = self.look(), commits.newest_manifest(self.directory)
-        if self.head is None or self.head.home != self._new_head(0).home or ours is None:
+        stored, local = self.read_manifest(), commits.newest_manifest(self.directory)
+        if self.head is None or self.head.home != self._new_head(0).home or local is None:
             return False
-        if theirs is not None and (
-            theirs.retired or (ours.epoch, ours.sequence) <= (theirs.epoch, theirs.sequence)
+        if stored is not None and (
+            stored.retired or (local.epoch, local.sequence) <= (stored.epoch, stored.sequence)
         ):
             return False
         before = self.head
@@ -268,16 +272,15 @@ class StoredJournal:
         return self.head is not before
 
     def close(self, *, set_aside: str | None = None) -> None:
-        """Say in the store that no row of this journal is wanted any more, then remove all but its head.
+        """Note in the store that no row of this journal is needed any more, then remove all but its head.
 
-        After its rows were published, or a person gave them up. Done again, it finishes what was cut short.
-        set_aside: why no machine may use its rows; the one that says so keeps them in its quarantine.
-        A head that ``look`` found damaged is replaced by one that says no more than that.
-        Raises TakenOverError.
+        For rows that were published, or that a person gave up. Calling it again finishes what a kill cut
+        short. set_aside: why no machine may use the rows; this machine keeps them in its quarantine. A
+        damaged head is replaced by one that says no more than that. Raises TakenOverError.
         """
         events: tuple[Mapping[str, str], ...] = () if set_aside is None else ({_SET_ASIDE: set_aside},)
         if self._is_damaged:
-            # What it listed is not known, and nobody wants it.
+            # Nobody knows what it listed, and nobody needs it.
             identity = {"key": self.key, "generation": self.generation}
             closed = Manifest(1, 1, identity, (), None, None, events=events, retired=True).encode()
             self._put_head(replace(self._new_head(1), manifest=closed))
@@ -299,79 +302,79 @@ class StoredJournal:
             )
             self._put_head(replace(self._new_head(self.head.epoch + 1), manifest=manifest.encode()))
         # A machine that was cut off may have put segments that no head lists.
-        for name in sorted({one.name for one in manifest.segments} | self._listed()):
+        for name in sorted({record.name for record in manifest.segments} | self._listed()):
             self._store.delete(self._name(name))
         if manifest.segments:
             manifest = replace(manifest, sequence=manifest.sequence + 1, segments=())
             self._put_head(replace(self._new_head(self.head.epoch), manifest=manifest.encode()))
 
     def _listed(self) -> set[str]:
-        """What the store lists beside the head."""
+        """The names of the objects that the store lists beside the head."""
         below = self._name("")
         return {name.removeprefix(below) for name, _ in self._store.names(below)} - {HEAD}
 
-    def _take_over(self, epoch: int, theirs: Manifest | None, mark: HighWaterMark | None) -> Iterator[str]:
-        ours = commits.newest_manifest(self.directory)
-        there = {one.name for one in theirs.segments} if theirs else set()
-        here = {one.name for one in ours.segments} | {*ours.given_up} if ours else set()
-        # What only a list says is gone is put again: that finds it there, or puts it back.
-        self.there = there & self._listed()
-        if ours is None and mark is not None and mark.rows:
+    def _take_over(self, epoch: int, stored: Manifest | None, mark: HighWaterMark | None) -> Iterator[str]:
+        local = commits.newest_manifest(self.directory)
+        head_names = {record.name for record in stored.segments} if stored else set()
+        local_names = {record.name for record in local.segments} | {*local.given_up} if local else set()
+        # A segment that only the listing lacks is put again: the put finds it, or puts it back.
+        self.copied_names = head_names & self._listed()
+        if local is None and mark is not None and mark.rows:
             yield f"{self.key}: the journal of {counted(mark.rows, 'rows')} that was here is gone."
-        if theirs is not None:
-            yield from self._fetch_missing(theirs)
-        forked = bool(there - here and here - there)
-        if forked and ours is not None:
+        if stored is not None:
+            yield from self._fetch_missing(stored)
+        forked = bool(head_names - local_names and local_names - head_names)
+        if forked and local is not None:
             yield (
-                f"{self.key}: this machine (epoch {ours.epoch}) and another one (epoch {epoch}) have both"
-                f" committed rows, {counted(len(here - there), 'segments')} of them here alone. The"
-                " recovery that follows"
-                " keeps each property once and names what it puts aside; nothing is deleted."
+                f"{self.key}: this machine (epoch {local.epoch}) and another one (epoch {epoch}) have both"
+                f" committed rows, {counted(len(local_names - head_names), 'segments')} of them here alone."
+                " The recovery that follows keeps each property once and names what it puts aside; nothing is"
+                " deleted."
             )
-        # A person gave it up on another machine: what is gone here too is no loss any more. What else is gone
-        # here, and nowhere else, is a loss that nobody has accepted: this disk's manifest stays, and says so.
+        # Segments that a person gave up on another machine are no loss here either. Any other segment that is
+        # gone here, and is nowhere else, is a loss that nobody accepted: this disk's manifest stays.
         gone = {
-            one.name
-            for one in (ours.segments if ours else ())
-            if one.name not in there and not self._has(one.name, one.sha256)
+            record.name
+            for record in (local.segments if local else ())
+            if record.name not in head_names and not self._has(record.name, record.sha256)
         }
-        is_accepted = theirs is not None and gone <= set(theirs.given_up)
-        is_ahead = there - here and (ours is None or not forked or epoch >= ours.epoch)
-        if theirs is not None and is_accepted and (gone or is_ahead):
+        is_accepted = stored is not None and gone <= set(stored.given_up)
+        is_ahead = head_names - local_names and (local is None or not forked or epoch >= local.epoch)
+        if stored is not None and is_accepted and (gone or is_ahead):
             newer = mark is not None and epoch > mark.epoch
-            self._put_in_front(theirs, forget_mark=forked or bool(gone) or newer)
+            self._put_in_front(stored, forget_mark=forked or bool(gone) or newer)
         self._raise_epoch(epoch)
 
     def _raise_epoch(self, epoch: int) -> None:
-        """Have the epoch of the opening that follows be above this one."""
+        """Have the opening that follows get an epoch above this one."""
         standing = read_mark(self._mark, key=self.key, generation=self.generation).mark
         if standing is None or standing.epoch < epoch:
             before = standing or HighWaterMark(self.key, self.generation, 0, 0, 0, None)
             write_mark(self._mark, replace(before, epoch=epoch))
 
-    def _take_over_listed(self, found: Mapping[str, re.Match[str]], *, whatever_is_there: bool) -> str:
+    def _take_over_listed(self, matches: Mapping[str, re.Match[str]], *, accept_missing: bool) -> str:
         """Fetch the segments that the store lists, where no head says which of them count.
 
-        The recovery that follows adopts them, and keeps those aside whose rows are there twice.
+        The recovery that follows adopts them, and keeps aside those whose rows exist twice.
         """
-        _, troubles = self._fetch_all({name: match["sha256"] for name, match in found.items()})
-        if troubles and not whatever_is_there:
+        _, troubles = self._fetch_all({name: match["sha256"] for name, match in matches.items()})
+        if troubles and not accept_missing:
             raise self._refusal(
                 f"{counted(len(troubles), 'segments')} cannot be fetched, such as {troubles[0]}"
             )
-        self.there = set(found)
-        self._raise_epoch(max(int(match["epoch"]) for match in found.values()))
+        self.copied_names = set(matches)
+        self._raise_epoch(max(int(match["epoch"]) for match in matches.values()))
         return (
             f"{self.where} cannot be read. The work goes on from the"
-            f" {counted(len(found) - len(troubles), 'segments')} of"
+            f" {counted(len(matches) - len(troubles), 'segments')} of"
             " committed rows that are there, each verified by its digest, and from those here."
         )
 
     def _doubt(self, listed: Collection[str], mark: HighWaterMark | None) -> str:
-        """Why rows may be missing without a head; empty where the segments' numbers have no gap."""
-        here = [path.name for path in segment_paths(self.directory)]
+        """Say why rows may be missing without a head; empty where the segments' numbers have no gap."""
+        local_names = [path.name for path in segment_paths(self.directory)]
         given_up = mark.given_up if mark is not None else ()
-        numbers = {segment_number(name) for name in (*listed, *here, *given_up)}
+        numbers = {segment_number(name) for name in (*listed, *local_names, *given_up)}
         if not numbers:
             return "no segment is there or here"
         if missing := set(range(1, max(numbers) + 1)) - numbers:
@@ -389,15 +392,17 @@ class StoredJournal:
 
     @property
     def _is_damaged(self) -> bool:
-        return self.head is None and self._at is not None
+        return self.head is None and self._head_object is not None
 
-    def _fetch_missing(self, theirs: Manifest) -> Iterator[str]:
-        wanted = {one.name: one.sha256 for one in theirs.segments if one.name not in theirs.given_up}
-        got, troubles = self._fetch_all(wanted)
-        if got:
+    def _fetch_missing(self, stored: Manifest) -> Iterator[str]:
+        digests = {
+            record.name: record.sha256 for record in stored.segments if record.name not in stored.given_up
+        }
+        fetched, troubles = self._fetch_all(digests)
+        if fetched:
             yield (
                 f"{self.key}:"
-                f" {counted(got, 'segments of committed rows were', 'segment of committed rows was')}"
+                f" {counted(fetched, 'segments of committed rows were', 'segment of committed rows was')}"
                 f" fetched from {self._store}, verified."
             )
         if troubles:
@@ -409,15 +414,15 @@ class StoredJournal:
                 " from a version of the bucket."
             )
 
-    def _fetch_all(self, wanted: Mapping[str, str]) -> tuple[int, list[str]]:
-        """Fetch what is missing or damaged here: how many came, and why the others did not.
+    def _fetch_all(self, digests: Mapping[str, str]) -> tuple[int, list[str]]:
+        """Fetch segments that are missing or damaged here. Returns how many came, and why others did not.
 
-        wanted: the SHA-256 of each segment in hex, or how it begins, by name.
+        digests: the SHA-256 of each segment in hex, or its beginning, by name.
         """
-        missing = {name: sha256 for name, sha256 in wanted.items() if not self._has(name, sha256)}
+        missing = {name: sha256 for name, sha256 in digests.items() if not self._has(name, sha256)}
         with ThreadPoolExecutor(min(_AT_ONCE, len(missing) or 1), thread_name_prefix="fetch") as pool:
-            said = list(pool.map(self._fetch, missing, missing.values()))
-        troubles = [one for one in said if one is not None]
+            outcomes = list(pool.map(self._fetch, missing, missing.values()))
+        troubles = [outcome for outcome in outcomes if outcome is not None]
         return len(missing) - len(troubles), troubles
 
     def _has(self, name: str, sha256: str) -> bool:
@@ -427,7 +432,7 @@ class StoredJournal:
             return False
 
     def _fetch(self, segment: str, sha256: str) -> str | None:
-        """Fetch a segment in place of what is missing or damaged here. Returns why it cannot be had."""
+        """Fetch a segment that is missing or damaged here. Returns why it cannot be fetched, or None."""
         name, path = self._name(segment), self.directory / segment
         try:
             data = self._store.get(name, most=_HEAD_BYTES)
@@ -442,21 +447,21 @@ class StoredJournal:
         files.write_new(path, data)
         return None
 
-    def _put_in_front(self, theirs: Manifest, *, forget_mark: bool) -> None:
-        """Make the store's manifest the newest one here. What stands before it is set aside."""
+    def _put_in_front(self, stored: Manifest, *, forget_mark: bool) -> None:
+        """Make the store's manifest the newest one here. Newer manifests here are set aside."""
         for number in commits.sequences(self.directory):
-            if number >= theirs.sequence:
+            if number >= stored.sequence:
                 files.set_aside(commits.manifest_path(self.directory, number), self._quarantine)
         if forget_mark:
             for slot in slots(self._mark):
                 if slot.exists():
                     files.set_aside(slot, slot.parent)
         assert self.head is not None
-        path = commits.manifest_path(self.directory, theirs.sequence)
+        path = commits.manifest_path(self.directory, stored.sequence)
         files.write_new(path, self.head.manifest)
-        known = read_mark(self._mark, key=self.key, generation=self.generation).mark
-        if known is None:
-            write_mark(self._mark, theirs.mark)
+        mark = read_mark(self._mark, key=self.key, generation=self.generation).mark
+        if mark is None:
+            write_mark(self._mark, stored.mark)
 
     def _put_segment(self, record: SegmentRecord) -> None:
         path, name = self.directory / record.name, self._name(record.name)
@@ -468,7 +473,7 @@ class StoredJournal:
         except TakenError:
             # Its name is its digest: other bytes there are damage.
             self._store.put(name, data, over=self._store.head(name))
-        self.there.add(record.name)
+        self.copied_names.add(record.name)
 
     def _new_head(self, epoch: int) -> Head:
         return Head(self._writer, f"{socket.gethostname()}:{self._root}", epoch)
@@ -476,33 +481,33 @@ class StoredJournal:
     def _put_head(self, head: Head) -> None:
         while True:
             try:
-                self._at = self._store.put(self._name(HEAD), head.to_bytes(), over=self._at)
+                self._head_object = self._store.put(self._name(HEAD), head.to_bytes(), over=self._head_object)
                 break
             except TakenError:
                 self._find_own()
         self.head = head
 
     def _find_own(self) -> None:
-        """Return where the head that stands is one that this opening has put, its answer lost; else raise."""
-        known = self._at
+        """Return where this opening put the current head itself, and the answer was lost; else raise."""
+        expected_object = self._head_object
         try:
             other = self._read_head()
         except HeadDamagedError:
-            # It may be the head of a machine that took over: it is not this opening's to replace.
-            self._at = known
+            # It may be the head of a machine that took over: this opening must not replace it.
+            self._head_object = expected_object
             raise
         if other is not None and other.writer == self._writer:
             self.head = other
-        elif other is None and known is not None:
-            # Nobody removes a head: all is put there again from this disk.
+        elif other is None and expected_object is not None:
+            # The program never removes a head: everything is put again from this disk.
             self.head = None
-            self.there.clear()
+            self.copied_names.clear()
             raise StoreAwayError(
                 f"{self.where} was removed: did a lifecycle rule or a person empty {self._store}? What is"
                 " committed here is put there again."
             )
         elif other is not None:
-            self._at = known
+            self._head_object = expected_object
             raise TakenOverError(
                 f"Interrupted: partition {self.key} was taken over by {other.home} (epoch {other.epoch})"
                 f" while this machine was cut off or stopped. Nothing of {self._store} was changed, and this"
@@ -511,18 +516,18 @@ class StoredJournal:
             )
 
     def _read_head(self) -> Head | None:
-        """What the store says, which the next put of a head replaces."""
+        """Read the head, which the next put of a head replaces; None where the store has none."""
         name = self._name(HEAD)
         while True:
-            self._at = self._store.head(name)
-            if self._at is None:
+            self._head_object = self._store.head(name)
+            if self._head_object is None:
                 return None
             try:
                 data = self._store.get(name, most=_HEAD_BYTES)
             except ObjectDamagedError as error:
                 raise self._damaged(str(error), b"") from error
-            if hashlib.sha256(data).hexdigest() != self._at.sha256:
-                if self._store.head(name) != self._at:
+            if hashlib.sha256(data).hexdigest() != self._head_object.sha256:
+                if self._store.head(name) != self._head_object:
                     continue  # It was replaced in between.
                 raise self._damaged("its bytes are not those that its checksum stands for", data)
             try:
@@ -530,7 +535,7 @@ class StoredJournal:
                 manifest = head.read(self.where)
             except (BrokenSealError, KeyError, AttributeError) as error:
                 raise self._damaged(str(error), data) from error
-            self.there = {one.name for one in manifest.segments} if manifest else set()
+            self.copied_names = {record.name for record in manifest.segments} if manifest else set()
             return head
 
     def _damaged(self, why: str, data: bytes) -> HeadDamagedError:
@@ -550,14 +555,14 @@ class StoredJournal:
 def pull_others(paths: PartitionPaths, generation: str, store: S3Folder) -> Iterator[str]:
     """Have this machine's disk hold what the store has of a partition's other generations.
 
-    Rows of theirs whose inputs did not change are adopted. Says what was fetched. Raises as ``pull``.
+    Their rows are adopted where the inputs did not change. Says what was fetched. Raises as ``pull``.
     """
     for name in stored_generations(paths, store):
         if name != generation:
             other = StoredJournal(paths, name, store)
             try:
-                # Nothing is begun there, and what is missing is missed when these settings are back.
-                yield from other.pull(whatever_is_there=True)
+                # No work begins in that generation now: missing rows matter when its settings are back.
+                yield from other.pull(accept_missing=True)
             except JournalLockedError:
                 continue
 
@@ -566,7 +571,7 @@ def close_published(paths: PartitionPaths, generation: str, store: S3Folder) -> 
     """Remove what the store still has of a generation that is published. Raises StoreError."""
     journal = StoredJournal(paths, generation, store)
     try:
-        manifest = journal.look()
+        manifest = journal.read_manifest()
     except HeadDamagedError:
         journal.close()
         return
@@ -575,10 +580,10 @@ def close_published(paths: PartitionPaths, generation: str, store: S3Folder) -> 
 
 
 def close_set_aside(paths: PartitionPaths, generation: str, store: S3Folder) -> None:
-    """Have no machine take over the rows of a generation that was set aside here. Raises StoreError."""
+    """Let no machine take over the rows of a generation that was set aside here. Raises StoreError."""
     journal = StoredJournal(paths, generation, store)
     with contextlib.suppress(HeadDamagedError):
-        journal.look()
+        journal.read_manifest()
     journal.close(set_aside=f"its rows may be wrong: {paths.quarantine}")
 
 
@@ -587,13 +592,13 @@ def pull_closed(paths: PartitionPaths, store: S3Folder) -> None:
     for name in stored_generations(paths, store):
         mark = paths.high_water_mark(name)
         try:
-            manifest = StoredJournal(paths, name, store).look()
+            manifest = StoredJournal(paths, name, store).read_manifest()
         except HeadDamagedError:
             continue  # Without a segment it is not begun; with all of them it is not closed.
         if manifest is None or not manifest.retired:
             continue
         if why := next((str(event[_SET_ASIDE]) for event in manifest.events if _SET_ASIDE in event), None):
-            # What lies here of it has the same rows in it: the next start moves it away.
+            # The journal here has the same rows in it: the next start moves it away.
             note_set_aside(paths, name, why)
         elif not paths.journal(name).exists() and not any(slot.exists() for slot in slots(mark)):
             files.make_directory(mark.parent)
@@ -606,12 +611,12 @@ def stored_journals(asset: AssetFolders, store: S3Folder) -> dict[tuple[str, str
     Raises StoreError.
     """
     below = f"{asset.journals.relative_to(asset.home.root)}/"
-    found: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+    sizes: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
     for name, size in store.names(below):
         key, generation, rest = (*name.removeprefix(below).split("/", 2), "", "")[:3]
         if rest:
-            found[key, generation][rest] = size
-    return found
+            sizes[key, generation][rest] = size
+    return sizes
 
 
 def stored_generations(paths: PartitionPaths, store: S3Folder) -> list[str]:
@@ -621,9 +626,9 @@ def stored_generations(paths: PartitionPaths, store: S3Folder) -> list[str]:
 
 
 class Copying:
-    """Copies a journal to a store beside the work, in one thread; a context around the opened journal.
+    """Copies a journal to a store in a thread beside the work; a context around the opened journal.
 
-    most_bytes: how much may wait for a store that is away. wall: unix seconds.
+    most_bytes: how much may wait for a store that is away. wall: gives unix seconds.
     """
 
     def __init__(
@@ -634,33 +639,33 @@ class Copying:
         self._wall = wall
         self._changed = threading.Condition()
         self._waiting: dict[str, tuple[int, float]] = {}
-        self._asked = self._tried = 0
+        self._requested = self._attempted = 0
         self._trouble: StoreError | None = None
         self._error: Exception | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="journal-copies", daemon=True)
-        self.told: Callable[[CopyLag], None] = lambda lag: None
+        self.on_lag: Callable[[CopyLag], None] = lambda lag: None
         """Called with the lag at each change of it, from any thread."""
 
     def begin(self, journal: Journal) -> None:
-        """Claim the partition in the store, then copy what is committed, until this is left.
+        """Claim the partition in the store, then copy each commit until the context ends.
 
         Raises TakenOverError, StoreAwayError.
         """
         self._stored.claim(journal.recovery.epoch)
-        journal.on_commit(lambda rows: self._take(journal.records))
-        self._take(journal.records)
+        journal.on_commit(lambda rows: self._note_records(journal.records))
+        self._note_records(journal.records)
         self._thread.start()
 
     def lag(self) -> CopyLag:
-        """What waits now."""
+        """The segments that wait now."""
         with self._changed:
             sizes = [size for size, _ in self._waiting.values()]
             since = min((since for _, since in self._waiting.values()), default=None)
             return CopyLag(len(sizes), sum(sizes), since)
 
     def check(self) -> None:
-        """Raise TakenOverError or CopiesWaitError where no more work is to be done here."""
+        """Raise TakenOverError or CopiesWaitError where this machine must stop working."""
         if self._error is not None:
             raise self._error
         lag = self.lag()
@@ -673,14 +678,14 @@ class Copying:
             )
 
     def flush(self) -> None:
-        """Return when all that is committed is in the store, and this machine still works on the partition.
+        """Return when all committed rows are in the store, and this machine still works on the partition.
 
-        Raises StoreAwayError where it cannot be copied now, TakenOverError.
+        Raises StoreAwayError where they cannot be copied now, TakenOverError.
         """
         with self._changed:
-            self._asked = asked = self._asked + 1
+            self._requested = requested = self._requested + 1
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._tried >= asked or self._error is not None)
+            self._changed.wait_for(lambda: self._attempted >= requested or self._error is not None)
             if self._error is not None:
                 raise self._error
             if self._trouble is not None:
@@ -712,19 +717,19 @@ class Copying:
         if self._thread.is_alive():
             self._thread.join(_END_SECONDS)
 
-    def _take(self, records: Iterable[SegmentRecord]) -> None:
+    def _note_records(self, records: Iterable[SegmentRecord]) -> None:
         with self._changed:
-            for one in records:
-                if one.name not in self._stored.there and one.name not in self._waiting:
-                    self._waiting[one.name] = (one.size, self._wall())
+            for record in records:
+                if record.name not in self._stored.copied_names and record.name not in self._waiting:
+                    self._waiting[record.name] = (record.size, self._wall())
             self._changed.notify_all()
-        self.told(self.lag())
+        self.on_lag(self.lag())
 
     def _run(self) -> None:
         pause = 0.0
         while self._wait(pause):
             with self._changed:
-                asked = self._asked
+                requested = self._requested
             try:
                 self._stored.copy()
                 trouble, pause = None, 0.0
@@ -734,24 +739,26 @@ class Copying:
                         self._error = error
                         self._changed.notify_all()
                     return
-                # Whatever it is, the store did not take it: the rows are safe here, and it is tried again.
+                # Whatever the error is, the rows are safe here, and the copy is tried again.
                 trouble, pause = error, min(_LONGEST_PAUSE, pause * 2 or _FIRST_PAUSE)
                 if self._trouble is None:
                     _log.warning("Committed rows of %s wait on this disk: %s", self._stored.key, error)
             with self._changed:
                 if trouble is None and self._trouble is not None:
                     _log.info("Committed rows of %s are in the store again.", self._stored.key)
-                self._trouble, self._tried = trouble, asked
-                for name in self._stored.there & self._waiting.keys():
+                self._trouble, self._attempted = trouble, requested
+                for name in self._stored.copied_names & self._waiting.keys():
                     del self._waiting[name]
                 self._changed.notify_all()
-            self.told(self.lag())
+            self.on_lag(self.lag())
 
     def _wait(self, pause: float) -> bool:
-        """Return when there is something to copy and the pause is over; False where this ends."""
+        """Wait until a segment is to be copied and the pause is over. False where the context ends."""
         with self._changed:
             if pause:
-                self._changed.wait_for(lambda: self._stopping or self._asked > self._tried, pause)
+                self._changed.wait_for(lambda: self._stopping or self._requested > self._attempted, pause)
             else:
-                self._changed.wait_for(lambda: self._stopping or self._waiting or self._asked > self._tried)
+                self._changed.wait_for(
+                    lambda: self._stopping or self._waiting or self._requested > self._attempted
+                )
             return not self._stopping

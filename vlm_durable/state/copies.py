@@ -62,12 +62,12 @@ class Copies:
         """All copies, the newest first, unverified. Raises OSError."""
         if not self.directory.is_dir():
             return []
-        found = [
+        copies = [
             Copy(path, int(match[1]), match[2])
             for path in self.directory.iterdir()
             if (match := _NAME.fullmatch(path.name))
         ]
-        return sorted(found, key=lambda copy: copy.changes, reverse=True)
+        return sorted(copies, key=lambda copy: copy.changes, reverse=True)
 
     def good(self, *, aside: Path) -> Iterator[Copy]:
         """Copies that verify, the newest first; one that does not is moved to ``aside``. Raises OSError."""
@@ -113,17 +113,17 @@ class Copies:
 
     def _remove_old_leftovers(self) -> None:
         """Remove what a killed process left; a younger one may be another's that is being made."""
-        for left in self.directory.glob(".state.db.*"):
+        for leftover in self.directory.glob(".state.db.*"):
             with contextlib.suppress(OSError):
-                if time.time() - left.stat().st_mtime > 3600.0:
-                    left.unlink()
+                if time.time() - leftover.stat().st_mtime > 3600.0:
+                    leftover.unlink()
 
 
 def changes_of(connection: sqlite3.Connection) -> int:
     """How many write transactions a database has seen. Raises DatabaseDamagedError, sqlite3.Error."""
     try:
-        found = connection.execute("SELECT value FROM meta WHERE name = 'changes'").fetchone()
-        return int(found[0])
+        row = connection.execute("SELECT value FROM meta WHERE name = 'changes'").fetchone()
+        return int(row[0])
     except (sqlite3.OperationalError, TypeError, ValueError) as error:
         raise DatabaseDamagedError(
             f"The database does not say how often it was changed ({error})."

@@ -164,7 +164,7 @@ class _SqliteStore:
 
     def read(self, work: Callable[[sa.Connection], T]) -> T:
         if not self._file.is_there and not self._copies.were_made:
-            return _of_nothing(work, tables.metadata)
+            return _read_empty(work, tables.metadata)
         return self._file.transact(work, writing=False)
 
     def write(self, work: Callable[[sa.Connection], T], *, copy: bool) -> T:
@@ -180,7 +180,7 @@ class _SqliteStore:
 
     def read_beats(self, work: Callable[[sa.Connection], T]) -> T:
         if not self._liveness.is_there:
-            return _of_nothing(work, tables.liveness)
+            return _read_empty(work, tables.liveness)
         return self._liveness.transact(work, writing=False)
 
     def copy_if_due(self) -> None:
@@ -232,10 +232,10 @@ class _SqliteStore:
 
     def _check_liveness(self, connection: sqlite3.Connection) -> None:
         """Another version's has other tables: it is made anew, for nothing in it must last."""
-        there = {
+        table_names = {
             name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         }
-        if missing := sorted(set(tables.liveness.tables) - there):
+        if missing := sorted(set(tables.liveness.tables) - table_names):
             raise DatabaseDamagedError(f"{self._liveness.path} lacks the tables {', '.join(missing)}.")
 
     def _put_back(self, why: str) -> None:
@@ -370,8 +370,8 @@ class _PostgresStore:
         if _checked_version(version, "The database of VLM_ASSETS_STATE_URL") < tables.VERSION:
             for statement in tables.BRING_UP_TO_DATE:
                 connection.execute(sa.text(statement))
-            its = tables.meta.update().where(tables.meta.c.name == "version")
-            connection.execute(its.values(value=str(tables.VERSION)))
+            update = tables.meta.update().where(tables.meta.c.name == "version")
+            connection.execute(update.values(value=str(tables.VERSION)))
 
     def forget_in_forked_child(self) -> None:
         engine, self._engine = self._engine, None
@@ -400,35 +400,35 @@ def _counted(connection: sa.Connection, work: Callable[[sa.Connection], T]) -> T
 _reading_nothing = threading.RLock()
 
 
-def _of_nothing(work: Callable[[sa.Connection], T], wanted: sa.MetaData) -> T:
-    with _reading_nothing, _empty(wanted).connect() as connection:
+def _read_empty(work: Callable[[sa.Connection], T], metadata: sa.MetaData) -> T:
+    with _reading_nothing, _empty(metadata).connect() as connection:
         return work(connection)
 
 
 @cache
-def _empty(wanted: sa.MetaData) -> sa.Engine:
+def _empty(metadata: sa.MetaData) -> sa.Engine:
     """A database in memory with empty tables, made once: 15 ms, and a run reads after each batch."""
     engine = sa.create_engine("sqlite://", poolclass=sa.StaticPool, connect_args={"check_same_thread": False})
-    wanted.create_all(engine)
+    metadata.create_all(engine)
     return engine
 
 
 def _sqlite_version(connection: sqlite3.Connection, path: Path) -> int:
-    found = connection.execute("SELECT value FROM meta WHERE name = 'version'").fetchone()[0]
-    return _checked_version(found, str(path))
+    version = connection.execute("SELECT value FROM meta WHERE name = 'version'").fetchone()[0]
+    return _checked_version(version, str(path))
 
 
-def _checked_version(found: str, place: str) -> int:
+def _checked_version(version: str, place: str) -> int:
     """The version of a schema. Raises ControlStateError where this program does not know that version."""
-    version = int(found)
-    if not tables.VERSION - 1 <= version <= tables.VERSION:
-        other = "a newer version" if version > tables.VERSION else "too old a version"
+    number = int(version)
+    if not tables.VERSION - 1 <= number <= tables.VERSION:
+        other = "a newer version" if number > tables.VERSION else "too old a version"
         raise ControlStateError(
-            f"{place} was written by {other} of this program (schema {version}; this one reads"
+            f"{place} was written by {other} of this program (schema {number}; this one reads"
             f" {tables.VERSION - 1} and {tables.VERSION}). Install the version that wrote it, or one in"
             " between; nothing was changed."
         )
-    return version
+    return number
 
 
 def _when(at: float) -> str:

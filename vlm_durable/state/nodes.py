@@ -140,11 +140,11 @@ class Look:
 
     @cached_property
     def _of_runs(self) -> Mapping[str, Node]:
-        found: dict[str, Node] = {}
+        nodes_by_run: dict[str, Node] = {}
         for node in self.nodes.values():
             at_work = (name.partition(".")[0] for name in node.record.workers)
-            found.update(dict.fromkeys((*node.record.runs, *at_work), node))
-        return found
+            nodes_by_run.update(dict.fromkeys((*node.record.runs, *at_work), node))
+        return nodes_by_run
 
 
 class Nodes:
@@ -163,7 +163,10 @@ class Nodes:
             nodes = [Node(_record(row.record), row.beat_at, now - row.beat_at) for row in rows]
             return Look(
                 now,
-                {one.name: Node(one.record, one.beat_at, one.silent, pauses.get(one.name)) for one in nodes},
+                {
+                    node.name: Node(node.record, node.beat_at, node.silent, pauses.get(node.name))
+                    for node in nodes
+                },
             )
 
         return self._state.read_beats(read)
@@ -175,10 +178,10 @@ class Nodes:
         record: what to say, asked for each time. other: what to do where another machine beats under the
         same name, which raises ControlStateError; where one does later, this process is sent SIGTERM.
         """
-        said = record()
-        if not self.beat(said):
+        latest = record()
+        if not self.beat(latest):
             raise ControlStateError(
-                f"{self._another(said.name, other)} If this machine has just been restarted, start again in"
+                f"{self._another(latest.name, other)} If this machine has just been restarted, start again in"
                 f" {DEAD_SECONDS:.0f} s. Nothing was changed."
             )
         over = threading.Event()
@@ -186,10 +189,10 @@ class Nodes:
         def beat() -> None:
             while not over.wait(BEAT_SECONDS):
                 try:
-                    said = record()
-                    if self.beat(said):
+                    latest = record()
+                    if self.beat(latest):
                         continue
-                    _log.error("%s This process ends.", self._another(said.name, other))
+                    _log.error("%s This process ends.", self._another(latest.name, other))
                 except Exception as error:  # Whatever it is: a thread that ends here is a machine that dies.
                     _log.warning("The heartbeat of this machine was not written: %s", error)
                     continue
@@ -205,8 +208,10 @@ class Nodes:
             thread.join()
 
     def _another(self, name: str, other: str) -> str:
-        there = self.look().nodes.get(name)
-        where = f" (it last did {there.silent:.0f} s ago, from {there.record.address})" if there else ""
+        namesake = self.look().nodes.get(name)
+        where = (
+            f" (it last did {namesake.silent:.0f} s ago, from {namesake.record.address})" if namesake else ""
+        )
         return f"Another machine beats as {name}{where}. {other}"
 
     def wait_for_beats(self, *, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -233,12 +238,12 @@ class Nodes:
             new = insert(_table).values(name=record.name, record=_json(record), beat_at=now)
             same_boot = _table.c.record["boot_id"].as_string() == record.boot_id
             # One statement: of two machines that meet a dead one's name at once, one has it.
-            said = new.on_conflict_do_update(
+            upsert = new.on_conflict_do_update(
                 index_elements=[_table.c.name],
                 set_={"record": new.excluded.record, "beat_at": new.excluded.beat_at},
                 where=same_boot | (_table.c.beat_at < now - DEAD_SECONDS),
             ).returning(_table.c.name)
-            return connection.execute(said).first() is not None
+            return connection.execute(upsert).first() is not None
 
         return self._state.beat(write)
 
@@ -293,14 +298,14 @@ class RunLocks:
 
         What the dead left is removed.
         """
-        found: dict[str, ProcessIdentity | None] = {}
+        processes: dict[str, ProcessIdentity | None] = {}
         for path in self.directory.glob("*.lock"):
             held = is_held(path)
             if held:
-                found[path.stem] = _process(path)
+                processes[path.stem] = _process(path)
             elif held is False:
                 path.unlink(missing_ok=True)
-        return found
+        return processes
 
 
 def _process(path: Path) -> ProcessIdentity | None:
@@ -321,13 +326,13 @@ def _json(record: NodeRecord) -> dict[str, Any]:
     return {**asdict(record), "runs": sorted(record.runs), "workers": sorted(record.workers)}
 
 
-def _record(said: Mapping[str, Any]) -> NodeRecord:
-    devices: Sequence[Mapping[str, Any]] = said["devices"]
+def _record(content: Mapping[str, Any]) -> NodeRecord:
+    devices: Sequence[Mapping[str, Any]] = content["devices"]
     return NodeRecord(
         **{
-            **said,
-            "devices": tuple(NodeDevice(**one) for one in devices),
-            "runs": frozenset(said["runs"]),
-            "workers": frozenset(said["workers"]),
+            **content,
+            "devices": tuple(NodeDevice(**device) for device in devices),
+            "runs": frozenset(content["runs"]),
+            "workers": frozenset(content["workers"]),
         }
     )

@@ -45,10 +45,12 @@ def pause(state: ControlState, reason: str, *, now: float) -> Pause:
 
     def write(connection: sa.Connection) -> Pause:
         standing = _standing(connection)
-        wanted = Pause(standing.since if standing else now, reason or (standing.reason if standing else ""))
+        new_pause = Pause(
+            standing.since if standing else now, reason or (standing.reason if standing else "")
+        )
         connection.execute(_table.delete())
-        connection.execute(_table.insert().values(id=1, since=wanted.since, reason=wanted.reason))
-        return wanted
+        connection.execute(_table.insert().values(id=1, since=new_pause.since, reason=new_pause.reason))
+        return new_pause
 
     return state.write(write, copy=True)
 
@@ -75,8 +77,8 @@ def pause_node(state: ControlState, node: str, reason: str, *, now: float) -> Pa
     """Have one node take nothing more, durably; a pause that stands stays. Raises ControlStateError."""
 
     def write(connection: sa.Connection) -> Pause:
-        known = sa.select(_of_nodes).where(_of_nodes.c.node == node)
-        if (row := connection.execute(known).first()) is not None:
+        standing = sa.select(_of_nodes).where(_of_nodes.c.node == node)
+        if (row := connection.execute(standing).first()) is not None:
             return Pause(row.since, row.reason, node)
         connection.execute(_of_nodes.insert().values(node=node, since=now, reason=reason))
         return Pause(now, reason, node)

@@ -162,8 +162,8 @@ class SqliteFile:
         start: the bytes it begins with; None: an empty database. fill: makes its tables and its rows.
         """
         make_directory(self.path.parent)
-        for left in self.path.parent.glob(f".{self.path.name}.*"):
-            left.unlink(missing_ok=True)
+        for leftover in self.path.parent.glob(f".{self.path.name}.*"):
+            leftover.unlink(missing_ok=True)
         temporary = temporary_name(self.path)
         try:
             # For this account alone, as SQLite then makes the files beside it: who reads them could lock it.
@@ -197,10 +197,10 @@ class SqliteFile:
         """The engine of the file that is there now, checked when it is first opened."""
         with self._guard:
             try:
-                found = self.path.stat()
+                file_stat = self.path.stat()
             except FileNotFoundError:
                 raise DatabaseDamagedError(f"{self.path} is missing.") from None
-            identity = (found.st_dev, found.st_ino)
+            identity = (file_stat.st_dev, file_stat.st_ino)
             if self._engine is not None and self._identity == identity:
                 return self._engine
             self._close()
@@ -314,10 +314,10 @@ def prepare(connection: sqlite3.Connection) -> None:
     connection.create_function("row_seal", -1, row_seal, deterministic=True)
 
 
-def create_tables(connection: sqlite3.Connection, wanted: sa.MetaData) -> None:
+def create_tables(connection: sqlite3.Connection, metadata: sa.MetaData) -> None:
     """Create what is missing of the tables, and the triggers that seal rows, in the open transaction."""
     dialect = sa.create_engine("sqlite://").dialect
-    for table in wanted.sorted_tables:
+    for table in metadata.sorted_tables:
         connection.execute(str(sa.schema.CreateTable(table, if_not_exists=True).compile(dialect=dialect)))
         for index in table.indexes:
             create = sa.schema.CreateIndex(index, if_not_exists=True)
@@ -337,14 +337,14 @@ def create_tables(connection: sqlite3.Connection, wanted: sa.MetaData) -> None:
 
 def check_pages(connection: sqlite3.Connection, path: Path) -> None:
     """Check the structure of all pages. Raises DatabaseDamagedError, sqlite3.Error."""
-    found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
-    if found != "ok":
-        raise DatabaseDamagedError(f"{path} is damaged ({found}).")
+    verdict = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+    if verdict != "ok":
+        raise DatabaseDamagedError(f"{path} is damaged ({verdict}).")
 
 
-def check_seals(connection: sqlite3.Connection, wanted: sa.MetaData, path: Path) -> None:
+def check_seals(connection: sqlite3.Connection, metadata: sa.MetaData, path: Path) -> None:
     """Compare every row with its seal. Raises DatabaseDamagedError, sqlite3.Error."""
-    for table in wanted.sorted_tables:
+    for table in metadata.sorted_tables:
         names = ", ".join(f'"{name}"' for name in _sealed_columns(table))
         if not names:
             continue

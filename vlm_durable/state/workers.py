@@ -192,13 +192,13 @@ class WorkerBeat:
         """Take note of a commit; False where it was said already, by the work or by the commit itself."""
         if committed <= self.worker.committed:
             return False
-        now, said = self._monotonic(), self._clock()
+        now, committed_at = self._monotonic(), self._clock()
         self._intervals.append(now - self.worker.moved)
         self.worker = replace(
             self.worker,
             committed=committed,
-            committed_at=said,
-            beat_at=said,
+            committed_at=committed_at,
+            beat_at=committed_at,
             moved=now,
             batch_seconds=max(self._intervals),
         )
@@ -272,19 +272,23 @@ class Workers:
 
     def living(self) -> list[Worker]:
         """Workers that live, on all machines. One whose record does not read has pid 0 and no partition."""
-        here = self.here()
-        return [*here, *self._elsewhere({worker.name for worker in here})] if self._state.is_shared else here
+        local = self.here()
+        return (
+            [*local, *self._elsewhere({worker.name for worker in local})] if self._state.is_shared else local
+        )
 
     def here(self) -> list[Worker]:
         """Workers of this machine whose process holds its lock."""
         return [worker for worker, held in self._all() if held]
 
-    def _elsewhere(self, here: Collection[str]) -> list[Worker]:
+    def _elsewhere(self, local_names: Collection[str]) -> list[Worker]:
         """Workers that other nodes say that they have. Raises ControlStateError."""
         nodes = Nodes(self._state).look().nodes.values()
-        names = {name for node in nodes if not node.is_dead for name in node.record.workers} - set(here)
-        found = self._records() if names else {}
-        return [_worker(name, found.get(name)) for name in sorted(names)]
+        names = {name for node in nodes if not node.is_dead for name in node.record.workers} - set(
+            local_names
+        )
+        records = self._records() if names else {}
+        return [_worker(name, records.get(name)) for name in sorted(names)]
 
     def _records(self) -> dict[str, dict[str, Any]]:
         """What each worker last said of itself, by its name. Raises ControlStateError."""
@@ -312,8 +316,8 @@ class Workers:
         row = {"name": worker.name, "record": asdict(worker)}
 
         def write(connection: sa.Connection) -> None:
-            known = _table.c.name == worker.name
-            if connection.execute(_table.update().where(known).values(row)).rowcount == 0:
+            is_own = _table.c.name == worker.name
+            if connection.execute(_table.update().where(is_own).values(row)).rowcount == 0:
                 connection.execute(_table.insert().values(row))
 
         self._state.beat(write)
@@ -349,8 +353,8 @@ def _worker(name: str, record: dict[str, Any] | None) -> Worker:
     try:
         if record is not None:
             # A run that another version of this program began may say more, or less.
-            known = {one.name: record[one.name] for one in fields(Worker) if one.name in record}
-            return Worker(**{**known, "phase": Phase(record["phase"])})
+            values = {column.name: record[column.name] for column in fields(Worker) if column.name in record}
+            return Worker(**{**values, "phase": Phase(record["phase"])})
     except (ValueError, TypeError, KeyError):
         pass
     run_id, _, asset = name.partition(".")

@@ -102,8 +102,8 @@ class PublishedRecord:
 
     ``sequence`` counts publications of this partition from 1 and gives their order, whatever the clock
     says. ``sha256`` is over the whole file, ``key_set_digest`` over its ids
-    (``vlm_durable.journal.segments``). ``published_at`` is UTC, ISO 8601. ``metadata`` is what the asset
-    wanted remembered, as JSON values. ``origin`` is the id of what the partition belongs to
+    (``vlm_durable.journal.segments``). ``published_at`` is UTC, ISO 8601. ``metadata`` are JSON values that
+    the asset stores with it. ``origin`` is the id of what the partition belongs to
     (``AssetFolders.origin``); "" in records of earlier formats.
     """
 
@@ -120,7 +120,7 @@ class PublishedRecord:
 
     @property
     def version(self) -> str:
-        """What a version mark says of it beside its number: the id of what it belongs to, and its digest."""
+        """The text that a version mark holds beside the number: the origin's id, and the digest."""
         return f"{self.origin}:{self.sha256}" if self.origin else self.sha256
 
 
@@ -134,7 +134,7 @@ class PendingPublication:
 
 @dataclass(frozen=True)
 class PartitionVersions:
-    """All that a partition's record says: the published version, those before it, and one under way."""
+    """A partition's record: the published version, the versions before it, and one under way."""
 
     key: str
     published: PublishedRecord | None = None
@@ -170,9 +170,9 @@ class PartitionVersions:
     def from_bytes(cls, data: bytes, *, asset: str, key: str, origin: str = "") -> PartitionVersions:
         """Read a record. Raises RecordDamagedError where it is not, to the byte, what was written.
 
-        That of another partition, asset or ``origin`` counts as damaged: its file is in the wrong place; "":
-        any origin is taken. A record of a newer version is not damaged and must not be moved away: it raises
-        FormatVersionError.
+        A record of another partition, asset or ``origin`` counts as damaged: its file is in the wrong place;
+        "": any origin is accepted. A newer program's record is not damaged and must not be moved away: it
+        raises FormatVersionError.
         """
         try:
             content = unseal(data)
@@ -206,7 +206,7 @@ class PartitionVersions:
 
 
 def _records(contents: list[dict[str, Any]]) -> tuple[PublishedRecord, ...]:
-    return tuple(PublishedRecord(**one) for one in contents)
+    return tuple(PublishedRecord(**content) for content in contents)
 
 
 class FindingKind(StrEnum):
@@ -227,14 +227,14 @@ class FindingKind(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong, and the sentence that says what, where and what to do."""
+    """What is wrong with a file; the sentence says what, where and what to do."""
 
     kind: FindingKind
     sentence: str
 
 
 def judge(path: Path, record: PublishedRecord, *, deep: bool) -> Finding | None:
-    """What is wrong with one file, or None. Without ``deep``: its size and its footer's row count only."""
+    """Compare one file with its record; None where it fits. Without ``deep``: only size and row count."""
     try:
         size = path.stat().st_size
         sha256 = files.sha256_of(path) if deep and size == record.bytes else None
@@ -251,18 +251,18 @@ def judge(path: Path, record: PublishedRecord, *, deep: bool) -> Finding | None:
         rows = int(pq.read_metadata(path).num_rows)
     except (OSError, ValueError, MemoryError, pa.ArrowException) as error:
         if size < record.bytes:
-            said = f"{path} is truncated: it has {size} bytes of {record.bytes}."
-            return Finding(FindingKind.TRUNCATED, said)
-        said = f"{path} is not readable parquet: {str(error).splitlines()[0]}."
-        return Finding(FindingKind.UNREADABLE, said)
+            sentence = f"{path} is truncated: it has {size} bytes of {record.bytes}."
+            return Finding(FindingKind.TRUNCATED, sentence)
+        sentence = f"{path} is not readable parquet: {str(error).splitlines()[0]}."
+        return Finding(FindingKind.UNREADABLE, sentence)
     if rows != record.rows:
         return Finding(
             FindingKind.ROWS_DIFFER, f"{path} has {counted(rows, 'rows')} where {record.rows} were published."
         )
     if size != record.bytes or sha256 is not None:
-        found = f"digest {sha256[:12]}" if sha256 else f"{size} bytes"
-        wanted = f"digest {record.sha256[:12]}" if sha256 else f"{record.bytes} bytes"
-        return Finding(FindingKind.DIGEST_DIFFERS, f"{path} has {found} where {wanted} was published.")
+        actual = f"digest {sha256[:12]}" if sha256 else f"{size} bytes"
+        expected = f"digest {record.sha256[:12]}" if sha256 else f"{record.bytes} bytes"
+        return Finding(FindingKind.DIGEST_DIFFERS, f"{path} has {actual} where {expected} was published.")
     return None
 
 
@@ -270,7 +270,7 @@ class PartitionFiles:
     """The files of one partition of an asset. Raises PublishedError for an unusable key."""
 
     def __init__(self, asset: AssetFolders, key: str) -> None:
-        # No dot either: KEY.0.parquet would be two keys' file.
+        # No dot in a key: KEY.0.parquet would be the file of two keys.
         if not _KEY.fullmatch(key):
             raise PublishedError(
                 f"partition key {key!r} cannot be a file name: use up to 150 letters, digits, '-' and '_' "
@@ -315,9 +315,9 @@ class PartitionFiles:
 
     @staticmethod
     def holds(path: Path, record: PublishedRecord | None) -> bool:
-        """Whether a file is, to the byte, what was recorded. One that is missing or does not read is not.
+        """Whether a file is, to the byte, the recorded version. A missing or unreadable file is not.
 
-        Raises OSError where it could not be looked at for another reason (rights): that says nothing of it.
+        Raises OSError where it cannot be read for another reason (rights): then nothing is known about it.
         """
         if record is None:
             return False
@@ -332,12 +332,12 @@ class PartitionFiles:
 
     def peek(self) -> PublishedRecord | None:
         """The record of the file that readers see, without writing anything. Needs no lock."""
-        manifest = highest(self.whole_records())
-        if manifest is None:
+        versions = highest(self.whole_records())
+        if versions is None:
             return None
-        if manifest.pending and self.holds(self.published, manifest.pending.record):
-            return manifest.pending.record
-        return manifest.published
+        if versions.pending and self.holds(self.published, versions.pending.record):
+            return versions.pending.record
+        return versions.published
 
     def marked(self) -> PartitionVersions | None:
         """The newest version that was ever durable here, and those before it; None where no mark says so."""
@@ -367,88 +367,89 @@ class PartitionFiles:
     def put_back(
         self, records: Sequence[PartitionVersions]
     ) -> tuple[PublishedRecord | None, PartitionVersions | None]:
-        """The newest version where not every copy of the record says it, and the record of an older one whose
-        file stands. (None, None) where records and mark agree, or a publication was merely interrupted.
+        """Detect files that were put back to an older version. Returns (newest version, older record).
 
-        Raises PutBackError, RecordDamagedError where the mark cannot be read and the files do not make up for
-        it.
+        The newest version: where not every copy of the record names it. The older record: one whose file
+        stands. (None, None) where records and mark agree, or a publication was merely interrupted. Raises
+        PutBackError, RecordDamagedError where the mark cannot be read and the files do not make up for it.
         """
         reading = self._read_mark()
         if reading.is_unreadable:
             self._refuse_doubt(records)
-        manifest, marked = highest(records), self._marked(reading)
-        latest = manifest.latest if manifest is not None else None
+        versions, marked = highest(records), self._marked(reading)
+        latest = versions.latest if versions is not None else None
         newest: PublishedRecord | None = None
         if marked is not None and (latest is None or self._is_before(latest, marked)):
             newest = marked.published
-        elif manifest is not None and manifest.pending is not None:
+        elif versions is not None and versions.pending is not None:
             # A version under way that was marked was durable once: it is not to be taken back.
             was_durable = marked is not None and marked.published == latest
             newest = latest if was_durable and not self.holds(self.published, latest) else None
-        elif manifest is not None and (
-            any(one.latest_sequence < manifest.sequence for one in records)
-            or self._is_without_file(manifest, marked)
+        elif versions is not None and (
+            any(record.latest_sequence < versions.sequence for record in records)
+            or self._is_without_file(versions, marked)
         ):
             newest = latest
         if newest is None:
             return None, None
-        for one in (*records, *([marked] if marked is not None else [])):
-            version = one.published
+        for record in (*records, *([marked] if marked is not None else [])):
+            version = record.published
             if version is not None and version.sha256 != newest.sha256 and self._stands(version):
-                return newest, one
+                return newest, record
         return newest, None
 
     def _refuse_doubt(self, records: Sequence[PartitionVersions]) -> None:
-        """Without a readable mark two copies of a record that are alike, with their file, are believed."""
-        manifest = highest(records)
+        """Without a readable mark, trust two equal copies of the record with their file, and nothing else."""
+        versions = highest(records)
         where = " and ".join(map(str, mark_copies(self.paths.version_mark)))
-        if manifest is None or not any(map(self._is_standing, records)):
-            of_record = "its record" if manifest is None else "a file that its record stands for"
+        if versions is None or not any(map(self._is_standing, records)):
+            of_record = "its record" if versions is None else "a file that its record stands for"
             raise RecordDamagedError(
                 f"partition {self.key}: neither {of_record} nor its version mark ({where}) can be read as"
                 f" this home's. What is there is left as it is; {command('repair')} says what it would do."
             )
-        is_alike = all(self._read(path) == manifest for path in self.record_paths)
-        if is_alike and manifest.pending is None:
+        is_alike = all(self._read(path) == versions for path in self.record_paths)
+        if is_alike and versions.pending is None:
             return
         raise PutBackError(
             f"Neither copy of the version mark of partition {self.key} of {self.asset} can be read as this"
-            f" home's ({where}), and its files do not agree: version {manifest.sequence} may be an older one"
+            f" home's ({where}), and its files do not agree: version {versions.sequence} may be an older one"
             " that was put back."
             f" Nothing was changed. Put {self.published} and its record back from a backup, or accept what"
             f" stands there: {command('repair', '--accept-version', self.key)}."
         )
 
     def whole_file(self, record: PublishedRecord) -> Path | None:
-        """A file of this partition here that is that version, to the byte; None where there is none."""
+        """Find a file of this partition that is that version, to the byte; None where there is none."""
         names = [f".{path.name}." for path in (self.published, self.slot(0))]
         staged = [path for name in names for path in self.staging.glob(f"{name}*{files.TEMPORARY_SUFFIX}")]
         places = (self.published, *map(self.slot, VERSION_NUMBERS), *staged)
         return next((path for path in places if self.holds(path, record)), None)
 
-    def next_sequence(self, manifest: PartitionVersions) -> int:
-        """The number of the next version. One that was ever given is not given again."""
+    def next_sequence(self, versions: PartitionVersions) -> int:
+        """The number of the next version. No number is ever given twice."""
         mark = self._read_mark().mark
-        return max(manifest.sequence, mark.sequence if mark is not None else 0) + 1
+        return max(versions.sequence, mark.sequence if mark is not None else 0) + 1
 
     def settle(self, fetch: Fetch | None = None) -> tuple[PartitionVersions, list[str]]:
-        """The manifest, after what an interruption left was finished, taken back or removed, without loss.
+        """Finish, take back or remove what an interruption left, without loss.
 
-        Also says what was done. fetch: asked for the bytes of the newest version where no file here is that
-        version. Raises PutBackError where an older version stands and the newest one is nowhere, and
-        RecordDamagedError where neither copy of the record can be read and nothing else says what it said.
+        Returns the partition's versions, and sentences about what was done. fetch: called for the bytes of
+        the newest version where no file here is that version. Raises PutBackError where an older version
+        stands and the newest one is nowhere, and RecordDamagedError where neither copy of the record can be
+        read and nothing else holds its content.
         """
         repairs: list[str] = []
-        manifest = self._newest(fetch, repairs)
-        if manifest.pending:
-            manifest = self._finish_or_take_back(manifest, manifest.pending, repairs)
-        if manifest.published is not None:
-            self._raise_mark(manifest, repairs)
+        versions = self._newest(fetch, repairs)
+        if versions.pending:
+            versions = self._finish_or_take_back(versions, versions.pending, repairs)
+        if versions.published is not None:
+            self._raise_mark(versions, repairs)
         self._remove_abandoned()
-        return manifest, repairs
+        return versions, repairs
 
     def accept(self, notes: list[str]) -> PublishedRecord:
-        """Have the older version that stands here count as the newest: a person gives up the newer ones.
+        """Let the older version that stands here count as the newest: a person gives up the newer ones.
 
         It gets a new number, so that neither a mark nor another machine ever goes back. Raises PublishedError
         where no older version stands.
@@ -457,7 +458,7 @@ class PartitionFiles:
         try:
             newest, older = self.put_back(records)
         except PutBackError:
-            newest, older = None, next((one for one in records if self._is_standing(one)), None)
+            newest, older = None, next((record for record in records if self._is_standing(record)), None)
         if older is None or (newest is not None and self.whole_file(newest) is not None):
             raise PublishedError(
                 f"partition {self.key} of {self.asset} was not put back to an older version: there is nothing"
@@ -466,43 +467,43 @@ class PartitionFiles:
         for path in self.record_paths:
             if path.exists() and self._read(path) != older:
                 self.move_aside(path, notes)
-        highest_known = max(one.latest_sequence for one in records)
+        highest_known = max(record.latest_sequence for record in records)
         return self.renumber(older, max(highest_known + 1, self.next_sequence(older)))
 
-    def _is_without_file(self, manifest: PartitionVersions, marked: PartitionVersions | None) -> bool:
+    def _is_without_file(self, versions: PartitionVersions, marked: PartitionVersions | None) -> bool:
         """Whether the marked version stands, and the newer one of both records does not: another home's?"""
         return (
             marked is not None
-            and manifest.sequence > marked.sequence
-            and not self._is_standing(manifest)
+            and versions.sequence > marked.sequence
+            and not self._is_standing(versions)
             and self._is_standing(marked)
         )
 
     def _is_standing(self, record: PartitionVersions) -> bool:
         return record.published is not None and self._stands(record.published)
 
-    def renumber(self, manifest: PartitionVersions, sequence: int) -> PublishedRecord:
+    def renumber(self, versions: PartitionVersions, sequence: int) -> PublishedRecord:
         """Give the published version another, higher number."""
-        assert manifest.published is not None and sequence > manifest.sequence
-        record = replace(manifest.published, sequence=sequence)
-        settled = PartitionVersions(self.key, record, manifest.previous)
+        assert versions.published is not None and sequence > versions.sequence
+        record = replace(versions.published, sequence=sequence)
+        settled = PartitionVersions(self.key, record, versions.previous)
         # The mark first: one that is behind its record would say that .state was put back.
         raise_version_mark(self.paths.version_mark, self._mark(settled), self.marks_staging)
         self._write_settled(settled)
         return record
 
     def put_in_place(
-        self, temporary: Path, record: PublishedRecord, manifest: PartitionVersions, notes: list[str]
+        self, temporary: Path, record: PublishedRecord, versions: PartitionVersions, notes: list[str]
     ) -> None:
-        """Publish a durable temporary file as the version of ``record``, after that of ``manifest``."""
-        kept = self._verified_versions(manifest, notes)
+        """Publish a durable temporary file as the version of ``record``, after those in ``versions``."""
+        kept = self._verified_versions(versions, notes)
         copy = self._copy(temporary, self.slot(0), record)
         pending = PendingPublication(record, tuple(kept[:2]))
         # The record before its copy, and after it when all is done: a settled one is never ahead of its copy.
-        exchange = replace(manifest, pending=pending).to_bytes(self.asset)
+        exchange = replace(versions, pending=pending).to_bytes(self.asset)
         self._write_record(self.record_path, exchange)
         self._write_record(self.record_copy, exchange)
-        self.keep_aside_unless(manifest.published, notes)
+        self.keep_aside_unless(versions.published, notes)
         files.publish_replacing(temporary, self.published)
         self._complete(pending, copy, notes)
 
@@ -528,9 +529,9 @@ class PartitionFiles:
         notes.append(f"Its second copy {self.slot(0)} was made anew.")
 
     def forget_mark(self) -> None:
-        """Have the version mark name no version, durably: what was published counts as never published.
+        """Have the version mark name no version, durably: the partition counts as never published.
 
-        Its number stays, where it reads: none is given twice.
+        The number of a readable mark stays, so that no number is given twice.
         """
         if (mark := self._read_mark().mark) is not None:
             write_version_mark(
@@ -550,7 +551,10 @@ class PartitionFiles:
         notes.append(f"{path} was moved to {aside}.")
 
     def keep_aside_unless(self, record: PublishedRecord | None, notes: list[str]) -> None:
-        """Before the published name is taken over: keep a file that no verified backup holds."""
+        """Keep the published file in the quarantine, unless it is the version of ``record``.
+
+        For callers that are about to replace it.
+        """
         if self.published.exists() and not self.holds(self.published, record):
             aside = files.set_aside(self.published, self.quarantine, keep=True)
             notes.append(f"What stood at {self.published} was kept as {aside}.")
@@ -566,12 +570,12 @@ class PartitionFiles:
             )
         return copy
 
-    def _verified_versions(self, manifest: PartitionVersions, notes: list[str]) -> list[PublishedRecord]:
-        """The versions that really exist as backups, newest first; what does not verify goes aside."""
-        current = manifest.published
+    def _verified_versions(self, versions: PartitionVersions, notes: list[str]) -> list[PublishedRecord]:
+        """The versions whose backups verify, newest first; other backup files go into the quarantine."""
+        current = versions.published
         if current and not self.holds(self.slot(0), current) and self.holds(self.published, current):
             self.restore_backup(current, notes)
-        recorded = dict(zip(VERSION_NUMBERS, (current, *manifest.previous), strict=False))
+        recorded = dict(zip(VERSION_NUMBERS, (current, *versions.previous), strict=False))
         verified = []
         for number in VERSION_NUMBERS:
             version = recorded.get(number)
@@ -584,7 +588,7 @@ class PartitionFiles:
     def _complete(self, pending: PendingPublication, copy: Path | None, notes: list[str]) -> None:
         """After the published name has the new file: mark it, rotate the backups, then write both records.
 
-        Every step can be repeated: what stands where it should is left alone.
+        Every step can be repeated: a file that is in its place is left alone.
         """
         # The mark first: the record is never settled for a version that the mark does not know of. A version
         # from another machine may have the number of one made here.
@@ -600,10 +604,10 @@ class PartitionFiles:
             files.publish_replacing(copy, self.slot(0))
         self._write_settled(PartitionVersions(self.key, pending.record, tuple(reversed(kept))))
 
-    def _write_settled(self, manifest: PartitionVersions) -> None:
+    def _write_settled(self, versions: PartitionVersions) -> None:
         # The copy first. It stands beside the backups: writing it makes their renames durable too.
-        self._write_record(self.record_copy, manifest.to_bytes(self.asset))
-        self._write_record(self.record_path, manifest.to_bytes(self.asset))
+        self._write_record(self.record_copy, versions.to_bytes(self.asset))
+        self._write_record(self.record_path, versions.to_bytes(self.asset))
 
     def _write_record(self, path: Path, data: bytes) -> None:
         files.write_replacing(path, data, self.staging)
@@ -619,13 +623,13 @@ class PartitionFiles:
         return False
 
     def _finish_or_take_back(
-        self, manifest: PartitionVersions, pending: PendingPublication, repairs: list[str]
+        self, versions: PartitionVersions, pending: PendingPublication, repairs: list[str]
     ) -> PartitionVersions:
         record = pending.record
         if not self.holds(self.published, record):
-            whole = self._another(record, manifest.published)
+            whole = self._another(record, versions.published)
             if whole is None:
-                back = replace(manifest, pending=None)
+                back = replace(versions, pending=None)
                 self._write_settled(back)
                 repairs.append(
                     f"A publication of partition {self.key} had been interrupted before its file was in "
@@ -633,7 +637,7 @@ class PartitionFiles:
                 )
                 return back
             copy = self._copy(whole, self.published, record)
-            self.keep_aside_unless(manifest.published, repairs)
+            self.keep_aside_unless(versions.published, repairs)
             files.publish_replacing(copy, self.published)
         # The rename that we see may be that of a process killed before it could make it durable.
         files.sync_directory(self.published.parent)
@@ -645,7 +649,7 @@ class PartitionFiles:
         return self._settled()
 
     def _another(self, record: PublishedRecord, before: PublishedRecord | None) -> Path | None:
-        """Another whole file of the version under way, where going back to the one before is not possible."""
+        """Another whole file of the version under way, where the version before it cannot be restored."""
         if self.holds(self.slot(0), record):
             return self.slot(0)
         stands = self.holds(self.published, before) if before else not self.published.exists()
@@ -655,7 +659,7 @@ class PartitionFiles:
         return next((path for path in unfinished if self.holds(path, record)), None)
 
     def _remove_abandoned(self) -> None:
-        # A process that still needs one has locked it, while it held this partition's lock.
+        # A process that still needs its temporary file locked it, while it held this partition's lock.
         for path in self.staging.glob(f".{self.key}.*{files.TEMPORARY_SUFFIX}"):
             if is_held(path) is False:
                 path.unlink(missing_ok=True)
@@ -686,15 +690,15 @@ class PartitionFiles:
             return error
 
     def parsed(self, content: bytes) -> PartitionVersions:
-        """The record in these bytes. Raises RecordDamagedError where they are no record of this partition.
+        """Read a record from bytes. Raises RecordDamagedError where they are no record of this partition.
 
-        One of an earlier format does not say of which home it is, and is read as of this one.
+        A record of an earlier format does not name its home, and is read as this home's.
         """
         origin = self._folders.origin
         return PartitionVersions.from_bytes(content, asset=self.asset, key=self.key, origin=origin)
 
     def whole_records(self) -> list[PartitionVersions]:
-        """The copies of the record that read. Raises RecordDamagedError where one is there and none reads."""
+        """The readable copies of the record. Raises RecordDamagedError where each one is damaged."""
         contents = [self._content(path) for path in self.record_paths]
         readings = [self._parsed(content) for content in contents[: 1 if contents[0] == contents[1] else 2]]
         whole = [reading for reading in readings if isinstance(reading, PartitionVersions)]
@@ -710,7 +714,7 @@ class PartitionFiles:
         return highest(self.whole_records()) or PartitionVersions(self.key)
 
     def _newest(self, fetch: Fetch | None, repairs: list[str]) -> PartitionVersions:
-        """The manifest of the newest version that anything here knows of; both records say it then."""
+        """The newest version that anything here knows of; both copies of the record name it then."""
         damage: RecordDamagedError | None = None
         try:
             records = self.whole_records()
@@ -718,9 +722,9 @@ class PartitionFiles:
             records, damage = [], error
         newest, older = self.put_back(records)
         if newest is None:
-            manifest = highest(records)
-            if manifest is not None:
-                return self._with_both_records(manifest, repairs)
+            versions = highest(records)
+            if versions is not None:
+                return self._with_both_records(versions, repairs)
             if damage is not None:
                 raise damage
             return PartitionVersions(self.key)
@@ -734,11 +738,11 @@ class PartitionFiles:
         if damage is not None:
             raise damage
         if not records:
-            # All of it vanished: that rows were published once is for the journal's high-water mark to say.
+            # Record and files vanished: the journal's high-water mark says that rows were published once.
             return PartitionVersions(self.key)
-        manifest = PartitionVersions(self.key, newest, self._standing_backups(newest, records))
-        self._write_settled(manifest)
-        return manifest
+        versions = PartitionVersions(self.key, newest, self._standing_backups(newest, records))
+        self._write_settled(versions)
+        return versions
 
     def _is_before(self, version: PublishedRecord, marked: PartitionVersions) -> bool:
         stands = standing(self._mark(marked), version.sequence, version.version)
@@ -754,8 +758,8 @@ class PartitionFiles:
         marked = self.marked()
         named = {
             version.sha256: version
-            for one in (*records, *([marked] if marked else []))
-            for version in (one.published, *one.previous)
+            for record in (*records, *([marked] if marked else []))
+            for version in (record.published, *record.previous)
             if version is not None and version.sequence < newest.sequence
         }
         return sorted(named.values(), key=lambda version: -version.sequence)
@@ -766,7 +770,9 @@ class PartitionFiles:
         kept: list[PublishedRecord] = []
         earlier = self._earlier(newest, records)
         for number in VERSION_NUMBERS[1:]:
-            version = next((one for one in earlier if self.holds(self.slot(number), one)), None)
+            version = next(
+                (candidate for candidate in earlier if self.holds(self.slot(number), candidate)), None
+            )
             if version is None:
                 break
             kept.append(version)
@@ -777,18 +783,20 @@ class PartitionFiles:
     ) -> PartitionVersions:
         """Write the newest version's records anew; ``place`` is a whole file of it.
 
-        Every step can be repeated: the mark, or the newer copy of the record, names that version to the end.
+        Every step can be repeated: the mark, or the newer copy of the record, names that version throughout.
         """
         earlier = self._earlier(newest, records)
         for number in VERSION_NUMBERS:
             path = self.slot(number)
-            if path.exists() and not any(self.holds(path, one) for one in (newest, *earlier)):
+            if path.exists() and not any(self.holds(path, version) for version in (newest, *earlier)):
                 self.move_aside(path, repairs)
-        kept = [one for one in earlier if any(self.holds(self.slot(n), one) for n in VERSION_NUMBERS)]
+        kept = [
+            version for version in earlier if any(self.holds(self.slot(n), version) for n in VERSION_NUMBERS)
+        ]
         if not self.holds(self.published, newest):
             copy = self._copy(place, self.published, newest)
             self.keep_aside_unless(
-                next((one for one in kept if self.holds(self.published, one)), None), repairs
+                next((version for version in kept if self.holds(self.published, version)), None), repairs
             )
             files.publish_replacing(copy, self.published)
             repairs.append(f"{self.published} was put back from {place}.")
@@ -803,42 +811,45 @@ class PartitionFiles:
         )
         return self._settled()
 
-    def _with_both_records(self, manifest: PartitionVersions, repairs: list[str]) -> PartitionVersions:
-        # While a publication is under way the copy may be behind, or ahead; settling it writes both.
-        wanted = [self.record_path] if manifest.pending else self.record_paths
-        for path in wanted:
-            if self._read(path) != manifest:
+    def _with_both_records(self, versions: PartitionVersions, repairs: list[str]) -> PartitionVersions:
+        # While a publication is under way, the copy may be behind or ahead; settling writes both.
+        paths = [self.record_path] if versions.pending else self.record_paths
+        for path in paths:
+            if self._read(path) != versions:
                 if path.exists():
                     self.move_aside(path, repairs)
-                self._write_record(path, manifest.to_bytes(self.asset))
+                self._write_record(path, versions.to_bytes(self.asset))
                 repairs.append(
                     f"The record {path} was missing or damaged and was written anew from its copy."
                 )
-        return manifest
+        return versions
 
     @property
     def _name(self) -> str:
         return f"{self.asset}/{self.key}"
 
-    def _mark(self, manifest: PartitionVersions) -> VersionMark:
-        record = manifest.published
+    def _mark(self, versions: PartitionVersions) -> VersionMark:
+        record = versions.published
         assert record is not None
-        content = {"published": asdict(record), "previous": [asdict(one) for one in manifest.previous]}
+        content = {
+            "published": asdict(record),
+            "previous": [asdict(version) for version in versions.previous],
+        }
         return VersionMark(self._name, record.sequence, record.version, record.published_at, content)
 
-    def _raise_mark(self, manifest: PartitionVersions, repairs: list[str]) -> None:
-        """Have the mark say at least this version: a restored ``.state`` may be behind."""
+    def _raise_mark(self, versions: PartitionVersions, repairs: list[str]) -> None:
+        """Raise the mark to this version at least: a restored ``.state`` may be behind."""
         reading = self._read_mark()
-        is_written = raise_version_mark(self.paths.version_mark, self._mark(manifest), self.marks_staging)
+        is_written = raise_version_mark(self.paths.version_mark, self._mark(versions), self.marks_staging)
         if reading.is_unreadable:
             repairs.append(
                 f"The version mark of partition {self.key} could not be read as this home's. Both copies of"
-                f" its record and its file agree on version {manifest.sequence}: the mark was written anew."
+                f" its record and its file agree on version {versions.sequence}: the mark was written anew."
             )
-        elif is_written and reading.mark is not None and reading.mark.sequence < manifest.sequence:
+        elif is_written and reading.mark is not None and reading.mark.sequence < versions.sequence:
             repairs.append(
                 f"The version mark of partition {self.key} was behind, at version {reading.mark.sequence}: it"
-                f" was raised to {manifest.sequence}. Was .state put back from a backup?"
+                f" was raised to {versions.sequence}. Was .state put back from a backup?"
             )
 
     @property
@@ -848,14 +859,14 @@ class PartitionFiles:
 
 
 def highest(records: Sequence[PartitionVersions]) -> PartitionVersions | None:
-    """The record of the newest version; the first of two that say the same one."""
+    """The record of the newest version; the first of two that name the same version."""
     return max(records, key=lambda record: record.latest_sequence, default=None)
 
 
 def put_back_sentence(
     partition: PartitionFiles, newest: PublishedRecord, older: PublishedRecord | None
 ) -> str:
-    """What is wrong with a partition that was put back, what is safe, and what to do."""
+    """Say what is wrong with a partition that was put back, what is safe, and what to do."""
     stands = f"version {older.sequence} (published {older.published_at})" if older else "an older version"
     return (
         f"Partition {partition.key} of {partition.asset} was put back: {stands} stands there, and version"

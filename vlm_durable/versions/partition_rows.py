@@ -116,7 +116,7 @@ def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterato
 
 
 def _columns(schema: pa.Schema) -> str:
-    return ", ".join(f"{one.name}: {one.type}" for one in schema)
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)
 
 
 def read_back(path: Path, *, rows: int, expected_ids: Collection[str]) -> tuple[str | None, str]:
@@ -126,24 +126,24 @@ def read_back(path: Path, *, rows: int, expected_ids: Collection[str]) -> tuple[
     their digest. Ids are all that stays in memory. Raises DurableWriteError where the file cannot be decoded
     or holds another number of rows than were written.
     """
-    found: Counter[str | None] = Counter()
+    counts: Counter[str | None] = Counter()
     try:
         for batch in PartitionRows(path).iter_batches():
-            found.update(batch.column(ID_COLUMN).to_pylist())
+            counts.update(batch.column(ID_COLUMN).to_pylist())
     except (OSError, pa.ArrowException) as error:
         raise DurableWriteError(errno.EIO, f"{path} cannot be read back: {error}") from error
-    if found.total() != rows:
+    if counts.total() != rows:
         raise DurableWriteError(
-            errno.EIO, f"{path} reads back {counted(found.total(), 'rows')} where {rows} were written"
+            errno.EIO, f"{path} reads back {counted(counts.total(), 'rows')} where {rows} were written"
         )
-    nulls = found.pop(None, 0)
-    ids = {one for one in found if one is not None}
+    nulls = counts.pop(None, 0)
+    ids = {id_ for id_ in counts if id_ is not None}
     expected = frozenset(expected_ids)
     parts = []
     for name, wrong in (
         ("missing", expected - ids),
         ("not expected", ids - expected),
-        ("more than once", {one for one in ids if found[one] > 1}),
+        ("more than once", {id_ for id_ in ids if counts[id_] > 1}),
     ):
         if wrong:
             shown = ", ".join(map(repr, sorted(wrong)[:_SHOWN]))

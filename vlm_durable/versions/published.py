@@ -128,7 +128,7 @@ class Verification:
 
     def sentence(self) -> str:
         """Everything found, for people."""
-        state = " ".join(one.sentence for one in self.findings) or (
+        state = " ".join(finding.sentence for finding in self.findings) or (
             f"Partition {self.key} is what its record says:"
             f" {counted(self.record.rows if self.record else 0, 'rows')}, "
             f"digest {self.record.sha256[:12] if self.record else ''}."
@@ -168,8 +168,8 @@ class PublishedPartitions:
         """
         partition = PartitionFiles(self.asset, key)
         with partition.locked(self._lock_seconds):
-            manifest, _ = partition.settle()
-        return manifest.published
+            versions, _ = partition.settle()
+        return versions.published
 
     def stage(
         self,
@@ -189,8 +189,8 @@ class PublishedPartitions:
         partition, remembered = PartitionFiles(self.asset, key), _as_read(metadata or {})
         with contextlib.ExitStack() as undo:
             with partition.locked(self._lock_seconds):
-                manifest, repairs = partition.settle()
-                sequence = partition.next_sequence(manifest)
+                versions, repairs = partition.settle()
+                sequence = partition.next_sequence(versions)
                 sink = files.TemporaryFile(partition.published, partition.staging)
                 undo.callback(sink.discard)
                 in_use = LockFile(sink.path, create=False)
@@ -229,9 +229,9 @@ class PublishedPartitions:
         staged.refuse_unfit()
         partition = PartitionFiles(self.asset, staged.record.key)
         with partition.locked(self._lock_seconds):
-            manifest, repairs = partition.settle()
+            versions, repairs = partition.settle()
             notes = [*staged.notes, *repairs]
-            current = manifest.published
+            current = versions.published
             if current and current.sha256 == staged.record.sha256:
                 # The same version: nothing is rotated, but what is damaged of it is put right.
                 if not partition.holds(partition.published, current):
@@ -242,16 +242,16 @@ class PublishedPartitions:
                     partition.restore_backup(current, notes)
                 staged.discard()
                 return Publication(current, changed=False, notes=tuple(notes))
-            if partition.next_sequence(manifest) != staged.record.sequence:
+            if partition.next_sequence(versions) != staged.record.sequence:
                 raise PublishedError(
-                    f"partition {partition.key} is not published: version {manifest.sequence} was published "
+                    f"partition {partition.key} is not published: version {versions.sequence} was published "
                     f"by another process after this file was staged to be version {staged.record.sequence}. "
                     "The published file stays. Materialize the partition again: a complete one is verified "
                     "and left alone."
                 )
             now = datetime.now(UTC).isoformat(timespec="milliseconds")
             record = replace(staged.record, published_at=now)
-            partition.put_in_place(staged.path, record, manifest, notes)
+            partition.put_in_place(staged.path, record, versions, notes)
         staged.release()
         return Publication(record, changed=True, notes=tuple(notes))
 
@@ -266,8 +266,8 @@ class PublishedPartitions:
             if partition.record_path.parent.is_dir():
                 try:
                     with partition.locked(0.0):
-                        manifest, repairs = partition.settle()
-                        return _compare(partition, manifest, repairs)
+                        versions, repairs = partition.settle()
+                        return _compare(partition, versions, repairs)
                 except PartitionBusyError:
                     record = partition.peek()
             else:
@@ -288,8 +288,8 @@ class PublishedPartitions:
         """
         partition = PartitionFiles(self.asset, key)
         with partition.locked(self._lock_seconds):
-            manifest, notes = partition.settle(fetch)
-            record = manifest.published
+            versions, notes = partition.settle(fetch)
+            record = versions.published
             if record is None:
                 raise NotPublishedError(
                     f"partition {key} has no record in {self.asset.published}: nothing to restore"
@@ -304,7 +304,7 @@ class PublishedPartitions:
                 raise CannotRestoreError(
                     f"neither {partition.published} nor its second copy {partition.slot(0)} is what the "
                     f"record says (digest {record.sha256[:12]}, {record.bytes} bytes). Nothing was changed. "
-                    f"Earlier versions: {self._earlier(partition, manifest) or 'none'}. Recompute the "
+                    f"Earlier versions: {self._earlier(partition, versions) or 'none'}. Recompute the "
                     "partition, or copy one of these by hand."
                 )
             if not file_whole:
@@ -344,9 +344,9 @@ class PublishedPartitions:
         """
         partition = PartitionFiles(self.asset, key)
         with partition.locked(self._lock_seconds):
-            manifest, repairs = partition.settle()
+            versions, repairs = partition.settle()
         notes += repairs
-        for number, version in enumerate(manifest.previous, start=1):
+        for number, version in enumerate(versions.previous, start=1):
             if partition.holds(partition.slot(number), version):
                 yield PartitionRows(partition.slot(number), version)
 
@@ -380,10 +380,10 @@ class PublishedPartitions:
             partition.forget_mark()
         return tuple(notes)
 
-    def _earlier(self, partition: PartitionFiles, manifest: PartitionVersions) -> str:
+    def _earlier(self, partition: PartitionFiles, versions: PartitionVersions) -> str:
         return ", ".join(
             f"{partition.slot(number)} (version {version.sequence}, {counted(version.rows, 'rows')})"
-            for number, version in enumerate(manifest.previous, start=1)
+            for number, version in enumerate(versions.previous, start=1)
             if partition.holds(partition.slot(number), version)
         )
 
@@ -396,13 +396,13 @@ def _as_read(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def _compare(
     partition: PartitionFiles,
-    manifest: PartitionVersions,
+    versions: PartitionVersions,
     repairs: list[str],
     *,
     backups: bool = True,
 ) -> Verification:
     """Compare a partition's file, and its backups, with the record."""
-    record = manifest.published
+    record = versions.published
     findings: list[Finding] = []
     if record is None:
         if partition.published.exists():
@@ -421,7 +421,7 @@ def _compare(
                 Finding(judged.kind, f"Partition {partition.key}: {judged.sentence} {how_to_put_back()}")
             )
         if backups:
-            for number, version in enumerate((record, *manifest.previous)):
+            for number, version in enumerate((record, *versions.previous)):
                 judged = judge(partition.slot(number), version, deep=True)
                 if judged:
                     missing = judged.kind is FindingKind.MISSING
@@ -431,6 +431,6 @@ def _compare(
                         if number == 0
                         else "The next publication leaves it out."
                     )
-                    said = f"Backup {number} of partition {partition.key}: {judged.sentence} {advice}"
-                    findings.append(Finding(kind, said))
+                    sentence = f"Backup {number} of partition {partition.key}: {judged.sentence} {advice}"
+                    findings.append(Finding(kind, sentence))
     return Verification(partition.key, record, tuple(findings), tuple(repairs))

@@ -156,12 +156,12 @@ def _with_store(mark: VersionMark, before: VersionMark | None) -> VersionMark:
 
 def _standing_mark(path: Path, mark: VersionMark) -> VersionMark | None:
     marks = read_version_mark(path, name=mark.name).marks
-    return next((one for one in marks if may_be_same_origin(one.origin, mark.origin)), None)
+    return next((before for before in marks if may_be_same_origin(before.origin, mark.origin)), None)
 
 
-def may_be_same_origin(one: str, other: str) -> bool:
+def may_be_same_origin(first: str, second: str) -> bool:
     """Whether two ids do not contradict each other: equal, or one is not known."""
-    return not one or not other or one == other
+    return not first or not second or first == second
 
 
 def _read_copy(copy: Path, name: str, origin: str) -> list[tuple[Path, VersionMark | None]]:

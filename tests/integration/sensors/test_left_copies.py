@@ -56,9 +56,9 @@ def test_nothing_is_copied_over_another_machines_work(machines, bucket, s3_proxy
     leave(a, s3_proxy, 1)
     s3_proxy.heal()
     b.commit(2)
-    head = b.stored.look()
+    head = b.stored.read_manifest()
     assert left.look() == []
-    assert b.stored.look() == head
+    assert b.stored.read_manifest() == head
     assert a.rows() == [0, 1, 2]
 
 
@@ -68,10 +68,10 @@ def test_nothing_is_copied_over_what_this_disk_has_lost(machines, bucket):
     left = LeftCopies([a.paths.asset], bucket, set)
     a.commit(0)
     a.commit(1)
-    head = a.stored.look()
+    head = a.stored.read_manifest()
     commits.manifest_path(a.folder, max(commits.sequences(a.folder))).unlink()
     assert left.look() == []
-    assert a.stored.look() == head
+    assert a.stored.read_manifest() == head
     assert a.rows() == [0, 1]
 
 

@@ -100,7 +100,7 @@ def test_the_audit_names_what_is_missing_or_changed_in_the_store(machine, bucket
     bucket.delete(segment)
     assert problems(machine) == [wrong, (Kind.STORE_JOURNAL, ASSETS[0], SECOND)]
     put(machine)
-    stored.there.clear()
+    stored.copied_names.clear()
     stored.copy()
     assert problems(machine, deep=True) == []
     monkeypatch.setattr(bucket_module, "PATIENCE_SECONDS", 0.0)
@@ -399,4 +399,4 @@ def test_a_damaged_head_keeps_nothing_of_a_withdrawn_property_in_the_store(machi
     bucket.put(head, b"rot", over=bucket.head(head))
     list(withdraw(settings, plan_withdrawal(settings, [gone])))
     assert objects_with(bucket, gone) == []
-    assert stored.look().retired
+    assert stored.read_manifest().retired

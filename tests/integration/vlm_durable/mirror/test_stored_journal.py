@@ -190,7 +190,7 @@ def test_an_outage_of_a_day_holds_up_no_work_until_the_queue_is_full(machines, s
     now = [0.0]
     told = []
     with a.at_work(wall=lambda: now[0], most_bytes=20_000) as (journal, copying):
-        copying.told = told.append
+        copying.on_lag = told.append
         commit(journal, 0)
         copying.flush()
         s3_proxy.breaks(away)
@@ -445,7 +445,7 @@ def test_a_damaged_head_is_replaced_by_one_that_lists_the_segments(machines, buc
     damage_head(bucket, rotten)
     assert b.rows() == [0, 1, 2]
     assert "cannot be read. The work goes on from the 3 segments" in b.notes[0]
-    assert b.stored.look().epoch > Head.from_bytes(whole, "").epoch
+    assert b.stored.read_manifest().epoch > Head.from_bytes(whole, "").epoch
     kept = [path.read_bytes() for path in b.paths.quarantine.glob(f"*{HEAD}*")]
     assert kept == ([rotten] if rotten else [])
     b.commit(3)
@@ -466,7 +466,7 @@ def test_a_head_that_does_not_arrive_as_it_is_kept_is_damaged(machines, s3_proxy
 
     s3_proxy.breaks(wrong)
     with pytest.raises(HeadDamagedError):
-        b.stored.look()
+        b.stored.read_manifest()
 
 
 def test_the_first_head_after_a_damaged_one_hides_no_segment(machines, bucket, tmp_path):
@@ -508,7 +508,7 @@ def test_a_damaged_head_over_a_segment_that_cannot_be_fetched_is_refused(machine
     with pytest.raises(HeadDamagedError, match="1 segment cannot be fetched"):
         b.stored.pull()
     stored = b.stored
-    stored.pull(whatever_is_there=True)
+    stored.pull(accept_missing=True)
     with Copying(stored, most_bytes=1 << 20) as copying, b.journal(accept_loss="a person") as journal:
         copying.begin(journal)
     assert b.rows() == [1]

@@ -375,7 +375,7 @@ def test_a_damaged_earlier_version_blocks_no_publication_in_the_store(machines, 
     harm(a.partition(KEY).version(1))
     at_a.push(KEY)
     assert in_store() == {"third"}
-    standing, _ = at_a._record(PartitionFiles(a, KEY))
+    standing, _ = at_a._read_record(PartitionFiles(a, KEY))
     assert (standing.pending, [one.fingerprint for one in standing.previous]) == (None, ["first"])
     assert bucket.head(NAMES[2]) is None
     assert bucket.head(NAMES[2].replace(".1.", ".2.")).sha256 == standing.previous[0].sha256
