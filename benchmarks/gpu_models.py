@@ -389,11 +389,11 @@ class AnswerScripts:
         self._random = np.random.default_rng(3)
 
     def restart(self) -> None:
-        """Draw the same lengths again, for other words: none that was guessed from before."""
+        """Draw the same lengths again, for other words: no draft knows them."""
         self._lengths.restart()
 
     def for_batch(self, size: int) -> ScriptsOfBatch:
-        """The logits processor, and guide, of one batch of ``size``."""
+        """The logits processor, and check of drafts, of one batch of ``size``."""
         scripts = []
         for length in self._lengths.draw(size):
             own = self._random.integers(self._words.start, self._words.stop, size=self.longest)
@@ -403,7 +403,7 @@ class AnswerScripts:
 
 
 class ScriptsOfBatch:
-    """Has each row say its script, token by token or along guesses; see AnswerScripts and DraftedSteps."""
+    """Has each row say its script, token by token or along drafts. See AnswerScripts and DraftCheck."""
 
     def __init__(self, scripts: list[list[int]]) -> None:
         self._scripts = scripts
@@ -418,12 +418,14 @@ class ScriptsOfBatch:
         certain = torch.tensor(tokens, device=scores.device)[:, None]
         return torch.full_like(scores, float("-inf")).scatter_(1, certain, 0.0)
 
-    def take(self, tokens: Sequence[int]) -> None:
+    def accept_tokens(self, tokens: Sequence[int]) -> None:
         """What was said by a call counts already."""
 
-    def go_on(self, rows: Sequence[int], drafts: Sequence[Sequence[int]], scores: Any) -> list[list[int]]:
-        """What each of ``rows`` says next, along its draft."""
-        scores.argmax(dim=-1).tolist()  # as a guide that looks at them
+    def next_tokens(
+        self, rows: Sequence[int], drafts: Sequence[Sequence[int]], scores: Any
+    ) -> list[list[int]]:
+        """The next tokens of each of ``rows``, along its draft."""
+        scores.argmax(dim=-1).tolist()  # as a check that reads them
         said = []
         for row, draft in zip(rows, drafts, strict=True):
             left = self._scripts[row][self._said[row] :]

@@ -1,8 +1,8 @@
 """Which attention a model computes with: PyTorch's own, on a GPU flash attention for images, and two of ours.
 
-What lives here: that choice, attention for long padded prompts, for steps of a few tokens, and for images
-that are sequences of their own. What does not: the layers themselves, which are transformers'. Terms:
-attn_implementation, SDPA backends, grouped-query attention, AttentionMaskInterface, cu_seqlens.
+This module holds that choice, attention for long padded prompts, and attention for images that are sequences
+of their own. Attention for the steps of drafts is in drafting.py, and the layers themselves are in
+transformers. Terms: attn_implementation, SDPA backends, AttentionMaskInterface, cu_seqlens.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     import torch
 
+Attention = Callable[..., tuple["torch.Tensor", None]]
+"""A function for transformers' AttentionInterface."""
+
+BY_ROWS: Final = "sdpa_by_rows"
 _FLASH: Final = "flash_attention_2"
 _SDPA: Final = "sdpa"
-_BY_ROWS: Final = "sdpa_by_rows"
 _BY_LENGTH: Final = "flash_by_length"
 """transformers hands all sequences at once, and where each begins, to a name that has "flash" in it."""
-
-_FEW: Final = 64
-"""Tokens of a step of guesses, at most."""
 
 _LONG: Final = 512
 """Tokens of a prompt from which on the mask of a batch is large, and a row alone is work enough for a GPU."""
@@ -74,28 +74,33 @@ def prefer_flash_attention(model: Any) -> None:
 
 
 def attend_by_rows(model: Any) -> None:
-    """Have the layers that answer look at long prompts row by row, and share keys in steps of a few tokens.
+    """Have the layers that answer look at long prompts row by row.
 
     transformers masks a padded batch by a tensor [rows, 1, tokens, tokens]: 32 prompts of 13,000 tokens are
     5 GB of it, PyTorch makes as much again or more of it in each layer, and its fastest kernel takes no mask.
-    A row without its padding needs none. In steps of several tokens transformers copies keys and values for
-    each of the heads that share them, in each layer: several times the reading of a cache.
+    A row without its padding needs none.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import sdpa_mask
 
     text = model.config.get_text_config(decoder=True)
     names = [name for name in model.config.sub_configs if getattr(model.config, name) is text]
     if not names or text._attn_implementation != _SDPA:
         return
-    AttentionInterface.register(_BY_ROWS, partial(_attention, sdpa_attention_forward))
-    AttentionMaskInterface.register(_BY_ROWS, partial(_mask, sdpa_mask))
+    AttentionInterface.register(BY_ROWS, attention_by_rows())
+    AttentionMaskInterface.register(BY_ROWS, partial(_mask, sdpa_mask))
     try:
-        model.set_attn_implementation({names[0]: _BY_ROWS})
+        model.set_attn_implementation({names[0]: BY_ROWS})
     except (ImportError, ValueError) as error:
         _log.info("The model goes on with its attention (%s): %s", _SDPA, error)
         model.set_attn_implementation({names[0]: _SDPA})
+
+
+def attention_by_rows() -> Attention:
+    """The function behind the name BY_ROWS."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    return partial(_attention, sdpa_attention_forward)
 
 
 def attend_to_images_by_length(model: Any) -> None:
@@ -124,7 +129,7 @@ def attend_as_shipped(model: Any) -> bool:
         images._attn_implementation = _SDPA
     text = model.config.get_text_config(decoder=True)
     names = [name for name in model.config.sub_configs if getattr(model.config, name) is text]
-    if text._attn_implementation != _BY_ROWS:
+    if text._attn_implementation != BY_ROWS:
         return by_length
     model.set_attn_implementation({names[0]: _SDPA})
     return True
@@ -187,14 +192,8 @@ def _attention(
                 module, query[shown], key[shown], value[shown], mask, **options
             )[0][0]
         return attended, None
-    sharing = heads // key.shape[1]
-    known = all(options.get(name) is None for name in ("softcap", "position_bias", "cache"))
-    masked = attention_mask is not None and attention_mask.shape[1] == 1
-    if sharing == 1 or not 1 < tokens <= _FEW or not masked or not known or options.get("dropout"):
-        result: tuple[torch.Tensor, None] = otherwise(module, query, key, value, attention_mask, **options)
-        return result
-    assert attention_mask is not None
-    return _shared_keys(query, key, value, attention_mask, options.get("scaling")), None
+    attended, _ = otherwise(module, query, key, value, attention_mask, **options)
+    return attended, None
 
 
 def _attention_by_length(
@@ -230,21 +229,3 @@ def _attention_by_length(
             found = otherwise(module, *shown, None, scaling=scaling, is_causal=False)[0]
             attended.index_copy_(0, at, found.flatten(0, 1))
     return attended[None], None
-
-
-def _shared_keys(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float | None
-) -> torch.Tensor:
-    """Attention in which the queries of the heads that share a key stand one behind the other."""
-    import torch
-
-    rows, heads, tokens, width = query.shape
-    sharing = heads // key.shape[1]
-    attended = torch.nn.functional.scaled_dot_product_attention(
-        query.reshape(rows, heads // sharing, sharing * tokens, width),
-        key,
-        value,
-        attn_mask=mask.repeat(1, 1, sharing, 1),
-        scale=scale,
-    )
-    return attended.reshape(rows, heads, tokens, -1).transpose(1, 2).contiguous()

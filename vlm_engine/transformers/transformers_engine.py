@@ -42,8 +42,9 @@ from vlm_engine.transformers.attention import (
     attend_to_images_by_length,
     prefer_flash_attention,
 )
+from vlm_engine.transformers.drafting import Drafting
 from vlm_engine.transformers.greedy_decoding import GreedyDecoding, are_sound
-from vlm_engine.transformers.guided import Drafts, Grammar, Guide, SampledBatch
+from vlm_engine.transformers.guided import Grammar, SampledBatch
 from vlm_engine.transformers.image_tokens import agree_on_images, fitted_processor
 from vlm_engine.transformers.model_inputs import InputPreparation, ModelInputs
 from vlm_engine.transformers.model_loading import (
@@ -77,7 +78,7 @@ class TransformersEngine:
 
     device: ``cpu`` or ``cuda`` (the first that is visible; the lease sees to it that it is the only one).
     limits: what images may cost; None: they are processed as the model's files say.
-    speculative_tokens: how many tokens are guessed from earlier answers and checked in one step, at most.
+    speculative_tokens: tokens that are drafted from earlier answers and checked in one step, at most.
     Answers stay the same, apart from bfloat16's rounding. Raises ModelLoadError, and SchemaError where
     the schema cannot guide decoding.
     """
@@ -158,11 +159,11 @@ class TransformersEngine:
             eos_token_id=list(self._stop_token_ids), pad_token_id=self._pad_token_id, do_sample=False
         )
         self._decodes_itself = _takes_a_decoding(model)
-        self._drafts = Drafts(speculative_tokens)
         if device == "cuda":
             prefer_flash_attention(model)
         attend_by_rows(model)
         attend_to_images_by_length(model)
+        self._drafting: Drafting | None = Drafting(model, speculative_tokens)
         self._seconds = {"processor": 0.0, "prefill": 0.0, "generation": 0.0}
 
     @property
@@ -202,8 +203,8 @@ class TransformersEngine:
 
     def canary(self) -> CanaryAnswer | None:
         """Answer the canary, without drafts, and sum up the weights. See CanaryEngine."""
-        drafts, seconds, largest = self._drafts, dict(self._seconds), self.largest_batch
-        self._drafts, self.largest_batch = Drafts(0), None
+        drafting, seconds, largest = self._drafting, dict(self._seconds), self.largest_batch
+        self._drafting, self.largest_batch = None, None
         has_room = True
         try:
             answers = self._described(canary_properties(Pixels().load()), ATTEMPT)
@@ -217,7 +218,7 @@ class TransformersEngine:
             # Some models take no image like these. Then the weights alone tell.
             texts = [type(error).__name__]
         finally:
-            self._drafts, self._seconds, self.largest_batch = drafts, seconds, largest
+            self._drafting, self._seconds, self.largest_batch = drafting, seconds, largest
         if not has_room:
             return None  # Memory that another process has taken makes no device sick.
         made_with = versions("torch", "transformers", "xgrammar", device=self._device)
@@ -269,8 +270,10 @@ class TransformersEngine:
         guide = self._grammar.for_batch(len(batch))
         # Our own loop looks at the scores itself, beside the grammar.
         processors: list[Any] = [guide] if self._decodes_itself else [_refuse_impossible, guide]
-        # The guide is all that decides about a token then: the generation's own settings are empty.
-        guesses = self._drafts.most > 0 and attempt.temperature == 0 and isinstance(guide, Guide)
+        start_steps = None
+        # Greedily the guide alone decides about a token: the generation's own settings are empty.
+        if self._drafting is not None and attempt.temperature == 0:
+            start_steps = self._drafting.start_steps(guide)
         if attempt.temperature > 0:
             seeds = [sampling_seed(one.property_id, attempt.number) for one in batch]
             processors.append(SampledBatch(attempt.temperature, seeds))
@@ -278,8 +281,7 @@ class TransformersEngine:
             stop_token_ids=self._stop_token_ids,
             pad_token_id=self._pad_token_id,
             limits=limits,
-            guide=guide if guesses else None,
-            drafts=self._drafts,
+            start_steps=start_steps,
         )
         try:
             with torch.inference_mode():

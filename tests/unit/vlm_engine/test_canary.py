@@ -272,9 +272,9 @@ def test_the_canary_leaves_no_trace(example, batch):
     assert asked.seconds == {"processor": 0.0, "prefill": 0.0, "generation": 0.0}
     first = plain.describe(batch, attempt=Attempt(1, 60))
     assert asked.describe(batch, attempt=Attempt(1, 60)) == first
-    followed = dict(asked._drafts._followed)
+    followed = dict(asked._drafting.drafts._followers)
     asked.canary()
-    assert asked._drafts._followed == followed
+    assert asked._drafting.drafts._followers == followed
     for engine in (plain, asked):
         engine.close()
 

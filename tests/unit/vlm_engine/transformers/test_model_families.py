@@ -11,8 +11,9 @@ from vlm_engine.model_source import ModelSource
 from vlm_engine.prompt import Prompt
 from vlm_engine.protocol import Attempt
 from vlm_engine.schema import DescriptionSchema
-from vlm_engine.transformers import attention, greedy_decoding
-from vlm_engine.transformers.guided import Drafts, Grammar
+from vlm_engine.transformers import attention, drafting
+from vlm_engine.transformers.drafting import Drafting, Drafts
+from vlm_engine.transformers.guided import Grammar
 from vlm_engine.transformers.image_tokens import processed
 from vlm_engine.transformers.transformers_engine import TransformersEngine
 
@@ -177,11 +178,11 @@ def test_long_prompts_are_masked_row_by_row(engine, load_property, monkeypatch):
     attend = torch.nn.functional.scaled_dot_product_attention
 
     def watched(*tensors, attn_mask=None, **options):
-        if attn_mask is not None and attn_mask.shape[-2] > attention._FEW:
+        if attn_mask is not None and attn_mask.shape[-2] > drafting._FEW_TOKENS:
             masks.append(tuple(attn_mask.shape))
         return attend(*tensors, attn_mask=attn_mask, **options)
 
-    monkeypatch.setattr(attention, "_FEW", 1)
+    monkeypatch.setattr(drafting, "_FEW_TOKENS", 1)
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
     batch = [load_property(f"property {at}", images) for at, images in enumerate((1, 3, 2, 3))]
     expected = engine.describe(batch, attempt=GREEDY)
@@ -234,9 +235,9 @@ class WrongAtTimes(Drafts):
         super().__init__(6)
         self._answers, self._chance = answers, random.Random(11)
 
-    def guess(self, said, room):
-        whole = next(one for one in self._answers if one[: len(said)] == list(said))
-        tokens = whole[len(said) :][: min(room, self._chance.randrange(6))]
+    def draft(self, answer, room):
+        whole = next(known for known in self._answers if known[: len(answer)] == list(answer))
+        tokens = whole[len(answer) :][: min(room, self._chance.randrange(6))]
         if tokens and not self._chance.randrange(3):
             at = self._chance.randrange(len(tokens))
             tokens[at:] = [self._chance.randrange(10, 300) for _ in tokens[at:]]
@@ -269,12 +270,12 @@ def test_guesses_change_nothing_of_what_is_said(engine, load_property, monkeypat
         watched.setattr(engine, "_answer", lambda said, prompt: tokens.append(said) or answer(said, prompt))
         expected = engine.describe(batch, attempt=GREEDY)
     plain, widths[:] = len(widths), []
-    monkeypatch.setattr(engine, "_drafts", WrongAtTimes(tokens))
+    monkeypatch.setattr(engine._drafting, "drafts", WrongAtTimes(tokens))
     closed = []
-    close = greedy_decoding.DraftedSteps._close_holes
-    monkeypatch.setattr(greedy_decoding, "_FEW_HOLES", 3)
+    close = drafting.DraftedSteps._close_holes
+    monkeypatch.setattr(drafting, "_FEW_HOLES", 3)
     monkeypatch.setattr(
-        greedy_decoding.DraftedSteps, "_close_holes", lambda self, to: closed.append(to) or close(self, to)
+        drafting.DraftedSteps, "_close_holes", lambda self, to: closed.append(to) or close(self, to)
     )
     if hasattr(sdpa_attention, "pack_gqa"):
         monkeypatch.setattr(sdpa_attention, "repeat_kv", None)
@@ -290,7 +291,7 @@ def test_guesses_change_nothing_of_what_is_said(engine, load_property, monkeypat
 def test_answers_teach_the_next_ones(engine, load_property, monkeypatch, widths):
     """What one batch says, the next one is guessed from; retries, which are drawn, are not."""
     batch = [load_property(f"property {at}", 2) for at in range(3)]
-    monkeypatch.setattr(engine, "_drafts", Drafts(5))
+    monkeypatch.setattr(engine, "_drafting", Drafting(engine._model, 5))
     expected = engine.describe(batch, attempt=GREEDY)
     first, widths[:] = len(widths), []
     assert engine.describe(batch, attempt=GREEDY) == expected
@@ -306,9 +307,9 @@ def test_guesses_end_where_an_answer_must(engine, load_property, monkeypatch):
     batch = [load_property(f"property {at}", 1 + at) for at in range(3)]
     for limit in (1, 2, 7, 13):
         attempt = Attempt(number=1, max_new_tokens=limit)
-        monkeypatch.setattr(engine, "_drafts", Drafts(0))
+        monkeypatch.setattr(engine, "_drafting", Drafting(engine._model, 0))
         expected = engine.describe(batch, attempt=attempt)
-        monkeypatch.setattr(engine, "_drafts", Drafts(5))
+        monkeypatch.setattr(engine, "_drafting", Drafting(engine._model, 5))
         for _ in range(2):
             assert engine.describe(batch, attempt=attempt) == expected
 

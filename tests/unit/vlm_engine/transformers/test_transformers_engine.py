@@ -22,7 +22,7 @@ from vlm_engine.protocol import (
 )
 from vlm_engine.schema import DescriptionSchema
 from vlm_engine.transformers import model_inputs
-from vlm_engine.transformers.guided import Drafts
+from vlm_engine.transformers.drafting import Drafts
 from vlm_engine.transformers.transformers_engine import TransformersEngine
 
 GREEDY = Attempt(number=1, max_new_tokens=60)
@@ -286,7 +286,7 @@ def test_a_property_that_the_processor_refuses_costs_itself_alone(engine, batch)
 
 WAYS = {
     "greedily": {},
-    "with guesses": {"_drafts": 5},
+    "with guesses": {"drafts": 5},
     "by transformers' own loop": {"_decodes_itself": False},
 }
 """Ways of decoding, as what an engine is told for them."""
@@ -296,7 +296,10 @@ WAYS = {
 def decoding(request, engine, monkeypatch):
     """The engine, which decodes in one of its ways."""
     for name, value in WAYS[request.param].items():
-        monkeypatch.setattr(engine, name, Drafts(value) if name == "_drafts" else value)
+        if name == "drafts":
+            monkeypatch.setattr(engine._drafting, "drafts", Drafts(value))
+        else:
+            monkeypatch.setattr(engine, name, value)
     return engine
 
 
@@ -327,7 +330,7 @@ def test_a_property_without_numbers_costs_its_batch_nothing(
 
     first: of the places of a step, the first with NaN.
     """
-    monkeypatch.setattr(engine, "_drafts", Drafts(guesses))
+    monkeypatch.setattr(engine._drafting, "drafts", Drafts(guesses))
     batch = [load_property("a", 1), load_property("sick", 20), load_property("b", 2)]
     expected = describe_batch(engine, SCHEMA, batch, 60)
     assert {one.status for one in expected} == {"ok"}
