@@ -102,37 +102,37 @@ class AlertScan:
         failed = failed_runs(dagster, cursor.runs, now=now)
         evaluations, until = new_evaluations(dagster, cursor.evaluations, opened)
         # A run that failed for a check is told by that check.
-        told = {one.run_id for one in evaluations if one.stops} | self._seen_runs
-        told |= {alert.occurrence for alert in opened.values() if alert.kind == CHECK_FAILED}
-        found = [alert for one in evaluations if (alert := alert_of(one)) is not None]
-        found += self._of_failed_runs(dagster, [one for one in failed if one.run_id not in told])
-        found += self.ticks.silent_sensors(self.watched, since=self._since, now=now)
+        told_run_ids = {evaluation.run_id for evaluation in evaluations if evaluation.stops} | self._seen_runs
+        told_run_ids |= {alert.occurrence for alert in opened.values() if alert.kind == CHECK_FAILED}
+        alerts = [alert for evaluation in evaluations if (alert := alert_of(evaluation)) is not None]
+        alerts += self._of_failed_runs(dagster, [run for run in failed if run.run_id not in told_run_ids])
+        alerts += self.ticks.silent_sensors(self.watched, since=self._since, now=now)
 
         # While everything waits on purpose, that is no trouble, and nothing that stood before is right.
         waits = self.paused() or NONE_LEFT in opened
         standing = {} if waits else self._standing(dagster)
-        still = {subject: cursor.still.get(subject, now) for subject in standing}
-        found += [
-            alert(still[subject], now=now)
+        still_since = {subject: cursor.still.get(subject, now) for subject in standing}
+        alerts += [
+            alert(still_since[subject], now=now)
             for subject, (patience, alert) in standing.items()
-            if now - still[subject] > patience
+            if now - still_since[subject] > patience
         ]
 
-        posted = self.outbox.post_all(found, once_while_open=True)
+        posted = self.outbox.post_all(alerts, once_while_open=True)
         # Told again at every restoration: each is trouble of its own.
         posted += self.outbox.post_all(_restored(self.outbox.state.restorations(), now))
-        self._seen_runs = {one.run_id for one in failed}
+        self._seen_runs = {run.run_id for run in failed}
 
         opened = self.outbox.open_subjects()
         right = passed_again(evaluations) | self.ticks.ticking_again(opened.keys(), now=now)
         right |= self._made_since(dagster, opened.values())
         for subject, alert in opened.items():
-            if alert.kind in (QUEUE_STANDS, RUN_STUCK) and subject not in still and not waits:
+            if alert.kind in (QUEUE_STANDS, RUN_STUCK) and subject not in still_since and not waits:
                 right[subject] = "It goes on, or nothing is left to be done."
             elif alert.lasts is not None and now - alert.at >= alert.lasts:
                 right[subject] = "Nothing more was found since: look at the history if nobody has looked yet."
-        over = self.outbox.note_recoveries(right, at=now)
-        return Cursor(until, now, still), f"{len(posted)} new, {len(over)} right again"
+        recoveries = self.outbox.note_recoveries(right, at=now)
+        return Cursor(until, now, still_since), f"{len(posted)} new, {len(recoveries)} right again"
 
     def _standing(self, dagster: DagsterFacts) -> dict[str, tuple[float, Callable[..., Alert]]]:
         """By subject, what does not go on: for how many seconds that is no trouble yet, and the alert of it.
@@ -167,7 +167,7 @@ class AlertScan:
         for asset in sorted(self.assets):
             for attempt in self._history.open_attempts[asset].values():
                 attempted.setdefault(attempt.run_id, []).append(asset)
-        selections = dagster.selections([one.run_id for one in failed])
+        selections = dagster.selections([run.run_id for run in failed])
         for number, run in enumerate(failed):
             if run.run_id not in selections:
                 continue  # Deleted meanwhile, by hand.
@@ -175,18 +175,21 @@ class AlertScan:
                 continue  # Its partition was tried again since, or nothing of it is missing.
             job, selected = selections[run.run_id]
             assets = selected or attempted.get(run.run_id, [])
-            of = [" and ".join(assets) or job, *([run.partition] if run.partition else [])]
-            again = run.partition is not None and not set(assets) & set(self.by_hand)
+            partition = [run.partition] if run.partition else []
+            subject = ["+".join(assets)] if assets else [_JOB, job]
+            title = " and ".join(assets) or job
+            error = dagster.error_of(run.run_id) if number < _QUOTED else None
+            is_tried_again = run.partition is not None and not set(assets) & set(self.by_hand)
             yield Alert(
                 kind=RUN_FAILED,
-                subject="/".join([*(["+".join(assets)] if assets else [_JOB, job]), *of[1:], "run"]),
+                subject="/".join([*subject, *partition, "run"]),
                 occurrence=run.run_id,
                 severity="error",
-                title=f"Run failed: {' '.join(of)}",
+                title=" ".join(["Run failed:", title, *partition]),
                 partition=run.partition,
                 expected="a run that ends with its output published",
-                actual=(dagster.error_of(run.run_id) if number < _QUOTED else None) or "a failed run",
-                next_step=_TRIED_AGAIN if again else _BY_HAND,
+                actual=error or "a failed run",
+                next_step=_TRIED_AGAIN if is_tried_again else _BY_HAND,
                 page=f"runs/{run.run_id}",
                 at=run.ended_at or run.created_at,
             )
@@ -210,8 +213,11 @@ class AlertScan:
             return all(alert.partition in made[name] and alert.partition not in tried[name] for name in names)
         if first == _JOB:
             return (dagster.succeeded_at(second) or 0.0) > alert.at
-        known = [dagster.latest_materialization(name) for name in names]
-        return all(one is not None and one[0] > alert.at for one in known)
+        for name in names:
+            materialization = dagster.latest_materialization(name)
+            if materialization is None or materialization[0] <= alert.at:
+                return False
+        return True
 
 
 def failed_runs(dagster: DagsterFacts, since: float | None, *, now: float) -> list[RunState]:
@@ -245,47 +251,54 @@ def new_evaluations(
         latest = dagster.latest_results(passed=True)
         # A history may have been put back from a backup that is older than the alert.
         since = {subject: alert.at for subject, alert in opened.items()}
-        found = [one for one in latest if not one.passed or one.at > since.get(_subject_of(one), one.at)]
-        return found, newest
+        evaluations = []
+        for evaluation in latest:
+            alerted_at = since.get(_subject_of(evaluation))
+            if not evaluation.passed or (alerted_at is not None and evaluation.at > alerted_at):
+                evaluations.append(evaluation)
+        return evaluations, newest
     return dagster.evaluations_since(cursor, look_back=LOOK_BACK)
 
 
-def alert_of(one: CheckEvaluation) -> Alert | None:
+def alert_of(evaluation: CheckEvaluation) -> Alert | None:
     """What a person is told of a result; nothing of one that passed."""
-    if one.passed:
+    if evaluation.passed:
         return None
-    of = f"{one.asset} {one.partition}" if one.partition else one.asset
+    checked = f"{evaluation.asset} {evaluation.partition}" if evaluation.partition else evaluation.asset
+    page = f"assets/{evaluation.asset}?view=checks&checkDetail={evaluation.check}"
+    if evaluation.run_id:
+        page = f"runs/{evaluation.run_id}"
     return Alert(
-        kind=CHECK_FAILED if one.stops else CHECK_WARNED,
-        subject=_subject_of(one),
+        kind=CHECK_FAILED if evaluation.stops else CHECK_WARNED,
+        subject=_subject_of(evaluation),
         # Not the row's number: a database begun anew counts from 1 again.
-        occurrence=one.run_id or one.metadata.get(FOUND_AT) or f"{one.at:.3f}",
-        severity="error" if one.stops else "warning",
-        title=f"{one.check} {'failed' if one.stops else 'warns'}: {of}",
-        partition=one.partition,
-        expected=one.metadata.get(_EXPECTED),
-        actual=one.metadata.get(_FOUND) or one.description or None,
-        next_step=one.metadata.get(_WHAT_TO_DO) or "Open the page below: the check says what it found.",
-        page=f"runs/{one.run_id}"
-        if one.run_id
-        else f"assets/{one.asset}?view=checks&checkDetail={one.check}",
-        at=one.at,
+        occurrence=evaluation.run_id or evaluation.metadata.get(FOUND_AT) or f"{evaluation.at:.3f}",
+        severity="error" if evaluation.stops else "warning",
+        title=f"{evaluation.check} {'failed' if evaluation.stops else 'warns'}: {checked}",
+        partition=evaluation.partition,
+        expected=evaluation.metadata.get(_EXPECTED),
+        actual=evaluation.metadata.get(_FOUND) or evaluation.description or None,
+        next_step=evaluation.metadata.get(_WHAT_TO_DO)
+        or "Open the page below: the check says what it found.",
+        page=page,
+        at=evaluation.at,
     )
 
 
 def passed_again(evaluations: Iterable[CheckEvaluation]) -> dict[str, str]:
     """Sentences, by subject, of what passed at its latest result among these."""
-    latest = {_subject_of(one): one for one in sorted(evaluations, key=lambda one: one.storage_id)}
+    in_order = sorted(evaluations, key=lambda evaluation: evaluation.storage_id)
+    latest = {_subject_of(evaluation): evaluation for evaluation in in_order}
     return {
-        subject: f"{one.check} passed. {one.description}".strip()
-        for subject, one in latest.items()
-        if one.passed
+        subject: f"{evaluation.check} passed. {evaluation.description}".strip()
+        for subject, evaluation in latest.items()
+        if evaluation.passed
     }
 
 
-def _subject_of(one: CheckEvaluation) -> str:
+def _subject_of(evaluation: CheckEvaluation) -> str:
     """The same check of the same partition, whatever run gave the result."""
-    return "/".join(part for part in (one.asset, one.partition, one.check) if part)
+    return "/".join(part for part in (evaluation.asset, evaluation.partition, evaluation.check) if part)
 
 
 def queue_stands(queued: int, since: float, *, now: float) -> Alert:
@@ -370,13 +383,13 @@ def build_alerts_sensor(
 
     def decide(at: Situation) -> Decided:
         try:
-            cursor, said = scan.scan(at.dagster, at.remembered(Cursor), now=at.now)
+            cursor, sentence = scan.scan(at.dagster, at.remembered(Cursor), now=at.now)
             # By the clock as it is after the scan: what this process sends is its own for some seconds.
             delivered = delivery.deliver(now=clock(), seconds=DELIVERY_SECONDS, address=address())
         except OSError as error:
             noted(error, at.now)
             raise
-        return Decided(f"{said}; {delivered.sentence}", json.dumps(asdict(cursor)))
+        return Decided(f"{sentence}; {delivered.sentence}", json.dumps(asdict(cursor)))
 
     return build_sensor(
         ALERTS,

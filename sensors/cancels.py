@@ -41,7 +41,9 @@ class Cancelled:
     looked_until: float = 0.0
 
 
-def after(known: Cancelled, ended: Iterable[RunState], created: Iterable[RunState], now: float) -> Cancelled:
+def after(
+    cancelled: Cancelled, ended: Iterable[RunState], created: Iterable[RunState], now: float
+) -> Cancelled:
     """What stands cancelled, given runs that were cancelled and runs that were created meanwhile.
 
     Repeating it with runs that it knows changes nothing.
@@ -50,15 +52,15 @@ def after(known: Cancelled, ended: Iterable[RunState], created: Iterable[RunStat
     for run in created:
         if run.partition is not None and run.is_by_hand:
             by_hand[run.partition] = max(run.created_at, by_hand.get(run.partition, 0.0))
-    partitions = dict(known.partitions)
+    partitions = dict(cancelled.partitions)
     for run in ended:
         if run.partition is not None and run.ended_at is not None and run.interrupted_by is None:
-            standing = partitions.get(run.partition)
-            if standing is None or standing.at < run.ended_at:
+            latest = partitions.get(run.partition)
+            if latest is None or latest.at < run.ended_at:
                 partitions[run.partition] = Cancel(run.run_id, run.ended_at)
-    # A run that was created after the cancel is a new wish; seconds are what the database keeps.
-    left = {key: one for key, one in partitions.items() if by_hand.get(key, 0.0) <= one.at}
-    return Cancelled(left, now)
+    # A run that a person created after the cancel lifts it. The database keeps times in whole seconds.
+    standing = {key: cancel for key, cancel in partitions.items() if by_hand.get(key, 0.0) <= cancel.at}
+    return Cancelled(standing, now)
 
 
 class Cancels:
@@ -70,20 +72,20 @@ class Cancels:
 
     def look(self, dagster: DagsterFacts, now: float) -> dict[str, Cancel]:
         """What stands cancelled now, written down before it is used. Raises ControlStateError."""
-        known = self._state.read(_read)
+        recorded = self._state.read(_read)
         # What this process has looked at since it was last written is looked at only once. After the
         # database was restored, everything is looked at again.
-        since = max(known.looked_until, self._looked_until) if known.looked_until else 0.0
+        since = max(recorded.looked_until, self._looked_until) if recorded.looked_until else 0.0
         since -= _OVERLAP_SECONDS
         # Not at the top: ``vlm-assets status`` reads cancels, and importing Dagster takes a second.
         from dagster import DagsterRunStatus
 
         ended = dagster.runs_ended_since(max(since, 0.0), [DagsterRunStatus.CANCELED])
         oldest = min([since, *(run.ended_at or now for run in ended)])
-        created = dagster.runs_created_since(max(oldest, 0.0)) if known.partitions or ended else []
-        found = after(known, ended, created, now)
-        changed = found.partitions != known.partitions
-        if changed or now - known.looked_until > _NOTE_SECONDS:
+        created = dagster.runs_created_since(max(oldest, 0.0)) if recorded.partitions or ended else []
+        cancelled = after(recorded, ended, created, now)
+        changed = cancelled.partitions != recorded.partitions
+        if changed or now - recorded.looked_until > _NOTE_SECONDS:
 
             def write(connection: sa.Connection) -> Cancelled:
                 # Another look may have written meanwhile.
@@ -91,9 +93,9 @@ class Cancels:
                 _write(connection, latest)
                 return latest
 
-            found = self._state.write(write, copy=changed)
+            cancelled = self._state.write(write, copy=changed)
         self._looked_until = now
-        return found.partitions
+        return cancelled.partitions
 
     def read(self) -> dict[str, Cancel]:
         """What was written down at the last look. Raises ControlStateError."""
@@ -107,10 +109,13 @@ def _read(connection: sa.Connection) -> Cancelled:
     return Cancelled(partitions, float(looked or 0.0))
 
 
-def _write(connection: sa.Connection, found: Cancelled) -> None:
+def _write(connection: sa.Connection, cancelled: Cancelled) -> None:
     connection.execute(cancels.delete())
-    rows = [{"partition": key, "run_id": one.run_id, "at": one.at} for key, one in found.partitions.items()]
+    rows = [
+        {"partition": key, "run_id": cancel.run_id, "at": cancel.at}
+        for key, cancel in cancelled.partitions.items()
+    ]
     if rows:
         connection.execute(cancels.insert(), rows)
     connection.execute(meta.delete().where(meta.c.name == LOOKED_UNTIL))
-    connection.execute(meta.insert().values(name=LOOKED_UNTIL, value=repr(found.looked_until)))
+    connection.execute(meta.insert().values(name=LOOKED_UNTIL, value=repr(cancelled.looked_until)))

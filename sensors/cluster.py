@@ -68,7 +68,7 @@ class ClusterWatch:
         if look.now - self.at > _GAP_SECONDS or look.now < self.at:
             self.since = look.now
         self.at = look.now
-        ids = {one.run_id for one in runs}
+        ids = {run.run_id for run in runs}
         self.first = {run: self.first.get(run, look.now) for run in ids}
         self.on = {run: node for run, node in self.on.items() if run in ids}
         for run in ids:
@@ -154,9 +154,9 @@ class ClusterWatcher:
         # Before the nodes: a run that is under way now, and whose process is gone a moment later, has ended.
         under_way = dagster.runs_in(UNDER_WAY)
         look = self.nodes.look()
-        runs = [one for one in under_way if _is_watched(one, look)]
+        runs = [run for run in under_way if _is_watched(run, look)]
         watch.look(look, runs)
-        said = []
+        sentences = []
         for run in runs:
             why = why_over(
                 run,
@@ -171,28 +171,30 @@ class ClusterWatcher:
                 # So that it cannot begin later, where it waits in Ray.
                 dagster.stop_ray_job(_job(run))
             if dagster.end_interrupted(run.run_id, why + _GOES_ON):
-                said.append(f"Run {run.run_id} was ended. {why}")
+                sentences.append(f"Run {run.run_id} was ended. {why}")
         slots = sum(
             node.record.slots
             for node in look.nodes.values()
             if node.pause is None and watch.silence(node) <= DEAD_SECONDS and not node.is_dead
         )
-        dagster.fit_pool(self.pool, before=watch.slots, now=slots)
+        dagster.fit_pool(self.pool, previous=watch.slots, slots=slots)
         watch.slots = slots
-        said += self._tell(watch, look, unix)
-        said += [
+        sentences += self._tell(watch, look, unix)
+        sentences += [
             f"{node.name} {node.sentence()}."
             for node in look.nodes.values()
             if node.record.slots and not node.takes_runs
         ]
-        return said
+        return sentences
 
     def _tell(self, watch: ClusterWatch, look: Look, unix: float) -> list[str]:
         """Alerts of nodes that count as dead, and of those that beat again."""
-        told = {subject for subject, alert in self.outbox.open_subjects().items() if alert.kind == NODE_DEAD}
+        open_subjects = {
+            subject for subject, alert in self.outbox.open_subjects().items() if alert.kind == NODE_DEAD
+        }
         for name, node in look.nodes.items():
             subject = f"nodes/{name}"
-            if watch.silence(node) > DEAD_SECONDS and subject not in told:
+            if watch.silence(node) > DEAD_SECONDS and subject not in open_subjects:
                 self.outbox.post(
                     Alert(
                         kind=NODE_DEAD,
@@ -211,9 +213,9 @@ class ClusterWatcher:
                         at=unix,
                     )
                 )
-            elif subject in told and watch.silence(node) <= SILENT_SECONDS:
+            elif subject in open_subjects and watch.silence(node) <= SILENT_SECONDS:
                 self.outbox.note_recovery(subject, sentence=f"{name} beats again, and is used.", at=unix)
-        for subject in told - {f"nodes/{name}" for name in look.nodes}:
+        for subject in open_subjects - {f"nodes/{name}" for name in look.nodes}:
             self.outbox.note_recovery(subject, sentence="It was forgotten.", at=unix)
         return []
 
@@ -233,27 +235,27 @@ def take_over(stored: Sequence[StoredPartitions], taken: Taken, dagster: Dagster
     assets in the store.
     """
     newest = dagster.newest_event()
-    by_name = {one.name: one for one in stored}
-    found = {
+    by_name = {asset.name: asset for asset in stored}
+    published = {
         (name, event.partition)
         for name in by_name
         for event in dagster.materializations_since(name, taken.up_to)
         if event.is_done
     }
-    waiting = [*taken.missing, *sorted(found.difference(taken.missing))]
-    deadline, said, failed = time.monotonic() + _TAKING_SECONDS, [], []
+    waiting = [*taken.missing, *sorted(published.difference(taken.missing))]
+    deadline, sentences, failed = time.monotonic() + _TAKING_SECONDS, [], []
     while waiting and time.monotonic() <= deadline:
         name, key = waiting.pop(0)
         try:
             by_name[name].pull(key)
         except (StoreError, PublishedError, OSError) as error:
-            said.append(f"{name} {key} is not here yet: {error}")
+            sentences.append(f"{name} {key} is not here yet: {error}")
             failed.append((name, key))
             if isinstance(error, StoreAwayError):
                 break
     # The next look begins with others: one that fails for good delays none.
     taken.up_to, taken.missing = newest, [*waiting, *failed]
-    return said
+    return sentences
 
 
 def build_cluster_sensor(nodes: Nodes, outbox: Outbox, *, pool: str, ticks: Ticks) -> dg.SensorDefinition:
@@ -262,8 +264,8 @@ def build_cluster_sensor(nodes: Nodes, outbox: Outbox, *, pool: str, ticks: Tick
 
     def decide(at: Situation) -> Decided:
         watch = at.remembered(ClusterWatch)
-        said = watcher.look(watch, at.dagster, unix=at.now)
-        return Decided(" ".join(said) or "Every node beats and has its runs.", json.dumps(asdict(watch)))
+        sentences = watcher.look(watch, at.dagster, unix=at.now)
+        return Decided(" ".join(sentences) or "Every node beats and has its runs.", json.dumps(asdict(watch)))
 
     return build_sensor(
         NAME,
@@ -283,8 +285,8 @@ def build_taking_over_sensor(stored: Sequence[StoredPartitions], *, ticks: Ticks
     def decide(at: Situation) -> Decided:
         taken = at.remembered(Taken)
         taken.missing = [(name, key) for name, key in taken.missing]
-        said = take_over(stored, taken, at.dagster)
-        return Decided(" ".join(said) or "All that is published is here.", json.dumps(asdict(taken)))
+        sentences = take_over(stored, taken, at.dagster)
+        return Decided(" ".join(sentences) or "All that is published is here.", json.dumps(asdict(taken)))
 
     return build_sensor(
         TAKING_OVER,

@@ -46,15 +46,15 @@ class DeviceWatcher:
         subject, now = self.subject, watch.unix
         opened = self.outbox.open_subjects()
         # What a watch that was lost had told of goes on: no second failure, and not told anew.
-        for told, alert in opened.items():
-            if alert.kind == "device_sick" and not told.startswith("devices of ") and told != subject:
-                watch.sick.setdefault(told.removeprefix("devices/"), alert.at)
+        for name, alert in opened.items():
+            if alert.kind == "device_sick" and not name.startswith("devices of ") and name != subject:
+                watch.sick.setdefault(name.removeprefix("devices/"), alert.at)
         try:
-            found = self.find()
-            watch.here = [device.id for device in found]
+            devices = self.find()
+            watch.here = [device.id for device in devices]
             # One that the driver lists no more is looked at too: nothing else would say that it is lost.
-            watch.devices |= {device.id: asdict(device) for device in found}
-            verdicts = self.judge([Device(**one) for one in watch.devices.values()])
+            watch.devices |= {device.id: asdict(device) for device in devices}
+            verdicts = self.judge([Device(**fields) for fields in watch.devices.values()])
         except DeviceError as error:
             if watch.blind_since is None:
                 watch.blind_since = opened[subject].at if subject in opened else now
@@ -75,15 +75,15 @@ class DeviceWatcher:
         if subject in opened:
             sentence = "The driver answers again."
             self.outbox.note_recovery(subject, sentence=sentence, at=now)
-        said: list[str] = []
+        sentences: list[str] = []
         for device, verdict in verdicts.items():
-            said.extend((*verdict.refused, *verdict.hot))
+            sentences.extend((*verdict.refused, *verdict.hot))
             if verdict.refused:
                 self._tell_sick(watch, device, " ".join(verdict.refused))
             elif device in watch.sick:
                 self._tell_sound(watch, device)
             self._tell_hot(watch, device, " ".join(verdict.hot), is_told=_hot(device) in opened)
-        return said
+        return sentences
 
     def _tell_hot(self, watch: Watch, device: str, why: str, *, is_told: bool) -> None:
         """A warning once while it lasts, and nothing more: slower is more than nothing."""

@@ -163,18 +163,18 @@ class FailedPartitions:
         self, dagster: DagsterFacts, run_ids: Collection[str], *, now: float
     ) -> Mapping[str, RunState]:
         """Runs by id; what has long ended is read once."""
-        new = [one for one in run_ids if one not in self._settled]
-        found = dagster.run_states(new) if new else {}
-        for one in found.values():
-            if one.ended_at is not None and now - one.ended_at > _SETTLED_SECONDS:
-                self._settled[one.run_id] = one
-        return ChainMap(found, self._settled)
+        new_ids = [run_id for run_id in run_ids if run_id not in self._settled]
+        states = dagster.run_states(new_ids) if new_ids else {}
+        for run in states.values():
+            if run.ended_at is not None and now - run.ended_at > _SETTLED_SECONDS:
+                self._settled[run.run_id] = run
+        return ChainMap(states, self._settled)
 
     def came_right(self, dagster: DagsterFacts, *, now: float) -> list[RunState]:
         """Runs that succeeded since ``succeeded_until``, and that Dagster's run retries had started again."""
         since = now - _FIRST_LOOK_SECONDS if self.succeeded_until is None else self.succeeded_until
-        found = dagster.runs_ended_since(since - _LOOK_BACK_SECONDS, [dg.DagsterRunStatus.SUCCESS])
-        return [run for run in found if run.retry_number]
+        runs = dagster.runs_ended_since(since - _LOOK_BACK_SECONDS, [dg.DagsterRunStatus.SUCCESS])
+        return [run for run in runs if run.retry_number]
 
 
 class _Tick:
@@ -187,10 +187,10 @@ class _Tick:
         self.tick, self.at_once, self.now = tick, at_once, now
         self.alerts: list[Alert] = []
         self.counts: Counter[str] = Counter()
-        self.found: dict[str, Candidate] = {}
+        self.candidates: dict[str, Candidate] = {}
         self.busy = set(owner.watched.working())
         self.entries: dict[str, Entry] = {}
-        self.own: dict[str, RunState] = {}
+        self.launched: dict[str, RunState] = {}
         self.cut_short: list[Launch] = []
         self.whys_read = 0
 
@@ -200,12 +200,12 @@ class _Tick:
         cancelled = owner.cancels.look(self.dagster, self.now)
         before = owner.attempts.read()
         self.entries = dict(before)
-        requested = {key: one.requested for key, one in before.items() if one.requested is not None}
-        self.own = self.dagster.runs_with_key([one.run_key for one in requested.values()])
+        requests = {key: entry.requested for key, entry in before.items() if entry.requested is not None}
+        self.launched = self.dagster.runs_with_key([request.run_key for request in requests.values()])
         for index, asset in enumerate(self.watched.assets):
-            self._find(index, asset, requested)
+            self._find(index, asset, requests)
         launchable: dict[str, Decision] = {}
-        for key, candidate in self.found.items():
+        for key, candidate in self.candidates.items():
             if key in self.busy or key in cancelled:
                 continue
             decision = self._decide(key, candidate)
@@ -213,7 +213,7 @@ class _Tick:
                 launchable[key] = decision
         self.counts["cancelled by a person"] += len(self.watched.keys & cancelled.keys())
         launches = [*self.cut_short, *self._choose(launchable, cancelled)]
-        unwell = {*self.found, *self.busy, *cancelled}
+        unwell = {*self.candidates, *self.busy, *cancelled}
         unwell.update(key for of_asset in owner.history.open_attempts.values() for key in of_asset)
         done = self._done_again(self._forget_what_is_well(unwell), unwell)
         # Told before it is written down that it was: told twice is told once, by its id.
@@ -221,16 +221,17 @@ class _Tick:
         note_done_again(owner.state, done, now=self.now)
         owner.succeeded_until = self.now
         if self.entries != before and not owner.attempts.write(self.entries, read=before):
-            said = "Another look was under way at the same time: the next tick looks again."
-            return TickResult((), said, is_void=True)
+            sentence = "Another look was under way at the same time: the next tick looks again."
+            return TickResult((), sentence, is_void=True)
         return TickResult(tuple(launches), self._sentence(len(launches)))
 
     def _find(self, index: int, asset: str, launching: Collection[str]) -> None:
         """Add the partitions of one asset that are not as they should be, and those that are worked on."""
         history, attempts = self.owner.history, self.owner.history.open_attempts[asset]
-        known = self.owner.states(self.dagster, [one.run_id for one in attempts.values()], now=self.now)
+        run_ids = [attempt.run_id for attempt in attempts.values()]
+        states = self.owner.states(self.dagster, run_ids, now=self.now)
         for key, attempt in list(attempts.items()):
-            run = known.get(attempt.run_id)
+            run = states.get(attempt.run_id)
             if run is None:
                 # Deleted: forgotten here too, for what is on disk still tells.
                 del attempts[key]
@@ -242,7 +243,8 @@ class _Tick:
                 how = "was interrupted" if run.interrupted_by else "failed"
                 self._add(key, index, f"{asset}: run {run.run_id[:8]} {how}", run, only_file=False)
         for key, evaluations in history.failing(asset).items():
-            self._add(key, index, f"{asset}: check failed: {', '.join(each.check for each in evaluations)}")
+            checks = ", ".join(evaluation.check for evaluation in evaluations)
+            self._add(key, index, f"{asset}: check failed: {checks}")
         for key in self.watched.interrupted(asset):
             if key not in attempts:
                 self._add(key, index, f"{asset}: interrupted", only_file=False)
@@ -254,10 +256,10 @@ class _Tick:
         self, key: str, index: int, why: str, run: RunState | None = None, *, only_file: bool = True
     ) -> None:
         if key in self.watched.keys:
-            one = self.found.setdefault(key, Candidate(index))
-            one.why.append(why)
-            one.only_file = one.only_file and only_file
-            one.runs += [run] if run is not None else []
+            candidate = self.candidates.setdefault(key, Candidate(index))
+            candidate.why.append(why)
+            candidate.only_file = candidate.only_file and only_file
+            candidate.runs += [run] if run is not None else []
 
     def _decide(self, key: str, candidate: Candidate) -> Decision | None:
         """Decide about one partition; a decision to launch is returned, every other is carried out."""
@@ -265,7 +267,7 @@ class _Tick:
         runs = list(candidate.runs)
         request = entry.requested
         if request is not None:
-            launched = self.own.get(request.run_key)
+            launched = self.launched.get(request.run_key)
             if launched is not None and launched.status is not dg.DagsterRunStatus.NOT_STARTED:
                 if not launched.finished:
                     return None
@@ -273,7 +275,7 @@ class _Tick:
             elif all(run.created_at < request.at for run in runs):
                 self._finish_launch(entry, request, launched, candidate)
                 return None
-        run = max(runs, key=lambda one: one.created_at, default=None)
+        run = max(runs, key=lambda run: run.created_at, default=None)
         has_new_end = key in self.entries and run is not None and run.run_id != entry.reckoned
         rows = self._rows(key) if has_new_end else entry.rows
         if rows is None:
@@ -296,10 +298,10 @@ class _Tick:
         entry = decision.entry
         self.counts[decision.action.value] += 1
         if decision.action is Action.PERSON:
-            told = f"person: {entry.reckoned}"
-            if entry.told != told:
+            told_of = f"person: {entry.reckoned}"
+            if entry.told != told_of:
                 self.alerts.append(left_to_person(entry, decision.why, self.now))
-                self.entries[entry.key] = replace(self._with_why(entry), told=told, alerted=True)
+                self.entries[entry.key] = replace(self._with_why(entry), told=told_of, alerted=True)
         elif decision.action is Action.GIVE_UP:
             self.alerts.append(given_up(entry, decision.why, self.now))
             self.entries[entry.key] = replace(self._with_why(entry), alerted=True)
@@ -308,11 +310,11 @@ class _Tick:
 
     def _with_why(self, entry: Entry) -> Entry:
         """The entry with what its last run died of, read once a run."""
-        before, candidate = self.entries.get(entry.key), self.found.get(entry.key)
+        before, candidate = self.entries.get(entry.key), self.candidates.get(entry.key)
         if candidate is None or (before is not None and before.reckoned == entry.reckoned):
             return entry
         why = "; ".join(candidate.why)
-        run = next((one for one in candidate.runs if one.run_id == entry.reckoned), None)
+        run = next((run for run in candidate.runs if run.run_id == entry.reckoned), None)
         if run is not None and self.whys_read < _WHYS_READ:
             self.whys_read += 1
             why = why_ended(self.dagster, run)
@@ -341,12 +343,12 @@ class _Tick:
 
     def _choose(self, launchable: Mapping[str, Decision], cancelled: Collection[str]) -> list[Launch]:
         """As many as the cap leaves room for, the heaviest first; written into the entries."""
-        under_way = sum(not one.finished for one in self.own.values())
+        under_way = sum(not run.finished for run in self.launched.values())
         # A cancelled run that was deleted too is none that is still to come.
         unborn = sum(
-            one.requested is not None and one.requested.run_key not in self.own
-            for one in self.entries.values()
-            if one.key not in cancelled
+            entry.requested is not None and entry.requested.run_key not in self.launched
+            for entry in self.entries.values()
+            if entry.key not in cancelled
         )
         free = self.owner.cap - under_way - unborn
         chosen: list[Launch] = []
@@ -356,7 +358,7 @@ class _Tick:
             for key in self.watched.heaviest_first(launchable.keys()):
                 if len(chosen) == free:
                     break
-                candidate, entry = self.found[key], self._told(launchable[key].entry)
+                candidate, entry = self.candidates[key], self._told(launchable[key].entry)
                 if key in queued:
                     continue
                 if self._is_for_a_person(key, candidate):
@@ -384,14 +386,14 @@ class _Tick:
         """Whether a run would make anew what is stale, and nobody has said that it should."""
         if not self.watched.is_stale(self.watched.assets[candidate.first], key):
             return False
-        run = max(candidate.runs, key=lambda one: one.created_at, default=None)
+        run = max(candidate.runs, key=lambda run: run.created_at, default=None)
         before = self.dagster.run_config(run.run_id) if run is not None else None
         return before is None or not self.watched.decides_on_stale(before[0])
 
     def _launch(self, key: str, candidate: Candidate, run_key: str) -> Launch:
         # What stands downstream of a new result is made again with it.
         assets = self.watched.assets[candidate.first :]
-        run = max(candidate.runs, key=lambda one: one.created_at, default=None)
+        run = max(candidate.runs, key=lambda run: run.created_at, default=None)
         after = run.run_id if run is not None else None
         return Launch(key, assets, run_key, "; ".join(candidate.why), after)
 
@@ -422,7 +424,7 @@ class _Tick:
         return done
 
     def _sentence(self, launches: int) -> str:
-        others = ", ".join(f"{count} {what}" for what, count in sorted(self.counts.items()) if count)
+        others = ", ".join(f"{count} {name}" for name, count in sorted(self.counts.items()) if count)
         if launches:
             return f"{launches} tried again" + (f"; {others}" if others else "") + "."
         return f"Nothing to try again now: {others}." if others else "Every partition is as it should be."
@@ -430,4 +432,4 @@ class _Tick:
 
 def sentences(launches: Sequence[Launch]) -> list[str]:
     """Each launch as a person reads it."""
-    return [f"{one.key} ({', '.join(one.assets)}): {one.why}" for one in launches]
+    return [f"{launch.key} ({', '.join(launch.assets)}): {launch.why}" for launch in launches]

@@ -48,8 +48,8 @@ def run_of_process(dagster: DagsterFacts, run_id: str, pid: int) -> RunOfProcess
         return RunOfProcess.UNKNOWN
     if not run.finished:
         return RunOfProcess.UNDER_WAY
-    said = dagster.process_of(run_id)
-    ours = run.is_here and said is not None and said[0] == pid
+    process = dagster.process_of(run_id)
+    ours = run.is_here and process is not None and process[0] == pid
     return RunOfProcess.FINISHED if ours else RunOfProcess.ELSEWHERE
 
 
@@ -82,75 +82,77 @@ class LeasesAfterEnd:
 
         living: whoever has a heartbeat. Of these only one whose run has ended for certain is touched.
         """
-        leases = DeviceLeases(self.directory, [Device(**one) for one in watch.devices.values()])
+        leases = DeviceLeases(self.directory, [Device(**fields) for fields in watch.devices.values()])
         try:
             held = leases.holders()
         except LeaseDirectoryError as error:
             return [str(error)]
         used = {worker.device for worker in living}
         runs, pids = {worker.run_id for worker in living}, {worker.pid for worker in living}
-        left: dict[str, _Left] = {}
-        for one in held:
-            record = one.record
+        late: dict[str, _Left] = {}
+        for device in held:
+            record = device.record
             if record is None or record.host != socket.gethostname() or not _is_run(record.holder.run_id):
                 continue
             beats = record.holder.run_id in runs or record.pid in pids
-            if one.device.id in used and not beats:
+            if device.device.id in used and not beats:
                 continue  # The note is an earlier holder's.
             how = run_of_process(dagster, record.holder.run_id, record.pid)
             if how is RunOfProcess.UNDER_WAY or (beats and how is RunOfProcess.UNKNOWN):
                 continue
-            left[_name(record)] = _Left(one, record, how)
-        watch.after_end = {name: max(watch.after_end.get(name, watch.at), watch.since) for name in left}
-        watch.after_end_told = {name: at for name, at in watch.after_end_told.items() if name in left}
-        said = [
+            late[_name(record)] = _Left(device, record, how)
+        watch.after_end = {name: max(watch.after_end.get(name, watch.at), watch.since) for name in late}
+        watch.after_end_told = {name: at for name, at in watch.after_end_told.items() if name in late}
+        sentences = [
             sentence
-            for name, one in left.items()
-            if watch.at - watch.after_end[name] > self._allowed(one)
-            for sentence in self._end(watch, name, one, leases.lock_path(one.held.device))
+            for name, holder in late.items()
+            if watch.at - watch.after_end[name] > self._allowed(holder)
+            for sentence in self._end(watch, name, holder, leases.lock_path(holder.held.device))
         ]
-        self._tell_freed(left, watch.unix)
-        return said
+        self._tell_freed(late, watch.unix)
+        return sentences
 
-    def _allowed(self, one: _Left) -> float:
-        if one.how is RunOfProcess.UNKNOWN:
+    def _allowed(self, holder: _Left) -> float:
+        if holder.how is RunOfProcess.UNKNOWN:
             return self.silence
         # What is stopped writes no last events.
-        return self.grace if is_halted(one.record.pid) else self.grace + _END_SECONDS
+        return self.grace if is_halted(holder.record.pid) else self.grace + _END_SECONDS
 
-    def _end(self, watch: Watch, name: str, one: _Left, lock: Path) -> list[str]:
-        process = ProcessIdentity(one.record.pid, one.record.process_start or 0, boot_id())
+    def _end(self, watch: Watch, name: str, holder: _Left, lock: Path) -> list[str]:
+        process = ProcessIdentity(holder.record.pid, holder.record.process_start or 0, boot_id())
         # The note may be an earlier holder's: who is ended holds this very lock.
-        is_ours = one.how is not RunOfProcess.ELSEWHERE and process.has_open(lock)
-        self.outbox.post(self._alert(watch, name, one, is_ours=is_ours))
-        who = f"{one.held.sentence()} Its run is {one.how.value}."
+        is_ours = holder.how is not RunOfProcess.ELSEWHERE and process.has_open(lock)
+        self.outbox.post(self._alert(watch, name, holder, is_ours=is_ours))
+        who = f"{holder.held.sentence()} Its run is {holder.how.value}."
         if not is_ours:
             return [f"{who} It is not ended from here."]
-        told = watch.after_end_told.setdefault(name, watch.at)
-        kills = watch.at - told >= self.grace
-        if watch.at - told >= 2 * self.grace:
-            self._leave_out(one)
+        told_at = watch.after_end_told.setdefault(name, watch.at)
+        kills = watch.at - told_at >= self.grace
+        if watch.at - told_at >= 2 * self.grace:
+            self._leave_out(holder)
         try:
             process.send(signal.SIGKILL if kills else signal.SIGTERM)
         except PermissionError:
             return [f"{who} It is another user's process and cannot be ended from here."]
         return [f"{who} It {'did not end when told to, and is killed' if kills else 'is told to end'}."]
 
-    def _leave_out(self, one: _Left) -> None:
+    def _leave_out(self, holder: _Left) -> None:
         """Not even SIGKILL ends the process: only the driver, or a reboot, frees the device."""
-        device, run_id = one.held.device.id, one.record.holder.run_id
-        why = f"Process {one.record.pid} holds it after its run {run_id} and does not end when it is killed."
+        device, run_id = holder.held.device.id, holder.record.holder.run_id
+        why = (
+            f"Process {holder.record.pid} holds it after its run {run_id} and does not end when it is killed."
+        )
         for occurrence in (f"held after {run_id}", f"held after {run_id}, still"):
             self.left_out.note_failure(device, occurrence=occurrence, why=why)
 
-    def _alert(self, watch: Watch, name: str, one: _Left, *, is_ours: bool) -> Alert:
-        pid = one.record.pid
+    def _alert(self, watch: Watch, name: str, holder: _Left, *, is_ours: bool) -> Alert:
+        pid = holder.record.pid
         return Alert(
             kind=KIND,
-            subject=f"devices/{one.held.device.id}/lease",
+            subject=f"devices/{holder.held.device.id}/lease",
             occurrence=name,
             severity="warning" if is_ours else "error",
-            title=f"{one.held.device.id} is held by a process whose run is {one.how.value}",
+            title=f"{holder.held.device.id} is held by a process whose run is {holder.how.value}",
             next_step=(
                 "Nothing for now: it is ended, and the device is free then. If this stays open, the process"
                 " hangs in the driver (`nvidia-smi`, the kernel log): reset the device, or reboot."
@@ -158,16 +160,16 @@ class LeasesAfterEnd:
                 else "Dagster did not start it here as this user, so it is left to you: where nobody needs"
                 f" it, `kill {pid}`, and if that does not end it `kill -9 {pid}`."
             ),
-            partition=one.record.holder.partition,
+            partition=holder.record.holder.partition,
             expected="a process that ends with its run",
-            actual=f"{one.held.sentence()} So for {watch.at - watch.after_end[name]:.0f} s at least.",
-            page=None if one.how is RunOfProcess.UNKNOWN else f"runs/{one.record.holder.run_id}",
+            actual=f"{holder.held.sentence()} So for {watch.at - watch.after_end[name]:.0f} s at least.",
+            page=None if holder.how is RunOfProcess.UNKNOWN else f"runs/{holder.record.holder.run_id}",
             at=watch.unix,
         )
 
-    def _tell_freed(self, left: Mapping[str, object], now: float) -> None:
+    def _tell_freed(self, late: Mapping[str, object], now: float) -> None:
         for subject, alert in self.outbox.open_subjects().items():
-            if alert.kind == KIND and alert.occurrence not in left:
+            if alert.kind == KIND and alert.occurrence not in late:
                 self.outbox.note_recovery(subject, sentence="The device is free.", at=now)
 
 

@@ -51,7 +51,7 @@ class LeftCopies:
         began = self.clock()
         if began < self._not_before:
             return ["The store was away a moment ago."]
-        said: list[str] = []
+        sentences: list[str] = []
         working = self.working()
         for asset in self.assets:
             for key in asset.journal_keys():
@@ -60,18 +60,18 @@ class LeftCopies:
                 paths = asset.partition(key)
                 for journal in sorted(paths.journals.glob("*")):
                     if self.clock() - began > _LOOK_SECONDS:
-                        return [*said, "The rest follows."]
+                        return [*sentences, "The rest follows."]
                     try:
                         if self._copies(paths, journal):
-                            said.append(f"What was committed of {asset.name} {key} is in the store now.")
+                            sentences.append(f"What was committed of {asset.name} {key} is in the store now.")
                     except StoreAwayError as error:
                         del self._known[journal]
                         self._not_before = self.clock() + _AWAY_SECONDS
-                        return [*said, f"Committed rows of {asset.name} {key} wait here: {error}"]
+                        return [*sentences, f"Committed rows of {asset.name} {key} wait here: {error}"]
                     except (StoreError, JournalError, FormatVersionError, OSError) as error:
                         # Its next start says so too, and decides: until its next manifest it is left alone.
-                        said.append(f"{asset.name} {key} cannot be copied: {error}")
-        return said
+                        sentences.append(f"{asset.name} {key} cannot be copied: {error}")
+        return sentences
 
     def _copies(self, paths: PartitionPaths, journal: Path) -> bool:
         """Copy one journal, unless it is what was looked at before; whether the store was behind."""
@@ -82,11 +82,11 @@ class LeftCopies:
         return StoredJournal(paths, journal.name, self.store).copy_leftovers()
 
 
-def build_left_copies_sensor(left: LeftCopies, *, ticks: Ticks) -> dg.SensorDefinition:
+def build_left_copies_sensor(left_copies: LeftCopies, *, ticks: Ticks) -> dg.SensorDefinition:
     """The sensor of a machine that works alone over a store."""
     return build_sensor(
         NAME,
-        lambda at: Decided(" ".join(left.look()) or "What nobody works on is in the store."),
+        lambda at: Decided(" ".join(left_copies.look()) or "What nobody works on is in the store."),
         interval_seconds=INTERVAL_SECONDS,
         description="Copies to the store what a run that died had committed. It starts nothing.",
         ticks=ticks,

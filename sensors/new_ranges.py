@@ -59,16 +59,17 @@ class NewRanges:
         # One whose run a person cancelled is not new either: it was tried. One whose run was deleted was not.
         under_way = {run.run_id for run in unfinished}
         attempts = self._history.open_attempts[self.assets[0]]
-        known = dagster.run_states({one.run_id for one in attempts.values()} - under_way)
-        tried = {key for key, one in attempts.items() if one.run_id in under_way or one.run_id in known}
+        runs = dagster.run_states({attempt.run_id for attempt in attempts.values()} - under_way)
+        known_runs = under_way | runs.keys()
+        tried = {key for key, attempt in attempts.items() if attempt.run_id in known_runs}
         tried |= self._history.materialized[self.assets[0]].keys()
-        never = [key for key in self.keys if key not in tried]
-        if not never:
+        new_keys = [key for key in self.keys if key not in tried]
+        if not new_keys:
             return [], "There is no new partition."
-        never = list(self.untouched(never))
+        new_keys = list(self.untouched(new_keys))
         busy = {run.partition for run in unfinished} | dagster.awaited_partitions(self.assets)
-        chosen = self.heaviest_first([key for key in never if key not in busy])[:room]
-        return list(chosen), f"{counted(len(never), 'new partitions')}; launched now: {len(chosen)}."
+        chosen = self.heaviest_first([key for key in new_keys if key not in busy])[:room]
+        return list(chosen), f"{counted(len(new_keys), 'new partitions')}; launched now: {len(chosen)}."
 
 
 def build_new_ranges_sensor(new_ranges: NewRanges, *, ticks: Ticks) -> dg.SensorDefinition:
@@ -76,7 +77,7 @@ def build_new_ranges_sensor(new_ranges: NewRanges, *, ticks: Ticks) -> dg.Sensor
     assets = [dg.AssetKey(asset) for asset in new_ranges.assets]
 
     def decide(at: Situation) -> Decided:
-        keys, said = new_ranges.tick(at.dagster, at.now)
+        keys, sentence = new_ranges.tick(at.dagster, at.now)
         # The run key: a partition is launched once by this sensor, whatever a killed daemon forgot.
         requests = [
             dg.RunRequest(
@@ -84,7 +85,7 @@ def build_new_ranges_sensor(new_ranges: NewRanges, *, ticks: Ticks) -> dg.Sensor
             )
             for key in keys
         ]
-        return Decided(said, requests=requests)
+        return Decided(sentence, requests=requests)
 
     return build_sensor(
         NAME,

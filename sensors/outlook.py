@@ -61,8 +61,8 @@ def outlooks(
         if run.status is DagsterRunStatus.FAILURE or run.interrupted_by is not None:
             facts = Facts(key, "", run, rows[key])
             decided.append((decide(entries.get(key, Entry(key)), facts, policy, now=now), run))
-    decided.sort(key=lambda one: (one[0].action not in _BY_PERSON, one[0].entry.key))
-    found = []
+    decided.sort(key=lambda pair: (pair[0].action not in _BY_PERSON, pair[0].entry.key))
+    shown = []
     for decision, run in decided[:most]:
         entry, again = decision.entry, None
         if decision.action is Action.DAGSTER:
@@ -71,8 +71,8 @@ def outlooks(
             every = every_minutes * 60.0
             at = math.ceil(max(now, entry.not_before) / every) * every
             again = f"at {datetime.fromtimestamp(at).astimezone():%H:%M}"
-        found.append(Outlook(entry.key, _how(run), again, why_ended(dagster, run)))
-    return found, len(decided) - len(found)
+        shown.append(Outlook(entry.key, _how(run), again, why_ended(dagster, run)))
+    return shown, len(decided) - len(shown)
 
 
 def _how(run: RunState) -> str:
@@ -85,5 +85,5 @@ def why_ended(dagster: InstanceRuns, run: RunState) -> str:
     """Why a run did not end well, in one line that goes on with "because"."""
     if run.interrupted_by == NEVER_STARTED:
         return "the machine was too busy to start its run: no failure of the partition, and no attempt"
-    said = dagster.error_of(run.run_id) or f"run {run.run_id[:8]} ended without a word"
-    return " ".join(said.split()).rstrip(".")[:_LONGEST]
+    error = dagster.error_of(run.run_id) or f"run {run.run_id[:8]} ended without a word"
+    return " ".join(error.split()).rstrip(".")[:_LONGEST]

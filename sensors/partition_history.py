@@ -45,41 +45,41 @@ class PartitionHistory:
         for asset in self.assets:
             self._look_at_attempts(dagster, asset)
         if not self._until:
-            for one in dagster.latest_results(self.assets):
-                self._take(one)
+            for evaluation in dagster.latest_results(self.assets):
+                self._take(evaluation)
         else:
-            for one in dagster.evaluations_since(self._until, look_back=LOOK_BACK)[0]:
-                self._take(one)
+            for evaluation in dagster.evaluations_since(self._until, look_back=LOOK_BACK)[0]:
+                self._take(evaluation)
         self._until = newest
 
     def failing(self, asset: str) -> dict[str, list[CheckEvaluation]]:
         """Standing evaluations that stop a partition, by partition."""
         standing: dict[str, list[CheckEvaluation]] = {}
         materialized = self.materialized[asset]
-        for (partition, _), one in self._latest[asset].items():
-            if one.stops and one.storage_id > materialized.get(partition, 0):
-                standing.setdefault(partition, []).append(one)
+        for (partition, _), evaluation in self._latest[asset].items():
+            if evaluation.stops and evaluation.storage_id > materialized.get(partition, 0):
+                standing.setdefault(partition, []).append(evaluation)
         return standing
 
-    def _take(self, one: CheckEvaluation) -> None:
-        if one.asset not in self._latest or one.partition is None:
+    def _take(self, evaluation: CheckEvaluation) -> None:
+        if evaluation.asset not in self._latest or evaluation.partition is None:
             return
-        latest = self._latest[one.asset]
-        at = (one.partition, one.check)
-        known = latest.get(at)
-        if known is not None and known.storage_id > one.storage_id:
+        latest = self._latest[evaluation.asset]
+        place = (evaluation.partition, evaluation.check)
+        before = latest.get(place)
+        if before is not None and before.storage_id > evaluation.storage_id:
             return
         # What does not stop anything is remembered by its absence.
-        if one.stops:
-            latest[at] = one
+        if evaluation.stops:
+            latest[place] = evaluation
         else:
-            latest.pop(at, None)
+            latest.pop(place, None)
 
     def _look_at_attempts(self, dagster: DagsterFacts, asset: str) -> None:
         attempts, materialized = self.open_attempts[asset], self.materialized[asset]
-        for one in dagster.materializations_since(asset, self._until - LOOK_BACK):
-            if one.is_done:
-                materialized[one.partition] = one.storage_id
-                attempts.pop(one.partition, None)
+        for event in dagster.materializations_since(asset, self._until - LOOK_BACK):
+            if event.is_done:
+                materialized[event.partition] = event.storage_id
+                attempts.pop(event.partition, None)
             else:
-                attempts[one.partition] = one
+                attempts[event.partition] = event

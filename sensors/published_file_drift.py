@@ -83,19 +83,19 @@ class Snapshot:
         """The last one; a new one where there is none, or where it does not read: a power cut may tear it."""
         query = sa.select(drift_snapshots.c.snapshot).where(drift_snapshots.c.asset == asset)
         try:
-            said = state.read_beats(lambda connection: connection.execute(query).scalar()) or {}
-            partitions = {key: Seen(*seen) for key, seen in said["partitions"].items()}
-            return cls(state, asset, partitions, is_lost=bool(said["is_lost"]))
+            fields = state.read_beats(lambda connection: connection.execute(query).scalar()) or {}
+            partitions = {key: Seen(*seen) for key, seen in fields["partitions"].items()}
+            return cls(state, asset, partitions, is_lost=bool(fields["is_lost"]))
         except (ValueError, KeyError, TypeError, AttributeError, sa.exc.DBAPIError):
             return cls(state, asset, is_lost=True)
 
     def write(self) -> None:
         """Replace the last one; a power cut may lose it. Raises ControlStateError."""
-        said = {"is_lost": self.is_lost, "partitions": self.partitions}
+        fields = {"is_lost": self.is_lost, "partitions": self.partitions}
 
         def write(connection: sa.Connection) -> None:
             connection.execute(drift_snapshots.delete().where(drift_snapshots.c.asset == self.asset))
-            connection.execute(drift_snapshots.insert().values(asset=self.asset, snapshot=said))
+            connection.execute(drift_snapshots.insert().values(asset=self.asset, snapshot=fields))
 
         self.state.beat(write)
 
@@ -121,8 +121,8 @@ class Verdict:
     @property
     def told(self) -> str:
         """What tells it from another verdict."""
-        said = f"{self.kind}\n{self.severity}\n{self.expected}\n{self.actual}"
-        return SOUND if self.passed else hashlib.sha256(said.encode()).hexdigest()[:16]
+        text = f"{self.kind}\n{self.severity}\n{self.expected}\n{self.actual}"
+        return SOUND if self.passed else hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class DriftWatched(Protocol):
@@ -181,13 +181,13 @@ class DriftWatcher:
         Returns what was found, in sentences.
         """
         time_for_looks = _Time(_LOOK_SECONDS)
-        said: list[str] = []
+        sentences: list[str] = []
         for watched in self.watched:
             if not watched.keys:
                 continue  # No catalogue yet.
-            said += self._look_at(watched, tell, failing, time_for_looks, now)
-            said += self._tell_foreign(watched, now)
-        return said
+            sentences += self._look_at(watched, tell, failing, time_for_looks, now)
+            sentences += self._tell_foreign(watched, now)
+        return sentences
 
     def _look_at(
         self,
@@ -200,13 +200,13 @@ class DriftWatcher:
         snapshot = Snapshot.read(self.outbox.state, watched.asset.name)
         expectation = watched.expectation()
         standing = signatures(watched.asset, made_from=watched.made_from)
-        troubles, said = watched.look_at_store()
+        troubles, sentences = watched.look_at_store()
         for key, sentence in troubles.items():
             digest = hashlib.sha256(sentence.encode()).hexdigest()[:16]
             standing[key] = f"{standing.get(key, '')} {digest}"
         changed = [key for key in watched.keys if _is_changed(snapshot, key, standing, expectation)]
         if not changed:
-            return said
+            return sentences
         # Whatever a run is about to publish is looked at when it has ended.
         busy = {worker.partition for worker in self.workers.living()}
         failed_before = failing(watched.asset.name) if snapshot.is_lost else ()
@@ -216,9 +216,9 @@ class DriftWatcher:
         began = self.monotonic()
         for key in changed:
             if read and self.monotonic() - began > time_for_looks.left:
-                left = len(changed) - looked
                 is_incomplete = True
-                said.insert(0, f"Looked at next time: {counted(left, 'partitions')} of {watched.asset.name}.")
+                rest = counted(len(changed) - looked, "partitions")
+                sentences.insert(0, f"Looked at next time: {rest} of {watched.asset.name}.")
                 break
             looked += 1
             signature = standing.get(key, "")
@@ -242,22 +242,22 @@ class DriftWatcher:
                 owed[key], seen = verdict, seen._replace(owed=verdict.told, at=now)
             snapshot.partitions[key] = seen
             if len(owed) >= _TOLD_AT_ONCE:
-                said += _tell_owed(watched.asset.name, owed, snapshot, tell)
+                sentences += _tell_owed(watched.asset.name, owed, snapshot, tell)
                 owed = {}
         time_for_looks.left -= self.monotonic() - began
-        said += _tell_owed(watched.asset.name, owed, snapshot, tell)
+        sentences += _tell_owed(watched.asset.name, owed, snapshot, tell)
         # Until all were looked at once, those that are not there still have to be asked about.
         snapshot.is_lost = snapshot.is_lost and is_incomplete
         snapshot.write()
-        return said
+        return sentences
 
     def _tell_foreign(self, watched: DriftWatched, now: float) -> list[str]:
         prefix = f"{watched.asset.name}/{_FOREIGN}/"
         names = foreign_names(watched.asset, frozenset(watched.keys))
         standing = {prefix + name: watched.asset.partition(name).published for name in names}
-        known = self.outbox.open_subjects()
+        opened = self.outbox.open_subjects()
         for subject, path in standing.items():
-            if subject not in known:
+            if subject not in opened:
                 self.outbox.post(
                     Alert(
                         kind=_FOREIGN,
@@ -271,7 +271,7 @@ class DriftWatcher:
                         at=now,
                     )
                 )
-        for subject in known:
+        for subject in opened:
             if subject.startswith(prefix) and subject not in standing:
                 name = subject.removeprefix(prefix)
                 sentence = f"{name}.parquet lies no longer among the published files."
@@ -331,7 +331,7 @@ def build_published_file_drift_sensor(watcher: DriftWatcher, *, ticks: Ticks) ->
     """The sensor. ticks: where each sensor notes that it ticked."""
 
     # Kept between ticks: a first look takes several, and each asks what fails now.
-    histories = {one.asset.name: PartitionHistory([one.asset.name]) for one in watcher.watched}
+    histories = {watched.asset.name: PartitionHistory([watched.asset.name]) for watched in watcher.watched}
 
     def decide(at: Situation) -> Decided:
         def tell(asset: str, key: str, verdict: Verdict, found_at: float) -> None:
@@ -341,9 +341,9 @@ def build_published_file_drift_sensor(watcher: DriftWatcher, *, ticks: Ticks) ->
             histories[asset].look(at.dagster)
             return histories[asset].failing(asset)
 
-        said = watcher.look(tell, failing, at.now)
-        first = " ".join(said[:_SHOWN]) or "Nothing has changed on disk since the last look."
-        return Decided(first, logged=said[_SHOWN:])
+        sentences = watcher.look(tell, failing, at.now)
+        first = " ".join(sentences[:_SHOWN]) or "Nothing has changed on disk since the last look."
+        return Decided(first, logged=sentences[_SHOWN:])
 
     return build_sensor(
         NAME,
@@ -363,15 +363,15 @@ def signatures(asset: AssetFolders, *, made_from: AssetFolders | None = None) ->
     made_from: the asset that this one is made from; its records count as part of it. The change
     time (ctime) moves with every write, and with a rename; nothing but the kernel's clock can set it.
     """
-    found: dict[str, list[str]] = {}
+    parts: dict[str, list[str]] = {}
     for folder, ending in ((asset.published, _FILE), (asset.versions, _RECORD)):
-        for name, said in _entries(folder, ending):
-            found.setdefault(name, []).append(ending + said)
+        for key, state in _entries(folder, ending):
+            parts.setdefault(key, []).append(ending + state)
     if made_from is not None:
-        for name, said in _entries(made_from.versions, _RECORD):
-            if name in found:
-                found[name].append(said)
-    return {key: " ".join(parts) for key, parts in found.items()}
+        for key, state in _entries(made_from.versions, _RECORD):
+            if key in parts:
+                parts[key].append(state)
+    return {key: " ".join(states) for key, states in parts.items()}
 
 
 def foreign_names(asset: AssetFolders, keys: Collection[str]) -> list[str]:

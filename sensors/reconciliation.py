@@ -55,19 +55,19 @@ def end_dead_runs(
     dead = {worker.run_id for worker in workers.dead()}
     ended: list[str] = []
     still: Seen = {}
-    for one in dagster.runs_in(UNDER_WAY):
-        run_id = one.run_id
+    for run in dagster.runs_in(UNDER_WAY):
+        run_id = run.run_id
         if run_id in living:
             continue
         if run_id not in dead:
-            if not one.is_here:
+            if not run.is_here:
                 continue
             process = seen.get(run_id)
             if process is None:
-                said = dagster.process_of(run_id)
-                if said is None:
+                pid_and_start = dagster.process_of(run_id)
+                if pid_and_start is None:
                     continue  # Not begun: Dagster's monitoring ends it, or the sensor of a cluster.
-                process = ProcessIdentity.that_spoke(*said)
+                process = ProcessIdentity.that_spoke(*pid_and_start)
             if process is not None and process.lives():
                 still[run_id] = process
                 continue
@@ -97,9 +97,9 @@ def report_published(
     worked_on = {(worker.asset, worker.partition) for worker in workers.living()}
     for asset in assets:
         published, on_disk = PublishedPartitions(asset), frozenset(asset.published_keys())
-        known = dagster.materialized_partitions(asset.name)
+        known_keys = dagster.materialized_partitions(asset.name)
         for key in keys:
-            if key in known or key not in on_disk:
+            if key in known_keys or key not in on_disk:
                 continue
             if clock() > deadline:
                 return reported
@@ -160,24 +160,25 @@ def build_reconciliation_sensor(
         freed = at.dagster.free_slots_of_ended()
         reported = report_published(at.dagster, assets, keys, workers)
         restored = restore_results_of_cancelled(at.dagster, handled, now=at.now)
-        said = []
+        sentences = []
         if ended:
-            said.append(f"{counted(len(ended), 'runs')} ended whose process was gone: {', '.join(ended)}.")
+            runs = counted(len(ended), "runs")
+            sentences.append(f"{runs} ended whose process was gone: {', '.join(ended)}.")
         if freed:
-            said.append(f"Places in pools were freed of {', '.join(freed)}.")
+            sentences.append(f"Places in pools were freed of {', '.join(freed)}.")
         if reported:
             first = ", ".join(f"{asset} {key}" for asset, key in reported[:3])
-            said.append(
+            sentences.append(
                 f"{counted(len(reported), 'published partitions')} not known here before: {first} ..."
             )
         if restored:
-            said.append(
+            sentences.append(
                 f"{counted(len(restored), 'results')} of checks, hidden by cancelled runs before, can"
                 f" be seen again."
             )
         all_well = "Every run that is under way has its process; every published partition is known."
         cursor = json.dumps({run: asdict(process) for run, process in still.items()})
-        return Decided(" ".join(said) or all_well, cursor)
+        return Decided(" ".join(sentences) or all_well, cursor)
 
     return build_sensor(
         NAME,

@@ -201,8 +201,8 @@ def ask_for_look(state: ControlState, asked: AskedLook) -> None:
 def asked_look(state: ControlState) -> AskedLook | None:
     """The wish that is not answered yet. Raises ControlStateError."""
     query = sa.select(meta.c.value).where(meta.c.name == _LOOK_ASKED)
-    found = state.read(lambda connection: connection.execute(query).scalar())
-    return None if found is None else AskedLook(**json.loads(found))
+    text = state.read(lambda connection: connection.execute(query).scalar())
+    return None if text is None else AskedLook(**json.loads(text))
 
 
 def look_answered(state: ControlState, asked: AskedLook) -> None:
@@ -238,12 +238,12 @@ def note_done_again(state: ControlState, done: Collection[DoneAgain], *, now: fl
 
     def write(connection: sa.Connection) -> None:
         connection.execute(_done.delete().where(_done.c.at < now - _DONE_KEPT_SECONDS))
-        known = connection.execute(sa.select(_done.c.partition, _done.c.at))
-        latest = {row.partition: row.at for row in known}
-        for one in done:
-            if latest.get(one.key, 0.0) < one.at:
-                connection.execute(_done.delete().where(_done.c.partition == one.key))
-                row = asdict(one) | {"why": one.why[:_LONGEST_WHY], "partition": one.key}
+        rows = connection.execute(sa.select(_done.c.partition, _done.c.at))
+        latest = {row.partition: row.at for row in rows}
+        for partition in done:
+            if latest.get(partition.key, 0.0) < partition.at:
+                connection.execute(_done.delete().where(_done.c.partition == partition.key))
+                row = asdict(partition) | {"why": partition.why[:_LONGEST_WHY], "partition": partition.key}
                 del row["key"]
                 connection.execute(_done.insert().values(row))
 

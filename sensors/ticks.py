@@ -121,11 +121,11 @@ class Ticks:
 
     def ticking_again(self, open_subjects: Collection[str], *, now: float) -> dict[str, str]:
         """Sentences, by subject, of what was silent and ticks; who asks is ticking, so the daemon is."""
-        found = {_DAEMON: "The daemon ticks."} if _DAEMON in open_subjects else {}
+        sentences = {_DAEMON: "The daemon ticks."} if _DAEMON in open_subjects else {}
         for tick in self.last().values():
             if _subject(tick.name) in open_subjects and not tick.is_quiet(now):
-                found[_subject(tick.name)] = f"It ticked at {_clock(tick.at)}."
-        return found
+                sentences[_subject(tick.name)] = f"It ticked at {_clock(tick.at)}."
+        return sentences
 
     def silence(self, *, now: float) -> Alert | None:
         """An alert where the daemon is silent, or the alerts sensor, which nobody inside Dagster looks at."""

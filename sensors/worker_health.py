@@ -1,8 +1,8 @@
-"""Workers over time: one that stands still is ended, one that is slower than its peers is named.
+"""Workers over time: a stuck worker is ended, and a worker that is slower than its peers is named.
 
-What lives here: who stands still or is slow, from heartbeats alone, and the tick that alerts and ends. Time
-is that of the machine's monotonic clock, and counts only while somebody watched: a machine that slept, or a
-daemon that was down, makes nobody stuck. What does not: devices (``device_health.py``,
+What lives here: which workers are stuck or slow, from heartbeats alone, and the tick that alerts and ends.
+Times come from the machine's monotonic clock, and count only while this sensor ticked: a machine that slept,
+or a daemon that was down, makes no worker stuck. What does not: devices (``device_health.py``,
 ``leases_after_end.py``), and starting anything again: an ended run is interrupted, and Dagster's run retries
 or the scheduled re-materialization take its partition up.
 """
@@ -32,11 +32,11 @@ from vlm_engine.devices.left_out import at_work_on
 
 NAME = "worker_health"
 INTERVAL_SECONDS = 5
-"""As often as Dagster's daemon looks at sensors: it comes on top of the time a worker may stand still."""
+"""As often as Dagster's daemon runs sensors: it adds to the time that a worker may stand still."""
 LEARNED_TIMES = 2.0
-"""A worker is stuck that commits nothing for so many times its own learned time."""
+"""A worker that commits nothing for this many times its own learned batch time is stuck."""
 _SLOW_SHARE, _SLOW_SECONDS = 0.3, 600.0
-"""A worker that is slower than its peers' median by this share, for so long, is named."""
+"""A worker that is slower than its peers' median by this share, for this long, is named."""
 _KILLED = "A person cancelled this run, its process did not end, and it is killed now."
 
 
@@ -44,9 +44,10 @@ _KILLED = "A person cancelled this run, its process did not end, and it is kille
 class WorkerLimits:
     """How long a worker may stand still, in seconds.
 
-    Without a commit for twice its own learned time it is stuck, but not before ``least`` and in
-    any case after ``most``. ``loading``: to prepare, for a model to load, and for a file to be published. Who
-    waits for a device stands still for as long as the work on that takes.
+    A worker is stuck after twice its own learned batch time without a commit, but never before ``least`` and
+    always after ``most``. ``loading``: to prepare, for a model to load, and for a file to be published. A
+    worker that waits for a device may stand still for as long as the others work. ``grace``: between SIGTERM
+    and SIGKILL.
     """
 
     least: float = 30.0
@@ -54,8 +55,8 @@ class WorkerLimits:
     loading: float = 1800.0
     grace: float = 10.0
 
-    def allowed(self, worker: Worker) -> float:
-        """Seconds that this worker may go without a commit, or in its phase."""
+    def allowed_seconds(self, worker: Worker) -> float:
+        """Seconds that this worker may go without a commit, or may stay in its phase."""
         if worker.phase is Phase.WORKING:
             if not worker.batch_seconds:
                 return self.most
@@ -65,63 +66,67 @@ class WorkerLimits:
 
 @dataclass(frozen=True)
 class Stuck:
-    """A worker that stands still. still: seconds; allowed: seconds it had."""
+    """A worker that stands still. seconds: for how long; allowed_seconds: how long it may."""
 
     worker: Worker
-    still: float
-    allowed: float
+    seconds: float
+    allowed_seconds: float
 
 
 def stuck_workers(
     workers: Iterable[Worker], limits: WorkerLimits, *, now: float, watched_since: float
 ) -> list[Stuck]:
     """The workers of this machine that stand still for longer than they may."""
-    found = []
+    stuck_workers = []
     for worker in workers:
         if worker.is_here:
-            still = now - max(worker.moved, watched_since)
-            allowed = limits.allowed(worker)
-            if still > allowed:
-                found.append(Stuck(worker, still, allowed))
-    return found
+            seconds = now - max(worker.moved, watched_since)
+            allowed_seconds = limits.allowed_seconds(worker)
+            if seconds > allowed_seconds:
+                stuck_workers.append(Stuck(worker, seconds, allowed_seconds))
+    return stuck_workers
 
 
 @dataclass(frozen=True)
 class Slow:
-    """A worker whose rate is far below its peers'. peers: their median, properties a second."""
+    """A worker whose rate is far below its peers'. peer_rate: their median, in properties a second."""
 
     worker: Worker
-    peers: float
+    peer_rate: float
+
+    @property
+    def percent(self) -> float:
+        """By how many percent it is slower than its peers."""
+        return 100.0 * (1.0 - self.worker.rate / self.peer_rate)
 
 
 def slow_workers(workers: Sequence[Worker]) -> list[Slow]:
-    """Workers that are slower than the median of those that do the same work beside them, at this moment."""
-    found = []
-    working = [one for one in workers if one.phase is Phase.WORKING and one.rate > 0]
+    """Workers that are slower now than the median of the workers that do the same work beside them."""
+    slow = []
+    working = [worker for worker in workers if worker.phase is Phase.WORKING and worker.rate > 0]
     for worker in working:
-        peers = [one.rate for one in working if one.asset == worker.asset and one.name != worker.name]
-        if peers and worker.rate < (1.0 - _SLOW_SHARE) * statistics.median(peers):
-            found.append(Slow(worker, statistics.median(peers)))
-    return found
+        rates = [peer.rate for peer in working if peer.asset == worker.asset and peer.name != worker.name]
+        if rates and worker.rate < (1.0 - _SLOW_SHARE) * statistics.median(rates):
+            slow.append(Slow(worker, statistics.median(rates)))
+    return slow
 
 
 def slow_since(
     before: Mapping[str, float], slow: Iterable[Slow], *, now: float, watched_since: float
 ) -> dict[str, float]:
-    """Since when each slow worker has been slow without a break, by its name."""
-    return {
-        one.worker.name: before.get(one.worker.name, now)
-        if before.get(one.worker.name, now) >= watched_since
-        else now
-        for one in slow
-    }
+    """By worker name, since when each slow worker has been slow without a break."""
+    since_by_name = {}
+    for name in (slow_worker.worker.name for slow_worker in slow):
+        since = before.get(name, now)
+        since_by_name[name] = since if since >= watched_since else now
+    return since_by_name
 
 
 @dataclass(frozen=True)
 class HealthWatcher:
-    """What a tick looks at. Plain Python: what Dagster lends is handed in.
+    """Checks the workers and devices of a machine, without Dagster's classes.
 
-    monotonic: seconds of the machine's clock. send: signals a worker's process; False where it has ended.
+    monotonic: seconds of the machine's clock. send: signals a worker's process; False if it has ended.
     """
 
     workers: Workers
@@ -132,7 +137,7 @@ class HealthWatcher:
     send: Callable[[Worker, signal.Signals], bool] = lambda worker, number: _process(worker).send(number)
 
     def look(self, watch: Watch, dagster: DagsterFacts) -> list[str]:
-        """One tick: changes ``watch``, posts alerts, ends what is stuck. Returns sentences."""
+        """One tick: changes ``watch``, posts alerts, ends stuck workers. Returns sentences."""
         living = [worker for worker in self.workers.living() if worker.pid]
         self.devices.left_out.state.copy_if_due()
         return [
@@ -143,38 +148,39 @@ class HealthWatcher:
         ]
 
     def _end_stuck(self, watch: Watch, living: Sequence[Worker], dagster: DagsterFacts) -> list[str]:
-        said = []
+        sentences = []
         now = watch.at
-        stuck = stuck_workers(living, self.limits, now=now, watched_since=watch.since)
-        for one in stuck:
-            if one.worker.name not in watch.ended:
-                self.outbox.post(self._stuck(one, watch.unix))
-                dagster.mark_interrupted(one.worker.run_id)
-                watch.ended[one.worker.name] = now
-                said.append(f"{_who(one.worker)} stands still for {one.still:.0f} s and is told to end.")
-                self._end(one.worker, signal.SIGTERM, said)
+        for stuck in stuck_workers(living, self.limits, now=now, watched_since=watch.since):
+            worker = stuck.worker
+            if worker.name not in watch.ended:
+                self.outbox.post(_stuck_alert(stuck, watch.unix))
+                dagster.mark_interrupted(worker.run_id)
+                watch.ended[worker.name] = now
+                sentences.append(f"{_who(worker)} stands still for {stuck.seconds:.0f} s and is told to end.")
+                self._end(worker, signal.SIGTERM, sentences)
         alive = {worker.name: worker for worker in living}
-        for name, at in list(watch.ended.items()):
-            worker = alive.get(name)
-            if worker is None:
+        for name, sigterm_at in list(watch.ended.items()):
+            if name not in alive:
                 del watch.ended[name]
                 run_id, _, asset = name.partition(".")
-                said.append(f"The stuck worker of run {run_id} ({asset}) has ended; its device is free.")
-            elif now - at >= self.limits.grace:
+                sentences.append(f"The stuck worker of run {run_id} ({asset}) has ended; its device is free.")
+            elif now - sigterm_at >= self.limits.grace:
+                worker = alive[name]
                 # Cancelled before its process is killed: Dagster would start again what a person stopped.
                 dagster.end_cancelled(worker.run_id, _KILLED)
-                if self._end(worker, signal.SIGKILL, said):
-                    self._hold_against_device(worker, outlives_kill=now - at >= 2 * self.limits.grace)
-                    said.append(f"{_who(worker)} did not end when told to, and was killed.")
+                if self._end(worker, signal.SIGKILL, sentences):
+                    outlives_kill = now - sigterm_at >= 2 * self.limits.grace
+                    self._record_against_device(worker, outlives_kill=outlives_kill)
+                    sentences.append(f"{_who(worker)} did not end when told to, and was killed.")
         self._tell_freed(alive, watch.unix)
-        return said
+        return sentences
 
-    def _end(self, worker: Worker, number: signal.Signals, said: list[str]) -> bool:
-        """Whether the signal reached the worker; says so where it may not be sent."""
+    def _end(self, worker: Worker, number: signal.Signals, sentences: list[str]) -> bool:
+        """Whether the signal reached the worker; adds a sentence if it may not be sent."""
         try:
             return self.send(worker, number)
         except PermissionError:
-            said.append(
+            sentences.append(
                 f"{_who(worker)} is another user's process and cannot be ended from here: end it as that"
                 " user, or run Dagster as the user whose runs they are."
             )
@@ -189,32 +195,11 @@ class HealthWatcher:
                 )
                 self.outbox.note_recovery(subject, sentence=sentence, at=now)
 
-    def _stuck(self, one: Stuck, now: float) -> Alert:
-        worker = one.worker
-        return Alert(
-            kind="worker_stuck",
-            subject=f"{worker.asset}/{worker.partition}/worker",
-            occurrence=worker.run_id,
-            severity="error",
-            title=f"{_who(worker)} is stuck",
-            next_step=(
-                "Nothing for now: it is ended and its partition is retried on another device where there is"
-                " one; committed rows stay. If it happens again on the same device, look at `nvidia-smi` and"
-                " the kernel log: after two partitions that had to be killed on it, it is left out. If its"
-                " batches do take that long: lower VLM_ASSETS_BATCH_IMAGES, or raise"
-                " VLM_ASSETS_STUCK_SECONDS."
-            ),
-            partition=worker.partition,
-            expected=f"a commit within {one.allowed:.0f} s ({worker.phase})",
-            actual=f"none for {one.still:.0f} s, at {worker.percent:.0f}% of the partition",
-            page=f"runs/{worker.run_id}",
-            at=now,
-        )
+    def _record_against_device(self, worker: Worker, *, outlives_kill: bool) -> None:
+        """Record a worker that did not end at SIGTERM as a failure of its device.
 
-    def _hold_against_device(self, worker: Worker, *, outlives_kill: bool) -> None:
-        """For one that did not honour SIGTERM: a hung device lets none through, a wait in Python does.
-
-        One that outlives SIGKILL holds the device until the driver lets it go: it is left out at once.
+        Python code that waits ends at SIGTERM, but a call into a hung device does not. A worker that outlives
+        SIGKILL holds its device until the driver frees it: the device is left out at once.
         """
         if worker.device is not None and _may_be_the_device(worker):
             why = f"A worker of {worker.partition} stood still until it was killed (run {worker.run_id})."
@@ -225,41 +210,28 @@ class HealthWatcher:
                 self.devices.left_out.note_failure(worker.device, occurrence=f"{occurrence}, still", why=why)
 
     def _name_slow(self, watch: Watch, living: Sequence[Worker]) -> list[str]:
-        # Of a cluster, each node names its own.
-        slow = [one for one in slow_workers(living) if one.worker.is_here]
-        watch.slow = slow_since(watch.slow, slow, now=watch.at, watched_since=watch.since)
-        told = []
-        for one in slow:
-            worker = one.worker
-            lasted = watch.at - watch.slow[worker.name]
-            if lasted < _SLOW_SECONDS or worker.device is None:
+        """Alert of workers that have been slow for long; changes ``watch``. Returns sentences."""
+        # Each node of a cluster names its own workers.
+        slow_here = [slow for slow in slow_workers(living) if slow.worker.is_here]
+        watch.slow = slow_since(watch.slow, slow_here, now=watch.at, watched_since=watch.since)
+        sentences = []
+        for slow in slow_here:
+            worker = slow.worker
+            seconds = watch.at - watch.slow[worker.name]
+            if seconds < _SLOW_SECONDS or worker.device is None:
                 continue
-            subject = f"devices/{worker.device}/slow"
-            share = 100.0 * (1.0 - worker.rate / one.peers)
-            told.append(f"{_who(worker)} is {share:.0f}% slower than its peers.")
+            sentences.append(f"{_who(worker)} is {slow.percent:.0f}% slower than its peers.")
             # Once while it lasts: a device of a slower kind would be told of at each of its partitions.
-            if subject not in self.outbox.open_subjects():
-                self.outbox.post(
-                    Alert(
-                        kind="worker_slow",
-                        subject=subject,
-                        occurrence=worker.run_id,
-                        severity="warning",
-                        title=f"{_who(worker)} is {share:.0f}% slower than the workers beside it",
-                        next_step=(
-                            "Look at the device's temperature, clocks and other users (`nvidia-smi`), and at"
-                            " what its partition's images have that others have not. It goes on."
-                        ),
-                        partition=worker.partition,
-                        expected=f"about {one.peers:.2f} properties a second, the median of the others",
-                        actual=f"{worker.rate:.2f} properties a second for {lasted / 60:.0f} minutes",
-                        page=f"runs/{worker.run_id}",
-                        at=watch.unix,
-                    )
-                )
-        keep_pace = {one.device for one in living if one.rate > 0 and one.name not in watch.slow}
+            if f"devices/{worker.device}/slow" not in self.outbox.open_subjects():
+                self.outbox.post(_slow_alert(slow, seconds, watch.unix))
+        self._note_kept_pace(watch, living)
+        return sentences
+
+    def _note_kept_pace(self, watch: Watch, living: Sequence[Worker]) -> None:
+        """Close the alerts of slow devices that keep pace again, or all of them if nobody works any more."""
+        keep_pace = {worker.device for worker in living if worker.rate > 0 and worker.name not in watch.slow}
         watch.idle = None if living else max(watch.at if watch.idle is None else watch.idle, watch.since)
-        # Between two partitions nobody is compared; where all is done, nobody ever will be.
+        # Between two partitions a device has no worker to compare, and after the last one it never will.
         is_over = watch.idle is not None and watch.at - watch.idle >= _SLOW_SECONDS
         for subject, alert in self.outbox.open_subjects().items():
             device = subject.split("/")[1] if alert.kind == "worker_slow" else None
@@ -268,7 +240,6 @@ class HealthWatcher:
                 if is_over:
                     sentence = f"Nobody has worked for {_SLOW_SECONDS / 60:.0f} minutes."
                 self.outbox.note_recovery(subject, sentence=sentence, at=watch.unix)
-        return told
 
 
 def build_worker_health_sensor(
@@ -288,15 +259,15 @@ def build_worker_health_sensor(
     def decide(at: Situation) -> Decided:
         dagster = at.dagster
         watch = Watch.read(at.cursor, now=watcher.monotonic(), unix=at.now)
-        told_before = set(watch.left_out)
-        said = watcher.look(watch, dagster)
-        said += leases.look(watch, watcher.workers.living(), dagster)
-        # At each tick while one is left out: a new start sets the limit for all devices again.
-        if told_before or watch.left_out:
-            before, now = usable_devices(watch, told_before), usable_devices(watch, watch.left_out)
+        left_out_before = set(watch.left_out)
+        sentences = watcher.look(watch, dagster)
+        sentences += leases.look(watch, watcher.workers.living(), dagster)
+        # At each tick while a device is left out: a new start sets the limit for all devices again.
+        if left_out_before or watch.left_out:
+            previous, devices = usable_devices(watch, left_out_before), usable_devices(watch, watch.left_out)
             more = prepared()
-            dagster.fit_pool(pool, before=before and before + more, now=now and now + more)
-        return Decided(" ".join(said) or "Every worker moves and every device is sound.", watch.cursor())
+            dagster.fit_pool(pool, previous=previous and previous + more, slots=devices and devices + more)
+        return Decided(" ".join(sentences) or "Every worker moves and every device is sound.", watch.cursor())
 
     return build_sensor(
         NAME,
@@ -312,14 +283,58 @@ def build_worker_health_sensor(
     )
 
 
+def _stuck_alert(stuck: Stuck, now: float) -> Alert:
+    worker = stuck.worker
+    return Alert(
+        kind="worker_stuck",
+        subject=f"{worker.asset}/{worker.partition}/worker",
+        occurrence=worker.run_id,
+        severity="error",
+        title=f"{_who(worker)} is stuck",
+        next_step=(
+            "Nothing for now: it is ended and its partition is retried on another device where there is one;"
+            " committed rows stay. If it happens again on the same device, look at `nvidia-smi` and the"
+            " kernel log: after two partitions that had to be killed on it, it is left out. If its batches do"
+            " take that long: lower VLM_ASSETS_BATCH_IMAGES, or raise VLM_ASSETS_STUCK_SECONDS."
+        ),
+        partition=worker.partition,
+        expected=f"a commit within {stuck.allowed_seconds:.0f} s ({worker.phase})",
+        actual=f"none for {stuck.seconds:.0f} s, at {worker.percent:.0f}% of the partition",
+        page=f"runs/{worker.run_id}",
+        at=now,
+    )
+
+
+def _slow_alert(slow: Slow, seconds: float, now: float) -> Alert:
+    """seconds: for how long the worker has been slow. now: unix seconds."""
+    worker = slow.worker
+    return Alert(
+        kind="worker_slow",
+        subject=f"devices/{worker.device}/slow",
+        occurrence=worker.run_id,
+        severity="warning",
+        title=f"{_who(worker)} is {slow.percent:.0f}% slower than the workers beside it",
+        next_step=(
+            "Look at the device's temperature, clocks and other users (`nvidia-smi`), and at what its"
+            " partition's images have that others have not. It goes on."
+        ),
+        partition=worker.partition,
+        expected=f"about {slow.peer_rate:.2f} properties a second, the median of the others",
+        actual=f"{worker.rate:.2f} properties a second for {seconds / 60:.0f} minutes",
+        page=f"runs/{worker.run_id}",
+        at=now,
+    )
+
+
 def _process(worker: Worker) -> ProcessIdentity:
     return ProcessIdentity(worker.pid, worker.process_start or 0, worker.boot_id)
 
 
 def _may_be_the_device(worker: Worker) -> bool:
-    """Whether the device may be why it stood still: not where it was done, or computed on without commits.
+    """Whether the device may be why a worker stood still.
 
-    Those are the storage's, and a worker that ends waits for its last commit there.
+    It is not if the worker had computed everything, or went on computing while its commits waited: then the
+    storage is slow, and a worker that ends waits there for its last commit.
     """
     if worker.phase is Phase.PUBLISHING or worker.percent >= 100:
         return False

@@ -182,9 +182,9 @@ class DagsterInMemory(DagsterFacts):
         self.held -= set(freed)
         return freed
 
-    def fit_pool(self, pool: str, *, before: int, now: int) -> None:
+    def fit_pool(self, pool: str, *, previous: int, slots: int) -> None:
         """Note a pool's limit."""
-        self.pools[pool] = now
+        self.pools[pool] = slots
 
     def newest_event(self) -> int:
         """The id of the latest event."""

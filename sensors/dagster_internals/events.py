@@ -133,9 +133,9 @@ class DagsterFacts(InstanceRuns):
         """The partitions that Dagster knows as materialized."""
         return self.instance.get_materialized_partitions(AssetKey(asset))
 
-    def report_materialization(self, found: AssetMaterialization) -> None:
+    def report_materialization(self, materialization: AssetMaterialization) -> None:
         """Tell Dagster of a materialization that no run made."""
-        self.instance.report_runless_asset_event(found)
+        self.instance.report_runless_asset_event(materialization)
 
     def evaluations_since(self, cursor: int, *, look_back: int = 0) -> tuple[list[CheckEvaluation], int]:
         """Check results written after ``cursor`` (0: from the start), oldest first, and where to go on.
@@ -145,8 +145,8 @@ class DagsterFacts(InstanceRuns):
         visible since; keep what was seen.
         """
         rows = self._rows_of_evaluations(cursor - look_back)
-        found = [one for row in rows if (one := _evaluation(row)) is not None]
-        return found, max([cursor, *(row["id"] for row in rows)])
+        evaluations = [evaluation for row in rows if (evaluation := _evaluation(row)) is not None]
+        return evaluations, max([cursor, *(row["id"] for row in rows)])
 
     def latest_results(
         self, assets: Sequence[str] | None = None, *, passed: bool = False
@@ -175,10 +175,10 @@ class DagsterFacts(InstanceRuns):
         ).where(executions.c.id.in_(newest), db.true() if passed else has_failed)
         for row in self._rows(query):
             read = _evaluation if row["execution_status"] == "FAILED" else _passed
-            if row["id"] is not None and (one := read(row)) is not None:
-                yield one
+            if row["id"] is not None and (evaluation := read(row)) is not None:
+                yield evaluation
 
-    def report_evaluation(self, found: AssetCheckEvaluation) -> None:
+    def report_evaluation(self, evaluation: AssetCheckEvaluation) -> None:
         """Tell Dagster the result of a check that no run made, for one partition; replaces the one before.
 
         Dagster keeps one such result a check and partition, and refuses the next: a unique index over asset,
@@ -186,16 +186,16 @@ class DagsterFacts(InstanceRuns):
         log.
         """
         executions = AssetCheckExecutionsTable
-        told_before = (
-            executions.c.asset_key == found.asset_key.to_string(),
-            executions.c.check_name == found.check_name,
-            executions.c.partition == found.partition,
+        is_earlier = (
+            executions.c.asset_key == evaluation.asset_key.to_string(),
+            executions.c.check_name == evaluation.check_name,
+            executions.c.partition == evaluation.partition,
             executions.c.run_id == "",
         )
         with self._connection() as connection:
-            connection.execute(db.delete(executions).where(*told_before))
+            connection.execute(db.delete(executions).where(*is_earlier))
         # Killed here, nothing is told, and whoever tells it has not noted that it did.
-        self.instance.report_runless_asset_event(found)
+        self.instance.report_runless_asset_event(evaluation)
 
     def restore_results(self, run_ids: Collection[str]) -> list[tuple[str, str, str]]:
         """Tell again the last result of each check that these runs planned and never evaluated.
@@ -230,10 +230,12 @@ class DagsterFacts(InstanceRuns):
                 except Exception as error:  # private to Dagster: whatever it raises, the other rows count
                     _log.warning("A check result in Dagster's database cannot be read: %s", error)
                     continue
-                found = event.event_specific_data if event else None
-                if isinstance(found, AssetCheckEvaluation) and found.passed:
-                    self.report_evaluation(found)
-                    restored.append((found.asset_key.to_user_string(), found.check_name, row["partition"]))
+                evaluation = event.event_specific_data if event else None
+                if isinstance(evaluation, AssetCheckEvaluation) and evaluation.passed:
+                    self.report_evaluation(evaluation)
+                    restored.append(
+                        (evaluation.asset_key.to_user_string(), evaluation.check_name, row["partition"])
+                    )
         return restored
 
     def _rows_of_evaluations(self, after: int) -> Sequence[Row]:
@@ -250,8 +252,8 @@ class DagsterFacts(InstanceRuns):
 
     def _connection(self) -> AbstractContextManager[Any]:
         """To the database with events and checks."""
-        found: AbstractContextManager[Any] = self.instance.event_log_storage.index_connection()  # type: ignore[attr-defined]
-        return found
+        connection: AbstractContextManager[Any] = self.instance.event_log_storage.index_connection()  # type: ignore[attr-defined]
+        return connection
 
     def _rows(self, query: Any) -> Sequence[Row]:
         """The rows of a query over events and checks."""
@@ -294,17 +296,17 @@ def _evaluation(row: Row) -> CheckEvaluation | None:
     except Exception as error:  # private to Dagster: whatever it raises, the other rows count
         _log.warning("The check result %s in Dagster's database cannot be read: %s", row["id"], error)
         return None
-    found = entry.dagster_event.event_specific_data if entry.dagster_event else None
-    if not isinstance(found, AssetCheckEvaluation):
+    evaluation = entry.dagster_event.event_specific_data if entry.dagster_event else None
+    if not isinstance(evaluation, AssetCheckEvaluation):
         return None
     return CheckEvaluation(
-        asset=found.asset_key.to_user_string(),
-        check=found.check_name,
-        partition=found.partition,
-        passed=found.passed,
-        severity=found.severity.value,
-        description=plain(found.description or ""),
-        metadata={name: str(value.value) for name, value in found.metadata.items()},
+        asset=evaluation.asset_key.to_user_string(),
+        check=evaluation.check_name,
+        partition=evaluation.partition,
+        passed=evaluation.passed,
+        severity=evaluation.severity.value,
+        description=plain(evaluation.description or ""),
+        metadata={name: str(value.value) for name, value in evaluation.metadata.items()},
         run_id=entry.run_id,
         at=entry.timestamp,
         storage_id=row["id"],

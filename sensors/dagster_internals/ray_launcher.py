@@ -112,7 +112,7 @@ class ClusterRunLauncher(RayRunLauncher):
             raise DagsterUserCodeUnreachableError(
                 f"No node of the cluster takes runs now, so run {run.run_id} waits in the queue. "
                 + (
-                    "; ".join(f"{one.name} {one.sentence()}" for one in look.nodes.values())
+                    "; ".join(f"{node.name} {node.sentence()}" for node in look.nodes.values())
                     or "None ever joined."
                 )
             )
@@ -174,12 +174,12 @@ class ClusterRunLauncher(RayRunLauncher):
         try:
             for number in range(1, 1000):
                 job = first_ray_job(run_id) + (f"-{number}" if number > 1 else "")
-                known = self._status(job)
-                if known in _ENDED:
+                status = self._status(job)
+                if status in _ENDED:
                     continue
                 # First: whoever finds a run of Ray's without a node must know that it is Ray's.
                 self._instance.add_run_tags(run_id, {RAY_JOB: job})
-                if known is None:
+                if status is None:
                     self.client.submit_job(
                         submission_id=job,
                         entrypoint=command,

@@ -102,8 +102,8 @@ class RunState:
     @property
     def is_here(self) -> bool:
         """Whether this machine's code server started it: any other launcher looks after its own runs."""
-        said = self.tags.get(_SERVER)
-        server = json.loads(said) if said is not None else {"host": "unknown"}
+        server_tag = self.tags.get(_SERVER)
+        server = json.loads(server_tag) if server_tag is not None else {"host": "unknown"}
         return bool(server.get("socket")) or server.get("host") in _HERE
 
     @property
@@ -144,8 +144,8 @@ class RunState:
     @property
     def retry_number(self) -> int:
         """How often Dagster's run retries had started it before, itself counted; 0 where they did not."""
-        said = self.tags.get(_RETRY_NUMBER, "")
-        return int(said) if said.isdecimal() else 0
+        number = self.tags.get(_RETRY_NUMBER, "")
+        return int(number) if number.isdecimal() else 0
 
     @property
     def is_by_hand(self) -> bool:
@@ -167,8 +167,8 @@ def said_ray_job(run_id: str, tags: Mapping[str, str]) -> str | None:
 
     Dagster's run retries inherit the tag of their parent, and whoever submits a run chooses its tags.
     """
-    said = tags.get(RAY_JOB, "")
-    return said if said.startswith(first_ray_job(run_id)) else None
+    job = tags.get(RAY_JOB, "")
+    return job if job.startswith(first_ray_job(run_id)) else None
 
 
 class InstanceRuns:
@@ -179,43 +179,43 @@ class InstanceRuns:
 
     def run_states(self, run_ids: Collection[str]) -> dict[str, RunState]:
         """Runs by id; one that was deleted is left out."""
-        wanted = sorted(set(run_ids))
-        found: dict[str, RunState] = {}
-        for start in range(0, len(wanted), _CHUNK):
-            chunk = wanted[start : start + _CHUNK]
-            found.update((one.run_id, one) for one in self._runs_where(RunsTable.c.run_id.in_(chunk)))
-        return found
+        ids = sorted(set(run_ids))
+        states: dict[str, RunState] = {}
+        for start in range(0, len(ids), _CHUNK):
+            chunk = ids[start : start + _CHUNK]
+            states.update((run.run_id, run) for run in self._runs_where(RunsTable.c.run_id.in_(chunk)))
+        return states
 
     def runs_with_key(self, run_keys: Collection[str]) -> dict[str, RunState]:
         """Runs by run key; the newest of each. Run keys that no run has are left out."""
         tags = RunTagsTable
-        wanted = sorted(set(run_keys))
-        found: dict[str, RunState] = {}
-        for start in range(0, len(wanted), _CHUNK):
-            chunk = wanted[start : start + _CHUNK]
+        keys = sorted(set(run_keys))
+        states: dict[str, RunState] = {}
+        for start in range(0, len(keys), _CHUNK):
+            chunk = keys[start : start + _CHUNK]
             of_keys = db.select(tags.c.run_id).where(tags.c.key == _RUN_KEY, tags.c.value.in_(chunk))
-            for one in self._runs_where(RunsTable.c.run_id.in_(of_keys)):
-                if one.run_key is not None:
-                    found[one.run_key] = one
-        return found
+            for run in self._runs_where(RunsTable.c.run_id.in_(of_keys)):
+                if run.run_key is not None:
+                    states[run.run_key] = run
+        return states
 
     def latest_runs(self, partitions: Collection[str]) -> dict[str, RunState]:
         """The newest run of each of these partitions; those without a run are left out."""
         tags = RunTagsTable
-        wanted = sorted(set(partitions))
-        found: dict[str, RunState] = {}
-        for start in range(0, len(wanted), _CHUNK):
-            chunk = wanted[start : start + _CHUNK]
+        keys = sorted(set(partitions))
+        states: dict[str, RunState] = {}
+        for start in range(0, len(keys), _CHUNK):
+            chunk = keys[start : start + _CHUNK]
             of_keys = db.select(tags.c.run_id).where(tags.c.key == _PARTITION, tags.c.value.in_(chunk))
-            for one in self._runs_where(RunsTable.c.run_id.in_(of_keys)):
-                if one.partition is not None:
-                    found[one.partition] = one
-        return found
+            for run in self._runs_where(RunsTable.c.run_id.in_(of_keys)):
+                if run.partition is not None:
+                    states[run.partition] = run
+        return states
 
     def runs_ended_since(self, since: float, statuses: Collection[DagsterRunStatus]) -> list[RunState]:
         """Runs in one of these states that changed at or after ``since`` (unix seconds), oldest first."""
-        is_one = RunsTable.c.status.in_([one.value for one in statuses])
-        return self._runs_where(is_one, RunsTable.c.update_timestamp >= _naive(since))
+        is_in_state = RunsTable.c.status.in_([status.value for status in statuses])
+        return self._runs_where(is_in_state, RunsTable.c.update_timestamp >= _naive(since))
 
     def runs_created_since(self, since: float) -> list[RunState]:
         """Runs that were created at or after ``since`` (unix seconds), oldest first."""
@@ -223,7 +223,7 @@ class InstanceRuns:
 
     def runs_in(self, statuses: Collection[DagsterRunStatus]) -> list[RunState]:
         """Runs that are in one of these states now, oldest first."""
-        return self._runs_where(RunsTable.c.status.in_([one.value for one in statuses]))
+        return self._runs_where(RunsTable.c.status.in_([status.value for status in statuses]))
 
     def awaited_partitions(self, assets: Sequence[str]) -> set[str]:
         """Partitions of these assets for which an unfinished backfill will launch a run."""
@@ -237,9 +237,8 @@ class InstanceRuns:
                 continue
             subsets = (data.target_subset, data.requested_subset, data.failed_and_downstream_subset)
             for asset in assets:
-                of = [one.partitions_subsets_by_asset_key.get(dg.AssetKey(asset)) for one in subsets]
-                targeted, *over = (frozenset(one.get_partition_keys()) if one else frozenset() for one in of)
-                awaited |= targeted.difference(*over)
+                targeted, requested, failed = (_partitions_of(subset, asset) for subset in subsets)
+                awaited |= targeted - requested - failed
         return awaited
 
     def run_config(self, run_id: str) -> tuple[Mapping[str, Any], str] | None:
@@ -249,19 +248,19 @@ class InstanceRuns:
 
     def selections(self, run_ids: Sequence[str]) -> dict[str, tuple[str, list[str]]]:
         """The job and the selected assets of runs, by id; one that was deleted is left out."""
-        found: dict[str, tuple[str, list[str]]] = {}
+        selections: dict[str, tuple[str, list[str]]] = {}
         for start in range(0, len(run_ids), _CHUNK):
             chunk = list(run_ids[start : start + _CHUNK])
             for run in self.instance.get_runs(dg.RunsFilter(run_ids=chunk)):
                 selected = sorted(key.to_user_string() for key in run.asset_selection or ())
-                found[run.run_id] = (run.job_name, selected)
-        return found
+                selections[run.run_id] = (run.job_name, selected)
+        return selections
 
     def error_of(self, run_id: str) -> str | None:
         """What the log of a run says of its end: the asset's own sentence, else the error's message."""
-        wanted = {dg.DagsterEventType.STEP_FAILURE, dg.DagsterEventType.RUN_FAILURE}
-        said = None
-        for entry in self.instance.all_logs(run_id, of_type=wanted):
+        types = {dg.DagsterEventType.STEP_FAILURE, dg.DagsterEventType.RUN_FAILURE}
+        message = None
+        for entry in self.instance.all_logs(run_id, of_type=types):
             event = entry.dagster_event
             if event is None:
                 continue
@@ -273,14 +272,14 @@ class InstanceRuns:
                 while error is not None and error.cause is not None:
                     error = error.cause
                 return error.message.strip() if error is not None else event.message
-            said = said or event.message
-        return said
+            message = message or event.message
+        return message
 
     def succeeded_at(self, job: str) -> float | None:
         """When the newest run of a job that succeeded has ended, in unix seconds."""
         succeeded = dg.RunsFilter(job_name=job, statuses=[DagsterRunStatus.SUCCESS])
-        done = self.instance.get_runs(succeeded, limit=1)
-        return self.instance.get_run_stats(done[0].run_id).end_time if done else None
+        runs = self.instance.get_runs(succeeded, limit=1)
+        return self.instance.get_run_stats(runs[0].run_id).end_time if runs else None
 
     def delete_run(self, run_id: str) -> None:
         """Forget a run that has done nothing."""
@@ -344,31 +343,38 @@ class InstanceRuns:
                 freed.append(run_id)
         return freed
 
-    def fit_pool(self, pool: str, *, before: int, now: int) -> None:
-        """Let a pool's limit follow the number of devices in use; a lower one that a person set is kept.
+    def fit_pool(self, pool: str, *, previous: int, slots: int) -> None:
+        """Set a pool's limit to the devices in use; a lower limit that a person set is kept.
 
-        With 0 nothing is taken from the queue, and nothing in it is lost.
+        previous: the devices at the last call: a limit of that many is no person's. With 0 slots no run
+        leaves the queue, and none is lost.
         """
-        limits = {one.name: one.limit for one in self.instance.event_log_storage.get_pool_limits()}
+        limits = {info.name: info.limit for info in self.instance.event_log_storage.get_pool_limits()}
         limit = limits.get(pool)
-        if limit is not None and limit != now and (limit > now or limit in (before, 0)):
-            set_pool(self.instance, pool, now)
+        if limit is not None and limit != slots and (limit > slots or limit in (previous, 0)):
+            set_pool(self.instance, pool, slots)
 
     def _runs_where(self, *conditions: Any) -> list[RunState]:
         """Runs by conditions on their table, oldest first."""
         runs, tags = RunsTable, RunTagsTable
         times = (runs.c.create_timestamp, runs.c.update_timestamp, runs.c.end_time)
         query = db.select(runs.c.run_id, runs.c.status, *times).where(*conditions).order_by(runs.c.id)
-        wanted = (*_TAGS, LAUNCHED_BY, GOES_ON_WITH, NO_ATTEMPT, NEEDS_PERSON, RAY_JOB)
-        their_tags = db.select(tags.c.run_id, tags.c.key, tags.c.value).where(
-            tags.c.key.in_(wanted), tags.c.run_id.in_(db.select(runs.c.run_id).where(*conditions))
+        tag_names = (*_TAGS, LAUNCHED_BY, GOES_ON_WITH, NO_ATTEMPT, NEEDS_PERSON, RAY_JOB)
+        tag_query = db.select(tags.c.run_id, tags.c.key, tags.c.value).where(
+            tags.c.key.in_(tag_names), tags.c.run_id.in_(db.select(runs.c.run_id).where(*conditions))
         )
         with self.instance.run_storage.connect() as connection:  # type: ignore[attr-defined]
             rows = connection.execute(query).mappings().all()
             tags_of: dict[str, dict[str, str]] = {}
-            for run_id, key, value in connection.execute(their_tags).all() if rows else ():
+            for run_id, key, value in connection.execute(tag_query).all() if rows else ():
                 tags_of.setdefault(run_id, {})[key] = value
         return [_run_state(row, tags_of.get(row["run_id"], {})) for row in rows]
+
+
+def _partitions_of(subset: Any, asset: str) -> frozenset[str]:
+    """The partitions of one asset in a graph subset of a backfill."""
+    partitions = subset.partitions_subsets_by_asset_key.get(dg.AssetKey(asset))
+    return frozenset(partitions.get_partition_keys()) if partitions else frozenset()
 
 
 def set_pool(instance: DagsterInstance, pool: str, slots: int) -> None:

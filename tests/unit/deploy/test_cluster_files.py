@@ -49,7 +49,7 @@ def test_the_pool_follows_machines_that_join_after_dagster_has_started(
     """With one machine there at the start, a limit of 1 would stay for ever: no other would be used."""
     with new_instance("dagster") as instance:
         set_pool(instance, POOL, runs_at_once(deployed))
-        DagsterFacts(instance).fit_pool(POOL, before=0, now=3)
+        DagsterFacts(instance).fit_pool(POOL, previous=0, slots=3)
         limits = {one.name: one.limit for one in instance.event_log_storage.get_pool_limits()}
     assert limits[POOL] == 3
 

@@ -53,7 +53,7 @@ def test_a_worker_has_twice_its_own_time_and_ten_minutes_at_most(worker, change,
     one = replace(worker, **change)
     assert not stuck_workers([one], LIMITS, now=1000.0 + allowed, watched_since=0.0)
     (stuck,) = stuck_workers([one], LIMITS, now=1001.0 + allowed, watched_since=0.0)
-    assert (stuck.still, stuck.allowed) == (allowed + 1, allowed)
+    assert (stuck.seconds, stuck.allowed_seconds) == (allowed + 1, allowed)
 
 
 def test_who_waits_for_a_device_is_never_stuck(worker):
@@ -87,7 +87,7 @@ def test_slow_is_far_below_the_median_of_the_others_for_long(worker):
     other_asset = replace(worker, run_id="e", asset="b", rate=1000.0)
     assert not slow_workers([replace(worker, rate=7.8), *peers, other_asset])
     (slow,) = slow_workers([replace(worker, rate=7.0), *peers, other_asset])
-    assert (slow.worker.run_id, slow.peers) == ("r", 11.0)
+    assert (slow.worker.run_id, slow.peer_rate) == ("r", 11.0)
     assert not slow_workers([replace(worker, rate=7.0)]), "nobody to compare with"
 
     first = slow_since({}, [slow], now=100.0, watched_since=0.0)
