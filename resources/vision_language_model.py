@@ -188,10 +188,10 @@ class VisionLanguageModel:
         return Tensors(self.source, prompt.text, dtype, self.limits)
 
     def prepare(self, devices: Sequence[Device]) -> None:
-        """Import what computes in this process before it has one of these devices: that takes seconds.
+        """Import the engine's packages, which takes seconds, before this process has one of the devices.
 
-        With several GPUs torch comes after the lease, whose pinning decides which of them it sees: importing
-        it may make it look. With the CPU's cores too: the lease says with how many threads it begins.
+        Torch is imported here only if there is one GPU. With several GPUs it may list them at its import, so
+        it has to wait until the lease has pinned one. On a CPU the lease sets its number of threads first.
         """
         if self.server is not None:
             import vlm_engine.server.server_engine

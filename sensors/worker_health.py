@@ -46,8 +46,7 @@ class WorkerLimits:
 
     A worker is stuck after twice its own learned batch time without a commit, but never before ``least`` and
     always after ``most``. ``loading``: to prepare, for a model to load, and for a file to be published. A
-    worker that waits for a device may stand still for as long as the others work. ``grace``: between SIGTERM
-    and SIGKILL.
+    worker that waits for a device has no limit. ``grace``: between SIGTERM and SIGKILL.
     """
 
     least: float = 30.0
@@ -253,7 +252,7 @@ def build_worker_health_sensor(
 ) -> dg.SensorDefinition:
     """The sensor. ticks: where it notes that it ticked.
 
-    pool: its limit follows the devices in use. prepared: how many runs more it lets begin.
+    pool: its limit follows the devices in use. prepared: how many more runs the pool lets begin than devices.
     """
 
     def decide(at: Situation) -> Decided:

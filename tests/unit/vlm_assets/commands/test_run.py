@@ -238,7 +238,9 @@ def test_what_is_stale_is_not_guessed_at(dataset, launched_by, monkeypatch):
     def unknown():
         raise ValueError("the server does not answer")
 
-    monkeypatch.setattr(Meanings, "from_settings", classmethod(lambda cls, _: cls(Meaning(unknown), Meaning(unknown))))
+    monkeypatch.setattr(
+        Meanings, "from_settings", classmethod(lambda cls, _: cls(Meaning(unknown), Meaning(unknown)))
+    )
     dataset.describe(dataset.keys[2], text="made of the new image")
     dataset.embed(dataset.keys[2])
     done, launched = launched_by("--stale")
