@@ -53,6 +53,11 @@ class Action(StrEnum):
     PERSON = "left to a person"
 
 
+ATTEMPTS = 5
+"""In a row without a new row, after which a partition is given up. With their back-offs these are hours,
+which most outages do not outlast."""
+
+
 @dataclass(frozen=True)
 class Policy:
     """attempts: without a new row, then given up. backoff_seconds: after the first; doubled at each."""

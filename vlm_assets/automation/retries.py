@@ -12,7 +12,7 @@ import dagster as dg
 
 from resources.gpu import GpuResource
 from sensors.failed_partitions import FailedPartitions, Watched
-from sensors.retry_decision import Policy
+from sensors.retry_decision import ATTEMPTS, Policy
 from sensors.retry_schedule import Retrying, build_retrying
 from sensors.ticks import Ticks
 from vlm_assets.assets import property_descriptions, property_embeddings
@@ -35,10 +35,6 @@ RETRY_RUNS = 10
 """Partitions tried again that are queued or running at once, at most: enough for the devices of a machine,
 and few where all fail for the same reason."""
 
-_ATTEMPTS = 5
-"""In a row without a new row, after which a partition is given up. With their back-offs these are hours,
-which most outages do not outlast."""
-
 _UNFINISHED = (State.INTERRUPTED, State.REFUSED, State.LOST, State.DAMAGED)
 
 
@@ -59,15 +55,10 @@ def build_failed_partitions(settings: Settings, keys: Collection[str]) -> Failed
     return FailedPartitions(
         watched,
         control_state(settings),
-        policy=retry_policy(settings),
+        policy=Policy(ATTEMPTS, settings.retry_minutes * 60.0),
         cap=RETRY_RUNS,
         no_device=_no_device(build_gpu(settings)),
     )
-
-
-def retry_policy(settings: Settings) -> Policy:
-    """When a failed partition is tried again, and when no more."""
-    return Policy(_ATTEMPTS, settings.retry_minutes * 60.0)
 
 
 def _no_device(gpu: GpuResource) -> Callable[[], str | None]:

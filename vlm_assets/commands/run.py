@@ -594,7 +594,7 @@ def _outlooks(settings: Settings, status: Status, keys: frozenset[str]) -> tuple
 
     from sensors.dagster_internals.runs import InstanceRuns
     from sensors.outlook import outlooks
-    from vlm_assets.automation.retries import retry_policy
+    from sensors.retry_decision import ATTEMPTS, Policy
 
     rows = {one.key: one.rows for one in reversed(status.partitions) if one.key in keys}
     try:
@@ -603,7 +603,7 @@ def _outlooks(settings: Settings, status: Status, keys: frozenset[str]) -> tuple
                 InstanceRuns(instance),
                 Attempts(control_state(settings)).read(),
                 rows,
-                retry_policy(settings),
+                Policy(ATTEMPTS, settings.retry_minutes * 60.0),
                 every_minutes=settings.retry_every_minutes,
                 now=status.at,
                 most=_SHOWN,
