@@ -42,15 +42,15 @@ def build_defs(
     """
     ranges = _ranges(settings)
     partitions = partitions_definition(ranges)
-    watched = build_sensors(settings, [one.key for one in ranges])
+    watched = build_sensors(settings, [property_range.key for property_range in ranges])
     retrying = build_retries(settings, partitions)
     watched.append(retrying.sensor)
     progress = build_dataset_progress(settings)
     watched.append(build_progress_sensor(settings, progress))
     audit = build_dataset_audit(settings, audited=[property_descriptions.ASSET, property_embeddings.ASSET])
     watched.append(build_audit_sensor(settings, audit))
-    extending = [one.definitions(settings) for one in installed()]
-    theirs = [sensor for one in extending for sensor in one.sensors or ()]
+    extending = [extension.definitions(settings) for extension in installed()]
+    extension_sensors = [sensor for definitions in extending for sensor in definitions.sensors or ()]
     ticking = {retrying.schedule.name: settings.retry_every_minutes * 60.0}
     core = dg.Definitions(
         assets=[
@@ -67,7 +67,7 @@ def build_defs(
         ],
         jobs=[*retrying.jobs],
         schedules=[retrying.schedule],
-        sensors=[*watched, build_alerts(settings, [*watched, *theirs], schedules=ticking)],
+        sensors=[*watched, build_alerts(settings, [*watched, *extension_sensors], schedules=ticking)],
         # One process a run: the device is leased by the process, and both assets of a partition share it.
         executor=dg.in_process_executor,
         resources=fixed({**build_resources(settings), **(resource_overrides or {})}),
@@ -88,8 +88,8 @@ def _ranges(settings: Settings) -> tuple[PropertyRange, ...]:
         return ()
 
 
-def _look_at_dagster_home(settings: Settings) -> None:
-    """Refuse Dagster's state of another catalogue, and say where the state is kept where it is not.
+def _check_dagster_home(settings: Settings) -> None:
+    """Refuse a DAGSTER_HOME of another catalogue; warn where none is set.
 
     Raises DagsterHomeError.
     """
@@ -106,5 +106,5 @@ def _look_at_dagster_home(settings: Settings) -> None:
 
 
 restrict_umask()
-_look_at_dagster_home(current_settings())
+_check_dagster_home(current_settings())
 defs = build_defs(current_settings())

@@ -199,7 +199,7 @@ def run_node(settings: Settings, place: Place, *, lends: bool, say: Callable[[st
 
     claim_home(settings.layout)
     make_directory(settings.state_directory)
-    seed_settings(home, ClusterPlace.of(settings))
+    seed_settings(home, ClusterPlace.from_settings(settings))
     with ExitStack() as stack:
         lock = taken(settings.state_directory / "node.lock", seconds=5.0)
         if lock is None:

@@ -44,12 +44,12 @@ class AuditOptions(dg.Config):
     deep: bool = False
 
 
-def audit_table(found: Audit) -> Markdown:
+def audit_table(report: Audit) -> Markdown:
     """The counts of each asset."""
     head = ("", "expected", "ok", "failed", "missing", "duplicate", "foreign", "not yet published")
     rows: list[tuple[object, ...]] = []
-    for asset in found.assets:
-        total = found.total(asset)
+    for asset in report.assets:
+        total = report.total(asset)
         row = (
             asset,
             total.expected,
@@ -64,22 +64,22 @@ def audit_table(found: Audit) -> Markdown:
     return table(head, rows)
 
 
-def audit_metadata(found: Audit) -> dict[str, dg.MetadataValue]:
+def audit_metadata(report: Audit) -> dict[str, dg.MetadataValue]:
     """What a person wants to know of an audit; the numbers are plotted over time."""
     problems = [
         f"{problem.asset} {problem.key or ''}: {problem.sentence}"
-        for problem in (*found.wrong, *found.warnings)[:SHOWN]
+        for problem in (*report.wrong, *report.warnings)[:SHOWN]
     ]
     metadata: dict[str, dg.MetadataValue] = {
-        "verdict": dg.MetadataValue.text(found.verdict()),
-        "counts": markdown.metadata(audit_table(found)),
-        "problems": dg.MetadataValue.int(len(found.wrong)),
-        "warnings": dg.MetadataValue.int(len(found.warnings)),
+        "verdict": dg.MetadataValue.text(report.verdict()),
+        "counts": markdown.metadata(audit_table(report)),
+        "problems": dg.MetadataValue.int(len(report.wrong)),
+        "warnings": dg.MetadataValue.int(len(report.warnings)),
     }
     if problems:
         metadata["found"] = markdown.metadata(markdown.bullets(problems))
-    for asset in found.assets:
-        metadata[f"{asset}: partitions done"] = dg.MetadataValue.int(found.partitions_in(asset, State.DONE))
+    for asset in report.assets:
+        metadata[f"{asset}: partitions done"] = dg.MetadataValue.int(report.partitions_in(asset, State.DONE))
     return metadata
 
 
@@ -110,22 +110,22 @@ def build_dataset_audit(settings: Settings, *, audited: Sequence[str]) -> dg.Ass
     def dataset_audit(
         context: dg.AssetExecutionContext, config: AuditOptions
     ) -> Iterator[dg.MaterializeResult[None]]:
-        found = audit(settings, Catalog.open(settings.home), deep=config.deep)
-        context.log.info(found.verdict())
-        for problem in found.problems[:SHOWN]:
-            said = f"{problem.asset} {problem.key or ''}: {problem.sentence}"
-            (context.log.warning if problem.kind.is_warning else context.log.error)(said)
+        report = audit(settings, Catalog.open(settings.home), deep=config.deep)
+        context.log.info(report.verdict())
+        for problem in report.problems[:SHOWN]:
+            message = f"{problem.asset} {problem.key or ''}: {problem.sentence}"
+            (context.log.warning if problem.kind.is_warning else context.log.error)(message)
         check = dg.AssetCheckResult(
-            passed=found.ok,
+            passed=report.ok,
             check_name=CHECK,
             severity=dg.AssetCheckSeverity.ERROR,
-            description=markdown.sentence(found.verdict()),
+            description=markdown.sentence(report.verdict()),
             metadata={
-                "problems": len(found.wrong),
-                "first": dg.MetadataValue.json([one.sentence for one in found.wrong[:5]]),
+                "problems": len(report.wrong),
+                "first": dg.MetadataValue.json([problem.sentence for problem in report.wrong[:5]]),
             },
         )
-        yield dg.MaterializeResult(metadata=audit_metadata(found), check_results=[check])
+        yield dg.MaterializeResult(metadata=audit_metadata(report), check_results=[check])
 
     return dataset_audit
 
@@ -151,8 +151,8 @@ def why_due(last: LastAudit | None, *, works: bool, now: float) -> str | None:
 
 def last_audit(dagster: DagsterFacts, asset: str) -> LastAudit | None:
     """The latest audit that Dagster knows."""
-    known = dagster.latest_materialization(asset)
-    return None if known is None else LastAudit(known[0], int(known[1].get("problems", 0)))
+    event = dagster.latest_materialization(asset)
+    return None if event is None else LastAudit(event[0], int(event[1].get("problems", 0)))
 
 
 def build_audit_sensor(settings: Settings, audit_asset: dg.AssetsDefinition) -> dg.SensorDefinition:

@@ -1,7 +1,7 @@
 """dataset_plan: what describing the rest will take, as an asset whose page has figures and what-ifs.
 
-What lives here: what the page shows. What does not: the plan (``vlm_assets/commands/plan.py``). ``vlm-assets
-plan`` says the same; it also measures, where nothing was measured under the settings of now.
+``vlm-assets plan`` (``vlm_assets/commands/plan.py``) says the same. It also measures, where nothing was
+measured under the current settings.
 """
 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
@@ -31,11 +31,11 @@ _DAY = 86_400.0
 
 def plan_metadata(plan: "Plan") -> dict[str, dg.MetadataValue]:
     """What a person wants to know before the run; the numbers are plotted over time."""
-    low, high = (duration(one * _DAY) for one in plan.days_band)
+    low, high = (duration(days * _DAY) for days in plan.days_band)
     # A list: the page cuts a table of sixteen devices off at its right side.
     what_if = [
-        f"{row}: {', '.join(f'{duration(one * _DAY)} on {count}' for count, one in days.items())}"
-        for row, days in plan.what_if.items()
+        f"{row}: {', '.join(f'{duration(days * _DAY)} on {devices}' for devices, days in by_devices.items())}"
+        for row, by_devices in plan.what_if.items()
     ]
     metadata: dict[str, dg.MetadataValue] = {
         "all of it anew" if plan.is_anew else "what is left": dg.MetadataValue.text(
@@ -83,12 +83,14 @@ def build_dataset_plan(settings: Settings) -> dg.AssetsDefinition:
                 f"Nothing was measured under these settings: {command('plan')} measures.", allow_retries=False
             )
         compare_with_run(settings)
-        here = max(1, len(gpu.usable()))
+        devices = max(1, len(gpu.usable()))
         try:
             width: int | None = build_text_embedding_model(settings).width()
         except ModelLoadError:
             width = None
-        plan = make_plan(settings, catalog, measured, devices=here, devices_here=here, vector_width=width)
+        plan = make_plan(
+            settings, catalog, measured, devices=devices, devices_here=devices, vector_width=width
+        )
         return dg.MaterializeResult(metadata=plan_metadata(plan))
 
     return dataset_plan

@@ -45,7 +45,7 @@ begins."""
 
 def picture_of(status: Status) -> bytes:
     """The picture of a status, as a PNG."""
-    stretches = [one for rows in status.published.values() for one in rows.stretches]
+    stretches = [stretch for rows in status.published.values() for stretch in rows.stretches]
     paused = _first_upper(status.paused) if status.paused else None
     return progress_picture(status.partitions, status.devices, stretches, paused=paused)
 
@@ -57,8 +57,8 @@ def _first_upper(sentence: str) -> str:
 def progress_metadata(status: Status) -> dict[str, dg.MetadataValue]:
     """What a person wants to know; the numbers are plotted over time."""
     picture = markdown.picture(picture_of(status), alt="all partitions")
-    described = [one for one in status.partitions if one.asset == status.assets[0]]
-    properties = sum(one.usable_rows for one in described)
+    described = [partition for partition in status.partitions if partition.asset == status.assets[0]]
+    properties = sum(partition.usable_rows for partition in described)
     metadata: dict[str, dg.MetadataValue] = {
         "progress": markdown.metadata(picture),
         "what happens next": markdown.metadata(markdown.bullets(status.next_steps)),
@@ -77,7 +77,7 @@ def progress_metadata(status: Status) -> dict[str, dg.MetadataValue]:
             markdown.table(("kind", "rows"), status.failed_by_kind.items())
         )
     for state in State:
-        count = sum(1 for one in described if one.state is state)
+        count = sum(1 for partition in described if partition.state is state)
         metadata[f"partitions {state.value}"] = dg.MetadataValue.int(count)
     if status.stale.keys:
         metadata["what is stale"] = markdown.metadata(markdown.bullets(status.stale.sentences()))
@@ -91,8 +91,8 @@ def _page(settings: Settings, status: Status) -> dict[str, dg.MetadataValue]:
     from vlm_assets.commands.plan import compare_with_run
 
     compared = compare_with_run(settings)
-    said = {} if compared is None else {"the plan": dg.MetadataValue.text(compared.sentence())}
-    return {**progress_metadata(status), **said}
+    planned = {} if compared is None else {"the plan": dg.MetadataValue.text(compared.sentence())}
+    return {**progress_metadata(status), **planned}
 
 
 def build_dataset_progress(settings: Settings) -> dg.AssetsDefinition:
@@ -154,20 +154,20 @@ def build_progress_sensor(settings: Settings, progress: dg.AssetsDefinition) -> 
     state = control_state(settings)
 
     def decide(at: Situation) -> Decided:
-        drawn, there, pause = at.remembered(Drawn), _what_moved(settings), pause_of(state)
-        if not there:
+        drawn, moved, pause = at.remembered(Drawn), _what_moved(settings), pause_of(state)
+        if not moved:
             return _to_begin(settings, drawn, at.now)
-        said, works = pause.sentence() if pause else "", bool(Workers(state).living())
-        is_due = drawn.is_due(there, works=works, now=at.now, pause=said)
+        paused, works = pause.sentence() if pause else "", bool(Workers(state).living())
+        is_due = drawn.is_due(moved, works=works, now=at.now, pause=paused)
         # A moment without a run, between two of them, is no rest yet.
-        began = (drawn.began or at.now) if works or there != drawn.seen else 0.0
+        began = (drawn.began or at.now) if works or moved != drawn.seen else 0.0
         if is_due:
             status = read_status(settings, Catalog.open(settings.home))
             picture = dg.AssetMaterialization(ASSET, metadata=_page(settings, status))
-            cursor = json.dumps(asdict(Drawn(there, there, at.now, said, began)))
+            cursor = json.dumps(asdict(Drawn(moved, moved, at.now, paused, began)))
             return Decided("Drawn.", cursor, events=[picture])
-        why = f"Nothing is started: {said}." if said else "Nothing has moved, or the picture is young."
-        return Decided(why, json.dumps(asdict(replace(drawn, seen=there, began=began))))
+        why = f"Nothing is started: {paused}." if paused else "Nothing has moved, or the picture is young."
+        return Decided(why, json.dumps(asdict(replace(drawn, seen=moved, began=began))))
 
     return build_sensor(
         SENSOR,

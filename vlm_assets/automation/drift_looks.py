@@ -1,4 +1,4 @@
-"""What the drift sensor is handed: the verdict on one partition, made from its state."""
+"""The verdict on one partition for the drift sensor, made from the partition's state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vlm_durable.versions.partition_files import FindingKind, PublishedRecord
 from vlm_durable.wording import counted
 
 _STORE_SECONDS = 10.0
-"""Of a tick, for looking at the store; what is left is looked at in the next ticks."""
+"""How long one tick looks at the store; the next tick goes on."""
 
 _FILE_KINDS = {
     FindingKind.MISSING: "deleted",
@@ -49,7 +49,7 @@ _RESTORE = (
 
 
 def _next_step(kind: Kind) -> str:
-    """What to do about a published file of which this is wrong."""
+    """What to do about this kind of problem with a published file."""
     steps = {
         Kind.PUT_BACK: "A run stops until then.",
         Kind.UNRECORDED: "Move the file away, or materialize the partition, which keeps it in .quarantine.",
@@ -82,7 +82,7 @@ class DriftLooks:
     def look_at_store(self) -> tuple[Mapping[str, str], list[str]]:
         """List the objects in the store, ask for what changed, read a few, and put back what was wrong.
 
-        Returns what is wrong, in a sentence for each partition, and what was done or could not be.
+        Returns a sentence for each partition with a problem, and sentences about what was done or failed.
         """
         looks = store_looks(self.settings).get(self.asset.name)
         if looks is None:
@@ -115,8 +115,8 @@ class DriftLooks:
             self.settings, self._catalog(), meanings=self.meanings, verified=verified, stored=self._stored
         )
 
-    def _verdict(self, found: PartitionState) -> Verdict | None:
-        problems = {problem.kind: problem for problem in found.problems}
+    def _verdict(self, state: PartitionState) -> Verdict | None:
+        problems = {problem.kind: problem for problem in state.problems}
         if Kind.PENDING in problems:
             return None
         for kind, name in _KINDS.items():
@@ -125,23 +125,23 @@ class DriftLooks:
                 return Verdict(
                     _FILE_KINDS[finding] if finding else name,
                     "WARN" if kind in _WARNINGS else "ERROR",
-                    _expected(found.record),
+                    _expected(state.record),
                     problems[kind].sentence,
                     _next_step(kind),
                 )
-        if found.record is None:
+        if state.record is None:
             return Verdict(SOUND, None, "nothing published yet", "nothing.")
-        if not found.changed:
+        if not state.changed:
             return Verdict(
-                SOUND, None, _expected(found.record), f"{counted(found.rows, 'rows')}, to the byte."
+                SOUND, None, _expected(state.record), f"{counted(state.rows, 'rows')}, to the byte."
             )
-        images = ExpectedCost.of(self.settings, self._catalog()).whole.get(found.key, 0)
-        cost = f"{counted(found.expected, 'properties')} with {counted(images, 'images')} to describe"
+        images = ExpectedCost.of(self.settings, self._catalog()).whole.get(state.key, 0)
+        cost = f"{counted(state.expected, 'properties')} with {counted(images, 'images')} to describe"
         if self.made_from is not None:
-            cost = f"{counted(found.expected, 'descriptions')} to embed"
-        names = ", ".join(name.replace("_", " ") for name in found.changed)
-        step = f"It stays readable as it is. {command('run', found.key)} makes it anew; nothing else does."
-        if TEXTS in found.changed:
+            cost = f"{counted(state.expected, 'descriptions')} to embed"
+        names = ", ".join(name.replace("_", " ") for name in state.changed)
+        step = f"It stays readable as it is. {command('run', state.key)} makes it anew; nothing else does."
+        if TEXTS in state.changed:
             step = f"Materialize it: {command('run')} does so too."
         return Verdict(
             STALE,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MOST_BARS = 72
 _FEWEST_BARS = 22
-"""Wider bars than those of so many look like a fault."""
+"""The axis has room for this many bars at least: wider bars look like a fault."""
 
 _WIDTHS = (10, 60, 300, 600, 1800, 3600, 6 * 3600, 24 * 3600, 7 * 24 * 3600)
 
@@ -47,17 +47,17 @@ def throughput(stretches: Iterable[Stretch]) -> Throughput:
 
     The rows of a stretch are spread evenly over its time.
     """
-    work = [(one, max(one.last, one.first + 1.0)) for one in stretches if one.rows]
+    work = [(stretch, max(stretch.last, stretch.first + 1.0)) for stretch in stretches if stretch.rows]
     if not work:
         return Throughput(0.0, _WIDTHS[0], {})
-    first, last = min(one.first for one, _ in work), max(end for _, end in work)
-    width = next((one for one in _WIDTHS if (last - first) / one < MOST_BARS - 1), _WIDTHS[-1])
+    first, last = min(stretch.first for stretch, _ in work), max(end for _, end in work)
+    width = next((seconds for seconds in _WIDTHS if (last - first) / seconds < MOST_BARS - 1), _WIDTHS[-1])
     start = first // width * width
     edges = start + width * np.arange(int((last - start) // width) + 2)
     bars: dict[str, Any] = {}
-    for one, end in sorted(work, key=lambda of: of[0].device):
-        rows = one.rows * np.diff(np.clip(edges, one.first, end)) / (end - one.first)
-        bars[one.device] = bars.get(one.device, 0.0) + rows
+    for stretch, end in sorted(work, key=lambda stretch_and_end: stretch_and_end[0].device):
+        rows = stretch.rows * np.diff(np.clip(edges, stretch.first, end)) / (end - stretch.first)
+        bars[stretch.device] = bars.get(stretch.device, 0.0) + rows
     return Throughput(start, width, bars)
 
 
@@ -79,8 +79,8 @@ _LINE = "#dedcd6"
 _COLOURS_KEPT = 32
 
 DONE, RUNNING, INTERRUPTED, FAILED, NOT_STARTED = "#009e73", "#56b4e9", "#f0c842", "#d55e00", "#dbd9d3"
-"""How partitions look. Colour-blind people tell them apart. What is wrong with a device is marked as failed
-ones."""
+"""The colours of partitions, which colour-blind people tell apart. A device with a trouble has the colour of
+failed ones."""
 
 LEGEND = dict(
     zip(
@@ -108,7 +108,7 @@ _DEVICE_COLOURS = ("#0072b2", "#e69f00", "#cc79a7", "#5c544c", "#56b4e9", "#009e
 
 
 _MOST_DEVICES = 16
-"""More than these, in a cluster, and each node has one line for all of its own."""
+"""In a cluster with more devices, each node has one line for all of its devices."""
 
 _LINE_HEIGHT, _NODE_HEIGHT = 26, 17
 _LONGEST_NOTE = 34
@@ -116,7 +116,7 @@ _LONGEST_NOTE = 34
 
 @dataclass(frozen=True)
 class _Line:
-    """A line of the devices: one of them, or a node with all of its own. wrong: what speaks against it."""
+    """A line of the panel of devices: a device, or a node with all of its devices. wrong: its trouble."""
 
     id: str
     name: str
@@ -126,32 +126,32 @@ class _Line:
 
 
 def _lines(devices: Sequence[DeviceStatus]) -> list[_Line]:
-    """A line each; with many devices in a cluster, a line for each node."""
+    """A line for each device; with many devices in a cluster, a line for each node."""
     if len(devices) <= _MOST_DEVICES:
-        return [_line(one) for one in devices]
+        return [_line(device) for device in devices]
     nodes: dict[str, list[DeviceStatus]] = {}
-    for one in devices:
-        nodes.setdefault(one.node or one.id, []).append(one)
-    return [_line_of_node(name, some) for name, some in nodes.items()]
+    for device in devices:
+        nodes.setdefault(device.node or device.id, []).append(device)
+    return [_line_of_node(name, members_of_node) for name, members_of_node in nodes.items()]
 
 
-def _line(one: DeviceStatus) -> _Line:
-    name = one.id if len(one.id) <= 20 else f"{(one.node or one.id)[:10]}…{one.id[-8:]}"
-    wrong = "left out" if one.left_out is not None else _in_short(one)
-    if not wrong and not one.is_here:
+def _line(device: DeviceStatus) -> _Line:
+    name = device.id if len(device.id) <= 20 else f"{(device.node or device.id)[:10]}…{device.id[-8:]}"
+    wrong = "left out" if device.left_out is not None else _in_short(device)
+    if not wrong and not device.is_here:
         wrong = "not here now"
-    return _Line(one.id, name, one.properties_per_second, _degrees(one.temperature), wrong)
+    return _Line(device.id, name, device.properties_per_second, _degrees(device.temperature), wrong)
 
 
-def _line_of_node(name: str, some: Sequence[DeviceStatus]) -> _Line:
-    if [one.id for one in some] == [name]:
-        return _line(some[0])
-    rates = [one.properties_per_second for one in some if one.properties_per_second is not None]
-    heat = max((one.temperature for one in some if one.temperature is not None), default=None)
-    found = [_line(one).wrong for one in some]
-    of = [f"{found.count(why)} of {len(some)} {why}" for why in dict.fromkeys(found) if why]
-    # What all of them have is the node's: it is silent, or paused.
-    wrong = found[0] if len(set(found)) == 1 else ", ".join(of)
+def _line_of_node(name: str, devices: Sequence[DeviceStatus]) -> _Line:
+    if [device.id for device in devices] == [name]:
+        return _line(devices[0])
+    rates = [device.properties_per_second for device in devices if device.properties_per_second is not None]
+    heat = max((device.temperature for device in devices if device.temperature is not None), default=None)
+    wrongs = [_line(device).wrong for device in devices]
+    counts = [f"{wrongs.count(why)} of {len(devices)} {why}" for why in dict.fromkeys(wrongs) if why]
+    # A trouble that all devices have is the node's: it is silent, or paused.
+    wrong = wrongs[0] if len(set(wrongs)) == 1 else ", ".join(counts)
     return _Line(name, name, sum(rates) if rates else None, _degrees(heat), wrong)
 
 
@@ -159,11 +159,11 @@ def _degrees(temperature: int | None) -> str:
     return "" if temperature is None else f"{temperature} °C"
 
 
-def _in_short(one: DeviceStatus) -> str:
-    """The beginning of its trouble, without the names that stand beside it."""
-    names = "|".join(map(re.escape, (*members(one.id), f"the node {one.node}")))
-    said = re.sub(f"^({names}) (is )?", "", one.trouble)
-    return re.split(r" \(|[:;] ", said, maxsplit=1)[0]
+def _in_short(device: DeviceStatus) -> str:
+    """The beginning of a device's trouble, without the names that the line shows anyway."""
+    names = "|".join(map(re.escape, (*members(device.id), f"the node {device.node}")))
+    trouble = re.sub(f"^({names}) (is )?", "", device.trouble)
+    return re.split(r" \(|[:;] ", trouble, maxsplit=1)[0]
 
 
 def progress_picture(
@@ -184,14 +184,16 @@ def progress_picture(
 
     lines = _lines(devices)
     if len(lines) < len(devices):
-        node_of = {one.id: one.node for one in devices if one.node is not None}
-        stretches = [replace(one, device=node_of.get(one.device, one.device)) for one in stretches]
+        node_of = {device.id: device.node for device in devices if device.node is not None}
+        stretches = [
+            replace(stretch, device=node_of.get(stretch.device, stretch.device)) for stretch in stretches
+        ]
     done = throughput(stretches)
     cells = {
-        asset: [one for one in partitions if one.asset == asset]
-        for asset in dict.fromkeys(one.asset for one in partitions)
+        asset: [partition for partition in partitions if partition.asset == asset]
+        for asset in dict.fromkeys(partition.asset for partition in partitions)
     }
-    grids = {asset: _drawn(some) for asset, some in cells.items()}
+    grids = {asset: _drawn(cells_of_asset) for asset, cells_of_asset in cells.items()}
     banner = wrap(paused, 105, max_lines=4) if paused else []
     heights = [18 * len(banner) + 16] * bool(banner) + [len(image) for image in grids.values()]
     heights += [120, (_LINE_HEIGHT if len(lines) <= _MOST_DEVICES else _NODE_HEIGHT) * max(1, len(lines))]
@@ -210,14 +212,15 @@ def progress_picture(
     if banner:
         axes = panels.pop(0)
         axes.set(facecolor=INTERRUPTED)
-        said = "\n".join(banner)
-        axes.text(0.015, 0.5, said, size=10, color=_INK, va="center", linespacing=1.3, parse_math=False)
-    for axes, (asset, some) in zip(panels, cells.items(), strict=False):
-        finished = sum(1 for one in some if STYLES[one.state] == DONE)
-        share = sum(one.usable_rows / one.expected for one in some) / len(some)
-        said = f"{finished:,} of {counted(len(some), 'partitions')} done  ·  {share:.1%} of the properties"
-        _entitle(axes, asset, said)
-    names = dict.fromkeys((*(one.id for one in lines), *done.bars))
+        text = "\n".join(banner)
+        axes.text(0.015, 0.5, text, size=10, color=_INK, va="center", linespacing=1.3, parse_math=False)
+    for axes, (asset, cells_of_asset) in zip(panels, cells.items(), strict=False):
+        finished = sum(1 for partition in cells_of_asset if STYLES[partition.state] == DONE)
+        shares = [partition.usable_rows / partition.expected for partition in cells_of_asset]
+        share = sum(shares) / len(shares)
+        partitions_done = f"{finished:,} of {counted(len(cells_of_asset), 'partitions')} done"
+        _entitle(axes, asset, f"{partitions_done}  ·  {share:.1%} of the properties")
+    names = dict.fromkeys((*(line.id for line in lines), *done.bars))
     colours = {name: _DEVICE_COLOURS[n % len(_DEVICE_COLOURS)] for n, name in enumerate(names)}
     _draw_throughput(panels[-2], done, colours)
     _draw_devices(panels[-1], lines, colours)
@@ -230,13 +233,13 @@ def progress_picture(
     return _png(np.asarray(canvas.buffer_rgba())[:, :, :3])
 
 
-def _entitle(axes: Axes, title: str, said: str) -> None:
+def _entitle(axes: Axes, title: str, subtitle: str) -> None:
     axes.set_title(title, loc="left", size=10.5, weight="bold", color=_INK)
-    axes.set_title(said, loc="right", size=9, color=_FAINT)
+    axes.set_title(subtitle, loc="right", size=9, color=_FAINT)
 
 
 def _drawn(cells: Sequence[PartitionStatus]) -> npt.NDArray[np.uint8]:
-    """The cells as pixels [height, width, 3]: so large that all fit, line by line."""
+    """The cells as pixels [height, width, 3], line by line, as large as fits."""
     fitting = (
         size
         for size in range(_LARGEST_CELL, 1, -1)
@@ -277,17 +280,23 @@ def _draw_throughput(axes: Axes, done: Throughput, colours: Mapping[str, str]) -
         _entitle(axes, title, "none yet")
         return
     zone = datetime.fromtimestamp(done.start).astimezone().tzinfo
-    one, level = done.width / 86_400, np.zeros(len(next(iter(done.bars.values()))))
-    at = dates.date2num(datetime.fromtimestamp(done.start, zone)) + one * np.arange(len(level))
+    bar_days, level = done.width / 86_400, np.zeros(len(next(iter(done.bars.values()))))
+    at = dates.date2num(datetime.fromtimestamp(done.start, zone)) + bar_days * np.arange(len(level))
     for device, rows in done.bars.items():
         tall = rows / done.width
         axes.bar(
-            at, tall, width=one * 0.86, bottom=level, align="edge", color=colours[device], antialiased=False
+            at,
+            tall,
+            width=bar_days * 0.86,
+            bottom=level,
+            align="edge",
+            color=colours[device],
+            antialiased=False,
         )
         level += tall
     highest = float(level.max())
     _entitle(axes, title, f"up to {highest:.3g} a second, in steps of {duration(done.width)}")
-    axes.set(xlim=(at[0], at[0] + one * max(len(at), _FEWEST_BARS)), ylim=(0, highest * 1.08 or 1.0))
+    axes.set(xlim=(at[0], at[0] + bar_days * max(len(at), _FEWEST_BARS)), ylim=(0, highest * 1.08 or 1.0))
     places = dates.AutoDateLocator(tz=zone, minticks=3, maxticks=8)
     axes.xaxis.set(major_locator=places, major_formatter=dates.ConciseDateFormatter(places, tz=zone))
     axes.xaxis.get_offset_text().set(size=8, color=_FAINT)
@@ -298,26 +307,26 @@ def _draw_throughput(axes: Axes, done: Throughput, colours: Mapping[str, str]) -
 
 
 def _draw_devices(axes: Axes, lines: Sequence[_Line], colours: Mapping[str, str]) -> None:
-    """A line each: name, bar, figure, temperature, what is wrong. The longest bar is 1 wide."""
+    """A line for each: name, bar, figure, temperature, trouble. The longest bar is 1 wide."""
     _entitle(axes, "Devices, properties a second", "" if lines else "none is known yet")
-    highest = max((one.rate or 0.0 for one in lines), default=0.0) or 1.0
+    highest = max((line.rate or 0.0 for line in lines), default=0.0) or 1.0
     size = 9 if len(lines) <= _MOST_DEVICES else 8
     places = range(len(lines))
-    rates = [(one.rate or 0.0) / highest for one in lines]
+    rates = [(line.rate or 0.0) / highest for line in lines]
     axes.barh(places, [1.0] * len(lines), height=0.55, color="#f1efea")
-    axes.barh(places, rates, height=0.55, color=[colours[one.id] for one in lines], antialiased=False)
-    # A name or a reason between two dollar signs is no formula.
+    axes.barh(places, rates, height=0.55, color=[colours[line.id] for line in lines], antialiased=False)
+    # matplotlib would read text between two dollar signs as a formula.
     plain: dict[str, Any] = {"size": size, "color": _INK, "va": "center", "parse_math": False}
-    for place, one in zip(places, lines, strict=True):
-        said = "none yet" if one.rate is None else f"{one.rate:.2f}"
-        axes.text(-0.42, place, one.name, **plain)
-        axes.text(1.02, place, said, size=size, color=_FAINT, va="center")
-        axes.text(1.31, place, one.note, ha="right", **plain)
-        if one.wrong:
+    for place, line in zip(places, lines, strict=True):
+        rate = "none yet" if line.rate is None else f"{line.rate:.2f}"
+        axes.text(-0.42, place, line.name, **plain)
+        axes.text(1.02, place, rate, size=size, color=_FAINT, va="center")
+        axes.text(1.31, place, line.note, ha="right", **plain)
+        if line.wrong:
             axes.plot([1.345], [place], marker="s", markersize=size - 3, color=FAILED, antialiased=False)
-            wrong = shorten(one.wrong, _LONGEST_NOTE, placeholder="…")
+            wrong = shorten(line.wrong, _LONGEST_NOTE, placeholder="…")
             axes.text(1.37, place, wrong, **plain)
-    right = 1.95 if any(one.note or one.wrong for one in lines) else 1.35
+    right = 1.95 if any(line.note or line.wrong for line in lines) else 1.35
     axes.set(xlim=(-0.42, right), ylim=(max(1, len(lines)) - 0.5, -0.5))
 
 
@@ -325,9 +334,9 @@ def _png(pixels: npt.NDArray[np.uint8]) -> bytes:
     """The finished picture, in a palette of its most frequent colours: a third of the bytes."""
     codes = pixels.astype(np.uint32) @ np.array([65536, 256, 1], np.uint32)
     _, first, where, counts = np.unique(codes, return_index=True, return_inverse=True, return_counts=True)
-    found = pixels.reshape(-1, 3)[first]
-    palette = found[np.argsort(-counts)[:_COLOURS_KEPT]]
-    nearest = np.abs(found[:, None].astype(int) - palette[None]).sum(axis=2).argmin(axis=1).astype(np.uint8)
+    colours = pixels.reshape(-1, 3)[first]
+    palette = colours[np.argsort(-counts)[:_COLOURS_KEPT]]
+    nearest = np.abs(colours[:, None].astype(int) - palette[None]).sum(axis=2).argmin(axis=1).astype(np.uint8)
     image = Image.fromarray(nearest[where].reshape(codes.shape), "P")
     image.putpalette(palette.tobytes())
     stream = io.BytesIO()

@@ -1,6 +1,6 @@
-"""What the scheduled re-materialization is told of our assets: keys, files, journals, settings, order.
+"""What the scheduled re-materialization must know of our assets: keys, files, journals, settings, order.
 
-What lives here: the answers, from what is on disk. What does not: what is done with them (``sensors``).
+The answers come from what is on disk. The schedule itself is in ``sensors``.
 """
 
 from __future__ import annotations
@@ -82,28 +82,31 @@ def build_retries(settings: Settings, partitions: dg.PartitionsDefinition[str]) 
 
 
 def retry_config(assets: Sequence[str], before: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
-    """The run config of a new attempt, and whether it goes on with what a person had asked of the one before.
+    """The run config of a new attempt, and whether it repeats what a person had asked of the attempt before.
 
-    Finished rows are kept. A recomputation that was cut short or refused stays one: without that, the old
-    file would be verified and the wish forgotten. What was said of stale partitions is said again.
+    Finished rows are kept. A recomputation that was cut short or refused is asked for again: otherwise the
+    old file would be verified and the request forgotten. So is the decision on stale partitions.
     """
     ops = before.get("ops", {})
-    asked = {asset: ops.get(asset, {}).get("config", {}) for asset in assets}
-    if any(one.get("recompute") or one.get("retry_failed") for one in asked.values()):
-        return {"ops": {asset: {"config": config} for asset, config in asked.items()}}, True
+    configs = {asset: ops.get(asset, {}).get("config", {}) for asset in assets}
+    if any(config.get("recompute") or config.get("retry_failed") for config in configs.values()):
+        return {"ops": {asset: {"config": config} for asset, config in configs.items()}}, True
     if decides_on_stale(before):
-        said = {asset: {"stale": one["stale"]} if "stale" in one else {} for asset, one in asked.items()}
-        return {"ops": {asset: {"config": config} for asset, config in said.items()}}, False
+        stale_ops = {
+            asset: {"config": {"stale": config["stale"]} if "stale" in config else {}}
+            for asset, config in configs.items()
+        }
+        return {"ops": stale_ops}, False
     return {}, False
 
 
 def decides_on_stale(run_config: Mapping[str, Any]) -> bool:
-    """Whether a run was told what becomes of a stale partition: it holds to that by itself."""
-    return any("stale" in one.get("config", {}) for one in run_config.get("ops", {}).values())
+    """Whether the run config says what the run does with a stale partition."""
+    return any("stale" in op.get("config", {}) for op in run_config.get("ops", {}).values())
 
 
 class _Files:
-    """What the disk says of partitions, with one look at a folder where ten thousand are asked about."""
+    """Partitions as they are on disk. A folder is listed once, even for ten thousand partitions."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -117,11 +120,11 @@ class _Files:
         return [key for key in keys if states is not None and states.read(asset, key).state in _UNFINISHED]
 
     def missing(self, asset: str, published: Collection[str]) -> list[str]:
-        """Those of the published partitions whose file is not there."""
+        """Those of the published partitions whose file is missing."""
         if not published:
             return []
-        there = frozenset(self._settings.layout.asset(asset).published_keys())
-        return [key for key in published if key not in there]
+        existing = frozenset(self._settings.layout.asset(asset).published_keys())
+        return [key for key in published if key not in existing]
 
     def rows(self, key: str) -> int | None:
         """Rows ever committed for a partition, over all assets and generations: it grows with every one.
@@ -130,42 +133,42 @@ class _Files:
         """
         partitions = [self._settings.layout.asset(asset).partition(key) for asset in ASSETS]
         try:
-            return sum(self._rows(one) for one in partitions)
+            return sum(self._rows(paths) for paths in partitions)
         except StoreAwayError:
             return None
 
     def _rows(self, paths: PartitionPaths) -> int:
-        found = {mark.generation: mark.rows for mark in read_marks(paths.high_water_marks, paths.key)}
+        rows = {mark.generation: mark.rows for mark in read_marks(paths.high_water_marks, paths.key)}
         store = self._settings.store
         if store is None:
-            return sum(found.values())
-        for name in stored_generations(paths, store):
+            return sum(rows.values())
+        for generation in stored_generations(paths, store):
             try:
-                manifest = StoredJournal(paths, name, store).read_manifest()
+                manifest = StoredJournal(paths, generation, store).read_manifest()
             except StoreAwayError:
                 raise
             except StoreError:
                 continue  # A head that cannot be read: its rows here count, and its run says what to do.
             if manifest is not None:
-                found[name] = max(found.get(name, 0), manifest.rows)
-        return sum(found.values())
+                rows[generation] = max(rows.get(generation, 0), manifest.rows)
+        return sum(rows.values())
 
     def is_stale(self, asset: str, key: str) -> bool:
-        """Whether what is published was made under other settings, or that cannot be said.
+        """Whether what is published was made under other settings, or that is unknown.
 
-        Not where work under the settings of now is begun: a person wanted that.
+        False where work under the current settings has begun: a person asked for that.
         """
         try:
             states = self._states()
         except CatalogError:
             return True
-        found = states.read(asset, key)
+        state = states.read(asset, key)
         journals = self._settings.layout.asset(asset).partition(key).journals
-        if found.now and any(journals.glob(f"{found.now}*/")):
+        if state.now and any(journals.glob(f"{state.now}*/")):
             return False
-        # Other texts are no other settings: their embeddings follow them.
-        return bool(set(found.changed) - {TEXTS}) or (
-            found.record is not None and states.meanings.of_asset(asset).trouble is not None
+        # Other texts do not count as other settings: embeddings always follow the texts.
+        return bool(set(state.changed) - {TEXTS}) or (
+            state.record is not None and states.meanings.of_asset(asset).trouble is not None
         )
 
     def _states(self) -> PartitionStates:

@@ -62,7 +62,7 @@ def expected_tags(run: dg.DagsterRun) -> dict[str, str]:
 
 def _recomputes(run: dg.DagsterRun) -> bool:
     """Whether the run computes its partition's descriptions again, published or not."""
-    found: Any = run.run_config
+    value: Any = run.run_config
     for name in ("ops", DESCRIPTIONS, "config", "recompute"):
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found is True
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value is True

@@ -1,8 +1,7 @@
-"""The sensors of this home: what the settings let each of them look at, and within which limits.
+"""The sensors of this home, built from the settings: what each of them watches, and its limits.
 
-What does not live here: what a sensor decides (``sensors``), the verdict on a published file
-(``drift_looks.py``), the retry schedule (``retries.py``), whom alerts tell
-(``vlm_assets/commands/alerting.py``).
+What a sensor decides is in ``sensors``, the verdict on a published file in ``drift_looks.py``, the retry
+schedule in ``retries.py``, and where alerts go in ``vlm_assets/commands/alerting.py``.
 """
 
 from __future__ import annotations
@@ -55,18 +54,18 @@ from vlm_engine.devices.health import HealthCheck
 from vlm_engine.server.running_server import PATIENCE_SECONDS
 
 _SERVER_SLACK_SECONDS = 180.0
-"""Beside a start of a model server: until what lived on its device has ended, and has been given up."""
+"""Added to the start of a model server: the server that held its device before must end first."""
 
 _SILENCES = 4.0
-"""Of a server's requests, after which the engine has given it up for long: it waits for three of them."""
+"""Stuck limit of a server: four token timeouts. The engine itself gives the server up after three."""
 
 _USUAL_INTERVAL = 30.0
 _START_SECONDS = 1200.0
-"""For a run to import and to look at its model and its partition, beside the wait for a model's server."""
+"""For a run to import, and to read its model and its partition, before it may wait for a model server."""
 
 
 def build_sensors(settings: Settings, keys: Sequence[str]) -> list[dg.SensorDefinition]:
-    """The sensors that look at workers, devices, files, the catalogue and at what Dagster believes of them.
+    """The sensors that watch workers, devices, files, the catalogue, and what Dagster believes of them.
 
     keys: all partitions. With VLM_ASSETS_RUN_NEW_RANGES_AFTER_HOURS, the sensor that runs new ones is there
     too.
@@ -104,9 +103,9 @@ def build_sensors(settings: Settings, keys: Sequence[str]) -> list[dg.SensorDefi
 def _liveness_sensors(
     settings: Settings, assets: Sequence[AssetFolders], outbox: Outbox, ticks: Ticks
 ) -> list[dg.SensorDefinition]:
-    """What looks at workers and devices here; of a cluster, at its nodes, which each look at their own."""
+    """The sensors of this machine's workers and devices; in a cluster, those of its nodes."""
     if settings.ray_address is not None and settings.store is not None:
-        stored = [StoredPartitions(one, settings.store) for one in assets]
+        stored = [StoredPartitions(asset, settings.store) for asset in assets]
         return [
             build_cluster_sensor(Nodes(control_state(settings)), outbox, pool=POOL, ticks=ticks),
             build_taking_over_sensor(stored, ticks=ticks),
@@ -126,8 +125,8 @@ def _liveness_sensors(
         )
     ]
     if settings.store is not None:
-        left = LeftCopies(assets, settings.store, lambda: _worked_on(Workers(control_state(settings))))
-        watching.append(build_left_copies_sensor(left, ticks=ticks))
+        left_copies = LeftCopies(assets, settings.store, lambda: _worked_on(Workers(control_state(settings))))
+        watching.append(build_left_copies_sensor(left_copies, ticks=ticks))
     return watching
 
 
@@ -152,8 +151,8 @@ def build_alerts(
     """
     state = control_state(settings)
     delivery = build_delivery(settings)
-    intervals = {one.name: float(one.minimum_interval_seconds or _USUAL_INTERVAL) for one in watched}
-    by_hand = tuple(asset for one in installed() for asset in one.assets_by_hand(settings))
+    intervals = {sensor.name: float(sensor.minimum_interval_seconds or _USUAL_INTERVAL) for sensor in watched}
+    by_hand = tuple(asset for extension in installed() for asset in extension.assets_by_hand(settings))
     scan = AlertScan(
         delivery.outbox,
         assets=(*ASSETS, *by_hand),
@@ -167,14 +166,14 @@ def build_alerts(
 
 
 def worker_limits(settings: Settings) -> WorkerLimits:
-    """How long a worker may stand still, and commit once it is told to end.
+    """How long a worker may make no progress, and how long it may commit once it is told to end.
 
-    A worker is not stuck while it waits for its model server, which the engine itself gives up in time.
+    A worker is not stuck while it waits for its model server: the engine itself gives a silent server up.
     """
     loading = settings.model_load_seconds
     least = WorkerLimits.least
     if chosen_engine(settings).engine == "server":
-        # One that is alive and silent: the engine's watch on tokens gives it up, and starts another.
+        # The engine gives a server up that is alive and silent, and starts another.
         least = max(least, _SILENCES * settings.server_token_seconds)
         wait = settings.model_load_seconds if settings.server_url is None else PATIENCE_SECONDS
         loading = max(loading, wait + _SERVER_SLACK_SECONDS)
@@ -198,7 +197,7 @@ def build_drift_watcher(
 
 
 def _compare_catalogs(settings: Settings) -> None:
-    """Put a damaged copy of the catalogue right, the store's too. Without one there is nothing to do."""
+    """Put a damaged copy of the catalogue right, the store's too. Without a catalogue it does nothing."""
     home = settings.home
     if not has_catalog(home):
         return
@@ -233,7 +232,7 @@ def close_old_tail(settings: Settings, *, now: float) -> str | None:
 
 
 def _untouched(settings: Settings, keys: Collection[str]) -> list[str]:
-    """Those without a published file and without work under way in any asset, that no person cancelled."""
+    """The partitions that no asset has published or begun, and that no person cancelled."""
     touched = set(Cancels(control_state(settings)).read())
     for asset in ASSETS:
         touched |= settings.layout.asset(asset).touched_keys()

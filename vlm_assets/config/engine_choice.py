@@ -48,9 +48,9 @@ def chosen_engine(settings: Settings) -> ChosenEngine:
     """The engine of these settings on this machine. Raises SettingsError where the home's note is damaged."""
     if settings.engine != "auto":
         return ChosenEngine(settings.engine)
-    found, kept = _found(settings), _kept(settings)
-    if kept is None or kept == found.engine:
-        return found
+    detected, kept = _detected(settings), _kept(settings)
+    if kept is None or kept == detected.engine:
+        return detected
     if kept == "server":
         return ChosenEngine("server")  # without it here, its start fails with a sentence of its own
     return ChosenEngine(
@@ -104,7 +104,7 @@ def vllm_command() -> str | None:
     return VLLM_COMMAND.replace("vllm", shlex.quote(str(program)), 1) if program.is_file() else None
 
 
-def _found(settings: Settings) -> ChosenEngine:
+def _detected(settings: Settings) -> ChosenEngine:
     """What ``auto`` would choose now."""
     try:
         devices = find_devices(settings.devices, os.environ)

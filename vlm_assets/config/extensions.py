@@ -117,5 +117,5 @@ class Extension:
 @cache
 def installed() -> tuple[Extension, ...]:
     """The extensions of this environment, by name."""
-    found = sorted(entry_points(group=GROUP), key=lambda point: point.name)
-    return tuple(point.load()() for point in found)
+    points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
+    return tuple(point.load()() for point in points)

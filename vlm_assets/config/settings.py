@@ -46,12 +46,12 @@ def _env_file() -> Path:
     named = os.environ.get(f"{PREFIX}ENV_FILE")
     if named:
         return Path(named).absolute()
-    here = Path.cwd() / ".env"
+    in_working_folder = Path.cwd() / ".env"
     try:
-        sets_any = any(name.upper().startswith(PREFIX) for name in dotenv_values(here))
+        sets_any = any(name.upper().startswith(PREFIX) for name in dotenv_values(in_working_folder))
     except (OSError, ValueError):
-        return here  # it does not read: that is said where the settings are read
-    return here if sets_any else ROOT / ".env"
+        return in_working_folder  # it cannot be read: reading the settings raises the error
+    return in_working_folder if sets_any else ROOT / ".env"
 
 
 ENV_FILE = _env_file()
@@ -356,8 +356,8 @@ def env_file_sentence() -> str:
 
 def of_env_file() -> dict[str, str]:
     """What ``.env`` sets, for a process that is started in another folder; the environment goes before it."""
-    said = dotenv_values(ENV_FILE)
-    return {name: value for name, value in said.items() if name.startswith(PREFIX) and value}
+    values = dotenv_values(ENV_FILE)
+    return {name: value for name, value in values.items() if name.startswith(PREFIX) and value}
 
 
 SECRETS = frozenset({"alert_targets", "server_key", "state_url"})

@@ -1,6 +1,6 @@
-"""What is asked of a running Dagster, in the words of this project, through the GraphQL that its page uses.
+"""Requests to a running Dagster, through the GraphQL that its pages use.
 
-``server.py`` starts Dagster. What needs no running webserver is asked of the instance itself.
+``server.py`` starts Dagster. Code that needs no running webserver asks the Dagster instance itself.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class CodeLocationError(DagsterApiError):
 
 @dataclass(frozen=True)
 class PartitionKeys:
-    """Keys of one asset's partitions by what they are at this moment; ``rest`` were never materialized."""
+    """Keys of one asset's partitions by their status in Dagster; ``rest`` were never materialized."""
 
     materialized: frozenset[str]
     failed: frozenset[str]
@@ -82,7 +82,7 @@ class FailingCheck:
 
 @dataclass(frozen=True)
 class Queue:
-    """Runs that wait and that work, how many a pool lets work, and daemons that do not work, and why."""
+    """How many runs wait and work, how many a pool lets work, and which daemons are down, and why."""
 
     queued: int
     started: int
@@ -104,13 +104,13 @@ class DagsterApi:
         """
         import httpx2
 
-        asked = {"query": query, "variables": variables}
+        body = {"query": query, "variables": variables}
         try:
             mark = {HOME_HEADER: home_id(self.dagster_home)}
             # Loopback: a proxy from the environment would only be in the way.
             with httpx2.Client(base_url=self.url, headers=mark, timeout=_SECONDS, trust_env=False) as client:
                 self._refuse_other_home(client.get("/server_info"), mark)
-                response = client.post("/graphql", json=asked)
+                response = client.post("/graphql", json=body)
         except (httpx2.HTTPError, OSError) as error:
             raise DagsterUnreachableError(f"Dagster does not answer at {self.url}: {error}") from error
         self._refuse_other_home(response, mark)
@@ -149,7 +149,7 @@ class DagsterApi:
         return bool(entries) and all(entry["loadStatus"] == "LOADED" for entry in entries)
 
     def reload_definitions(self) -> None:
-        """Let the definitions be read anew, so that new ranges show. Raises CodeLocationError."""
+        """Reload the definitions, so that new ranges show. Raises CodeLocationError."""
         result = self.ask(
             "mutation{reloadWorkspace{__typename ...on Workspace{locationEntries{locationOrLoadError{"
             "__typename ...on PythonError{message}}}} ...on PythonError{message}}}"
@@ -166,18 +166,19 @@ class DagsterApi:
 
     def queue(self, pool: str) -> Queue:
         """How the queue, a pool and the daemons stand. Raises DagsterApiError."""
-        said = self.ask(
+        answer = self.ask(
             "{instance{concurrencyLimits{concurrencyKey slotCount} daemonHealth{allDaemonStatuses{daemonType"
             " required healthy lastHeartbeatErrors{message}}}}}"
         )
-        limits = {one["concurrencyKey"]: one["slotCount"] for one in said["instance"]["concurrencyLimits"]}
+        instance = answer["instance"]
+        limits = {limit["concurrencyKey"]: limit["slotCount"] for limit in instance["concurrencyLimits"]}
         ailing = {
-            one["daemonType"]: " ".join(
+            daemon["daemonType"]: " ".join(
                 error["message"].strip()
-                for error in one["lastHeartbeatErrors"] or [{"message": "no heartbeat"}]
+                for error in daemon["lastHeartbeatErrors"] or [{"message": "no heartbeat"}]
             )
-            for one in said["instance"]["daemonHealth"]["allDaemonStatuses"]
-            if one["required"] and not one["healthy"]
+            for daemon in instance["daemonHealth"]["allDaemonStatuses"]
+            if daemon["required"] and not daemon["healthy"]
         }
         return Queue(self.runs_in("QUEUED"), self.runs_in("STARTED"), int(limits.get(pool, 0)), ailing)
 
@@ -235,8 +236,8 @@ class DagsterApi:
             a={"path": [asset]},
         )["partitionBackfillsOrError"]
         _refuse_error(result)
-        found = [_backfill(row) for row in reversed(result["results"])]
-        return [backfill for backfill in found if backfill.keys]
+        backfills = [_backfill(row) for row in reversed(result["results"])]
+        return [backfill for backfill in backfills if backfill.keys]
 
     def backfill(self, backfill_id: str, asset: str) -> LaunchedBackfill:
         """One backfill, with its partitions of ``asset``. Raises DagsterApiError."""
@@ -288,7 +289,7 @@ class DagsterApi:
             a={"path": [asset]},
         )["assetNodeOrError"]
         if node["__typename"] != "AssetNode":
-            # As long as definitions are loaded again, there is none of them.
+            # While definitions are loaded again, Dagster knows no asset.
             raise DagsterUnreachableError(f"Dagster does not know the asset {asset}: {node.get('message')}")
         return node
 
@@ -329,7 +330,7 @@ def _refuse_error(result: Mapping[str, Any]) -> None:
 
 
 def _first_line(text: str) -> str:
-    """What a person reads of a long message: a database's has its query and a traceback below."""
+    """The first line of a message: below it, a database's error has its query and a traceback."""
     return next((line.strip()[:300] for line in text.splitlines() if line.strip()), "nothing was said")
 
 

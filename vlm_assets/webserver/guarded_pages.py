@@ -157,8 +157,8 @@ class WebGuard:
 
 def _only(headers: Headers, name: str, missing: str | None = None) -> str | None:
     """A header in lower case. One that is there twice is a value that fits nowhere."""
-    found = [value.strip().lower() for value in headers.getlist(name)]
-    return missing if not found else ", ".join(found)
+    values = [value.strip().lower() for value in headers.getlist(name)]
+    return missing if not values else ", ".join(values)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -91,8 +91,8 @@ class ClusterPlace:
     gpus: int
 
     @classmethod
-    def of(cls, settings: Settings) -> ClusterPlace | None:
-        """Of the settings; None where this machine works alone."""
+    def from_settings(cls, settings: Settings) -> ClusterPlace | None:
+        """The cluster of the settings; None where this machine works alone."""
         if settings.ray_address is None or settings.store is None:
             return None
         prefix = "/".join(filter(None, (settings.store.prefix, "dagster-logs")))
@@ -100,10 +100,10 @@ class ClusterPlace:
 
 
 def seed_settings(dagster_home: Path, cluster: ClusterPlace | None) -> None:
-    """Give a home Dagster's settings, or those of now for ours of before. Raises DagsterHomeError.
+    """Write Dagster's settings into a home, or renew those that an older version wrote.
 
     The file's last line holds the digest of the others. Where it does not fit, a person changed the file, and
-    it stays.
+    it stays. Raises DagsterHomeError.
     """
     make_directory(dagster_home)
     # Its databases and locks are for this account alone: who may read them can hold their locks.
@@ -164,12 +164,12 @@ def claim_for_catalog(dagster_home: Path, catalog_id: str) -> None:
     """
     _refuse_unusable_path(dagster_home)
     note = dagster_home / _CATALOG_ID
-    known = note.read_text().strip() if note.exists() else None
-    if known is None:
+    noted = note.read_text().strip() if note.exists() else None
+    if noted is None:
         write_replacing(note, f"{catalog_id}\n".encode())
-    elif known != catalog_id:
+    elif noted != catalog_id:
         raise DagsterHomeError(
-            f"Dagster's state in {dagster_home} belongs to catalogue {known}, but the catalogue of this home"
+            f"Dagster's state in {dagster_home} belongs to catalogue {noted}, but the catalogue of this home"
             f" is {catalog_id}. Its green partitions would be those of other images. Give the other data set"
             f" a home of its own (--home DIR), or move history, schedules, storage and {note.name} out of"
             f" {dagster_home} to start with an empty history."
@@ -193,8 +193,8 @@ def _initialise_storage(dagster_home: Path, *, slots: int) -> None:
 def only_dagster(dagster_home: Path, *, wait_seconds: float) -> Iterator[LockFile]:
     """Hold the lock of the one Dagster on this state.
 
-    A Dagster whose starter was killed is still ending its runs: that is waited for, up to ``wait_seconds``.
-    Where nobody is left to end it, its left processes are ended here. Raises DagsterHomeError at once where
+    A Dagster whose starter was killed may still be ending its runs: this waits for it, ``wait_seconds`` at
+    most. Its orphans, which nobody else ends, are ended here. Raises DagsterHomeError at once where
     its starter lives.
     """
     lock = LockFile(dagster_home / _LOCK)
@@ -217,7 +217,7 @@ def only_dagster(dagster_home: Path, *, wait_seconds: float) -> Iterator[LockFil
                     f" they did not end in {wait_seconds:.0f} s. Nothing was started. End {how}, and start"
                     " again: what is under way goes on."
                 )
-            for process in holder.left() if holder is not None else ():
+            for process in holder.orphans() if holder is not None else ():
                 if process.send(signal.SIGKILL):
                     _log.warning(
                         "Ended process %d of an earlier Dagster on this home, whose starter was killed.",
@@ -235,9 +235,9 @@ def note_address(dagster_home: Path, url: str, group: int | None = None) -> None
 
 
 def home_id(dagster_home: Path) -> str:
-    """What tells this Dagster home from all others of this machine, over restarts: the lock's inode.
+    """Identifies this Dagster home among all others of this machine, over restarts: the lock's inode.
 
-    A copy of a home has another one, as have two homes with one catalogue; it cannot be lost or copied.
+    A copy of a home has another id, and so have two homes with one catalogue. It cannot be lost or copied.
     Raises OSError where no Dagster has run on this home yet.
     """
     status = (dagster_home / _LOCK).stat()
@@ -245,9 +245,9 @@ def home_id(dagster_home: Path) -> str:
 
 
 def running_address(dagster_home: Path) -> str | None:
-    """The address of the Dagster that runs on this state, or None: none runs, or only parts are left."""
+    """The address of the Dagster that runs on this state; None where none runs, or only orphans."""
     holder = _holder(dagster_home) if is_held(dagster_home / _LOCK) else None
-    return holder.url if holder is not None and not holder.left() else None
+    return holder.url if holder is not None and not holder.orphans() else None
 
 
 @dataclass(frozen=True)
@@ -265,13 +265,13 @@ class _Holder:
         # Another user's are not seen.
         return self.pid in holding if holding else process_start(self.pid) is not None
 
-    def left(self) -> list[ProcessIdentity]:
-        """The processes that have the lock where starter and watchdog are gone, so that nobody ends them."""
+    def orphans(self) -> list[ProcessIdentity]:
+        """The processes that hold the lock after starter and watchdog are gone: nobody else ends them."""
         holding = holders(self.lock)
         if self.group is None or self.pid in holding or self.group in holding:
             return []
-        found = [ProcessIdentity.of(pid) for pid in holding if _group_of(pid) == self.group]
-        return [one for one in found if one is not None]
+        identities = [ProcessIdentity.of(pid) for pid in holding if _group_of(pid) == self.group]
+        return [identity for identity in identities if identity is not None]
 
 
 def _group_of(pid: int) -> int | None:
@@ -284,8 +284,8 @@ def _group_of(pid: int) -> int | None:
 def _holder(dagster_home: Path) -> _Holder | None:
     lock = dagster_home / _LOCK
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        said = json.loads(lock.read_bytes())
-        return _Holder(lock, int(said["pid"]), str(said["url"]), said.get("group"))
+        note = json.loads(lock.read_bytes())
+        return _Holder(lock, int(note["pid"]), str(note["url"]), note.get("group"))
     return None
 
 
@@ -303,7 +303,7 @@ class Damage:
 
 
 def damages(dagster_home: Path) -> list[Damage]:
-    """The damaged databases, by a look at all their pages; none where Dagster keeps its state elsewhere.
+    """The damaged databases, after reading all their pages; none where Dagster keeps its state elsewhere.
 
     A database that cannot be read at this moment (locked, a failing disk) is not called damaged.
     """
@@ -319,22 +319,22 @@ def _damage(path: Path) -> str | None:
     try:
         address = f"{path.absolute().as_uri()}?mode=rw"
         with contextlib.closing(sqlite3.connect(address, uri=True, timeout=_LOCKED_SECONDS)) as database:
-            (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
+            (verdict,) = database.execute("PRAGMA quick_check(1)").fetchone()
     except sqlite3.OperationalError:
         return None
     except sqlite3.DatabaseError as error:
         return str(error)
-    return None if found == "ok" else str(found)
+    return None if verdict == "ok" else str(verdict)
 
 
-def names_aside(dagster_home: Path, found: Sequence[Damage]) -> dict[str, Path]:
+def names_aside(dagster_home: Path, damaged: Sequence[Damage]) -> dict[str, Path]:
     """Where the folders of damaged databases will be set aside, by the folder's name."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     names = {}
-    for one in found:
-        path = dagster_home / f"{one.folder}.damaged-{stamp}"
+    for damage in damaged:
+        path = dagster_home / f"{damage.folder}.damaged-{stamp}"
         unused = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
-        names[one.folder] = next(name for name in itertools.chain([path], unused) if not name.exists())
+        names[damage.folder] = next(name for name in itertools.chain([path], unused) if not name.exists())
     return names
 
 

@@ -123,9 +123,9 @@ class ProcessGroup:
         while True:
             for child in self._children:
                 begin_anew_where_long(child.log, self._longest_log)
-            left = max(0.0, deadline - time.monotonic())
+            seconds_left = max(0.0, deadline - time.monotonic())
             pidfds = [child.pidfd for child in self._children]
-            ended, _, _ = select.select(pidfds, [], [], min(left, _LOG_LOOK_SECONDS))
+            ended, _, _ = select.select(pidfds, [], [], min(seconds_left, _LOG_LOOK_SECONDS))
             for child in self._children:
                 if child.pidfd in ended:
                     code = child.process.wait()
@@ -133,7 +133,7 @@ class ProcessGroup:
                         f"{child.name} {how_it_ended(code)}. Its last words:\n"
                         f"{last_lines(child.log)}\nAll of them: {child.log}"
                     )
-            if left <= _LOG_LOOK_SECONDS:
+            if seconds_left <= _LOG_LOOK_SECONDS:
                 return
 
     def stop(self) -> None:

@@ -78,11 +78,11 @@ _LOOK_AFTER_SECONDS = 30.0
 _LAUNCH_SECONDS = 20
 """For the code server to say that it could launch a run: a loaded machine may take seconds."""
 _LAUNCH_LOOKS = 3
-"""In a row without an answer, after which the code server is restarted. A launch itself has 60 s."""
+"""After this many looks in a row without an answer the code server is restarted. A launch itself has 60 s."""
 LAUNCHING = "Dagster/launching runs"
 """Subject of the alert that the code server launches nothing."""
 _LOOK_SHARE = 0.005
-"""Part of the time that reading the databases may take: their looks get rarer as they grow."""
+"""Share of the time that checking the databases may take: larger databases are checked less often."""
 _PORTS_TRIED = 100
 
 _CODE_SERVER = "code-server"
@@ -90,7 +90,7 @@ _CODE_SERVER = "code-server"
 _FOREVER = 3600.0
 
 _AGAIN_SECONDS = 20.0
-"""A database that is damaged sooner after a start is left to a person: the disk damages what it is given."""
+"""A database that is damaged so soon after a start is left to a person: the disk damages what is written."""
 
 
 class DagsterServer:
@@ -153,7 +153,7 @@ class DagsterServer:
             str(self._listening.fileno()), self._workspace,
             pass_fds=[self._listening.fileno()],
         )  # fmt: skip
-        # The webserver's alone from here on: who asks is refused, not kept waiting, once that has ended.
+        # Only the webserver keeps it open: once that has ended, a request is refused and does not wait.
         self._listening.close()
         while not self._loaded():
             self.group.watch(_LOOK_SECONDS)
@@ -163,12 +163,14 @@ class DagsterServer:
         self._start("daemon", _program("dagster-daemon"), "run", "--workspace", self._workspace)
 
     def watch(self, seconds: float) -> None:
-        """Let so many seconds pass, and restart the process that serves the definitions where it must be.
+        """Let these seconds pass, and restart the process that serves the definitions where it is needed.
 
-        It ends itself where it hears nothing for 30 s (a machine that was suspended), and Dagster leaves it
-        at that, as when it is killed. It may also live and launch nothing, for ever. Nothing would run from
-        then on, no sensor either, and nobody be told. Raises ProcessEndedError as soon as a process of the
-        group ends, and DamagedDatabaseError where a database of Dagster's does not read: sensors would fail.
+        That process ends itself after 30 s without a request (a machine that was suspended), and Dagster
+        does not start another, as when it is killed. It may also live and launch nothing, for ever. From
+        then on no run and no sensor would start, and nobody would be told.
+
+        Raises ProcessEndedError as soon as a process of the group ends, and DamagedDatabaseError where a
+        database of Dagster's does not read: sensors would fail.
         """
         deadline = time.monotonic() + seconds
         while True:
@@ -193,10 +195,10 @@ class DagsterServer:
         began = time.monotonic()
         if began < self._next_look_at_databases:
             return
-        for one in damages(self.dagster_home):
+        for damage in damages(self.dagster_home):
             raise DamagedDatabaseError(
-                f"Dagster's database {one.path} is damaged ({one.why}). Finished work is safe. Start Dagster"
-                " again: the database is set aside and a new one is filled from disk."
+                f"Dagster's database {damage.path} is damaged ({damage.why}). Finished work is safe. Start"
+                " Dagster again: the database is set aside and a new one is filled from disk."
             )
         ended = time.monotonic()
         self._next_look_at_databases = ended + (ended - began) / _LOOK_SHARE
@@ -206,7 +208,7 @@ class DagsterServer:
             self.api.definitions_loaded()
         except CodeLocationError as error:
             _log.warning("The definitions are loaded again: %s", str(error).splitlines()[0])
-            # What it says is of the moment before the new process is up; the next look tells.
+            # The answer is from before the new process is up; the next look shows its state.
             with contextlib.suppress(DagsterApiError):
                 self.api.reload_definitions()
         except DagsterApiError:
@@ -227,7 +229,7 @@ class DagsterServer:
         self._looks_without_launch = 0
         self._tell(lambda: self._outbox.post_all([_launches_nothing()], once_while_open=True))
         _log.warning("The code server launches no run any more. It is killed, and a new one is started.")
-        # Its runs go on by themselves. Told to end, it would wait for ever for the one that it hangs at.
+        # Its runs go on by themselves. After a SIGTERM it would wait for ever for the run that it hangs at.
         serving = serving_process(self.group.pid_of(_CODE_SERVER))
         if serving is not None:
             serving.send(signal.SIGKILL)
@@ -235,7 +237,7 @@ class DagsterServer:
             self.api.reload_definitions()
 
     def _tell(self, tell: Callable[[], object]) -> None:
-        """Tell of an alert where the control state can be written; the log has it in any case."""
+        """Change an alert where the control state can be written; the log has it in any case."""
         try:
             tell()
         except ControlStateError as error:
@@ -383,7 +385,7 @@ def prepare_home(home: Path, dagster_home: Path, *, slots: int, console: Console
         catalog = None
     if dagster_home.is_dir():
         _renew_damaged_databases(home, dagster_home, console)
-    place = ClusterPlace.of(load_settings(home=home))
+    place = ClusterPlace.from_settings(load_settings(home=home))
     prepare_dagster_home(
         dagster_home, catalog_id=catalog.catalog_id if catalog else None, slots=slots, cluster=place
     )
@@ -395,32 +397,32 @@ def _renew_damaged_databases(home: Path, dagster_home: Path, console: Console) -
     """Set damaged databases of Dagster's aside and say so, in the terminal and as an alert."""
     # Under the lock: a Dagster that runs is not to lose its databases.
     with only_dagster(dagster_home, wait_seconds=GRACE_SECONDS + 5.0):
-        found = damages(dagster_home)
-        aside = names_aside(dagster_home, found)
+        damaged = damages(dagster_home)
+        aside = names_aside(dagster_home, damaged)
         sentences = {
-            one.folder: f"{one.path} did not read ({one.why}). It was set aside in {aside[one.folder]}, and a"
-            f" new one was begun. {LOST[one.folder]}"
-            for one in found
+            damage.folder: f"{damage.path} did not read ({damage.why}). It was set aside in"
+            f" {aside[damage.folder]}, and a new one was begun. {LOST[damage.folder]}"
+            for damage in damaged
         }
-        # Told before it is done: a kill in between tells it twice, not never.
+        # The alert comes first: after a kill in between it is sent twice, and not never.
         outbox = Outbox(control_state(load_settings(home=home)))
         alerts = [
             Alert(
                 kind="state_damaged",
                 subject=f"state/Dagster's {folder}",
-                occurrence=said,
+                occurrence=sentence,
                 severity="error",
                 title=f"Dagster's {folder} was damaged and was begun anew",
-                next_step=f"{said} Look at the disk's health.",
+                next_step=f"{sentence} Look at the disk's health.",
                 at=time.time(),
                 lasts=DAY_SECONDS,
             )
-            for folder, said in sentences.items()
+            for folder, sentence in sentences.items()
         ]
         outbox.post_all(alerts, once_while_open=True)
         set_databases_aside(dagster_home, aside)
-    for said in sentences.values():
-        console.print(f"[yellow]{escape(said)}[/]")
+    for sentence in sentences.values():
+        console.print(f"[yellow]{escape(sentence)}[/]")
 
 
 @contextlib.contextmanager
