@@ -36,11 +36,11 @@ from vlm_assets.catalog.catalog_file import WITHDRAWN, is_tombstone
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.catalog.withdrawn_ids import read_withdrawn
-from vlm_assets.commands.audit import audit
 from vlm_assets.commands.main import main as run_vlm_assets
-from vlm_assets.commands.withdraw import plan_withdrawal, withdraw
 from vlm_assets.config.resource_settings import build_text_embedding_model, build_vision_language_model
 from vlm_assets.config.settings import EXAMPLE_EMBEDDER, Settings, load_settings
+from vlm_assets.services.home_audit import audit
+from vlm_assets.services.withdrawal import prepare_withdrawal, withdraw
 from vlm_durable.versions.partition_files import CannotRestoreError
 from vlm_durable.versions.published import PublishedPartitions
 
@@ -139,7 +139,7 @@ class History:
     def withdraw(self, home: Path, number: int) -> None:
         """Withdraw one property."""
         settings = settings_of(home)
-        list(withdraw(settings, plan_withdrawal(settings, [f"{self.prefix}{number}"])))
+        list(withdraw(settings, prepare_withdrawal(settings, [f"{self.prefix}{number}"])))
 
 
 def _materialize(home: Path, number: int, *, earlier: bool = False, limit: int | None = None) -> None:

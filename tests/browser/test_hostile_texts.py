@@ -24,11 +24,11 @@ from vlm_assets.automation.dataset_plan import plan_metadata
 from vlm_assets.automation.dataset_progress import progress_metadata
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands import measurement, property_view
-from vlm_assets.commands.audit import audit
 from vlm_assets.commands.html_page import page as html_page
 from vlm_assets.commands.measurement import Measurement, Trial
 from vlm_assets.commands.plan import make_plan
 from vlm_assets.config.settings import Settings
+from vlm_assets.services.home_audit import audit
 from vlm_assets.services.status import read_status
 from vlm_durable.files.sealed_json import write_sealed
 from vlm_durable.versions.partition_rows import PartitionRows

@@ -1,8 +1,8 @@
 """Counting rows of files against the ids that were expected: the one conservation of ids and statuses.
 
 A materialization asks it of its staged file (``checks.py``), the audit of all published files at once
-(``vlm_assets/commands/audit.py``). Ids are compared as sets and never as positions. DuckDB does it, memory
-bounded. What does not live here: whether a file is what was published (``partition_state.py``).
+(``vlm_assets/services/home_audit.py``). Ids are compared as sets and never as positions. DuckDB does it,
+memory bounded. What does not live here: whether a file is what was published (``partition_state.py``).
 """
 
 from __future__ import annotations

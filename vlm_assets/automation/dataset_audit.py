@@ -2,7 +2,7 @@
 
 What lives here: Dagster's side, and when it is audited by itself: once a day, and each hour while something
 is wrong, so that a repair closes the alert of the audit before it. What does not: the audit
-(``vlm_assets/commands/audit.py``).
+(``vlm_assets/services/home_audit.py``).
 """
 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
@@ -19,9 +19,9 @@ from vlm_assets.assets import markdown
 from vlm_assets.assets.markdown import Markdown, table
 from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.commands.audit import Audit, audit
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
+from vlm_assets.services.home_audit import Audit, audit
 from vlm_durable.commands import command
 from vlm_durable.state.pause import pause_of
 from vlm_durable.state.workers import Workers

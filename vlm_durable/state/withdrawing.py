@@ -1,8 +1,9 @@
 """A withdrawal of properties under way, as every machine sees it.
 
 What lives here: the note of it in the control state. What does not: the steps, and finishing a withdrawal
-that was cut short (``vlm_assets/commands/withdraw.py``). A run writes its heartbeat and then reads the note;
-a withdrawal writes the note and then reads the heartbeats. So of two that begin at once, one sees the other.
+that was cut short (``vlm_assets/services/withdrawal.py``). A run writes its heartbeat and then reads the
+note; a withdrawal writes the note and then reads the heartbeats. So of two that begin at once, one sees the
+other.
 """
 
 from __future__ import annotations

@@ -8,9 +8,10 @@ from sensors.dagster_internals.events import DagsterFacts
 from sensors.reconciliation import restore_results_of_cancelled
 from vlm_assets.automation import dataset_audit
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.commands.audit import audit as look
-from vlm_assets.commands.repair import plan_repairs, put_right
 from vlm_assets.definitions import build_defs
+from vlm_assets.services.home_audit import audit as look
+from vlm_assets.services.repairing import put_right
+from vlm_assets.services.repairs import find_repairs
 from vlm_durable.state.database import open_state
 
 KEY = "000000000-000000007"
@@ -56,7 +57,7 @@ def test_alert_of_a_fault_closes_after_the_repair(shared_desk, ticked, monkeypat
     assert "dataset_audit/conserved" in outbox.open_subjects()
     assert ticked("dataset_audit_due") == []
     # Not the command: this process holds its device still, and the command leaves the partition to it.
-    for one in plan_repairs(desk.settings, look(desk.settings, Catalog.open(desk.settings.home))):
+    for one in find_repairs(desk.settings, look(desk.settings, Catalog.open(desk.settings.home))):
         put_right(desk.settings, one)
     assert ticked("dataset_audit_due") == []
     with monkeypatch.context() as later:

@@ -10,8 +10,8 @@ from faults.s3_server import BUCKET, MACHINE, S3Server, program
 from vlm_assets.assets.stored_settings import refuse_at_start
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.commands.audit import audit
-from vlm_assets.commands.prune import plan_prune, remove, remove_stored
+from vlm_assets.services.home_audit import audit
+from vlm_assets.services.pruning import find_removable, remove, remove_stored
 from vlm_durable.mirror import bucket as bucket_module
 from vlm_durable.mirror.bucket import ObjectDeniedError, S3Folder, StoreAwayError, client
 
@@ -55,7 +55,7 @@ def test_a_machine_does_all_that_it_must_and_may_do_no_more(allowed, desk, listi
         assert done.success, done.failure
     catalog = Catalog.open(home)
     assert audit(on_s3.settings, catalog, deep=True).ok
-    plan = plan_prune(on_s3.settings, catalog)
+    plan = find_removable(on_s3.settings, catalog)
     said = [*remove(on_s3.settings, plan.removals), *remove_stored(on_s3.settings, plan.in_store)]
     assert any("earlier versions" in one for one in said)
     _logs_come_back(f"{PREFIX}/dagster-logs", tmp_path)

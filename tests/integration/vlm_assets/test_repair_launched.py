@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.commands.audit import audit
 from vlm_assets.commands.main import app
+from vlm_assets.services.home_audit import audit
 from vlm_assets.webserver.home import prepare_dagster_home
 from vlm_assets.webserver.server import dagster_server
 from vlm_engine.devices import leases

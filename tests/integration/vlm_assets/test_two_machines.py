@@ -41,12 +41,12 @@ from vlm_assets.catalog.withdrawn_ids import (
     save_withdrawn,
 )
 from vlm_assets.commands import run as run_module
-from vlm_assets.commands.audit import audit
 from vlm_assets.commands.main import app
-from vlm_assets.commands.repair import accept_loss, find_losses
-from vlm_assets.commands.withdraw import plan_withdrawal, undo_withdrawal, withdraw
 from vlm_assets.config.resource_settings import build_vision_language_model
 from vlm_assets.definitions import build_defs
+from vlm_assets.services.home_audit import audit
+from vlm_assets.services.journal_losses import accept_loss, find_losses
+from vlm_assets.services.withdrawal import prepare_withdrawal, undo_withdrawal, withdraw
 from vlm_cluster import node as node_module
 from vlm_durable.mirror import bucket as bucket_module
 from vlm_durable.mirror.bucket import UnfitStoreError, client
@@ -514,8 +514,8 @@ def test_machines_share_the_list_of_withdrawn_ids(machines, listing, bucket):
     pull_catalog(second.home, bucket)
     catalog = Catalog.open(first.home)
     ids = catalog.slice(catalog.ranges[0])["property_id"].to_pylist()
-    list(withdraw(first, plan_withdrawal(first, ids[:1])))
-    list(withdraw(second, plan_withdrawal(second, ids[1:2])))
+    list(withdraw(first, prepare_withdrawal(first, ids[:1])))
+    list(withdraw(second, prepare_withdrawal(second, ids[1:2])))
     for settings in (first, second):
         pull_catalog(settings.home, bucket)
         withdrawn = read_withdrawn(settings.home)

@@ -11,8 +11,8 @@ from resources.gpu import GpuResource
 from resources.run_tags import NO_ATTEMPT
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.commands.withdraw import plan_withdrawal, withdraw
 from vlm_assets.config.resource_settings import control_state
+from vlm_assets.services.withdrawal import prepare_withdrawal, withdraw
 from vlm_durable.files.lock_files import taken
 from vlm_durable.files.sealed_json import read_sealed, write_sealed
 from vlm_durable.state.withdrawing import begin_withdrawal
@@ -111,7 +111,7 @@ def test_a_training_learns_from_nothing_withdrawn_while_it_is_read(training_desk
 
     def taken_late(path, *, seconds):
         if is_done:
-            list(withdraw(settings, plan_withdrawal(settings, gone)))
+            list(withdraw(settings, prepare_withdrawal(settings, gone)))
         else:
             begin_withdrawal(control_state(settings), [])
         return taken(path, seconds=seconds)

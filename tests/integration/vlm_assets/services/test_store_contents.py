@@ -17,16 +17,17 @@ from vlm_assets.automation.sensors import build_drift_watcher
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import CatalogError
 from vlm_assets.catalog.stored_catalog import pull_catalog
-from vlm_assets.commands.audit import audit
 from vlm_assets.commands.main import app
-from vlm_assets.commands.prune import plan_prune, remove_stored
-from vlm_assets.commands.prune import remove as remove_here
-from vlm_assets.commands.repair import Way, plan_repairs, put_right
-from vlm_assets.commands.withdraw import pending_withdrawal, plan_withdrawal, withdraw
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.services import store_looks as store_looks_module
+from vlm_assets.services.home_audit import audit
+from vlm_assets.services.pruning import find_removable, remove_stored
+from vlm_assets.services.pruning import remove as remove_here
+from vlm_assets.services.repairing import put_right
+from vlm_assets.services.repairs import Way, find_repairs
 from vlm_assets.services.status import read_status
 from vlm_assets.services.store_looks import StoreLooks
+from vlm_assets.services.withdrawal import pending_withdrawal, prepare_withdrawal, withdraw
 from vlm_durable.files.layout import Home
 from vlm_durable.files.sealed_json import sealed
 from vlm_durable.journal.journal import Journal
@@ -158,7 +159,7 @@ def hasty(monkeypatch):
 def repair(machine, **how):
     """What ``vlm-assets repair --yes`` does; the ways it took."""
     found = audit(machine.settings, Catalog.open(machine.settings.home), **how)
-    repairs = plan_repairs(machine.settings, found)
+    repairs = find_repairs(machine.settings, found)
     for one in repairs:
         put_right(machine.settings, one)
     return [(one.asset, one.key, one.way) for one in repairs]
@@ -310,7 +311,7 @@ def test_prune_removes_from_the_store_what_nobody_goes_on_with(machine, bucket):
     before = [one for one, _ in bucket.names(f".journal/{ASSETS[0]}/{SECOND}/")]
     assert problems(machine) == [(Kind.STORE_LEFTOVER, ASSETS[0], KEY)]
     catalog = Catalog.open(machine.settings.home)
-    plan = plan_prune(machine.settings, catalog)
+    plan = find_removable(machine.settings, catalog)
     assert [(one.key, one.objects) for one in plan.in_store] == [(KEY, 1)]
     said = [*remove_here(machine.settings, plan.removals), *remove_stored(machine.settings, plan.in_store)]
     assert any("earlier versions" in one for one in said)
@@ -318,7 +319,7 @@ def test_prune_removes_from_the_store_what_nobody_goes_on_with(machine, bucket):
     assert [one for one, _ in bucket.names(f".journal/{ASSETS[0]}/{SECOND}/")] == before
     assert [bucket.head(one) for one in EARLIER] == [None] * 4
     assert problems(machine, deep=True) == []
-    assert plan_prune(machine.settings, catalog).in_store == []
+    assert find_removable(machine.settings, catalog).in_store == []
 
 
 @pytest.mark.published(*ASSETS)
@@ -329,16 +330,16 @@ def test_prune_removes_checkpoints_of_superseded_trainings_alone(machine, bucket
         bucket.put(f"{below}/{plan}/checkpoints/step-1", b"weights", over=None)
     newest = bucket.head(f"{below}/old/checkpoints/step-1").modified
     catalog = Catalog.open(machine.settings.home)
-    assert plan_prune(machine.settings, catalog).in_store == [], "nothing is published"
+    assert find_removable(machine.settings, catalog).in_store == [], "nothing is published"
     said = sealed({"fingerprint": "published", "files": {}, "sequence": 1}, format_=1)
     at = bucket.put(record, said, over=None)
     while at.modified <= newest + timedelta(seconds=1):  # a store tells whole seconds
         bucket.delete(record)
         at = bucket.put(record, said, over=None)
     bucket.put(f"{below}/new/checkpoints/step-1", b"weights", over=None)
-    plan = plan_prune(machine.settings, catalog)
+    plan = find_removable(machine.settings, catalog)
     assert [(one.key, one.generation, one.objects) for one in plan.in_store] == [("tiny", "old", 1)]
-    assert plan_prune(machine.settings, catalog, [KEY]).in_store == []
+    assert find_removable(machine.settings, catalog, [KEY]).in_store == []
     list(remove_stored(machine.settings, plan.in_store))
     left = [name.split("/")[3] for name, _ in bucket.names(f"{below}/")]
     assert left == ["new", "published"]
@@ -366,7 +367,7 @@ def test_nothing_of_a_withdrawn_property_is_left_in_the_store(machine, bucket, s
     assert machine.materialize(config={"recompute": True}).success
     under_way(machine, KEY, "older", gone, stays)
     assert len(objects_with(bucket, gone)) >= 5
-    wanted = plan_withdrawal(settings, [gone])
+    wanted = prepare_withdrawal(settings, [gone])
     monkeypatch.setattr(bucket_module, "PATIENCE_SECONDS", 0.0)
     client.cache_clear()
     puts = []
@@ -397,6 +398,6 @@ def test_a_damaged_head_keeps_nothing_of_a_withdrawn_property_in_the_store(machi
     stored = under_way(machine, KEY, "older", gone, stays)
     head = next(one for one, _ in bucket.names(".journal/") if one.endswith(f"older/{HEAD}"))
     bucket.put(head, b"rot", over=bucket.head(head))
-    list(withdraw(settings, plan_withdrawal(settings, [gone])))
+    list(withdraw(settings, prepare_withdrawal(settings, [gone])))
     assert objects_with(bucket, gone) == []
     assert stored.read_manifest().retired

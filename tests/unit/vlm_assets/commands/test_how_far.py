@@ -17,13 +17,14 @@ from tests.unit.activity import Steps, Told, check_steps, commands_of
 from tests.unit.homes import Dataset
 from tests.unit.vlm_assets.commands.test_plan import MEASURED
 from vlm_assets.assets import row_counts
-from vlm_assets.commands import audit, device_commands, measurement, terminal
+from vlm_assets.commands import device_commands, measurement, terminal
 from vlm_assets.commands import run as run_module
 from vlm_assets.commands.main import app
 from vlm_assets.commands.measurement import MeasuredRun
 from vlm_assets.commands.run import BackfillProgress, ProgressLine
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model
 from vlm_assets.config.settings import load_settings
+from vlm_assets.services import home_audit
 from vlm_assets.services.expected_cost import Rate
 from vlm_durable.files.files import make_directory
 
@@ -53,7 +54,7 @@ def damage(dataset: Dataset, _: pytest.MonkeyPatch) -> None:
 
 
 def one_at_a_time(_: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit, "_RANGES_TOGETHER", 1)
+    monkeypatch.setattr(home_audit, "_RANGES_TOGETHER", 1)
     monkeypatch.setattr(row_counts, "_FILES_TOGETHER", 1)
 
 

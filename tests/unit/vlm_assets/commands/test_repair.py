@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 
 import pytest
 
 from vlm_assets.assets.partition_state import Kind
-from vlm_assets.catalog.ingest import ingest
-from vlm_assets.commands.audit import audit
-from vlm_assets.commands.repair import Way, plan_repairs, put_right, recomputations
+from vlm_assets.services.home_audit import audit
+from vlm_assets.services.repairs import Way, find_repairs
 from vlm_assets.services.status import read_status
-from vlm_durable.journal.high_water_mark import HighWaterMark, write_mark
 from vlm_durable.versions.version_mark import mark_copies
 
 FIRST, SECOND, THIRD = "000000000-000000002", "000000003-000000005", "000000006-000000008"
@@ -22,84 +19,11 @@ DESCRIBED, EMBEDDED = "property_descriptions", "property_embeddings"
 
 def plan(dataset, *, deep=False, failed=False):
     found = audit(dataset.settings, dataset.catalog, deep=deep)
-    return plan_repairs(dataset.settings, found, failed=failed)
+    return find_repairs(dataset.settings, found, failed=failed)
 
 
 def ways(repairs):
     return {(one.asset, one.key): one.way for one in repairs}
-
-
-def damage_page(path):
-    data = bytearray(path.read_bytes())
-    footer = 8 + int.from_bytes(data[-8:-4], "little")
-    data[4 : len(data) - footer] = bytes(byte ^ 0xFF for byte in data[4 : len(data) - footer])
-    path.write_bytes(bytes(data))
-
-
-def mark(dataset, asset, key, *, rows, retired):
-    path = dataset.settings.state_directory / "high_water_marks" / asset / key / "g.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_mark(path, HighWaterMark(key, "g", rows, 4, 1, None, retired=retired))
-
-
-def test_a_sound_dataset_needs_nothing(dataset):
-    """Nothing is touched where nothing is wrong."""
-    assert plan(dataset, deep=True) == []
-
-
-@pytest.mark.parametrize("lost", ["published", "copy", "record", "copy of the record"])
-def test_one_of_two_copies_lost_is_restored_in_place(dataset, lost):
-    """Any one file of a partition comes back from the other one, byte for byte, and without a device."""
-    paths = dataset.settings.descriptions.partition(FIRST)
-    path = {
-        "published": paths.published,
-        "copy": paths.version(0),
-        "record": paths.record,
-        "copy of the record": paths.record_copy,
-    }[lost]
-    sound = path.read_bytes()
-    path.unlink()
-    repairs = plan(dataset)
-    assert ways(repairs) == {(DESCRIBED, FIRST): Way.RESTORE}
-    put_right(dataset.settings, repairs[0])
-    assert path.read_bytes() == sound
-    assert audit(dataset.settings, dataset.catalog, deep=True).ok
-
-
-def test_a_damaged_page_is_restored_even_where_sizes_fit(dataset):
-    """A page that does not read is no reason to compute again while the second copy is whole."""
-    sound = dataset.descriptions.path(FIRST).read_bytes()
-    damage_page(dataset.descriptions.path(FIRST))
-    repairs = plan(dataset)
-    assert ways(repairs) == {(DESCRIBED, FIRST): Way.RESTORE}
-    put_right(dataset.settings, repairs[0])
-    assert dataset.descriptions.path(FIRST).read_bytes() == sound
-    assert len(list(dataset.settings.descriptions.partition(FIRST).quarantine.iterdir())) == 1
-
-
-def test_both_copies_lost_are_computed_again(dataset):
-    """What no copy holds is computed, descriptions and then the embeddings of the new ones."""
-    dataset.descriptions.path(FIRST).unlink()
-    damage_page(dataset.copy_of(FIRST))
-    repairs = plan(dataset)
-    assert ways(repairs) == {(DESCRIBED, FIRST): Way.COMPUTE}
-    assert "Neither the file nor its second copy" in repairs[0].sentence()
-    (wanted,) = recomputations(repairs, (DESCRIBED, EMBEDDED))
-    assert wanted.assets == (DESCRIBED, EMBEDDED)
-    assert wanted.run_config == {"ops": {DESCRIBED: {"config": {"recompute": True}}}}
-
-
-def test_rows_that_are_wrong_in_both_copies_are_computed_again(empty):
-    """A second copy of wrong rows restores nothing."""
-    empty.describe(FIRST, lambda rows: rows[1:])
-    assert ways(plan(empty)) == {(DESCRIBED, FIRST): Way.COMPUTE}
-
-
-def test_embeddings_of_other_descriptions_are_computed_alone(dataset):
-    """Descriptions that are sound are not computed again for their embeddings' sake."""
-    dataset.describe(SECOND, text="a villa")
-    (wanted,) = recomputations(plan(dataset), (DESCRIBED, EMBEDDED))
-    assert (wanted.assets, wanted.keys) == ((EMBEDDED,), (SECOND,))
 
 
 def put_back(dataset, key, *, wholly):
@@ -114,31 +38,6 @@ def put_back(dataset, key, *, wholly):
     if wholly:
         paths.version(1).unlink()
     return newest
-
-
-def test_an_older_record_beside_a_newer_file_is_brought_up_to_it(dataset):
-    """Finished work is never computed again while a whole file of it is there."""
-    newest = put_back(dataset, FIRST, wholly=False)
-    repairs = plan(dataset)
-    assert ways(repairs) == {(DESCRIBED, FIRST): Way.RESTORE}
-    put_right(dataset.settings, repairs[0])
-    assert dataset.descriptions.record(FIRST) == newest
-    assert audit(dataset.settings, dataset.catalog, deep=True).ok
-    assert plan(dataset, deep=True) == []
-
-
-def test_the_records_of_descriptions_and_embeddings_exchanged(dataset):
-    """A record names its asset: both are written anew, and nothing is computed."""
-    both = [asset.partition(FIRST) for asset in (dataset.settings.descriptions, dataset.settings.embeddings)]
-    for one, other in zip(*((paths.record, paths.record_copy) for paths in both), strict=True):
-        one_was, other_was = one.read_bytes(), other.read_bytes()
-        one.write_bytes(other_was)
-        other.write_bytes(one_was)
-    repairs = plan(dataset)
-    assert ways(repairs) == {(DESCRIBED, FIRST): Way.RESTORE, (EMBEDDED, FIRST): Way.RESTORE}
-    for one in repairs:
-        put_right(dataset.settings, one)
-    assert plan(dataset, deep=True) == []
 
 
 def test_a_partition_put_back_wholly_is_for_a_person(dataset, call):
@@ -182,89 +81,6 @@ def test_a_mark_that_cannot_be_read_beside_files_that_differ_is_for_a_person(dat
     assert f"--accept-version {FIRST}" in planned.sentence()
     assert call("repair", "--accept-version", FIRST, "--yes").exit_code == 0
     assert DESCRIBED not in {one.asset for one in plan(dataset, deep=True)}
-
-
-def test_a_record_lost_twice_is_set_aside_and_computed(dataset):
-    """Without a record nobody knows what the file must be: it is kept aside, never trusted, never deleted."""
-    paths = dataset.settings.descriptions.partition(FIRST)
-    for path in (paths.record, paths.record_copy, *mark_copies(paths.version_mark)):
-        path.write_bytes(b"?")
-    sound = dataset.descriptions.path(FIRST).read_bytes()
-    (one,) = (one for one in plan(dataset) if one.asset == DESCRIBED)
-    assert (one.way, one.forgets) == (Way.COMPUTE, True)
-    put_right(dataset.settings, one)
-    assert not dataset.descriptions.path(FIRST).exists()
-    assert sound in [path.read_bytes() for path in paths.quarantine.iterdir()]
-
-
-def test_what_vanished_is_computed_as_a_new_generation(dataset):
-    """The generation that was published and vanished is closed: a plain start would stop at its mark."""
-    mark(dataset, DESCRIBED, FIRST, rows=3, retired=True)
-    dataset.descriptions.set_aside(FIRST)
-    assert ways(plan(dataset))[DESCRIBED, FIRST] is Way.COMPUTE
-
-
-def test_foreign_files_are_moved_out_of_the_readers_way(dataset):
-    """A foreign parquet file is kept in the quarantine, and the audit is sound again."""
-    asset = dataset.settings.descriptions
-    folder = asset.published
-    shutil.copy(folder / f"{FIRST}.parquet", folder / "mine.parquet")
-    (one,) = plan(dataset)
-    put_right(dataset.settings, one)
-    assert not (folder / "mine.parquet").exists()
-    assert [path.name.split(".")[0] for path in asset.quarantine.iterdir()] == ["mine"]
-    assert audit(dataset.settings, dataset.catalog).ok
-
-
-def test_a_partition_that_a_check_refused_is_tried_again(empty, commit, refuse):
-    """All rows committed and nothing published: only the failed ones are computed again."""
-    commit(empty.settings, FIRST, 3)
-    refuse(empty.settings, FIRST)
-    commit(empty.settings, SECOND, 2)
-    repairs = plan(empty)
-    assert ways(repairs) == {(DESCRIBED, FIRST): Way.RETRY_FAILED}
-    (wanted,) = recomputations(repairs, (DESCRIBED, EMBEDDED))
-    assert wanted.run_config == {"ops": {DESCRIBED: {"config": {"retry_failed": True, "stale": "keep"}}}}
-
-
-def test_failed_properties_are_tried_again_only_when_asked(dataset):
-    """--failed takes the partitions with failed rows and no others; ok rows are kept by the run option."""
-    assert plan(dataset) == []
-    repairs = plan(dataset, failed=True)
-    assert ways(repairs) == {(DESCRIBED, SECOND): Way.RETRY_FAILED}
-    (wanted,) = recomputations(repairs, (DESCRIBED, EMBEDDED))
-    assert wanted.assets == (DESCRIBED, EMBEDDED)
-
-
-def test_failed_properties_of_a_stale_partition_are_for_a_person(dataset, tmp_path):
-    """What is stale would be described anew as a whole, which may take days: never by `--failed`."""
-    (tmp_path / "new.jpg").write_bytes(b"not a picture, but there")
-    (tmp_path / "update.jsonl").write_text(json.dumps({"property_id": "p4", "images": ["new.jpg"]}) + "\n")
-    ingest(tmp_path / "update.jsonl", dataset.settings.home, update=True)
-    (stale,) = plan(dataset, failed=True)
-    assert (stale.key, stale.way) == (SECOND, Way.BY_HAND)
-    assert "`vlm-assets run --stale`" in stale.sentence()
-    assert recomputations([stale], (DESCRIBED, EMBEDDED)) == []
-
-
-def test_sound_embeddings_are_left_alone_beside_restored_descriptions(dataset):
-    """Embeddings that only look wrong beside a damaged file are not computed again."""
-    path = dataset.descriptions.path(SECOND)
-    shutil.copy(dataset.descriptions.path(FIRST), path)
-    assert ways(plan(dataset)) == {(DESCRIBED, SECOND): Way.RESTORE}
-
-
-def test_partitions_that_need_the_same_go_together(dataset):
-    """One backfill for all partitions that are materialized alike, another for the others."""
-    for key in (FIRST, THIRD):
-        dataset.descriptions.path(key).unlink()
-        dataset.copy_of(key).unlink()
-    dataset.describe(SECOND, text="a villa")
-    groups = recomputations(plan(dataset), (DESCRIBED, EMBEDDED))
-    assert {(one.assets, one.keys) for one in groups} == {
-        ((DESCRIBED, EMBEDDED), (FIRST, THIRD)),
-        ((EMBEDDED,), (SECOND,)),
-    }
 
 
 def test_repair_asks_before_it_changes_anything(dataset, call):

@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 from tests.unit.homes import Dataset
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands import main as cli
-from vlm_assets.commands.backup import back_up
-from vlm_assets.commands.withdraw import plan_withdrawal, withdraw
 from vlm_assets.config import extensions
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.definitions import build_defs
 from vlm_assets.services.command_error import CommandError
+from vlm_assets.services.home_backup import back_up
+from vlm_assets.services.withdrawal import prepare_withdrawal, withdraw
 from vlm_durable.state.workers import Workers
 
 MODULE = '''
@@ -171,7 +171,7 @@ def test_an_extension_is_asked_before_a_withdrawal_and_forgets_in_it(
     settings = dataset.settings
     catalog = Catalog.open(settings.home)
     first = catalog.slice(catalog.ranges[0])["property_id"].to_pylist()[0]
-    wanted = plan_withdrawal(settings, [first])
+    wanted = prepare_withdrawal(settings, [first])
     with (
         Workers(control_state(settings)).begin(
             run_id="r", asset="neighbourhoods", partition="ada", expected=1
@@ -194,5 +194,5 @@ def test_the_core_works_with_no_extension(
     assert json.loads(told.output)["extensions"] == []
     catalog = Catalog.open(settings.home)
     first = catalog.slice(catalog.ranges[0])["property_id"].to_pylist()[0]
-    assert list(withdraw(settings, plan_withdrawal(settings, [first])))
+    assert list(withdraw(settings, prepare_withdrawal(settings, [first])))
     back_up(settings, tmp_path / "backup")

@@ -22,12 +22,12 @@ from sensors.retry_ledger import Attempts, DoneAgain, Entry, note_done_again
 from vlm_assets.assets import partition_state
 from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.commands.audit import audit
 from vlm_assets.commands.main import app
-from vlm_assets.commands.repair import plan_repairs
 from vlm_assets.commands.status_view import view, watch_status
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
+from vlm_assets.services.home_audit import audit
+from vlm_assets.services.repairs import find_repairs
 from vlm_assets.services.status import Status, read_status
 from vlm_durable.commands import command
 from vlm_durable.state import nodes as nodes_module
@@ -99,7 +99,7 @@ def test_finished_rows_that_no_check_refused_are_interrupted(
     (partition,) = [one for one in status.partitions if one.key == MIDDLE and one.images_left is not None]
     assert (partition.state, partition.percent, partition.usable_rows) == (State.INTERRUPTED, 100.0, 2)
     assert partition.images_left == 0
-    assert plan_repairs(uneven, audit(uneven, Catalog.open(uneven.home))) == []
+    assert find_repairs(uneven, audit(uneven, Catalog.open(uneven.home))) == []
 
 
 def test_rate_and_time_left_follow_from_what_is_committed(dataset) -> None:

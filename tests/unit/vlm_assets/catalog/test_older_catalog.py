@@ -15,10 +15,10 @@ from vlm_assets.assets.partition_state import Kind
 from vlm_assets.catalog.catalog import Catalog, CatalogError, CatalogUnreadableError
 from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path, check_copies, mark_path, quarantine
 from vlm_assets.catalog.ingest import close_tail, ingest
-from vlm_assets.commands.audit import audit
 from vlm_assets.commands.main import app
-from vlm_assets.commands.repair import Way, plan_repairs
 from vlm_assets.config.settings import load_settings
+from vlm_assets.services.home_audit import audit
+from vlm_assets.services.repairs import Way, find_repairs
 from vlm_assets.services.status import read_status
 
 IDS = [f"p{number}" for number in range(24)]
@@ -104,7 +104,7 @@ def test_no_published_file_is_ever_foreign(forgetful: Dataset) -> None:
     assert forgetful.catalog.rows == 16
     found = audit(settings, forgetful.catalog)
     assert {one.kind for one in found.problems} == {Kind.UNLISTED}
-    assert {one.way for one in plan_repairs(settings, found)} == {Way.BY_HAND}
+    assert {one.way for one in find_repairs(settings, found)} == {Way.BY_HAND}
     files = [
         asset.published / "000000016-000000023.parquet"
         for asset in (settings.descriptions, settings.embeddings)

@@ -8,9 +8,11 @@ import dagster as dg
 import pytest
 
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.commands.audit import audit
-from vlm_assets.commands.repair import accept_loss, find_losses, plan_repairs, put_right, recomputations
 from vlm_assets.definitions import build_defs
+from vlm_assets.services.home_audit import audit
+from vlm_assets.services.journal_losses import accept_loss, find_losses
+from vlm_assets.services.repairing import put_right, recomputations
+from vlm_assets.services.repairs import find_repairs
 from vlm_durable.journal.journal import Journal
 from vlm_durable.journal.journal_errors import JournalLossError
 from vlm_durable.versions.published import PublishedPartitions
@@ -26,7 +28,7 @@ def look(desk, *, deep=True):
 def repair(desk, **options):
     """Do what a repair of the whole home would do, its computing in this process."""
     found = look(desk)
-    repairs = plan_repairs(desk.settings, found, **options)
+    repairs = find_repairs(desk.settings, found, **options)
     for one in repairs:
         put_right(desk.settings, one)
     for wanted in recomputations(repairs, BOTH):

@@ -22,8 +22,8 @@ from faults.partition_life import KEY, TOTAL, VERSIONS, live
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import CatalogError
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.commands.backup import _restored_last, back_up
 from vlm_assets.config.settings import load_settings
+from vlm_assets.services.home_backup import _restored_last, back_up
 from vlm_durable.files.file_backup import BackupWriter, restore
 
 PROGRAM = """

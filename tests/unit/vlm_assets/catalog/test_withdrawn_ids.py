@@ -26,12 +26,12 @@ from vlm_assets.catalog.withdrawn_ids import (
     restore_withdrawn,
     save_withdrawn,
 )
-from vlm_assets.commands.audit import audit
 from vlm_assets.commands.main import app
-from vlm_assets.commands.repair import Way, plan_repairs
-from vlm_assets.commands.withdraw import plan_withdrawal, returned_ids, withdraw
 from vlm_assets.config.settings import load_settings
 from vlm_assets.services.command_error import CommandError
+from vlm_assets.services.home_audit import audit
+from vlm_assets.services.repairs import Way, find_repairs
+from vlm_assets.services.withdrawal import prepare_withdrawal, returned_ids, withdraw
 
 IDS = [f"p{number}" for number in range(6)]
 
@@ -52,7 +52,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     add(folder / "home", IDS)
     shutil.copytree(folder / "home", folder / "before")
     settings = load_settings(model="example", home=folder / "home")
-    list(withdraw(settings, plan_withdrawal(settings, ["p1"])))
+    list(withdraw(settings, prepare_withdrawal(settings, ["p1"])))
     return folder
 
 
@@ -112,7 +112,7 @@ def test_an_older_catalogue_brings_no_withdrawn_property_back(dataset: Dataset, 
     found = audit(dataset.settings, dataset.catalog)
     assert [one.kind for one in found.wrong] == [Kind.WITHDRAWN]
     assert "such as 'p1'" in found.wrong[0].sentence
-    assert [one.way for one in plan_repairs(dataset.settings, found)] == [Way.BY_HAND]
+    assert [one.way for one in find_repairs(dataset.settings, found)] == [Way.BY_HAND]
     assert returned_ids(dataset.settings, dataset.catalog) == ["p1"]
     done = call(dataset, "withdraw", "--yes")
     assert done.exit_code == 0, done.output
@@ -125,7 +125,7 @@ def test_a_catalogue_from_before_the_property_takes_it_not_in_again(dataset: Dat
     home = dataset.settings.home
     shutil.copytree(home, tmp_path / "earlier")
     add(home, [*IDS, "p6", "p7", "p8"])
-    list(withdraw(dataset.settings, plan_withdrawal(dataset.settings, ["p7"])))
+    list(withdraw(dataset.settings, prepare_withdrawal(dataset.settings, ["p7"])))
     put_catalog_back(home, tmp_path / "earlier")
     assert not any(one.startswith(WITHDRAWN) for one in ids(home)[2:])
     report = add(home, [*IDS, "p8", "p7", "p6"])
@@ -139,7 +139,7 @@ def test_a_published_tombstone_keeps_its_number(dataset: Dataset, tmp_path: Path
     home = dataset.settings.home
     shutil.copytree(home, tmp_path / "earlier")
     add(home, [*IDS, "p6", "p7", "p8"])
-    list(withdraw(dataset.settings, plan_withdrawal(dataset.settings, ["p7"])))
+    list(withdraw(dataset.settings, prepare_withdrawal(dataset.settings, ["p7"])))
     dataset.describe(dataset.keys[2])
     before = ids(home), dataset.catalog.slice(dataset.catalog.ranges[2])
     put_catalog_back(home, tmp_path / "earlier")
@@ -159,7 +159,7 @@ def test_an_id_that_is_taken_off_the_list_comes_in_again_and_may_be_withdrawn_ag
     assert add(home, IDS).restored == ()
     assert ids(home)[6:] == ["p1"]
     assert wrong(dataset) == []
-    list(withdraw(dataset.settings, plan_withdrawal(dataset.settings, ["p1"])))
+    list(withdraw(dataset.settings, prepare_withdrawal(dataset.settings, ["p1"])))
     assert add(home, IDS).restored == ()
     assert len(set(ids(home))) == 7
     assert "p1" not in ids(home)
@@ -173,7 +173,7 @@ def test_one_copy_of_the_list_is_enough(dataset: Dataset, number: int, damage: s
     home = dataset.settings.home
     path, other = list_paths(home)[number], list_paths(home)[1 - number]
     older = path.read_bytes()
-    list(withdraw(dataset.settings, plan_withdrawal(dataset.settings, ["p2"])))
+    list(withdraw(dataset.settings, prepare_withdrawal(dataset.settings, ["p2"])))
     if damage == "gone":
         path.unlink()
     else:
@@ -190,7 +190,7 @@ def test_a_list_that_forgot_is_completed_from_the_tombstones(dataset: Dataset) -
     """With both copies from an earlier day the catalogue still says what was withdrawn since."""
     home = dataset.settings.home
     older = [path.read_bytes() for path in list_paths(home)]
-    list(withdraw(dataset.settings, plan_withdrawal(dataset.settings, ["p2"])))
+    list(withdraw(dataset.settings, prepare_withdrawal(dataset.settings, ["p2"])))
     for path, data in zip(list_paths(home), older, strict=True):
         path.write_bytes(data)
     report = add(home, IDS)
@@ -212,7 +212,7 @@ def test_a_list_that_is_lost_stops_an_ingest(dataset: Dataset) -> None:
     with pytest.raises(WithdrawnListError, match="The list of withdrawn ids is gone"):
         add(home, IDS)
     with pytest.raises(WithdrawnListError, match="The list of withdrawn ids is gone"):
-        plan_withdrawal(dataset.settings, ["p2"])
+        prepare_withdrawal(dataset.settings, ["p2"])
     assert wrong(dataset) == [Kind.WITHDRAWN]
     assert call(dataset, "withdraw", "--new-list").exit_code == 0
     assert add(home, IDS).new == 1, "this one nobody can tell any more"

@@ -19,18 +19,18 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import WITHDRAWN, CatalogError
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.catalog.withdrawn_ids import list_paths
-from vlm_assets.commands.audit import audit
-from vlm_assets.commands.withdraw import (
-    Withdrawal,
-    pending_withdrawal,
-    plan_withdrawal,
-    returned_ids,
-    withdraw,
-)
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import load_settings
 from vlm_assets.services.command_error import CommandError
+from vlm_assets.services.home_audit import audit
 from vlm_assets.services.status import read_status
+from vlm_assets.services.withdrawal import (
+    Withdrawal,
+    pending_withdrawal,
+    prepare_withdrawal,
+    returned_ids,
+    withdraw,
+)
 from vlm_durable.files.files import set_aside
 from vlm_durable.state.database import open_state
 from vlm_durable.state.nodes import NodeRecord, Nodes
@@ -103,7 +103,7 @@ def keep_beside(settings, gone, stays):
 
 
 def done(settings, ids) -> list[str]:
-    return list(withdraw(settings, plan_withdrawal(settings, ids)))
+    return list(withdraw(settings, prepare_withdrawal(settings, ids)))
 
 
 def is_whole(settings, gone):
@@ -201,7 +201,7 @@ def test_unpublished_work_of_the_others_is_kept(desk):
 def test_ids_that_are_not_there_change_nothing(desk):
     """A misspelt id is named, and none of the others is withdrawn."""
     with pytest.raises(CatalogError, match="nobody"):
-        plan_withdrawal(desk.settings, [ids_of(desk.settings)[0], "nobody"])
+        prepare_withdrawal(desk.settings, [ids_of(desk.settings)[0], "nobody"])
     assert pending_withdrawal(desk.settings) is None
 
 
@@ -226,7 +226,7 @@ def test_a_withdrawal_that_is_killed_anywhere_is_finished_by_the_next(desk, tmp_
             if operations.count >= at and operation.name != "close":
                 raise Died
 
-        wanted = plan_withdrawal(settings, gone)
+        wanted = prepare_withdrawal(settings, gone)
         with FileOperations(home, before=die).watched():
             try:
                 list(withdraw(settings, wanted))
@@ -275,7 +275,7 @@ def test_a_training_that_has_not_written_its_samples_yet_holds_up_a_withdrawal(d
         return living(workers)
 
     monkeypatch.setattr(Workers, "living", looked)
-    wanted = plan_withdrawal(desk.settings, gone)
+    wanted = prepare_withdrawal(desk.settings, gone)
     beats = Workers(control_state(desk.settings))
     with beats.begin(run_id="r", asset="description_model", partition="tiny", expected=1):
         with pytest.raises(CommandError, match="A run works on tiny"):
@@ -309,7 +309,7 @@ def test_a_training_that_may_learn_from_a_property_is_removed(desk, left):
 
 def test_status_names_a_withdrawal_that_was_cut_short(desk):
     """Nobody believes that all is gone while it is not."""
-    wanted = plan_withdrawal(desk.settings, ids_of(desk.settings)[:1])
+    wanted = prepare_withdrawal(desk.settings, ids_of(desk.settings)[:1])
     steps = withdraw(desk.settings, wanted)
     next(steps)
     steps.close()
@@ -320,7 +320,7 @@ def test_status_names_a_withdrawal_that_was_cut_short(desk):
 
 def test_a_run_that_begins_beside_a_withdrawal_computes_nothing_and_it_is_no_attempt(desk):
     """It may have read the catalogue before: what it would publish holds what is being withdrawn."""
-    steps = withdraw(desk.settings, plan_withdrawal(desk.settings, ids_of(desk.settings)[:1]))
+    steps = withdraw(desk.settings, prepare_withdrawal(desk.settings, ids_of(desk.settings)[:1]))
     next(steps)
     refused = desk.materialize()
     assert "are being withdrawn, or were since this run read them" in refused.failure
@@ -344,7 +344,7 @@ def test_a_training_that_has_just_begun_on_another_node_holds_up_a_withdrawal(
 ):
     """The node that has it says so with its next heartbeats, and they are waited for."""
     settings = desk.changed(state_url=SecretStr(postgres_url)).settings
-    wanted = plan_withdrawal(settings, ids_of(settings)[:1])
+    wanted = prepare_withdrawal(settings, ids_of(settings)[:1])
     there = open_state(tmp_path / "other machine", postgres_url)
     nodes, workers = Nodes(there), Workers(there)
 

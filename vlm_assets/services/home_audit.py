@@ -1,0 +1,339 @@
+"""The audit: what is on disk against the catalogue, for every partition of descriptions and embeddings.
+
+It adds the rows (``vlm_assets/assets/row_counts.py``) and foreign files to the states of partitions
+(``vlm_assets/assets/partition_state.py``).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import pyarrow as pa
+
+from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS
+from vlm_assets.assets.partition_state import (
+    Kind,
+    PartitionState,
+    PartitionStates,
+    Problem,
+    State,
+    VerifiedFiles,
+    stray_files,
+)
+from vlm_assets.assets.row_counts import Counted, RowCounts, RowsFile, count_rows
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.catalog_file import is_tombstone
+from vlm_assets.catalog.stored_catalog import CATALOG
+from vlm_assets.catalog.withdrawn_ids import WithdrawnListError, lost_list, read_withdrawn
+from vlm_assets.config.settings import Settings
+from vlm_assets.services.progress import doing
+from vlm_assets.services.store_contents import store_problems
+from vlm_assets.services.store_looks import store_looks
+from vlm_durable.commands import command
+from vlm_durable.files.files import TEMPORARY_SUFFIX
+from vlm_durable.files.layout import AssetFolders
+from vlm_durable.mirror.bucket import StoreError
+from vlm_durable.wording import counted
+
+_RANGES_TOGETHER = 100
+"""Slices of the catalogue handed to DuckDB at a time."""
+
+_OF_THE_PARTITION = frozenset({CATALOGUE_SLICE, TEXTS})
+"""Parts of a fingerprint that differ from partition to partition by nature."""
+
+
+@dataclass(frozen=True)
+class PartitionAudit:
+    """One partition of one asset. version, fingerprint: of what is published; None where nothing is.
+
+    note: a sentence about its state.
+    """
+
+    asset: str
+    key: str
+    state: State
+    counts: RowCounts
+    version: int | None
+    fingerprint: str | None
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The verdict on a home. Problems that are no warnings make it wrong."""
+
+    home: str
+    deep: bool
+    assets: tuple[str, ...]
+    partitions: tuple[PartitionAudit, ...]
+    problems: tuple[Problem, ...]
+
+    @property
+    def wrong(self) -> tuple[Problem, ...]:
+        """What is wrong."""
+        return tuple(one for one in self.problems if not one.kind.is_warning)
+
+    @property
+    def warnings(self) -> tuple[Problem, ...]:
+        """What is worth knowing, with all published rows sound."""
+        return tuple(one for one in self.problems if one.kind.is_warning)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong; partitions may still be missing."""
+        return not self.wrong
+
+    def total(self, asset: str) -> RowCounts:
+        """The counts of all partitions of an asset."""
+        return sum((one.counts for one in self.partitions if one.asset == asset), RowCounts())
+
+    def partitions_in(self, asset: str, state: State) -> int:
+        """How many partitions of an asset are in a state."""
+        return sum(one.asset == asset and one.state is state for one in self.partitions)
+
+    def verdict(self) -> str:
+        """The whole audit in one or two sentences."""
+        read = (
+            "every byte read" if self.deep else "sizes, ids and changed files read; --deep reads every byte"
+        )
+        incomplete = sum(one.version is None for one in self.partitions)
+        left = (
+            f" {incomplete} of {counted(len(self.partitions), 'partitions are', 'partition is')} not"
+            " published yet."
+            if incomplete
+            else ""
+        )
+        if not self.ok:
+            bad = len({(one.asset, one.key) for one in self.wrong if one.key is not None})
+            return (
+                f"WRONG: {len(self.wrong)} found, {bad} of {counted(len(self.partitions), 'partitions')}"
+                f" wrong ({read})."
+                f"{left} {command('repair')} says what it would do."
+            )
+        if incomplete == len(self.partitions):
+            return f"Nothing is published yet, and nothing is wrong ({read})."
+        return f"Conserved: every published id is there once, ok or failed, and no other ({read}).{left}"
+
+    def as_json(self) -> dict[str, object]:
+        """Everything, for machines."""
+        return {
+            "home": self.home,
+            "deep": self.deep,
+            "ok": self.ok,
+            "totals": {
+                asset: {
+                    **{name: n for name, n in asdict(self.total(asset)).items() if name != "first_ids"},
+                    "partitions": {state.value: self.partitions_in(asset, state) for state in State},
+                }
+                for asset in self.assets
+            },
+            "wrong": [asdict(one) for one in self.wrong],
+            "warnings": [asdict(one) for one in self.warnings],
+            "partitions": [asdict(one) for one in self.partitions],
+        }
+
+
+def audit(settings: Settings, catalog: Catalog, *, deep: bool = False) -> Audit:
+    """Audit a home, changing nothing. Raises CatalogError.
+
+    deep: read every byte of files, copies and journals; otherwise of the files that changed since they were
+    verified.
+    """
+    assets = settings.descriptions, settings.embeddings
+    descriptions, embeddings = (asset.name for asset in assets)
+    keys = frozenset(one.key for one in catalog.ranges)
+    verified = VerifiedFiles(settings.state_directory, seconds=math.inf)
+    stored, of_store = _look_at_store(settings, deep=deep)
+    looked_at = PartitionStates(settings, catalog, verified=verified, deep=deep, stored=stored)
+    states = looked_at.all(partial(doing, "looking at the files and journals of partitions"))
+    files = [
+        RowsFile(one.asset, one.key, one.path, one.record.fingerprint if one.record else None)
+        for one in states
+        if one.countable
+    ]
+    advance = partial(doing, "comparing ids with the catalogue's, files")
+    counts_of = count_rows(_expected(catalog), files, vectors=deep, advance=advance)
+    problems: list[Problem] = []
+    partitions: list[PartitionAudit] = []
+    for one in states:
+        found = list(_row_problems(one, counts_of))
+        # The rows themselves say more than their number.
+        told = [problem for problem in one.problems if not (found and problem.kind is Kind.IDS)]
+        problems += [*told, *found]
+        partitions.append(_partition(one, found, counts_of))
+    for asset in assets:
+        problems += foreign_files(asset, keys)
+        problems += _settings_differ(asset.name, states)
+    problems += _withdrawn(settings, catalog)
+    problems += of_store
+    return Audit(str(settings.home), deep, (descriptions, embeddings), tuple(partitions), tuple(problems))
+
+
+def _look_at_store(settings: Settings, *, deep: bool) -> tuple[dict[tuple[str, str], str], list[Problem]]:
+    """What is wrong with published files in the store, by asset and partition; and its other problems."""
+    stored: dict[tuple[str, str], str] = {}
+    try:
+        for asset, looks in store_looks(settings).items():
+            looks.look(deep=deep, advance=partial(doing, f"looking at partitions of {asset} in the store"))
+            stored |= {(asset, key): trouble for key, trouble in looks.troubles().items()}
+        return stored, list(store_problems(settings, deep=deep))
+    except StoreError as error:
+        unread = Problem(Kind.STORE_UNREAD, settings.descriptions.name, None, str(error), str(settings.store))
+        return stored, [unread]
+
+
+def _expected(catalog: Catalog) -> Iterator[pa.Table]:
+    """The ids of all ranges with their keys, many ranges together, each slice verified against its digest."""
+    slices = (
+        table.select(["ordinal", "property_id"]).add_column(0, "key", pa.repeat(wanted.key, table.num_rows))
+        for wanted, table in catalog.slices()
+    )
+    for done in range(0, len(catalog.ranges), _RANGES_TOGETHER):
+        doing("reading the catalogue's ids, partitions", done, len(catalog.ranges))
+        yield pa.concat_tables(islice(slices, _RANGES_TOGETHER))
+
+
+def _partition(one: PartitionState, of_rows: Sequence[Problem], counts_of: Counted) -> PartitionAudit:
+    counts = counts_of.counts.get((one.asset, one.key))
+    state, note = one.state, one.note
+    if of_rows and state is not State.RUNNING:
+        # The rows alone tell: their file is what was published.
+        state, note = State.DAMAGED, note or of_rows[0].sentence
+    if counts is None and state is State.DAMAGED:
+        counts = RowCounts(expected=one.expected, missing=one.expected)
+    elif one.record is None:
+        counts = counts or RowCounts(expected=one.expected, not_yet=one.expected)
+    record = one.record
+    return PartitionAudit(
+        asset=one.asset,
+        key=one.key,
+        state=state,
+        counts=counts or RowCounts(expected=one.expected),
+        version=record.sequence if record else None,
+        fingerprint=record.fingerprint if record else None,
+        note=note,
+    )
+
+
+def _row_problems(one: PartitionState, counts_of: Counted) -> Iterator[Problem]:
+    reason = counts_of.uncounted.get((one.asset, one.key))
+    if reason is not None:
+        yield Problem(
+            Kind.COLUMNS,
+            one.asset,
+            one.key,
+            f"The rows of {one.path} cannot be counted: {reason}.",
+            str(one.path),
+        )
+    counts = counts_of.counts.get((one.asset, one.key))
+    if counts is None:
+        return
+    first = f" First: {', '.join(map(repr, counts.first_ids))}." if counts.first_ids else ""
+    if not counts.conserved:
+        said = ", ".join(
+            f"{number} {name}"
+            for number, name in (
+                (counts.missing, "missing"),
+                (counts.duplicate, "duplicate"),
+                (counts.foreign, "foreign"),
+                (counts.unsettled, "neither ok nor failed"),
+                (counts.misnumbered, "with another ordinal"),
+            )
+            if number
+        )
+        sentence = (
+            f"{counted(counts.expected, 'ids')} expected, {counted(counts.rows, 'rows')} found:"
+            f" {said}.{first}"
+        )
+        yield Problem(Kind.IDS, one.asset, one.key, sentence, str(one.path))
+    if counts.mixed:
+        sentence = (
+            f"{counted(counts.mixed, 'rows carry', 'row carries')} another fingerprint than the"
+            f" file's record.{first}"
+        )
+        yield Problem(Kind.MIXED, one.asset, one.key, sentence, str(one.path))
+    if counts.unlike:
+        sentence = (
+            f"{counted(counts.unlike, 'ids differ', 'id differs')} from the published descriptions.{first}"
+        )
+        yield Problem(Kind.DESCRIPTIONS_DIFFER, one.asset, one.key, sentence, str(one.path))
+
+
+def _settings_differ(asset: str, looked: Sequence[PartitionState]) -> Iterator[Problem]:
+    """A warning where partitions of one asset were made with different settings."""
+    groups: dict[tuple[tuple[str, str], ...], list[str]] = defaultdict(list)
+    for one in looked:
+        if one.asset == asset and one.record is not None:
+            parts: Mapping[str, str] = one.record.metadata.get("parts", {})
+            groups[tuple(sorted(p for p in parts.items() if p[0] not in _OF_THE_PARTITION))].append(one.key)
+    if len(groups) < 2:
+        return
+    differing = sorted(
+        name
+        for name in {name for parts in groups for name, _ in parts}
+        if len({dict(parts).get(name) for parts in groups}) > 1
+    )
+    shares = "; ".join(
+        f"{len(keys)} like {keys[0]}" for keys in sorted(groups.values(), key=len, reverse=True)
+    )
+    sentence = (
+        f"Partitions were made with {counted(len(groups), 'different settings')}"
+        f" ({', '.join(differing)} differ):"
+        f" {shares}. {command('run', '--stale')} makes those anew that are not of the settings now."
+    )
+    yield Problem(Kind.SETTINGS_DIFFER, asset, None, sentence)
+
+
+def _withdrawn(settings: Settings, catalog: Catalog) -> Iterator[Problem]:
+    """Withdrawn properties that are in the catalogue all the same, and a list of them that is lost."""
+    try:
+        withdrawn = read_withdrawn(settings.home)
+    except WithdrawnListError as error:
+        yield Problem(Kind.WITHDRAWN, CATALOG, None, str(error))
+        return
+    tombstones, returned = 0, list[str]()
+    for _, table in catalog.slices(with_tail=True):
+        for one in table["property_id"].to_pylist():
+            tombstones += is_tombstone(one)
+            if withdrawn is not None and one in withdrawn:
+                returned.append(one)
+    if withdrawn is None and tombstones:
+        yield Problem(Kind.WITHDRAWN, CATALOG, None, str(lost_list(settings.home, tombstones)))
+    if returned:
+        sentence = (
+            f"{counted(len(returned), 'properties')} that were withdrawn are in the catalogue again, such as"
+            f" {returned[0]!r}: an older one was put back. {command('withdraw')} withdraws them again."
+        )
+        yield Problem(Kind.WITHDRAWN, CATALOG, None, sentence)
+
+
+def foreign_files(asset: AssetFolders, keys: Collection[str]) -> Iterator[Problem]:
+    """What lies in an asset's folders and belongs to no partition of the catalogue."""
+    yield from stray_files(asset, keys)
+    yield from (_unknown(asset.name, path) for path in _entries(asset.published) if path.suffix != ".parquet")
+    known = asset.recorded_keys().union(keys)
+    for folder, pattern in (
+        (asset.versions, r"(?P<key>[^.]+)(\.copy)?\.json|(?P<version_of>[^.]+)\.[012]\.parquet"),
+        (asset.staging, rf"\.(?P<key>[^.]+)\..*{re.escape(TEMPORARY_SUFFIX)}"),
+        (asset.journals, r"(?P<key>.+)"),
+    ):
+        for path in _entries(folder):
+            match = re.fullmatch(pattern, path.name)
+            owners = match.groupdict() if match else {}
+            if not known.intersection(filter(None, owners.values())):
+                yield _unknown(asset.name, path)
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def _unknown(asset: str, path: Path) -> Problem:
+    return Problem(Kind.UNKNOWN_FILE, asset, None, f"{path} belongs to no partition.", str(path))

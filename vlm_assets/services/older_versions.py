@@ -1,0 +1,33 @@
+"""Older versions of a partition in place of newer ones: a person may let them count as the newest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vlm_assets.config.settings import Settings
+from vlm_durable.versions.partition_files import FindingKind, PublishedError
+from vlm_durable.versions.published import PublishedPartitions
+from vlm_durable.versions.stored import OlderInStoreError, StoredPartitions
+
+
+def older_versions(
+    settings: Settings, key: str
+) -> Iterator[tuple[PublishedPartitions | StoredPartitions, str]]:
+    """Where an older version of a partition stands, here or in the store, with a sentence for each place.
+
+    Raises PublishedError, StoreError, OSError.
+    """
+    for asset in (settings.descriptions, settings.embeddings):
+        published = PublishedPartitions(asset)
+        if settings.store is not None and not published.verify(key).ok:
+            stored = StoredPartitions(asset, settings.store)
+            try:
+                stored.pull(key)
+            except OlderInStoreError as error:
+                yield stored, str(error)
+                continue
+            except PublishedError:
+                pass  # What stands here is the newer one, or all that there is.
+        findings = {finding.kind: finding.sentence for finding in published.verify(key).findings}
+        if FindingKind.PUT_BACK in findings:
+            yield published, findings[FindingKind.PUT_BACK]

@@ -1,0 +1,279 @@
+"""What takes space and is needed no more: earlier versions, superseded journals, quarantine, leftovers.
+
+It is removed only beside a published file and a second copy that are both whole to the byte, read again right
+before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+
+from vlm_assets.assets.partition_state import read_record
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.ranges import InvalidRangeError, PropertyRange
+from vlm_assets.config.extensions import StoredLeftover, installed
+from vlm_assets.config.settings import Settings
+from vlm_assets.services.progress import doing, doing_each
+from vlm_assets.services.store_contents import remove_leftovers, store_leftovers
+from vlm_durable.commands import command
+from vlm_durable.files import files
+from vlm_durable.files.layout import AssetFolders
+from vlm_durable.journal.discarding import discard
+from vlm_durable.journal.high_water_mark import read_mark
+from vlm_durable.versions.partition_files import PartitionFiles, PublishedError, PublishedRecord
+from vlm_durable.versions.stored import StoredPartitions
+
+_AFTER = re.compile(r".*-after-([0-9]+)")
+
+EARLIER_SLOTS = (1, 2)
+LOCK_SECONDS = 10.0
+
+
+class RemovalKind(StrEnum):
+    """Kinds of what may go."""
+
+    EARLIER_VERSION = "earlier version"
+    JOURNAL = "superseded journal"
+    QUARANTINED = "quarantined file"
+    TEMPORARY = "abandoned temporary file"
+
+
+@dataclass(frozen=True)
+class Removal:
+    """One thing that may go, and why. needs: partitions that must be whole for it to be removed."""
+
+    asset: str
+    kind: RemovalKind
+    path: Path
+    bytes: int
+    why: str
+    needs: tuple[str, ...]
+
+
+@dataclass
+class Removable:
+    """What may go, and what stays for a reason that a person should know."""
+
+    removals: list[Removal] = field(default_factory=list)
+    in_store: list[StoredLeftover] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        """How much it would free."""
+        here = sum(removal.bytes for removal in self.removals)
+        return here + sum(leftover.bytes for leftover in self.in_store)
+
+
+def find_removable(settings: Settings, catalog: Catalog, keys: Sequence[str] | None = None) -> Removable:
+    """Find what may go; changes nothing. Reads every byte of the partitions that have something to go.
+
+    keys: partitions to look at; all, and what extensions keep in the store, unless given.
+    """
+    removable = Removable()
+    is_whole = keys is None
+    keys = [range_.key for range_ in catalog.ranges] if keys is None else keys
+    for asset in (settings.descriptions, settings.embeddings):
+        reasons: dict[str, str | None] = {}
+        for removal in _candidates(asset, keys):
+            unread = [key for key in removal.needs if key not in reasons]
+            for number, key in enumerate(unread):
+                if len(unread) > 1:
+                    doing(f"reading every byte of {asset.name}, partitions", number, len(unread))
+                reasons[key] = _not_whole(PartitionFiles(asset, key))
+            reason = next((why for key in removal.needs if (why := reasons[key]) is not None), None)
+            if reason is None:
+                removable.removals.append(removal)
+            else:
+                removable.kept.append(f"{removal.path} stays: {reason}")
+    doing("looking at what the store holds")
+    removable.in_store = [leftover for leftover in store_leftovers(settings) if leftover.key in keys]
+    if is_whole:
+        for extension in installed():
+            removable.in_store += extension.stored_leftovers(settings)
+    return removable
+
+
+def _candidates(asset: AssetFolders, keys: Sequence[str]) -> Iterator[Removal]:
+    temporary = defaultdict(list)
+    for path in sorted(asset.staging.glob(f".*{files.TEMPORARY_SUFFIX}")):
+        temporary[path.name.split(".")[1]].append(path)
+    for key in doing_each(f"looking at the partitions of {asset.name}", keys):
+        paths = asset.partition(key)
+        partition = PartitionFiles(asset, key)
+        manifest = read_record(partition).newest
+        record = manifest.published if manifest else None
+        for number in EARLIER_SLOTS:
+            path = partition.slot(number)
+            if path.is_file():
+                why = f"no version of {key} that is known"
+                if manifest is not None and len(manifest.previous) >= number:
+                    why = f"version {manifest.previous[number - 1].sequence} of {key}"
+                yield Removal(asset.name, RemovalKind.EARLIER_VERSION, path, _size(path), why, (key,))
+        if record is not None:
+            for journal in sorted(paths.journals.glob("*")):
+                mark = paths.high_water_mark(journal.name)
+                if journal.is_dir() and is_superseded(journal, record, mark):
+                    why = (
+                        f"{key} was published after it, as version {record.sequence} of generation"
+                        f" {record.metadata.get('generation')}"
+                    )
+                    yield Removal(asset.name, RemovalKind.JOURNAL, journal, _size(journal), why, (key,))
+        for path in temporary[key]:
+            why = f"left by a process that was killed at {key}, unless one is at it now"
+            yield Removal(asset.name, RemovalKind.TEMPORARY, path, _size(path), why, (key,))
+    for path in sorted(asset.quarantine.rglob("*")):
+        if path.is_file():
+            owner = _owner(asset, path)
+            why = f"set aside from {owner}" if owner else "set aside; all partitions are whole"
+            needs = (owner,) if owner else tuple(keys)
+            yield Removal(asset.name, RemovalKind.QUARANTINED, path, _size(path), why, needs)
+
+
+def _owner(asset: AssetFolders, path: Path) -> str | None:
+    """The partition that a file was set aside from, whether the catalogue lists it or not; None: nobody's."""
+    with suppress(InvalidRangeError):
+        return PropertyRange.from_key(path.relative_to(asset.quarantine).parts[0]).key
+    return None
+
+
+def is_superseded(journal: Path, record: PublishedRecord, high_water_mark: Path) -> bool:
+    """Whether a published version came after everything in a journal, so that no start goes on with it.
+
+    Work under way on a next version is never that. Where it cannot be told, the journal stays.
+    """
+    generation = journal.name
+    if generation == record.metadata.get("generation"):
+        return True
+    mark = read_mark(high_water_mark, key=record.key, generation=generation).mark
+    if mark is not None and mark.retired:
+        return True
+    after = _AFTER.fullmatch(generation)
+    if after and int(after[1]) >= record.sequence:
+        return False
+    published = datetime.fromisoformat(record.published_at)
+    newest = max(
+        (path.stat().st_mtime for path in (journal, *journal.rglob("*")) if path.name != "writer.lock"),
+        default=0.0,
+    )
+    # A clock that was ahead when it was published says nothing about what came first.
+    return published <= datetime.now(UTC) and datetime.fromtimestamp(newest, UTC) < published
+
+
+def remove(settings: Settings, removals: list[Removal]) -> Iterator[str]:
+    """Remove what a plan listed, a partition at a time, each verified again under its lock; says what went.
+
+    Earlier versions go from the store too. Raises PublishedError, JournalError, StoreError or OSError, with
+    everything not yet said still there.
+    """
+    whole: dict[tuple[str, str], bool] = {}
+    by_partition: dict[tuple[str, str], list[Removal]] = defaultdict(list)
+    for removal in removals:
+        if removal.kind is not RemovalKind.QUARANTINED:
+            by_partition[removal.asset, removal.needs[0]].append(removal)
+            continue
+        asset = settings.layout.asset(removal.asset)
+        for number, key in enumerate(removal.needs):
+            if (removal.asset, key) not in whole:
+                doing(f"reading every byte of {asset.name}, partitions", number, len(removal.needs))
+                whole[removal.asset, key] = _not_whole(PartitionFiles(asset, key)) is None
+        if all(whole[removal.asset, key] for key in removal.needs):
+            removal.path.unlink(missing_ok=True)
+            yield f"Removed {removal.path}."
+        else:
+            yield f"Kept {removal.path}: a partition that it may belong to is no longer whole."
+    for (name, key), beside in doing_each("removing what is beside partitions", by_partition.items()):
+        asset = settings.layout.asset(name)
+        stored = None
+        kinds = {removal.kind for removal in beside}
+        if settings.store is not None and RemovalKind.EARLIER_VERSION in kinds:
+            # First: by its earlier versions the store's version is known as one that came before.
+            stored = StoredPartitions(asset, settings.store)
+            stored.push(key)
+        yield from _remove_of_partition(PartitionFiles(asset, key), beside)
+        if stored is not None:
+            stored.forget_earlier(key)
+            yield f"Removed the earlier versions of {key} of {name} from {settings.store} too."
+
+
+def _remove_of_partition(partition: PartitionFiles, removals: list[Removal]) -> Iterator[str]:
+    with partition.locked(LOCK_SECONDS):
+        try:
+            # This also removes what killed processes left, and finishes an interrupted publication.
+            manifest, notes = partition.settle()
+        except PublishedError as error:
+            yield f"Kept all of {partition.key}: {error}"
+            return
+        yield from notes
+        record = manifest.published
+        reason = _not_whole(partition, record)
+        if record is None or reason is not None:
+            yield f"Kept all of {partition.key}: {reason}"
+            return
+        versions = [removal.path for removal in removals if removal.kind is RemovalKind.EARLIER_VERSION]
+        if versions:
+            # The record never names what is not there.
+            settled = replace(manifest, previous=()).to_bytes(partition.asset)
+            files.write_replacing(partition.record_copy, settled, partition.staging)
+            files.write_replacing(partition.record_path, settled, partition.staging)
+        for path in versions:
+            path.unlink(missing_ok=True)
+            yield f"Removed {path}."
+        if versions:
+            files.sync_directory(versions[0].parent)
+        for removal in removals:
+            path = removal.path
+            mark = partition.paths.high_water_mark(path.name)
+            if removal.kind is RemovalKind.JOURNAL and is_superseded(path, record, mark):
+                is_gone = discard(path, key=partition.key, generation=path.name, high_water_mark=mark)
+                yield f"Removed {path}." if is_gone else f"Kept {path}: no manifest in it reads."
+            elif removal.kind is RemovalKind.TEMPORARY:
+                yield f"Kept {path}: a process needs it." if path.exists() else f"Removed {path}."
+
+
+def _not_whole(partition: PartitionFiles, record: PublishedRecord | None = None) -> str | None:
+    """Why nothing beside a partition may go, reading both copies to the last byte; None where it may."""
+    if record is None:
+        reading = read_record(partition)
+        manifest = reading.newest
+        if manifest is None or manifest.published is None:
+            return f"partition {partition.key} is not published."
+        if manifest.pending is not None:
+            return f"a publication of partition {partition.key} is under way or was interrupted."
+        try:
+            newest, _ = partition.put_back(reading.records)
+        except PublishedError as error:
+            return str(error)
+        if newest is not None:
+            return (
+                f"version {newest.sequence} of partition {partition.key} (published {newest.published_at})"
+                f" was here, and an older one stands: {command('repair')} first."
+            )
+        record = manifest.published
+    for path in (partition.published, partition.slot(0)):
+        if not partition.holds(path, record):
+            return f"{path} is not what was published: {command('repair')} first."
+    return None
+
+
+def remove_stored(settings: Settings, leftovers: Sequence[StoredLeftover]) -> Iterator[str]:
+    """Remove them from the store, each by whoever its asset belongs to. Raises StoreError."""
+    extensions = {asset: extension for extension in installed() for asset in extension.assets}
+    for leftover in leftovers:
+        if leftover.asset in extensions:
+            yield extensions[leftover.asset].remove_leftover(settings, leftover)
+    of_core = [leftover for leftover in leftovers if leftover.asset not in extensions]
+    yield from remove_leftovers(settings, of_core)
+
+
+def _size(path: Path) -> int:
+    if path.is_dir():
+        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return path.stat().st_size
