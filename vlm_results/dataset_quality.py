@@ -1,7 +1,7 @@
 """dataset_quality: what the descriptions say and where they are odd, as an asset with checks that only warn.
 
-What lives here: Dagster's side, and when it is looked at by itself: once what was published has come to rest,
-else every six hours; and the picture. What does not: what is found (``vlm_results/quality.py``).
+Dagster's side, the sensor that starts it, and the picture. The sensor starts it when no partition is worked
+on, else every six hours. The findings are computed in ``vlm_results/quality.py``.
 """
 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
@@ -23,7 +23,7 @@ from vlm_assets.config.settings import Settings
 from vlm_durable.state.pause import pause_of
 from vlm_durable.state.workers import Workers
 from vlm_durable.wording import counted
-from vlm_results.quality import Kind, Quality, Suspicion, look_at_quality
+from vlm_results.quality import FieldAnswers, Kind, Quality, Suspicion, assess_quality
 from vlm_results.review import Accuracy, accuracy, published_answers
 
 ASSET = "dataset_quality"
@@ -39,65 +39,73 @@ _CHECKS = {
 _SHOWN, _SHOWN_VALUES = 20, 4
 
 
-def quality_table(found: Quality, reviewed: Accuracy) -> Markdown:
+def quality_table(quality: Quality, reviewed: Accuracy) -> Markdown:
     """Each field, its most frequent answers, its nulls, and how often it is right."""
     right = {
         name: f"{share.sentence()} of {share.total:,} reviewed" for name, share in reviewed.fields.items()
     }
-    right |= {name: f"{share.sentence()} of {share.total:,}" for name, share in found.agreement.items()}
+    right |= {name: f"{share.sentence()} of {share.total:,}" for name, share in quality.agreement.items()}
     rows = []
-    for name, one in found.fields.items():
-        total = max(1, found.ok - one.nulls)
-        shown = [f"{value} {count / total:.0%}" for value, count in islice(one.counts.items(), _SHOWN_VALUES)]
-        if one.kind == "texts":
-            most_frequent = islice(one.counts.items(), 1)
-            shown = [f"{counted(count, 'times')} {value[:60]}" for value, count in most_frequent]
-        nulls = f"{one.nulls / max(1, found.ok):.1%}"
-        rows.append((name, escape(", ".join(shown)), nulls, right.get(name, "")))
+    for name, answers in quality.fields.items():
+        nulls = f"{answers.nulls / max(1, quality.ok):.1%}"
+        rows.append((name, escape(_frequent_answers(answers, quality.ok)), nulls, right.get(name, "")))
     return table(("field", "answers", "null", "right"), rows)
 
 
-def quality_metadata(found: Quality, reviewed: Accuracy) -> dict[str, dg.MetadataValue]:
-    """What a person wants to see; the numbers are plotted over time."""
-    picture = quality_picture(found)
+def _frequent_answers(answers: FieldAnswers, ok: int) -> str:
+    """The most frequent values with their shares; of texts, the most frequent one and how often it comes."""
+    if answers.kind == "texts":
+        repeated = islice(answers.counts.items(), 1)
+        return ", ".join(f"{counted(count, 'times')} {text[:60]}" for text, count in repeated)
+    total = max(1, ok - answers.nulls)
+    frequent = islice(answers.counts.items(), _SHOWN_VALUES)
+    return ", ".join(f"{value} {count / total:.0%}" for value, count in frequent)
+
+
+def quality_metadata(quality: Quality, reviewed: Accuracy) -> dict[str, dg.MetadataValue]:
+    """The metadata of a materialization. Dagster plots its numbers over time."""
+    picture = quality_picture(quality)
     metadata: dict[str, dg.MetadataValue] = {}
     if picture is not None:
         metadata["picture"] = markdown.metadata(markdown.picture(picture, alt="what the descriptions say"))
-    metadata["fields"] = markdown.metadata(quality_table(found, reviewed))
-    if found.findings:
-        metadata["odd"] = markdown.metadata(markdown.bullets(map(_sentence, found.findings[:_SHOWN])))
-    metadata["findings"] = dg.MetadataValue.int(len(found.findings))
-    metadata["described"] = dg.MetadataValue.int(found.ok)
-    metadata["failed"] = dg.MetadataValue.int(sum(found.failed.values()))
-    for kind, count in sorted(found.failed.items()):
+    metadata["fields"] = markdown.metadata(quality_table(quality, reviewed))
+    if quality.findings:
+        metadata["odd"] = markdown.metadata(markdown.bullets(map(_sentence, quality.findings[:_SHOWN])))
+    metadata["findings"] = dg.MetadataValue.int(len(quality.findings))
+    metadata["described"] = dg.MetadataValue.int(quality.ok)
+    metadata["failed"] = dg.MetadataValue.int(sum(quality.failed.values()))
+    for kind, count in sorted(quality.failed.items()):
         metadata[f"failed: {kind}"] = dg.MetadataValue.int(count)
-    for name, share in {**reviewed.fields, **found.agreement}.items():
+    for name, share in {**reviewed.fields, **quality.agreement}.items():
         metadata[f"right: {name}"] = dg.MetadataValue.float(round(share.share, 4))
     if reviewed.note:
         metadata["review"] = dg.MetadataValue.text(reviewed.note)
-    metadata["partitions"] = dg.MetadataValue.int(len(found.published))
-    if found.unread:
-        metadata["could not be read"] = markdown.metadata(markdown.bullets(found.unread))
+    metadata["partitions"] = dg.MetadataValue.int(len(quality.published))
+    if quality.unread:
+        metadata["could not be read"] = markdown.metadata(markdown.bullets(quality.unread))
     return metadata
 
 
-def check_results(found: Quality) -> list[dg.AssetCheckResult]:
-    """A result of each check; what is odd warns and stops nothing."""
+def check_results(quality: Quality) -> list[dg.AssetCheckResult]:
+    """The result of each check. A finding warns and stops nothing."""
     results = []
     for check, expected in _CHECKS.items():
-        odd = found.of_check(check)
-        said = " ".join(_sentence(one) for one in odd[:_SHOWN]) or expected
+        findings = quality.findings_of(check)
+        sentences = " ".join(map(_sentence, findings[:_SHOWN]))
+        partitions = sorted({finding.key for finding in findings if finding.key})
         results.append(
             dg.AssetCheckResult(
-                passed=not odd,
+                passed=not findings,
                 check_name=check,
                 severity=dg.AssetCheckSeverity.WARN,
-                description=sentence(said),
+                description=sentence(sentences or expected),
                 metadata={
                     "expected": expected,
-                    "found": said if odd else "nothing odd",
-                    "partitions": dg.MetadataValue.json(sorted({one.key for one in odd if one.key})),
-                    "examples": dg.MetadataValue.json([list(one.examples) for one in odd[:_SHOWN]]),
+                    "found": sentences or "nothing odd",
+                    "partitions": dg.MetadataValue.json(partitions),
+                    "examples": dg.MetadataValue.json(
+                        [list(finding.examples) for finding in findings[:_SHOWN]]
+                    ),
                 },
             )
         )
@@ -113,62 +121,66 @@ def build_dataset_quality(settings: Settings) -> dg.AssetsDefinition:
         group_name="properties",
         kinds={"duckdb"},
         check_specs=[
-            dg.AssetCheckSpec(name, asset=ASSET, description=said) for name, said in _CHECKS.items()
+            dg.AssetCheckSpec(name, asset=ASSET, description=expected) for name, expected in _CHECKS.items()
         ],
         description=(
             "What the published descriptions say, field by field, over the whole and over time; partitions"
             " that answer otherwise than the others, answers that never vary, contradictions, and how far a"
-            " truth file (VLM_ASSETS_TRUTH) agrees. Only what is new is read."
+            " truth file (VLM_ASSETS_TRUTH) agrees. Only new partitions are read."
         ),
     )
     def dataset_quality(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
         changed = last_publication(settings)
         catalog = Catalog.open(settings.home)
-        found = look_at_quality(settings, catalog)
-        for one in found.findings[:_SHOWN]:
-            context.log.warning(_sentence(one))
-        metadata = quality_metadata(found, accuracy(settings.home, published_answers(settings, catalog)))
+        quality = assess_quality(settings, catalog)
+        for finding in quality.findings[:_SHOWN]:
+            context.log.warning(_sentence(finding))
+        metadata = quality_metadata(quality, accuracy(settings.home, published_answers(settings, catalog)))
         metadata["changed"] = dg.MetadataValue.float(changed)
-        yield dg.MaterializeResult(metadata=metadata, check_results=check_results(found))
+        yield dg.MaterializeResult(metadata=metadata, check_results=check_results(quality))
 
     return dataset_quality
 
 
 def why_due(last: tuple[float, float] | None, changed: float, *, works: bool, now: float) -> str | None:
-    """Why a look is due now; None if it is not. All in unix seconds.
+    """Why the quality is due to be judged; None if it is not. All times are in unix seconds.
 
-    last: the last look, and what ``changed`` was then. changed: the last publication; 0 before the first.
+    last: the time of the last judgement, and ``changed`` at that time. changed: the last publication; 0
+    before the first. works: whether a partition is worked on.
     """
     if not changed or (last is not None and last[1] == changed):
         return None
     if not works:
         return "Partitions were published, and everything is at rest."
     if last is None or now - last[0] >= AGAIN_SECONDS:
-        return "Partitions were published, and the last look is old."
+        return "Partitions were published, and the last judgement is old."
     return None
 
 
 def last_publication(settings: Settings) -> float:
-    """When a description file was published last; 0 where none is. Also for one that replaces another."""
+    """When a description file was last published, new or in place of another; 0 if none is published."""
     if not settings.descriptions.published_keys():
         return 0.0
     return settings.descriptions.published.stat().st_mtime
 
 
 def build_quality_sensor(settings: Settings, quality: dg.AssetsDefinition) -> dg.SensorDefinition:
-    """The sensor that looks at the quality as partitions come."""
+    """The sensor that has the quality judged as partitions are published."""
     state = control_state(settings)
 
     def decide(at: Situation) -> Decided:
         pause = pause_of(state)
         if pause:
             return Decided(f"Nothing is started: {pause.sentence()}.")
-        known = at.dagster.latest_materialization(ASSET)
-        last = None if known is None else (known[0], float(known[1].get("changed", 0)))
+        materialization = at.dagster.latest_materialization(ASSET)
+        last = None
+        if materialization is not None:
+            materialized_at, metadata = materialization
+            last = materialized_at, float(metadata.get("changed", 0))
         changed = last_publication(settings)
         why = why_due(last, changed, works=bool(Workers(state).living()), now=at.now)
         if why is None:
-            return Decided("No look is due.")
+            return Decided("The quality is not due.")
         run_key = f"{last[0] if last else 0:.0f} {changed}"
         return Decided(why, requests=[dg.RunRequest(run_key=run_key, tags={"vlm-assets/why": why})])
 
@@ -177,7 +189,7 @@ def build_quality_sensor(settings: Settings, quality: dg.AssetsDefinition) -> dg
         decide,
         interval_seconds=INTERVAL_SECONDS,
         description=(
-            "Looks at what the descriptions say, when partitions were published and everything is at rest,"
+            "Judges what the descriptions say, when partitions were published and everything is at rest,"
             " and every six hours while something works."
         ),
         ticks=Ticks(state),
@@ -185,8 +197,10 @@ def build_quality_sensor(settings: Settings, quality: dg.AssetsDefinition) -> dg
     )
 
 
-def _sentence(one: Suspicion) -> str:
-    return one.sentence + (f" Such as {', '.join(one.examples)}." if one.examples else "")
+def _sentence(finding: Suspicion) -> str:
+    if not finding.examples:
+        return finding.sentence
+    return f"{finding.sentence} Such as {', '.join(finding.examples)}."
 
 
 _MOST_VALUES, _MOST_STEPS = 7, 40
@@ -199,7 +213,11 @@ def quality_picture(quality: Quality) -> bytes | None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    drawn = {name: one for name, one in quality.fields.items() if one.kind != "texts" and one.counts}
+    drawn = {
+        name: answers
+        for name, answers in quality.fields.items()
+        if answers.kind != "texts" and answers.counts
+    }
     if not drawn:
         return None
     rows = len(drawn)
@@ -207,9 +225,9 @@ def quality_picture(quality: Quality) -> bytes | None:
     FigureCanvasAgg(figure)
     grid = figure.subplots(rows, 2, width_ratios=[1, 1.15], squeeze=False)
     step_of, steps = _steps(quality)
-    for (whole, over_time), (name, one) in zip(grid, drawn.items(), strict=True):
-        counts = one.counts
-        values = _values(one.kind, counts)
+    for (whole, over_time), (name, answers) in zip(grid, drawn.items(), strict=True):
+        counts = answers.counts
+        values = _values(answers.kind, counts)
         left = 0.0
         for number, value in enumerate(values):
             share = _share(counts, value, values)
@@ -223,20 +241,20 @@ def quality_picture(quality: Quality) -> bytes | None:
                     va="center",
                     size=6.5,
                     color="white",
-                    # A price of "$$" is no formula, and one that cannot be drawn would end the whole look.
+                    # A price of "$$" is no formula, and a formula that cannot be drawn would end the run.
                     parse_math=False,
                 )
             left += share
-        said = one.over_time(step_of, steps)
-        shares = [[_share(counts, value, values) for counts in said] for value in values]
-        over_time.stackplot(range(len(said)), shares, colors=_COLOURS, step="mid")
+        step_counts = answers.over_time(step_of, steps)
+        shares = [[_share(counts, value, values) for counts in step_counts] for value in values]
+        over_time.stackplot(range(steps), shares, colors=_COLOURS, step="mid")
         for axes in (whole, over_time):
             axes.set(xticks=[], yticks=[], facecolor="none")
             axes.spines[:].set_visible(False)
         label = name if len(name) < 33 else f"{name[:31]}…"
         whole.set_ylabel(label, rotation=0, ha="right", va="center", size=8, color=_INK, parse_math=False)
         whole.set_xlim(0, 1)
-        over_time.set(ylim=(0, 1), xlim=(0, max(1, len(said) - 1)))
+        over_time.set(ylim=(0, 1), xlim=(0, max(1, steps - 1)))
     grid[0][0].set_title("all descriptions", size=8, color=_FAINT)
     grid[0][1].set_title("in the order of their publication", size=8, color=_FAINT)
     stream = io.BytesIO()
@@ -245,8 +263,8 @@ def quality_picture(quality: Quality) -> bytes | None:
 
 
 def _steps(quality: Quality) -> tuple[npt.NDArray[np.int64], int]:
-    """Partitions in the order of publication, in equal steps: the step of each, and how many there are."""
-    published = [(at, key) for key, at in quality.published.items()]
+    """Divide the partitions by their publication into equal steps: the step of each, and how many steps."""
+    published = [(published_at, key) for key, published_at in quality.published.items()]
     ordered = sorted(range(len(published)), key=published.__getitem__)
     size = -(-len(ordered) // _MOST_STEPS) or 1
     step_of = np.empty(len(ordered), np.int64)
@@ -255,7 +273,7 @@ def _steps(quality: Quality) -> tuple[npt.NDArray[np.int64], int]:
 
 
 def _values(kind: Kind, counts: Mapping[str, int]) -> list[str]:
-    """The most frequent values, and what stands for all others."""
+    """The most frequent values, and "others" for the rest."""
     values = sorted(counts, key=float) if kind == "numbers" else list(counts)
     frequent = set(list(counts)[:_MOST_VALUES])
     return [value for value in values if value in frequent] + (
@@ -264,8 +282,8 @@ def _values(kind: Kind, counts: Mapping[str, int]) -> list[str]:
 
 
 def _share(counts: Mapping[str, int], value: str, values: list[str]) -> float:
-    whole = sum(counts.values())
+    total = sum(counts.values())
     count = counts.get(value, 0)
     if value == "others" and value not in counts:
-        count = whole - sum(counts.get(one, 0) for one in values)
-    return count / max(1, whole)
+        count = total - sum(counts.get(frequent, 0) for frequent in values)
+    return count / max(1, total)

@@ -1,6 +1,6 @@
-"""The quality of the published descriptions: what they say, where they are odd, how far they are right.
+"""The quality of the published descriptions: their answers, where they are odd, how far they are right.
 
-A summary of each published partition is kept, so that a look reads only what is new. Dagster's side and the
+A summary of each published partition is kept, so that only new partitions are read. Dagster's side and the
 picture are in ``vlm_results/dataset_quality.py``.
 """
 
@@ -39,16 +39,16 @@ from vlm_engine.schema import DescriptionSchema, load_schema, same
 from vlm_results.intervals import Share, wilson
 
 CONTRADICTIONS = "CONTRADICTIONS"
-"""Name of a class variable of the user's schema: what contradicts itself, in words, to a condition in SQL."""
+"""Name of a class variable of the user's schema: the name of each contradiction, and its condition in SQL."""
 
 FAILURE = "(failure)"
 """Name under which the kinds of failure are compared like a field."""
 
-LOOKED_LIKE = 0.15
-"""Share of a partition's answers that would have to be others for it to be like the rest; below, it is."""
+LEAST_DISTANCE = 0.15
+"""The share of a partition's answers that must differ from those of all others before it is named."""
 
 _ERROR_RATE = 0.001
-"""Of all that is named, at most this share differs so by chance (Benjamini and Hochberg 1995)."""
+"""At most this share of the named partitions differs by chance (Benjamini and Hochberg 1995)."""
 
 _CONSTANT = 0.995
 _REPEATED, _REPEATED_AT_LEAST = 0.01, 10
@@ -65,9 +65,10 @@ Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class FieldSummary:
-    """What the ok rows say in one field. counts: of a text only those that come twice or more in a partition.
+    """The answers of a partition's ok rows in one field.
 
-    right, judged: of the properties in the truth file.
+    counts: how often each value comes; a text only if it comes at least twice. judged: properties in the
+    truth file. right: how many of these are right.
     """
 
     kind: Kind
@@ -79,7 +80,7 @@ class FieldSummary:
 
 @dataclass(frozen=True)
 class PartitionSummary:
-    """One published partition. published_at: as its record has it. failed: rows by kind.
+    """One published partition. published_at: the time in its record. failed: rows by kind of error.
 
     contradictions: how many descriptions contradict themselves, by the name of the contradiction.
     """
@@ -93,31 +94,31 @@ class PartitionSummary:
 
 
 class FieldAnswers:
-    """What the ok rows of all partitions say in one field. right, judged: as in ``FieldSummary``."""
+    """The answers of all partitions' ok rows in one field. right, judged: as in ``FieldSummary``."""
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
         self.right = self.judged = 0
         self._values: dict[str | None, int] = {}
-        # Of each partition its number, how many values it has, and of each value its number and how often it
-        # comes: dictionaries took 1.1 GiB at 20,000 partitions.
+        # For each partition its number and how many values it has; for each of these values its number and
+        # its count. Dictionaries took 1.1 GiB at 20,000 partitions.
         self._partitions, self._sizes = array("i"), array("i")
         self._numbers, self._counts = array("i"), array("i")
 
     def add(self, partition: int, counts: Mapping[str, int], nulls: int = 0) -> None:
-        """Count the answers of one partition more. partition: its number; they ascend."""
+        """Add the answers of a partition. partition: its number; numbers must ascend."""
         values = self._values
-        said: dict[str | None, int] = dict(counts.items())
+        answers: dict[str | None, int] = dict(counts.items())
         if nulls:
-            said[None] = nulls
+            answers[None] = nulls
         try:
-            numbers = list(map(values.__getitem__, said))
+            numbers = list(map(values.__getitem__, answers))
         except KeyError:
-            numbers = [values.setdefault(value, len(values)) for value in said]
+            numbers = [values.setdefault(value, len(values)) for value in answers]
         self._partitions.append(partition)
-        self._sizes.append(len(said))
+        self._sizes.append(len(answers))
         self._numbers.fromlist(numbers)
-        self._counts.fromlist(list(said.values()))
+        self._counts.fromlist(list(answers.values()))
 
     @property
     def counts(self) -> dict[str, int]:
@@ -135,19 +136,19 @@ class FieldAnswers:
         return totals
 
     def over_time(self, step_of: Numbers, steps: int) -> list[dict[str, int]]:
-        """The counts in each step. step_of: of each partition, the number of its step."""
+        """The counts in each step. step_of: for each partition, the number of its step."""
         width = len(self._values)
-        at = np.repeat(step_of[self._partitions], self._sizes) * width + np.asarray(self._numbers)
-        counted = np.bincount(at, self._counts, steps * width).astype(int).reshape(steps, width)
+        cells = np.repeat(step_of[self._partitions], self._sizes) * width + np.asarray(self._numbers)
+        table = np.bincount(cells, self._counts, steps * width).astype(int).reshape(steps, width)
         return [
             {value: count for value, count in zip(self._values, row, strict=True) if value is not None}
-            for row in counted.tolist()
+            for row in table.tolist()
         ]
 
-    def compared(self) -> list[_Compared]:
-        """Each partition against all others; empty where there is too little to compare.
+    def compare_partitions(self) -> list[_PartitionComparison]:
+        """Each partition against all others; empty if there is too little to compare.
 
-        The chance is that of a chi-squared test, the distance half the sum of the differences of the shares.
+        The chance is that of a chi-squared test. The distance is half the sum of the shares' differences.
         """
         from scipy.stats import chi2
 
@@ -161,7 +162,8 @@ class FieldAnswers:
         whole = np.bincount(numbers, counts, len(self._values))
         if len(enough) < 3 or np.count_nonzero(whole) < 2:
             return []
-        values, found = list(self._values), list[_Compared]()
+        values = list(self._values)
+        comparisons: list[_PartitionComparison] = []
         for start in range(0, len(enough), _TOGETHER):
             names = enough[start : start + _TOGETHER]
             first, stop = np.searchsorted(rows, (start, start + len(names)))
@@ -170,45 +172,46 @@ class FieldAnswers:
             size = table.sum(axis=1, keepdims=True)
             expected = whole * (size / whole.sum())
             beside = whole - expected
-            # Too few to tell by: they add nothing to the sum.
+            # The test needs five expected rows: rarer values add nothing to the sum.
             telling = expected >= 5
             squares = (table - expected) ** 2
             squares = squares / np.maximum(expected, 1e-9) + squares / np.maximum(beside, 1e-9)
             degrees = np.maximum(telling.sum(axis=1) - 1, 1)
             chances = chi2.sf(np.where(telling, squares, 0.0).sum(axis=1), degrees)
-            here, elsewhere = table / size, (whole - table) / (whole.sum() - size)
-            distances = np.abs(here - elsewhere).sum(axis=1) / 2
-            most = (here - elsewhere).argmax(axis=1)
-            at = np.arange(len(names)), most
-            found += map(
-                _Compared,
+            own_shares, other_shares = table / size, (whole - table) / (whole.sum() - size)
+            distances = np.abs(own_shares - other_shares).sum(axis=1) / 2
+            most = (own_shares - other_shares).argmax(axis=1)
+            cells = np.arange(len(names)), most
+            comparisons += map(
+                _PartitionComparison,
                 chances.tolist(),
                 distances.tolist(),
                 names.tolist(),
                 [values[number] for number in most.tolist()],
-                here[at].tolist(),
-                elsewhere[at].tolist(),
+                own_shares[cells].tolist(),
+                other_shares[cells].tolist(),
             )
-        return found
+        return comparisons
 
 
-class _Compared(NamedTuple):
+class _PartitionComparison(NamedTuple):
     """A partition against all others in one field.
 
-    most: the value that it gives too often. here, elsewhere: the share of that value.
+    value: the value that it gives too often. own_share, other_share: the share of this value in the partition
+    and in all others.
     """
 
     chance: float
     distance: float
     partition: int
-    most: str | None
-    here: float
-    elsewhere: float
+    value: str | None
+    own_share: float
+    other_share: float
 
 
 @dataclass(frozen=True)
 class Suspicion:
-    """Something odd. check: which check it belongs to. key: the partition. examples: property ids."""
+    """An odd field. check: the check that it belongs to. key: the partition. examples: property ids."""
 
     check: Literal["alike", "answers", "consistent"]
     field: str
@@ -219,9 +222,9 @@ class Suspicion:
 
 @dataclass(frozen=True)
 class Quality:
-    """The whole. published: when each partition was. unread: partitions whose record or file does not read.
+    """The quality of all published descriptions. published: when each partition was published.
 
-    The audit says more of the unread ones.
+    unread: why a partition's record or file cannot be read. The audit says more about these.
     """
 
     published: Mapping[str, str]
@@ -231,18 +234,22 @@ class Quality:
     findings: tuple[Suspicion, ...]
     unread: tuple[str, ...]
 
-    def of_check(self, check: str) -> list[Suspicion]:
-        """What one check found."""
-        return [one for one in self.findings if one.check == check]
+    def findings_of(self, check: str) -> list[Suspicion]:
+        """The findings of one check."""
+        return [finding for finding in self.findings if finding.check == check]
 
     @property
     def agreement(self) -> Mapping[str, Share]:
-        """How often each field is right, where the truth file knows it."""
-        return {name: wilson(one.right, one.judged) for name, one in self.fields.items() if one.judged}
+        """How often each field is right, for the fields that the truth file knows."""
+        return {
+            name: wilson(answers.right, answers.judged)
+            for name, answers in self.fields.items()
+            if answers.judged
+        }
 
 
-def look_at_quality(settings: Settings, catalog: Catalog) -> Quality:
-    """Summarize what is published; only partitions that are new since the last look are read.
+def assess_quality(settings: Settings, catalog: Catalog) -> Quality:
+    """Judge all published partitions. Only those published since the last time are read.
 
     Raises CatalogError, SchemaError, TruthError.
     """
@@ -262,24 +269,26 @@ def _summaries(
     conditions: Mapping[str, str],
     truth: Descriptions,
 ) -> Iterator[PartitionSummary | str]:
-    """The summary of each published partition, or why one does not read; kept ones first."""
-    asked = digest_of([schema.digest, dict(conditions), str(sorted(truth.items()))])
+    """The summary of each published partition, or why it cannot be read. Kept summaries come first."""
+    questions = digest_of([schema.digest, dict(conditions), str(sorted(truth.items()))])
     published = PublishedPartitions(settings.descriptions)
-    there = frozenset(settings.descriptions.published_keys())
+    published_keys = frozenset(settings.descriptions.published_keys())
     made_of = dict[str, str]()
-    for key in (one.key for one in catalog.ranges if one.key in there):
+    for key in (catalog_range.key for catalog_range in catalog.ranges):
+        if key not in published_keys:
+            continue
         try:
-            # Each publication is a new file, so that its record is read no more often than its rows.
+            # Each publication is a new file, so a change of its record is a change of the file.
             file = published.path(key).stat()
         except OSError as error:
             yield f"{key}: {error}"
         else:
-            made_of[key] = f"{file.st_ino} {file.st_size} {file.st_mtime_ns} {asked}"
-    for known_of, summary in _kept(settings):
-        if made_of.get(summary.key) == known_of:
+            made_of[key] = f"{file.st_ino} {file.st_size} {file.st_mtime_ns} {questions}"
+    for kept_made_of, summary in _kept_summaries(settings):
+        if made_of.get(summary.key) == kept_made_of:
             del made_of[summary.key]
             yield summary
-    for number, (key, one) in enumerate(made_of.items()):
+    for number, (key, state) in enumerate(made_of.items()):
         doing("reading what the descriptions say, of partitions", number, len(made_of))
         try:
             record = published.record(key)
@@ -287,7 +296,7 @@ def _summaries(
                 summary = summarize(
                     published.path(key), schema, key, record.published_at, conditions=conditions, truth=truth
                 )
-                _keep(settings, summary, one)
+                _keep(settings, summary, state)
                 yield summary
         except (RecordDamagedError, OSError, pa.ArrowException) as error:
             yield f"{key}: {error}"
@@ -299,25 +308,25 @@ def judge(
     path_of: Callable[[str], Path] | None = None,
     conditions: Mapping[str, str] = MappingProxyType({}),
 ) -> Quality:
-    """What follows from the summaries. path_of: the file of a partition, from which examples are taken."""
+    """Judge the summaries. path_of: the file of a partition, from which examples are taken."""
     published, unread = dict[str, str](), list[str]()
     fields, rows = dict[str, FieldAnswers](), FieldAnswers("values")
     contradicting: dict[str, Counter[str]] = {}
-    for one in summaries:
-        if isinstance(one, str):
-            unread.append(one)
+    for summary in summaries:
+        if isinstance(summary, str):
+            unread.append(summary)
             continue
         number = len(published)
-        published[one.key] = one.published_at
-        rows.add(number, {**one.failed, "ok": one.ok})
-        for name, said in one.fields.items():
-            answers = fields.get(name) or fields.setdefault(name, FieldAnswers(said.kind))
-            answers.add(number, said.counts, said.nulls)
-            answers.right += said.right
-            answers.judged += said.judged
-        for name, count in one.contradictions.items():
+        published[summary.key] = summary.published_at
+        rows.add(number, {**summary.failed, "ok": summary.ok})
+        for name, of_field in summary.fields.items():
+            answers = fields.get(name) or fields.setdefault(name, FieldAnswers(of_field.kind))
+            answers.add(number, of_field.counts, of_field.nulls)
+            answers.right += of_field.right
+            answers.judged += of_field.judged
+        for name, count in summary.contradictions.items():
             if count:
-                contradicting.setdefault(name, Counter())[one.key] = count
+                contradicting.setdefault(name, Counter())[summary.key] = count
     failed = rows.counts
     ok = failed.pop("ok", 0)
     findings = [
@@ -347,9 +356,9 @@ def summarize(
     for name, kind, column in _columns(schema.json_schema, described):
         values = column.to_pylist()
         right = [
-            same(value, known[name])
-            for one, value in zip(ids, values, strict=True)
-            if (known := truth.get(one)) is not None and name in known
+            same(value, true_fields[name])
+            for property_id, value in zip(ids, values, strict=True)
+            if name in (true_fields := truth.get(property_id) or {})
         ]
         fields[name] = FieldSummary(
             kind, sum(value is None for value in values), _counts(kind, values), sum(right), len(right)
@@ -360,15 +369,15 @@ def summarize(
         len(ids),
         {str(kind): count for kind, count in failed.items()},
         fields,
-        {name: len(found) for name, found in _contradicting(ok, conditions).items()},
+        {name: len(contradicting) for name, contradicting in _contradicting(ok, conditions).items()},
     )
 
 
 def _columns(node: Mapping[str, Any], described: Any, above: str = "") -> Iterator[tuple[str, Kind, Any]]:
     """Each leaf of the schema: its dotted name, its kind and its column. A list is judged by its text."""
-    for name, one in node.get("properties", {}).items():
-        others = [other for other in one.get("anyOf", ()) if other.get("type") != "null"]
-        plain = others[0] if len(others) == 1 else one
+    for name, field_schema in node.get("properties", {}).items():
+        choices = [choice for choice in field_schema.get("anyOf", ()) if choice.get("type") != "null"]
+        plain = choices[0] if len(choices) == 1 else field_schema
         if described.type.get_field_index(name) < 0:
             continue  # Made with an earlier schema.
         column = described.field(name)
@@ -385,11 +394,11 @@ def _kind(node: Mapping[str, Any]) -> Kind:
 
 
 def _counts(kind: Kind, values: Sequence[Any]) -> dict[str, int]:
-    given = [value for value in values if value is not None]
+    answers = [value for value in values if value is not None]
     if kind == "numbers":
         # Two digits: a distribution, whatever the unit.
-        return dict(Counter(f"{value:.2g}" for value in given if math.isfinite(value)))
-    counts = Counter(str(value)[:_LONGEST] for value in given)
+        return dict(Counter(f"{value:.2g}" for value in answers if math.isfinite(value)))
+    counts = Counter(str(value)[:_LONGEST] for value in answers)
     return {value: count for value, count in counts.items() if kind == "values" or count > 1}
 
 
@@ -405,29 +414,31 @@ def _contradicting(ok: pa.Table, conditions: Mapping[str, str]) -> dict[str, lis
             "CREATE TEMP TABLE answers AS SELECT property_id, unnest(description) FROM described"
         )
         connection.execute("SET lock_configuration = true")
-        found = {}
+        contradicting = {}
         for name, condition in conditions.items():
             query = f"SELECT property_id FROM answers WHERE {condition} ORDER BY 1"  # noqa: S608 - the schema is the user's own code
             try:
-                found[name] = [str(one) for (one,) in connection.execute(query).fetchall()]
+                rows = connection.execute(query).fetchall()
             except duckdb.Error as error:
                 raise CommandError(
                     f"The contradiction {name!r} of the schema is no condition over its fields: {error}"
                 ) from error
-        return found
+            contradicting[name] = [str(property_id) for (property_id,) in rows]
+        return contradicting
 
 
 def _odd_answers(fields: Mapping[str, FieldAnswers], ok: int) -> Iterator[Suspicion]:
-    """Answers that are nearly always the same, and texts that come again and again."""
+    """Fields with nearly always the same answer, and fields with a text that comes again and again."""
     if ok < _ENOUGH_ROWS:
         return
-    for name, one in fields.items():
-        value, count = next(iter(one.counts.items()), ("", 0))
-        if one.nulls >= _CONSTANT * ok:
-            yield Suspicion("answers", name, f"{name} is null in {one.nulls / ok:.1%} of the descriptions.")
-        elif one.kind != "texts" and count >= _CONSTANT * ok:
+    for name, answers in fields.items():
+        value, count = next(iter(answers.counts.items()), ("", 0))
+        if answers.nulls >= _CONSTANT * ok:
+            share = answers.nulls / ok
+            yield Suspicion("answers", name, f"{name} is null in {share:.1%} of the descriptions.")
+        elif answers.kind != "texts" and count >= _CONSTANT * ok:
             yield Suspicion("answers", name, f"{name} is {value!r} in {count / ok:.1%} of the descriptions.")
-        elif one.kind == "texts" and count >= max(_REPEATED * ok, _REPEATED_AT_LEAST):
+        elif answers.kind == "texts" and count >= max(_REPEATED * ok, _REPEATED_AT_LEAST):
             yield Suspicion(
                 "answers",
                 name,
@@ -438,25 +449,31 @@ def _odd_answers(fields: Mapping[str, FieldAnswers], ok: int) -> Iterator[Suspic
 def _odd_partitions(
     fields: Mapping[str, FieldAnswers], keys: Sequence[str], path_of: Callable[[str], Path] | None
 ) -> Iterator[Suspicion]:
-    """Partitions whose answers in a field are others than everywhere else, beyond chance and by far."""
-    tested = sorted(
-        ((one, name) for name, of in fields.items() if of.kind != "texts" for one in of.compared()),
-        key=lambda tested: tested[0].chance,
-    )
-    last = max(
-        (rank for rank, (one, _) in enumerate(tested, 1) if one.chance <= _ERROR_RATE * rank / len(tested)),
-        default=0,
-    )
-    odd = [(one, name) for one, name in tested[:last] if one.distance >= LOOKED_LIKE]
-    for number, (one, name) in enumerate(sorted(odd, key=lambda odd: -odd[0].distance)):
-        key, most = keys[one.partition], "null" if one.most is None else one.most
+    """Partitions whose answers in a field differ from all others, beyond chance and by far."""
+    tested = [
+        (comparison, name)
+        for name, answers in fields.items()
+        if answers.kind != "texts"
+        for comparison in answers.compare_partitions()
+    ]
+    tested.sort(key=lambda test: test[0].chance)
+    # The rule of Benjamini and Hochberg: all up to the last rank whose chance is small enough for its rank.
+    last = 0
+    for rank, (comparison, _) in enumerate(tested, 1):
+        if comparison.chance <= _ERROR_RATE * rank / len(tested):
+            last = rank
+    odd = [(comparison, name) for comparison, name in tested[:last] if comparison.distance >= LEAST_DISTANCE]
+    odd.sort(key=lambda test: -test[0].distance)
+    for number, (comparison, name) in enumerate(odd):
+        key = keys[comparison.partition]
+        value = "null" if comparison.value is None else comparison.value
         yield Suspicion(
             "alike",
             name,
-            f"In {key}, {name} is {most!r} in {one.here:.0%} of the properties, elsewhere in"
-            f" {one.elsewhere:.0%}.",
+            f"In {key}, {name} is {value!r} in {comparison.own_share:.0%} of the properties, elsewhere in"
+            f" {comparison.other_share:.0%}.",
             key,
-            _examples(path_of, key, name, most) if number < _WITH_EXAMPLES else (),
+            _examples(path_of, key, name, value) if number < _WITH_EXAMPLES else (),
         )
 
 
@@ -466,18 +483,19 @@ def _examples(path_of: Callable[[str], Path] | None, key: str, name: str, value:
         return ()
     table = pq.read_table(path_of(key), columns=["property_id", "status", "error_kind", "description"])
     if name == FAILURE:
-        wanted = pc.equal(pc.coalesce(table["error_kind"], "ok"), value)
-        return tuple(table.filter(wanted)["property_id"].to_pylist()[:_SHOWN_IDS])
-    found = []
-    for one, description in zip(
-        table["property_id"].to_pylist(), table["description"].to_pylist(), strict=True
-    ):
+        matches = pc.equal(pc.coalesce(table["error_kind"], "ok"), value)
+        return tuple(table.filter(matches)["property_id"].to_pylist()[:_SHOWN_IDS])
+    examples = []
+    for row in table.select(["property_id", "description"]).to_pylist():
+        answer = row["description"]
         for part in name.split("."):
-            description = (description or {}).get(part)
-        said = "null" if description is None else str(description)
-        if value in (said, f"{description:.2g}" if isinstance(description, int | float) else said):
-            found.append(one)
-    return tuple(found[:_SHOWN_IDS])
+            answer = (answer or {}).get(part)
+        texts = ["null" if answer is None else str(answer)]
+        if isinstance(answer, int | float):
+            texts.append(f"{answer:.2g}")  # as ``_counts`` writes a number
+        if value in texts:
+            examples.append(row["property_id"])
+    return tuple(examples[:_SHOWN_IDS])
 
 
 def _contradictions(
@@ -485,7 +503,7 @@ def _contradictions(
     path_of: Callable[[str], Path] | None,
     conditions: Mapping[str, str],
 ) -> Iterator[Suspicion]:
-    """What contradicts itself, with examples. contradicting: by condition, how many in which partition."""
+    """Each contradiction, with examples. contradicting: by its name, the count in each partition."""
     for name, counts in contradicting.items():
         examples: list[str] = []
         for key in counts:
@@ -494,12 +512,13 @@ def _contradictions(
             table = pq.read_table(path_of(key), columns=["property_id", "status", "description"])
             ok = table.filter(pc.equal(table["status"], "ok"))
             examples += _contradicting(ok, {name: conditions[name]})[name]
-        said = f"{counted(counts.total(), 'descriptions hold', 'description holds')} a contradiction: {name}."
-        yield Suspicion("consistent", name, said, None, tuple(examples[:_SHOWN_IDS]))
+        descriptions = counted(counts.total(), "descriptions hold", "description holds")
+        sentence = f"{descriptions} a contradiction: {name}."
+        yield Suspicion("consistent", name, sentence, None, tuple(examples[:_SHOWN_IDS]))
 
 
 def forget_summaries(settings: Settings, keys: Collection[str]) -> None:
-    """Forget what was kept of partitions: it may name properties that are withdrawn."""
+    """Remove the summaries of partitions: they may name properties that are withdrawn."""
     table = quality_summaries
     control_state(settings).beat(
         lambda connection: connection.execute(table.delete().where(table.c.key.in_(list(keys))))
@@ -509,26 +528,26 @@ def forget_summaries(settings: Settings, keys: Collection[str]) -> None:
 _SUMMARY = TypeAdapter(PartitionSummary)
 
 
-def _kept(settings: Settings) -> Iterator[tuple[str, PartitionSummary]]:
-    """What each summary of earlier looks was made of, and itself; one that does not read is made again.
+def _kept_summaries(settings: Settings) -> Iterator[tuple[str, PartitionSummary]]:
+    """Each kept summary, after the state of the file that it was made of. Unreadable summaries are skipped.
 
-    They are in the control state's part that may be lost.
+    They are in the part of the control state that may be lost.
     """
     state, table = control_state(settings), quality_summaries
     query = sa.select(table.c.key, table.c.made_of, sa.cast(table.c.summary, sa.Text).label("summary"))
     query = query.order_by(table.c.key).limit(_TOGETHER)
 
-    def after(key: str) -> Sequence[sa.Row[Any]]:
+    def rows_after(key: str) -> Sequence[sa.Row[Any]]:
         return state.read_beats(lambda connection: connection.execute(query.where(table.c.key > key)).all())
 
-    # Another version's, or torn by a power cut.
+    # The table may be of another version, or torn by a power cut.
     with contextlib.suppress(sa.exc.DBAPIError):
-        rows = after("")
+        rows = rows_after("")
         while rows:
             for row in rows:
                 with contextlib.suppress(ValueError):
                     yield row.made_of, _SUMMARY.validate_json(row.summary)
-            rows = after(rows[-1].key)
+            rows = rows_after(rows[-1].key)
 
 
 def _keep(settings: Settings, summary: PartitionSummary, made_of: str) -> None:

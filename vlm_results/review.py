@@ -36,7 +36,7 @@ from vlm_durable.files.lock_files import taken
 from vlm_durable.wording import counted
 from vlm_results.intervals import Share, wilson
 from vlm_results.published_table import published_records
-from vlm_results.quality import look_at_quality
+from vlm_results.quality import assess_quality
 
 _COLUMNS = ["property_id", "ordinal", "status", "description", INPUTS]
 
@@ -79,7 +79,7 @@ def draw_sample(
     wanted: Counter[str] = Counter(chance.choices(list(ranges), sizes, k=count))
     suspects: dict[str, str] = {}
     if suspicious:
-        for finding in look_at_quality(settings, catalog).findings:
+        for finding in assess_quality(settings, catalog).findings:
             for one in finding.examples:
                 suspects.setdefault(one, finding.sentence)
     keys = dict.fromkeys(wanted)

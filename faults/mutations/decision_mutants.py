@@ -102,7 +102,7 @@ MUTANTS = (
     Mutant(_EXPORT, "elif pa.types.is_string(field.type) and not raw_cells:", "elif False:", "a cell of a CSV is no formula"),
     Mutant(_QUALITY, "_ERROR_RATE * rank / len(tested)", "_ERROR_RATE", "many comparisons name few by chance"),
     Mutant(_QUALITY, "_ERROR_RATE * rank / len(tested)", "_ERROR_RATE / len(tested)", "many odd partitions are found together"),
-    Mutant(_QUALITY, " if one.distance >= LOOKED_LIKE]", "]", "a small difference is not named"),
+    Mutant(_QUALITY, " if comparison.distance >= LEAST_DISTANCE]", "]", "a small difference is not named"),
     Mutant(_QUALITY, "telling.sum(axis=1) - 1, 1)", "telling.sum(axis=1), 1)", "the chance of a partition is a chance"),
     Mutant(_QUALITY, "telling = expected >= 5\n", "telling = expected >= 0\n", "a rare value tells nothing"),
     Mutant(_QUALITY, "np.bincount(partitions, counts) >= _ENOUGH_ROWS // 2", "np.bincount(partitions, counts) >= 0",

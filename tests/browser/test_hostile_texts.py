@@ -36,7 +36,7 @@ from vlm_engine.ladder import Described
 from vlm_results import compare, explore, search
 from vlm_results.dataset_quality import check_results, quality_metadata
 from vlm_results.intervals import Share
-from vlm_results.quality import look_at_quality
+from vlm_results.quality import assess_quality
 from vlm_results.review import Accuracy, accuracy, draw_sample, published_answers
 from vlm_results.review_page import review_app
 from vlm_training.description_model import TrainingWork
@@ -116,7 +116,7 @@ def partition_page(settings: Settings) -> Metadata:
 
 def quality_page(settings: Settings, spy: Spy) -> Metadata:
     catalog = Catalog.open(settings.home)
-    found = look_at_quality(settings, catalog)
+    found = assess_quality(settings, catalog)
     reviewed = accuracy(settings.home, published_answers(settings, catalog))
     assert {one.check for one in found.findings} == {"alike", "answers", "consistent"}
     assert spy.markup("field") in reviewed.fields
@@ -213,7 +213,7 @@ def test_no_page_of_dagsters_fetches_what_a_stranger_wrote(
 def test_a_check_says_what_a_stranger_wrote_as_text(desk, page: Page, hostile: Settings, spy: Spy) -> None:
     """Its description and its metadata fetch nothing."""
     expected = {"alike": "value", "answers": "always", "consistent": "contradiction"}
-    results = check_results(look_at_quality(hostile, Catalog.open(hostile.home)))
+    results = check_results(assess_quality(hostile, Catalog.open(hostile.home)))
     with dg.DagsterInstance.from_config(str(desk.home / "dagster")) as instance:
         for result in results:
             instance.report_runless_asset_event(

@@ -20,8 +20,8 @@ from vlm_results.quality import (
     FieldAnswers,
     FieldSummary,
     PartitionSummary,
+    assess_quality,
     judge,
-    look_at_quality,
     summarize,
 )
 
@@ -136,7 +136,7 @@ def test_answers_that_never_vary_and_texts_that_repeat_are_named(tmp_path):
         return varied | {"floors": 1, "rooms": rooms, "summary": "A house." if row % 3 else varied["summary"]}
 
     found = look(tmp_path, [dull] * 4)
-    assert {one.field for one in found.of_check("answers")} == {"floors", "rooms.heated", "summary"}
+    assert {one.field for one in found.findings_of("answers")} == {"floors", "rooms.heated", "summary"}
 
 
 def test_contradictions_that_the_schema_names_are_found(tmp_path):
@@ -145,7 +145,7 @@ def test_contradictions_that_the_schema_names_are_found(tmp_path):
     def contradicts(chance, row):
         return usual(chance, row) | ({"kind": "bungalow", "floors": 3} if row == 7 else {})
 
-    (one,) = look(tmp_path, [usual, contradicts]).of_check("consistent")
+    (one,) = look(tmp_path, [usual, contradicts]).findings_of("consistent")
     assert one.examples == ("1-7",)
     for condition in ("no_such_field = 1", "1 = (SELECT count(*) FROM read_csv('/etc/passwd'))"):
         with pytest.raises(CommandError, match="no condition"):
@@ -166,7 +166,7 @@ def test_agreement_with_the_truth_comes_with_an_interval(tmp_path):
 def test_a_second_look_reads_what_is_new_alone(dataset, monkeypatch):
     """Thousands of partitions are summarized once: neither their rows nor their records are read again."""
     monkeypatch.setattr(quality, "_TOGETHER", 2)  # What is kept comes in pages.
-    before = look_at_quality(dataset.settings, dataset.catalog)
+    before = assess_quality(dataset.settings, dataset.catalog)
     assert before.ok + sum(before.failed.values()) == dataset.catalog.rows
     read, recorded = [], []
 
@@ -179,7 +179,7 @@ def test_a_second_look_reads_what_is_new_alone(dataset, monkeypatch):
     monkeypatch.setattr(
         PublishedPartitions, "record", lambda self, key: recorded.append(key) or record(self, key)
     )
-    again = look_at_quality(dataset.settings, dataset.catalog)
+    again = assess_quality(dataset.settings, dataset.catalog)
     assert (again.published, again.ok, again.failed) == (before.published, before.ok, before.failed)
     for name, one in before.fields.items():
         assert (again.fields[name].counts, again.fields[name].nulls) == (one.counts, one.nulls)
@@ -187,7 +187,7 @@ def test_a_second_look_reads_what_is_new_alone(dataset, monkeypatch):
     key = dataset.keys[1]
     dataset.describe(key, lambda rows: [{**row, "error": "again"} for row in rows])
     recorded.clear()
-    look_at_quality(dataset.settings, dataset.catalog)
+    assess_quality(dataset.settings, dataset.catalog)
     assert (read, recorded) == ([key], [key])
 
 
@@ -203,7 +203,7 @@ def counted(random, odd, *, partitions=200, rows=60, often=0.85):
 
 
 def named(summaries):
-    return {(one.key, one.field) for one in judge(summaries).of_check("alike")}
+    return {(one.key, one.field) for one in judge(summaries).findings_of("alike")}
 
 
 def test_the_share_of_false_alarms_is_the_one_that_is_set(monkeypatch):
@@ -211,7 +211,7 @@ def test_the_share_of_false_alarms_is_the_one_that_is_set(monkeypatch):
 
     600 comparisons, fifteen of them truly odd, drawn forty times. Set to 10% it can be measured.
     """
-    monkeypatch.setattr(quality, "LOOKED_LIKE", 0.0)
+    monkeypatch.setattr(quality, "LEAST_DISTANCE", 0.0)
     random, false_shares, powers = np.random.default_rng(5), [], []
     monkeypatch.setattr(quality, "_ERROR_RATE", 0.1)
     for _ in range(40):
@@ -231,13 +231,13 @@ def test_the_share_of_false_alarms_is_the_one_that_is_set(monkeypatch):
 
 def test_many_odd_partitions_are_found_together_that_one_by_one_would_pass_for_chance(monkeypatch):
     """What is named is the rule of 1995, applied by hand; Bonferroni's would find half of it."""
-    monkeypatch.setattr(quality, "LOOKED_LIKE", 0.0)
+    monkeypatch.setattr(quality, "LEAST_DISTANCE", 0.0)
     summaries = list(counted(np.random.default_rng(6), 60, often=0.8))
     whole = judge(summaries)
     chances = {
         (whole_key, name): one.chance
         for name, answers in whole.fields.items()
-        for one in answers.compared()
+        for one in answers.compare_partitions()
         for whole_key in [list(whole.published)[one.partition]]
     }
     in_order = sorted(chances, key=chances.__getitem__)
@@ -261,7 +261,7 @@ def test_the_chance_of_a_partition_is_a_chance(shares):
     for number in range(1500):
         drawn = random.multinomial(100, shares)
         answers.add(number, {str(value): int(count) for value, count in enumerate(drawn) if count})
-    chances = np.array([one.chance for one in answers.compared()])
+    chances = np.array([one.chance for one in answers.compare_partitions()])
     assert len(chances) == 1500
     for limit in (0.5, 0.05):
         assert np.mean(chances <= limit) == pytest.approx(limit, rel=0.3 if limit < 0.1 else 0.1)

@@ -248,7 +248,7 @@ def test_what_chance_drew_counts_though_it_is_suspicious(dataset, monkeypatch):
     known = {one.property_id for one in drawn}
     other = next(id_ for id_ in (f"p{n}" for n in range(9)) if id_ not in {*known, "p4"})
     odd = Suspicion("alike", "floors", "It is odd.", examples=(drawn[0].property_id, other))
-    monkeypatch.setattr(review, "look_at_quality", lambda *_: Quality((), {}, 0, {}, (odd,), ()))
+    monkeypatch.setattr(review, "assess_quality", lambda *_: Quality((), {}, 0, {}, (odd,), ()))
     found = draw(suspicious=True)
     assert [(one.property_id, one.why) for one in found[:1]] == [(other, "It is odd.")]
     assert found[1:] == drawn[: len(found) - 1]
