@@ -1,7 +1,7 @@
-"""Explore: all that was described as charts, a table and a map, in a browser (Embedding Atlas, Apple, MIT).
+"""Explore: the descriptions as charts, a table and a map, in a browser (Embedding Atlas, Apple, MIT).
 
-The page is the library's (https://github.com/apple/embedding-atlas), an extra of its own; here is the table
-that it shows. The browser computes everything by itself, so no SQL is run here for whoever asks.
+The page is the library's (https://github.com/apple/embedding-atlas), an extra of its own. The table that it
+shows is made here. The browser computes everything by itself, so no visitor can run SQL on this machine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -49,89 +48,85 @@ _NAMES = frozenset(
 )  # fmt: skip
 """Columns that are no fields; a field of such a name has an underscore after it."""
 
-OF = b"of"
-_FORMAT = 2
+TOTAL = b"total"
+_FORMAT = 3
 
 
 def explore_table(settings: Settings, catalog: Catalog, *, sample: int) -> pa.Table:
-    """The table that is shown, drawn by a fixed seed where there is more; kept for the next time.
+    """The table that the page shows: a sample of the properties with a vector. It is kept for the next time.
 
-    Its metadata say under OF of how many properties with a vector it is. Raises CommandError, PublishedError,
-    OSError.
+    Its metadata have the number of properties with a vector under TOTAL. A fixed seed draws the sample.
+    Raises CommandError, PublishedError, OSError.
     """
     embedded, _ = comparable(settings, published_records(settings.embeddings, catalog))
     described = published_records(settings.descriptions, catalog)
-    keys = [key for key, one in embedded.items() if key in described and are_vectors_of(one, described[key])]
+    keys = [
+        key
+        for key, vectors_record in embedded.items()
+        if key in described and are_vectors_of(vectors_record, described[key])
+    ]
     made_of = [_FORMAT, sample, *((key, described[key].sha256, embedded[key].sha256) for key in keys)]
     kept = _folder(settings) / f"{digest_of(made_of)}.parquet"
     if kept.exists():
         return pq.read_table(kept)
     partitions = PublishedPartitions(settings.embeddings)
     # The vectors themselves are not read yet.
-    with_status = [
-        partitions.read(key).to_table(["ordinal", "status"])
-        for key in doing_each("reading which properties have a vector, partitions", keys)
-    ]
-    with_vectors = [one.filter(pc.equal(one["status"], OK))["ordinal"].to_numpy() for one in with_status]
-    if not any(map(len, with_vectors)):
+    embedded_ordinals = []
+    for key in doing_each("reading which properties have a vector, partitions", keys):
+        rows = partitions.read(key).to_table(["ordinal", "status"])
+        embedded_ordinals.append(rows.filter(pc.equal(rows["status"], OK))["ordinal"].to_numpy())
+    if not any(map(len, embedded_ordinals)):
         raise CommandError(f"No property has a vector of its present description: {command('run')}.")
-    drawn = with_vector = np.concatenate(with_vectors)
+    with_vector = drawn = np.concatenate(embedded_ordinals)
     if len(drawn) > sample:
         drawn = np.random.default_rng(_SEED).choice(drawn, sample, replace=False)
     ranges = [PropertyRange.from_key(key) for key in keys]
-    # Permissive: a field that is null in all rows of a partition has no type of its own there.
-    table = pa.concat_tables(
-        [
-            _rows(settings, one, pa.array(here))
-            for one in doing_each("reading the sample, partitions", ranges)
-            if len(here := _within(drawn, one))
-        ],
-        promote_options="permissive",
-    )
+    tables = []
+    for bounds in doing_each("reading the sample, partitions", ranges):
+        drawn_here = drawn[(drawn >= bounds.start) & (drawn < bounds.stop)]
+        if len(drawn_here):
+            tables.append(_rows(settings, bounds.key, pa.array(drawn_here)))
+    # Permissive: a field that is null in all rows of a partition has no type of its own in this partition.
+    table = pa.concat_tables(tables, promote_options="permissive")
     doing("laying out the map")
     table = _with_places(table.filter(pc.is_valid(table["vector"])))
-    # A small JPEG of the first image of each property; null where it cannot be read.
-    first = (uris[:1] for uris in catalog.images_of(table["ordinal"].to_pylist()))
-    files = [made[0] if made else None for made in thumbnails(catalog, first, height=_THUMBNAIL_HEIGHT)]
-    small = [None if one is None else {"bytes": one} for one in files]
+    # A small JPEG of the first image of each property; null if the image cannot be read.
+    first_uris = (uris[:1] for uris in catalog.images_of(table["ordinal"].to_pylist()))
+    files = thumbnails(catalog, first_uris, height=_THUMBNAIL_HEIGHT)
+    small = [{"bytes": made[0]} if made and made[0] is not None else None for made in files]
     table = table.add_column(1, "thumbnail", pa.array(small, pa.struct([("bytes", pa.binary())])))
-    table = table.drop_columns(["ordinal"]).replace_schema_metadata({OF: str(len(with_vector))})
+    table = table.drop_columns(["ordinal"]).replace_schema_metadata({TOTAL: str(len(with_vector))})
     _keep(kept, table)
     return table
 
 
-def _within(ordinals: npt.NDArray[np.int64], wanted: PropertyRange) -> npt.NDArray[np.int64]:
-    return ordinals[(ordinals >= wanted.start) & (ordinals < wanted.stop)]
-
-
-def _rows(settings: Settings, wanted: PropertyRange, drawn: pa.Array) -> pa.Table:
-    """The drawn rows of one partition: fields as columns, and the vector last."""
+def _rows(settings: Settings, key: str, drawn: pa.Array) -> pa.Table:
+    """The drawn rows of a partition: fields as columns, and the vector last."""
     described, embedded = PublishedPartitions(settings.descriptions), PublishedPartitions(settings.embeddings)
-    table = described.read(wanted.key).to_table(["property_id", "ordinal", "description", *_OWN])
+    table = described.read(key).to_table(["property_id", "ordinal", "description", *_OWN])
     table = table.filter(pc.is_in(table["ordinal"], value_set=drawn))
-    vectors = embedded.read(wanted.key).to_table(["ordinal", "embedding"]).combine_chunks()
-    at = pc.index_in(table["ordinal"], value_set=vectors["ordinal"].chunk(0))
+    vectors = embedded.read(key).to_table(["ordinal", "embedding"]).combine_chunks()
+    positions = pc.index_in(table["ordinal"], value_set=vectors["ordinal"].chunk(0))
     rows = []
     for row in table.to_pylist():
         fields = _fields(row.pop("description"))
         text = " ".join(value for value in fields.values() if isinstance(value, str))
-        first = {"property_id": row["property_id"], **fields, "text": text, "partition": wanted.key}
+        first = {"property_id": row["property_id"], **fields, "text": text, "partition": key}
         rows.append(first | row)
-    return pa.Table.from_pylist(rows).append_column("vector", vectors["embedding"].take(at))
+    return pa.Table.from_pylist(rows).append_column("vector", vectors["embedding"].take(positions))
 
 
 def _fields(description: Mapping[str, Any]) -> dict[str, Any]:
-    """A column for each field: numbers, texts, and what is nested as JSON."""
-    return {
-        f"{name}_" if name in _NAMES else name: json.dumps(value, ensure_ascii=False)
-        if isinstance(value, dict | list)
-        else value
-        for name, value in description.items()
-    }
+    """A column for each field: numbers, texts, and nested values as JSON."""
+    fields = {}
+    for name, value in description.items():
+        column = f"{name}_" if name in _NAMES else name
+        fields[column] = json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value
+    return fields
 
 
 def _with_places(table: pa.Table) -> pa.Table:
-    """With a place on the map (UMAP, cosine, seeded) and the nearest rows of each."""
+    """Add the place of each row on the map (UMAP, cosine, seeded) and its nearest rows."""
     rows = table.num_rows
     vectors = table["vector"].combine_chunks().flatten().to_numpy().reshape(rows, -1)
     if rows > 3:
@@ -151,8 +146,9 @@ def _with_places(table: pa.Table) -> pa.Table:
         near = unit[start : start + 1024] @ unit.T
         best = np.argsort(-near, axis=1)[:, : _NEIGHBOURS + 1]
         for row, (indexes, scores) in enumerate(zip(best, near, strict=True), start=start):
-            others = [int(one) for one in indexes if one != row][:_NEIGHBOURS]
-            neighbours.append({"ids": others, "distances": [float(1.0 - scores[one]) for one in others]})
+            others = [int(index) for index in indexes if index != row][:_NEIGHBOURS]
+            distances = [float(1.0 - scores[other]) for other in others]
+            neighbours.append({"ids": others, "distances": distances})
     return (
         table.append_column("map_x", pa.array(places[:, 0].astype(np.float32)))
         .append_column("map_y", pa.array(places[:, 1].astype(np.float32)))
@@ -161,18 +157,18 @@ def _with_places(table: pa.Table) -> pa.Table:
 
 
 def _keep(path: Path, table: pa.Table) -> None:
-    """Keep the table and forget earlier ones; it may be deleted and is made again."""
+    """Keep the table and remove earlier ones. It may be deleted, and is made again."""
     make_directory(path.parent)
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
     write_replacing(path, sink.getvalue().to_pybytes())
-    for old in path.parent.glob("*.parquet"):
-        if old != path:
-            old.unlink()
+    for other in path.parent.glob("*.parquet"):
+        if other != path:
+            other.unlink()
 
 
 def forget_tables(settings: Settings) -> None:
-    """Remove what is kept of rows, the words of searches too: withdrawn properties may be among them.
+    """Remove the kept tables and the word index: they may hold withdrawn properties.
 
     Raises OSError.
     """
@@ -186,7 +182,7 @@ def _folder(settings: Settings) -> Path:
 
 
 def export_page(shown: pa.Table, folder: Path) -> None:
-    """Write the stand-alone page: a folder that any web server shows. Raises CommandError, OSError."""
+    """Write the stand-alone page: a folder that any web server can serve. Raises CommandError, OSError."""
     _source(shown).export_to_folder(_static(), str(folder))
 
 
@@ -235,21 +231,21 @@ def explore_command(
     Filters for every field, a table with thumbnails, a map and neighbours, on loopback.
     """
     current = chosen_settings(home)
-    found = explore_table(current, Catalog.open(current.home), sample=sample)
-    shown, of = found.num_rows, int(found.schema.metadata[OF])
+    table = explore_table(current, Catalog.open(current.home), sample=sample)
+    shown, total = table.num_rows, int(table.schema.metadata[TOTAL])
 
-    def told(where: str) -> None:
+    def announce(where: str) -> None:
         if as_json:
-            say_as_json({"shown": shown, "of": of, "where": where})
+            say_as_json({"shown": shown, "total": total, "where": where})
         else:
-            say(f"{shown:,} of {counted(of, 'properties')}: {where}")
+            say(f"{shown:,} of {counted(total, 'properties')}: {where}")
 
     if export is not None:
-        export_page(found, export)
-        told(str(export))
+        export_page(table, export)
+        announce(str(export))
     else:
         from vlm_assets.webserver.server import serve_page
 
         make_server = _extra("embedding_atlas.server").make_server
-        page = make_server(_source(found), static_path=_static(), duckdb_uri="wasm", cors=False)
-        serve_page(page, allowed_hosts=current.hosts, port=port, ready=told)
+        page = make_server(_source(table), static_path=_static(), duckdb_uri="wasm", cors=False)
+        serve_page(page, allowed_hosts=current.hosts, port=port, ready=announce)

@@ -43,7 +43,7 @@ from vlm_durable.versions.partition_files import PublishedRecord
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.wording import counted
 from vlm_engine.schema import description_text
-from vlm_results.published_table import Mask, Where, are_vectors_of, chosen, published_records
+from vlm_results.published_table import Mask, Where, are_vectors_of, matching_rows, published_records
 
 
 class Format(StrEnum):
@@ -55,10 +55,10 @@ class Format(StrEnum):
 
 
 _SHARDS: Final = ".shards"
-"""Folder of what is known of each finished shard, for a resumption, and of the lock."""
+"""Folder of the lock and of a note on each finished shard, by which an export is resumed."""
 
 _NOTE_FORMAT: Final = 2
-"""Of what is known of a shard; format 1 did not name the models."""
+"""Format 1 of a note did not name the models."""
 
 _SUMS: Final = "SHA256SUMS"
 _ABOUT: Final = "export.json"
@@ -74,9 +74,9 @@ _COLUMNS: Final = (
 
 @dataclass(frozen=True)
 class Exported:
-    """What lies in the folder now. without_vector: rows that are described and not embedded (yet).
+    """The folder after an export. without_vector: rows that are described and not embedded (yet).
 
-    kept: shards that were there already, from an export that was interrupted or of the same rows.
+    kept: shards that an earlier export of the same rows, or an interrupted one, had written.
     """
 
     folder: str
@@ -99,35 +99,36 @@ def export(
 ) -> Exported:
     """Write all published rows, or those of the mask, and verify them. Goes on with an interrupted export.
 
-    where: the condition that the mask stands for. raw_cells: of CSV, texts as they are, though a spreadsheet
-    would compute some of them. Raises CommandError, PublishedError, OSError.
+    where: the condition that the mask was made from. raw_cells: write texts into a CSV as they are, though a
+    spreadsheet would compute some of them. Raises CommandError, PublishedError, OSError.
     """
     records = published_records(settings.descriptions, catalog)
     if not records:
         raise CommandError(f"No description is published yet: {command('run')}.")
     question = {"catalog_id": catalog.catalog_id, "rows_as": format_, "where": where, "raw_cells": raw_cells}
-    expected = sum(one.rows for one in records.values())
     doing("looking at what is published")
+    rows = {key: record.rows for key, record in records.items()}
     if mask is not None:
-        ranges = {key: PropertyRange.from_key(key) for key in records}
-        chosen_rows = {key: int(np.count_nonzero(mask[of.start : of.stop])) for key, of in ranges.items()}
-        records = {key: one for key, one in records.items() if chosen_rows[key]}
-        expected = sum(chosen_rows.values())
+        for key in records:
+            bounds = PropertyRange.from_key(key)
+            rows[key] = int(np.count_nonzero(mask[bounds.start : bounds.stop]))
+        records = {key: record for key, record in records.items() if rows[key]}
+    expected = sum(rows.values())
     with _locked(folder):
         _claim(folder, question)
-        done, kept = _write_shards(settings, catalog, folder, format_, records, mask, raw_cells=raw_cells)
-        _remove_others(folder, format_, set(done))
-        _verify(folder, done, expected=expected)
-        found = Exported(
+        notes, kept = _write_shards(settings, catalog, folder, format_, records, mask, raw_cells=raw_cells)
+        _remove_others(folder, format_, set(notes))
+        _verify(folder, notes, expected=expected)
+        exported = Exported(
             str(folder),
             format_,
             rows=expected,
-            shards=len(done),
+            shards=len(notes),
             kept=kept,
-            without_vector=sum(one["without_vector"] for one in done.values()),
+            without_vector=sum(note["without_vector"] for note in notes.values()),
         )
-        _finish(folder, question, done, found)
-    return found
+        _finish(folder, question, notes, exported)
+    return exported
 
 
 def _write_shards(
@@ -140,25 +141,25 @@ def _write_shards(
     *,
     raw_cells: bool,
 ) -> tuple[dict[str, dict[str, Any]], int]:
-    """Write the shards that are not there yet. Returns what is known of each by name, and how many were."""
+    """Write the missing shards. Returns the note on each shard by its name, and how many existed already."""
     schemas: dict[str, pa.Schema] = {}
     embedded = published_records(settings.embeddings, catalog)
     width = _width(settings, embedded)
-    done: dict[str, dict[str, Any]] = {}
+    notes: dict[str, dict[str, Any]] = {}
     kept = 0
     for number, (key, record) in enumerate(records.items()):
         name = _shard_name(format_, key)
         sources = {"described": record.sha256, "embedded": embedded[key].sha256 if key in embedded else None}
-        known = _known(folder, key)
-        if known is not None and known["sources"] == sources and _holds(folder / name, known):
-            done[name], kept = known, kept + 1
+        note = _read_note(folder, key)
+        if note is not None and note["sources"] == sources and _holds(folder / name, note):
+            notes[name], kept = note, kept + 1
         else:
             table, sources = _shard(settings, catalog, key, mask, width)
             _refuse_other_schema(schemas, key, table.schema)
             _unfinish(folder)
             size, sha256 = _write(folder / name, _encoded(table, format_, raw_cells=raw_cells))
             missing = pc.sum(pc.and_(pc.equal(table["status"], "ok"), pc.is_null(table["embedding"]))).as_py()
-            done[name] = {
+            notes[name] = {
                 "sources": sources,
                 "rows": table.num_rows,
                 "bytes": size,
@@ -166,14 +167,14 @@ def _write_shards(
                 "without_vector": missing or 0,
                 "models": sorted(set(table["model"].to_pylist()) - {None}),
             }
-            write_sealed(folder / _SHARDS / f"{key}.json", done[name], format_=_NOTE_FORMAT)
+            write_sealed(folder / _SHARDS / f"{key}.json", notes[name], format_=_NOTE_FORMAT)
         doing("writing partitions", number + 1, len(records))
-    return done, kept
+    return notes, kept
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Make the folder, and keep other exports out of it meanwhile. Raises CommandError."""
+    """Make the folder, and lock it against other exports. Raises CommandError."""
     make_directory(folder.absolute())
     if not (folder / _SHARDS).is_dir() and any(folder.iterdir()):
         raise CommandError(f"{folder} holds other files: name an empty folder, or a new one.")
@@ -182,7 +183,7 @@ def _locked(folder: Path) -> Iterator[None]:
     try:
         lock = taken(path)
         while lock is not None and not lock.is_at(path):
-            # An export that ended in this moment removed it.
+            # An export that ended at this moment removed the file.
             lock.close()
             lock = taken(path)
     except OSError as error:
@@ -195,37 +196,38 @@ def _locked(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # Before it is free: the next one's lock is a file of its own.
+        # Removed before it is free: the next export makes a lock file of its own.
         with suppress(OSError):
             path.unlink()
         lock.close()
 
 
 def _claim(folder: Path, question: Mapping[str, object]) -> None:
-    """Note the question, or go on where the same one was asked before. Raises CommandError."""
-    asked = folder / _SHARDS / "question.json"
+    """Record the question of a new export, or compare it with the recorded one. Raises CommandError."""
+    path = folder / _SHARDS / "question.json"
     try:
-        before = read_sealed(asked)
+        recorded = read_sealed(path)
     except FileNotFoundError:
-        write_sealed(asked, question)
+        write_sealed(path, question)
         return
     except BrokenSealError as error:
-        raise CommandError(f"{asked} does not read ({error}): export into another folder.") from error
-    if before != dict(question):
-        raise CommandError(f"{folder} holds another export ({json.dumps(before)}): name another folder.")
+        raise CommandError(f"{path} does not read ({error}): export into another folder.") from error
+    if recorded != dict(question):
+        raise CommandError(f"{folder} holds another export ({json.dumps(recorded)}): name another folder.")
 
 
-def _known(folder: Path, key: str) -> dict[str, Any] | None:
+def _read_note(folder: Path, key: str) -> dict[str, Any] | None:
     try:
-        known = read_sealed(folder / _SHARDS / f"{key}.json", format_=_NOTE_FORMAT)
+        note = read_sealed(folder / _SHARDS / f"{key}.json", format_=_NOTE_FORMAT)
     except (OSError, BrokenSealError):
         return None  # The shard is written anew.
-    return known if "models" in known else None
+    return note if "models" in note else None
 
 
-def _holds(path: Path, known: Mapping[str, Any]) -> bool:
+def _holds(path: Path, note: Mapping[str, Any]) -> bool:
+    """Whether a shard has the size and digest of its note."""
     try:
-        return bool(path.stat().st_size == known["bytes"] and sha256_of(path) == known["sha256"])
+        return bool(path.stat().st_size == note["bytes"] and sha256_of(path) == note["sha256"])
     except OSError:
         return False
 
@@ -246,30 +248,33 @@ def _width(settings: Settings, embedded: Mapping[str, PublishedRecord]) -> int:
 def _shard(
     settings: Settings, catalog: Catalog, key: str, mask: Mask | None, width: int
 ) -> tuple[pa.Table, dict[str, str | None]]:
-    """The rows of one partition, and the digests of the files that they come from."""
+    """The rows of a partition, and the digests of the files that they come from."""
     described, embedded = PublishedPartitions(settings.descriptions), PublishedPartitions(settings.embeddings)
     for _ in range(_ATTEMPTS):
-        record, of_vectors = described.record(key), embedded.record(key)
+        record, vectors_record = described.record(key), embedded.record(key)
         rows = described.read(key).to_table(list(_COLUMNS))
         vectors = (
-            None if of_vectors is None else embedded.read(key).to_table(["ordinal", "embedding", "model"])
+            None if vectors_record is None else embedded.read(key).to_table(["ordinal", "embedding", "model"])
         )
-        # A partition that was published anew meanwhile is read again.
-        if (described.record(key), embedded.record(key)) == (record, of_vectors):
+        # A partition that was published again meanwhile is read again.
+        if (described.record(key), embedded.record(key)) == (record, vectors_record):
             break
     else:
         raise CommandError(f"Partition {key} changes all the time. Export it when its runs are over.")
     assert record is not None
     if mask is not None:
         rows = rows.filter(pa.array(mask[rows["ordinal"].to_numpy()]))
-    if of_vectors is not None and not are_vectors_of(of_vectors, record):
-        vectors = None  # Made from other texts than these: no vectors of these rows.
+    if vectors_record is not None and not are_vectors_of(vectors_record, record):
+        vectors = None  # They were made from other texts than those of these rows.
     rows = rows.combine_chunks()
     listed = catalog.slice(PropertyRange.from_key(key))
-    at = pc.index_in(rows["ordinal"], value_set=listed["ordinal"].combine_chunks())
-    texts = [None if one is None else description_text(one) for one in rows["description"].to_pylist()]
+    positions = pc.index_in(rows["ordinal"], value_set=listed["ordinal"].combine_chunks())
+    texts = [
+        None if description is None else description_text(description)
+        for description in rows["description"].to_pylist()
+    ]
     rows = rows.append_column("text", pa.array(texts, pa.string()))
-    rows = rows.append_column("image_uris", listed["image_uris"].take(at))
+    rows = rows.append_column("image_uris", listed["image_uris"].take(positions))
     type_ = pa.list_(pa.float32(), width)
     if vectors is None:
         columns = [pa.nulls(rows.num_rows, type_), pa.nulls(rows.num_rows, pa.string())]
@@ -279,12 +284,15 @@ def _shard(
                 f"The vectors of {key} are {vectors.schema.field('embedding').type}, others {type_}:"
                 " materialize property_embeddings of those that are stale, or choose others with --where."
             )
-        at = pc.index_in(rows["ordinal"], value_set=vectors["ordinal"].combine_chunks())
+        positions = pc.index_in(rows["ordinal"], value_set=vectors["ordinal"].combine_chunks())
         columns = [
-            vectors[name].combine_chunks().take(at.combine_chunks()) for name in ("embedding", "model")
+            vectors[name].combine_chunks().take(positions.combine_chunks()) for name in ("embedding", "model")
         ]
     rows = rows.append_column("embedding", columns[0]).append_column("embedding_model", columns[1])
-    sources = {"described": record.sha256, "embedded": None if of_vectors is None else of_vectors.sha256}
+    sources = {
+        "described": record.sha256,
+        "embedded": None if vectors_record is None else vectors_record.sha256,
+    }
     return rows.replace_schema_metadata(None), sources
 
 
@@ -306,17 +314,17 @@ def _encoded(table: pa.Table, format_: Format, *, raw_cells: bool) -> Iterator[b
         pq.write_table(table, stream, compression="zstd", use_dictionary=dictionary, write_page_checksum=True)
         yield stream.getvalue()
     elif format_ == "csv":
-        # A description's fields are each a column of its own, however deep; lists are JSON.
-        while any(pa.types.is_struct(one) for one in table.schema.types):
+        # Each field of a description becomes a column, however deep it is nested; lists become JSON.
+        while any(pa.types.is_struct(type_) for type_ in table.schema.types):
             table = table.flatten()
-        for at, field in enumerate(table.schema):
+        for number, field in enumerate(table.schema):
             if pa.types.is_nested(field.type):
-                cells = [None if one is None else _json(one) for one in table[at].to_pylist()]
-                table = table.set_column(at, field.name, pa.array(cells, pa.string()))
+                cells = [None if value is None else _json(value) for value in table[number].to_pylist()]
+                table = table.set_column(number, field.name, pa.array(cells, pa.string()))
             elif pa.types.is_string(field.type) and not raw_cells:
                 # A spreadsheet would compute such a text, and a formula can send other cells over a network.
-                safe = pc.replace_substring_regex(table[at], _FORMULA, r"'\1")
-                table = table.set_column(at, field.name, safe)
+                safe = pc.replace_substring_regex(table[number], _FORMULA, r"'\1")
+                table = table.set_column(number, field.name, safe)
         stream = io.BytesIO()
         pa.csv.write_csv(table, stream)
         yield stream.getvalue()
@@ -346,13 +354,13 @@ def _write(path: Path, pieces: Iterator[bytes]) -> tuple[int, str]:
 
 
 def _remove_others(folder: Path, format_: Format, names: set[str]) -> None:
-    """Remove shards of an earlier state of the data set that are none of this one's, and what a kill left."""
-    for left in folder.rglob(f".*{TEMPORARY_SUFFIX}"):
-        left.unlink()
+    """Remove temporary files that a kill left, and shards of earlier rows that are not among these names."""
+    for path in folder.rglob(f".*{TEMPORARY_SUFFIX}"):
+        path.unlink()
     pattern = _shard_name(format_, "*")
     for path in folder.glob(pattern):
         note = folder / _SHARDS / f"{path.stem.removeprefix('train-')}.json"
-        # What has no note is a person's own file.
+        # A file without a note is a person's own.
         if str(path.relative_to(folder)) not in names and note.exists():
             _unfinish(folder)
             path.unlink()
@@ -360,7 +368,7 @@ def _remove_others(folder: Path, format_: Format, names: set[str]) -> None:
 
 
 def _unfinish(folder: Path) -> None:
-    """Before a shard changes: nothing says that the folder is whole until ``_finish`` says it again."""
+    """Remove the files that declare the folder complete, before a shard changes; ``_finish`` writes them."""
     for name in (_ABOUT, _SUMS):
         (folder / name).unlink(missing_ok=True)
     sync_directory(folder)
@@ -369,23 +377,23 @@ def _unfinish(folder: Path) -> None:
 def _finish(
     folder: Path,
     question: Mapping[str, object],
-    done: Mapping[str, Mapping[str, Any]],
-    found: Exported,
+    notes: Mapping[str, Mapping[str, Any]],
+    exported: Exported,
 ) -> None:
     about = {
         "format_version": 1,
         **question,
-        "rows": found.rows,
-        "without_vector": found.without_vector,
-        "shards": {name: {"rows": one["rows"], "sha256": one["sha256"]} for name, one in done.items()},
+        "rows": exported.rows,
+        "without_vector": exported.without_vector,
+        "shards": {name: {"rows": note["rows"], "sha256": note["sha256"]} for name, note in notes.items()},
     }
     write_replacing(folder / _ABOUT, json.dumps(about, indent=2).encode() + b"\n")
-    sums = "".join(f"{one['sha256']}  {name}\n" for name, one in done.items())
+    sums = "".join(f"{note['sha256']}  {name}\n" for name, note in notes.items())
     write_replacing(folder / _SUMS, sums.encode())
-    if found.format == "huggingface":
-        schema = "".join(pq.read_schema(folder / name).to_string(**_WHOLE) for name in list(done)[:1])
-        models = sorted({name for one in done.values() for name in one["models"]})
-        card = _card(models, question, found, schema)
+    if exported.format == "huggingface":
+        schema = "".join(pq.read_schema(folder / name).to_string(**_WHOLE) for name in list(notes)[:1])
+        models = sorted({model for note in notes.values() for model in note["models"]})
+        card = _card(models, question, exported, schema)
         write_replacing(folder / "README.md", card.encode())
 
 
@@ -393,11 +401,11 @@ _WHOLE: Final[Mapping[str, Any]] = {"show_schema_metadata": False, "element_size
 """Arrow cuts a type of more than 100 characters."""
 
 
-def _card(models: Sequence[str], question: Mapping[str, object], found: Exported, schema: str) -> str:
+def _card(models: Sequence[str], question: Mapping[str, object], exported: Exported, schema: str) -> str:
     made_by = ", ".join(f"`{name.rstrip('/').rpartition('/')[2]}`" for name in models)
     columns = "\n".join(f"    {line}" for line in schema.splitlines())
-    lack = counted(found.without_vector, "rows have", "row has")
-    vectors = f"; {lack} none yet" if found.without_vector else ""
+    lacking = counted(exported.without_vector, "rows have", "row has")
+    vectors = f"; {lacking} none yet" if exported.without_vector else ""
     where = f"Rows: those where `{question['where']}`." if question["where"] else "Rows: all published ones."
     return f"""---
 license: other
@@ -414,7 +422,7 @@ configs:
 
 **Licence: fill this in before you publish.** Images are named by their paths and not part of this folder.
 
-{counted(found.rows, "properties")}, each described from its images by {made_by} (column `model`, exact
+{counted(exported.rows, "properties")}, each described from its images by {made_by} (column `model`, exact
 revision in `model_revision`), with the description as columns (`description`) and as text (`text`), and a
 vector of the text (`embedding`, by `embedding_model`{vectors}). `status` is `ok`, or `failed` with the
 reason. {where}
@@ -427,15 +435,15 @@ reason. {where}
 """
 
 
-def _verify(folder: Path, done: Mapping[str, Mapping[str, Any]], *, expected: int) -> None:
-    """Read every shard again: digests, and the number of rows. Raises CommandError."""
-    for number, (name, one) in enumerate(done.items()):
-        doing("reading each file once more", number, len(done))
-        if not _holds(folder / name, one):
+def _verify(folder: Path, notes: Mapping[str, Mapping[str, Any]], *, expected: int) -> None:
+    """Read every shard again and compare its digest, and count the rows. Raises CommandError."""
+    for number, (name, note) in enumerate(notes.items()):
+        doing("reading each file once more", number, len(notes))
+        if not _holds(folder / name, note):
             raise CommandError(
                 f"{folder / name} is not what was written. Look at the disk, and export again."
             )
-    rows = sum(one["rows"] for one in done.values())
+    rows = sum(note["rows"] for note in notes.values())
     if rows != expected:
         raise CommandError(
             f"{counted(rows, 'rows were', 'row was')} written and {expected:,} should be:"
@@ -469,16 +477,16 @@ def export_command(
     """
     current = chosen_settings(home)
     catalog = Catalog.open(current.home)
-    mask = None if where is None else chosen(current, catalog, where)
-    found = export(current, catalog, folder, format_, where=where, mask=mask, raw_cells=raw_cells)
+    mask = None if where is None else matching_rows(current, catalog, where)
+    exported = export(current, catalog, folder, format_, where=where, mask=mask, raw_cells=raw_cells)
     if as_json:
-        say_as_json(asdict(found))
+        say_as_json(asdict(exported))
         return
     say(
-        f"{counted(found.rows, 'rows')} in {counted(found.shards, 'files')} of {folder}, verified.",
+        f"{counted(exported.rows, 'rows')} in {counted(exported.shards, 'files')} of {folder}, verified.",
         fg="green",
     )
-    if found.kept:
-        say(f"{found.kept} of the files were there already.")
-    if found.without_vector:
-        say(f"{counted(found.without_vector, 'rows have', 'row has')} no vector yet: {command('run')}.")
+    if exported.kept:
+        say(f"{exported.kept} of the files were there already.")
+    if exported.without_vector:
+        say(f"{counted(exported.without_vector, 'rows have', 'row has')} no vector yet: {command('run')}.")

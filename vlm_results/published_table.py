@@ -1,6 +1,6 @@
-"""The published rows as one table for a person's SQL: fields as columns, read only.
+"""The published rows as a table for a person's SQL: fields as columns, read only.
 
-It runs where no file but these can be read, none can be written, and nothing is reached over a network.
+The SQL runs where only these files can be read, no file can be written, and no network can be reached.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NAME = "properties"
 MEMORY = "1GB"
 
 SECONDS = 120.0
-"""For a person's condition over all rows."""
+"""A person's condition over all rows is ended after this time."""
 
 Where = Annotated[
     str | None,
@@ -52,9 +52,9 @@ Mask = npt.NDArray[np.bool_]
 
 
 def published_records(asset: AssetFolders, catalog: Catalog) -> dict[str, PublishedRecord]:
-    """The records of the catalogue's partitions that are published, in its order.
+    """The records of the catalogue's partitions that are published, in the catalogue's order.
 
-    Raises RecordDamagedError, which says what to do: what does not read is not nothing.
+    Raises RecordDamagedError, which says what to do: a record that cannot be read is not a missing record.
     """
     records, unread = readable_records(asset, catalog)
     if unread:
@@ -65,11 +65,13 @@ def published_records(asset: AssetFolders, catalog: Catalog) -> dict[str, Publis
 def readable_records(
     asset: AssetFolders, catalog: Catalog
 ) -> tuple[dict[str, PublishedRecord], dict[str, str]]:
-    """The records that read, in the catalogue's order; and of each that does not, what to do."""
+    """The records that can be read, in the catalogue's order; and for each that cannot, what to do."""
     published = PublishedPartitions(asset)
     keys = set(published.keys())
     records, unread = {}, {}
-    for key in (one.key for one in catalog.ranges if one.key in keys):
+    for key in (catalog_range.key for catalog_range in catalog.ranges):
+        if key not in keys:
+            continue
         try:
             record = published.record(key)
         except RecordDamagedError as error:
@@ -86,8 +88,8 @@ def are_vectors_of(vectors: PublishedRecord, described: PublishedRecord) -> bool
     return made_from is None or made_from == described.metadata.get(TEXTS)
 
 
-def chosen(settings: Settings, catalog: Catalog, where: str) -> Mask:
-    """Of each ordinal, whether the condition holds for its published row.
+def matching_rows(settings: Settings, catalog: Catalog, where: str) -> Mask:
+    """For each ordinal, whether the condition holds for its published row.
 
     Raises CommandError.
     """
@@ -98,7 +100,7 @@ def chosen(settings: Settings, catalog: Catalog, where: str) -> Mask:
         raise CommandError(f"No description is published yet: {command('run')}.")
     paths = [settings.descriptions.partition(key).published for key in keys]
     doing(f"looking for which properties --where holds, {SECONDS:g} s at most")
-    found = np.zeros(catalog.rows, dtype=np.bool_)
+    mask = np.zeros(catalog.rows, dtype=np.bool_)
     with table(paths) as connection:
         query = f"SELECT ordinal FROM {NAME} WHERE ({where}\n)"  # noqa: S608 - see table
         try:
@@ -123,15 +125,15 @@ def chosen(settings: Settings, catalog: Catalog, where: str) -> Mask:
                 f"--where {where!r}: {str(error).splitlines()[0]}. Columns: {', '.join(names)}."
             ) from error
     ordinals = np.ma.compressed(np.ma.asarray(ordinals)).astype(np.int64)
-    found[ordinals[(ordinals >= 0) & (ordinals < catalog.rows)]] = True
-    return found
+    mask[ordinals[(ordinals >= 0) & (ordinals < catalog.rows)]] = True
+    return mask
 
 
 @contextmanager
 def table(paths: list[Path]) -> Iterator[duckdb.DuckDBPyConnection]:
     """A connection with the view over these files of descriptions, and access to nothing else.
 
-    Only one SELECT may be run on it: a COPY could write to the files that it may read.
+    Run only one SELECT on it: a COPY could write to the files that it may read.
     """
     import duckdb
 
@@ -150,17 +152,17 @@ def table(paths: list[Path]) -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def _view_columns(paths: list[Path]) -> str:
-    """The row's own columns, the description, and each of its fields that no column hides."""
+    """The row's own columns, the description, and each of its fields that has no column's name."""
     fields: Mapping[str, None] = {}
     for path in (paths[0], paths[-1]):
         schema = pq.read_schema(path)
         described = schema.field("description").type if "description" in schema.names else ()
-        fields = {**fields, **dict.fromkeys(one.name for one in described)}
+        fields = {**fields, **dict.fromkeys(field.name for field in described)}
     last = set(pq.read_schema(paths[-1]).names)
     own = [name for name in _COLUMNS if name in last]
     nested = [f"description.{_quoted(name)} AS {_quoted(name)}" for name in fields if name not in own]
-    described_too = ["description"] if "description" in last else []
-    return ", ".join([*own, *described_too, *nested])
+    description = ["description"] if "description" in last else []
+    return ", ".join([*own, *description, *nested])
 
 
 def _quoted(name: str, mark: str = '"') -> str:

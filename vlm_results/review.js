@@ -16,18 +16,19 @@ function element(name, text, kind) {
 }
 function draw() {
   at("title").textContent = shown.property_id;
-  at("note").textContent = `${shown.number + 1} of ${shown.of}, ${shown.reviewed} reviewed` +
+  at("note").textContent = `${shown.number + 1} of ${shown.total}, ${shown.reviewed} reviewed` +
     (shown.why ? `. ${shown.why}` : "");
-  at("images").replaceChildren(...shown.images.map(one => {
-    if (one.data === null) return element("div", `${one.uri} cannot be shown`, "gone");
-    const image = element("img"); image.src = one.data; image.alt = image.title = one.uri; return image; }));
+  at("images").replaceChildren(...shown.images.map(image => {
+    if (image.data === null) return element("div", `${image.uri} cannot be shown`, "gone");
+    const shownImage = element("img"); shownImage.src = image.data; shownImage.alt = shownImage.title = image.uri;
+    return shownImage; }));
   at("fields").replaceChildren(...shown.fields.map(([name, value], row) => {
     const line = element("tr", undefined, [marks[name] || "", row === field ? "at" : ""].join(" "));
-    const said = name in corrections ? `${value} → ${corrections[name]}` : value;
-    line.append(element("td", name), element("td", said), element("td", marks[name] || ""));
+    const text = name in corrections ? `${value} → ${corrections[name]}` : value;
+    line.append(element("td", name), element("td", text), element("td", marks[name] || ""));
     const buttons = element("td");
-    for (const [key, text] of [["r", "right"], ["w", "wrong"], ["c", "correct …"]]) {
-      const button = element("button", text);
+    for (const [key, label] of [["r", "right"], ["w", "wrong"], ["c", "correct …"]]) {
+      const button = element("button", label);
       button.addEventListener("click", event => { event.stopPropagation(); field = row; act(key); });
       buttons.append(button);
     }
@@ -36,8 +37,8 @@ function draw() {
     return line; }));
   at("accuracy").textContent = shown.accuracy.join(" · ");
 }
-async function show(wanted) {
-  shown = await ask(`/property/${wanted}`);
+async function show(next) {
+  shown = await ask(`/property/${next}`);
   number = shown.number; field = 0; marks = shown.marks; corrections = shown.corrections;
   draw();
 }
@@ -54,15 +55,15 @@ async function press(key) {
   else if (key === "w") mark("wrong");
   else if (key === "a") shown.fields.forEach(([name]) => { marks[name] = marks[name] || "right"; });
   else if (key === "c") {
-    const name = shown.fields[field][0], said = window.prompt(`What is right for ${name}?`);
-    if (said !== null) { mark("wrong"); corrections[name] = said; }
+    const name = shown.fields[field][0], correction = window.prompt(`What is right for ${name}?`);
+    if (correction !== null) { mark("wrong"); corrections[name] = correction; }
   }
-  else if (key === "s") return show(Math.min(number + 1, shown.of - 1));
+  else if (key === "s") return show(Math.min(number + 1, shown.total - 1));
   else if (key === "b") return show(Math.max(number - 1, 0));
   else if (key === "Enter") {
-    const of = kind => Object.keys(marks).filter(name => marks[name] === kind);
-    await ask(`/verdict/${number}`, {right: of("right"), wrong: of("wrong"), corrections});
-    return show(Math.min(number + 1, shown.of - 1));
+    const marked = kind => Object.keys(marks).filter(name => marks[name] === kind);
+    await ask(`/verdict/${number}`, {right: marked("right"), wrong: marked("wrong"), corrections});
+    return show(Math.min(number + 1, shown.total - 1));
   }
   draw();
 }
@@ -76,7 +77,7 @@ document.addEventListener("keydown", event => {
   act(event.key);
 });
 for (const button of document.querySelectorAll("button[data-key]")) {
-  // Left in focus, a button would take the next Enter for itself.
+  // A button with the focus would take the next Enter for itself.
   button.addEventListener("click", () => { button.blur(); act(button.dataset.key); });
 }
 show(0).catch(error => { at("trouble").textContent = error.message; });

@@ -1,4 +1,4 @@
-"""Review: a person says which fields of a sample are right. What they said is kept and is never lost.
+"""Review: a person says which fields of a sample are right. Their verdicts are never lost.
 
 The file ``HOME/review.jsonl`` is append-only: one line a verdict, durable before the page shows the next
 property. The latest line of a property counts, as long as the answer that it judges is the published one.
@@ -45,14 +45,14 @@ _LOCK_SECONDS = 20.0
 
 
 class VerdictError(ValueError):
-    """A verdict that cannot be: it names no property of the sample, or a field that it has not."""
+    """An impossible verdict: it names no property of the sample, or a field that it lacks."""
 
 
 @dataclass(frozen=True)
 class Reviewed:
     """A property of the sample.
 
-    answer: the digest that a verdict on it names. why: it is suspicious; empty where it was drawn.
+    answer: the digest that a verdict on it names. why: why it is suspicious; empty if chance drew it.
     """
 
     property_id: str
@@ -66,7 +66,7 @@ class Reviewed:
 def draw_sample(
     settings: Settings, catalog: Catalog, *, count: int, seed: int, suspicious: bool
 ) -> list[Reviewed]:
-    """Published descriptions, drawn by a seed; suspicious: those first that the quality names.
+    """Draw published descriptions by a seed. suspicious: put those first that the quality names.
 
     Raises CommandError, RecordDamagedError, OSError.
     """
@@ -74,28 +74,28 @@ def draw_sample(
     if not records:
         raise CommandError(f"No description is published yet: {command('run')}.")
     chance = random.Random(seed)  # noqa: S311 - repeatable, not secret
-    ranges = {one.key: one for one in catalog.ranges if one.key in records}
-    sizes = [len(one) for one in ranges.values()]
-    wanted: Counter[str] = Counter(chance.choices(list(ranges), sizes, k=count))
+    ranges = {bounds.key: bounds for bounds in catalog.ranges if bounds.key in records}
+    sizes = [len(bounds) for bounds in ranges.values()]
+    counts: Counter[str] = Counter(chance.choices(list(ranges), sizes, k=count))
     suspects: dict[str, str] = {}
     if suspicious:
         for finding in assess_quality(settings, catalog).findings:
-            for one in finding.examples:
-                suspects.setdefault(one, finding.sentence)
-    keys = dict.fromkeys(wanted)
-    for one in suspects:
-        found = catalog.find(one)
-        if found is not None and found.range.key in records:
-            keys.setdefault(found.range.key)
+            for property_id in finding.examples:
+                suspects.setdefault(property_id, finding.sentence)
+    keys = dict.fromkeys(counts)
+    for property_id in suspects:
+        suspect = catalog.find(property_id)
+        if suspect is not None and suspect.range.key in records:
+            keys.setdefault(suspect.range.key)
     first, others = list[Reviewed](), list[Reviewed]()
     for key in doing_each("drawing the sample from partitions", keys):
         rows = [row for row in _rows(settings, key) if row["status"] == "ok"]
-        drawn = chance.sample(rows, min(wanted[key], len(rows)))
+        drawn = chance.sample(rows, min(counts[key], len(rows)))
         others += [_reviewed(key, row) for row in drawn]
         first += [
             _reviewed(key, row, suspects[row["property_id"]])
             for row in rows
-            # What chance drew stays in its order and counts, odd or not: the accuracy is that of all.
+            # A suspicious row that chance drew stays among the others: the accuracy is that of all rows.
             if row["property_id"] in suspects and row not in drawn
         ]
     chance.shuffle(others)
@@ -115,7 +115,8 @@ def _reviewed(key: str, row: Mapping[str, Any], why: str = "") -> Reviewed:
 
 
 def _answer(row: Mapping[str, Any]) -> str:
-    # The inputs too: if verdicts on a new model's like answers counted, those on its others would be missing.
+    # The inputs too: a new model gives some answers like the last. If verdicts counted for these alone, the
+    # accuracy would leave out its other answers.
     return digest_of([row[INPUTS], row["description"]])
 
 
@@ -135,20 +136,18 @@ def verdict_of(
             f"{reviewed.property_id}: each field is right or wrong, and what is corrected is wrong"
             + (f"; it has no field {sorted(unknown)[0]!r}" if unknown else "")
         )
-    known = {name: reviewed.description[name] for name in right} | dict(corrections)
-    at = (now or datetime.now(UTC)).isoformat(timespec="seconds")
     return FieldVerdict(
-        reviewed.property_id,
-        at,
-        reviewed.answer,
-        tuple(sorted(right)),
-        tuple(sorted(wrong)),
-        known,
-        reviewed.why,
+        property_id=reviewed.property_id,
+        at=(now or datetime.now(UTC)).isoformat(timespec="seconds"),
+        answer=reviewed.answer,
+        right=tuple(sorted(right)),
+        wrong=tuple(sorted(wrong)),
+        true_fields={name: reviewed.description[name] for name in right} | dict(corrections),
+        why=reviewed.why,
     )
 
 
-def keep(home: Path, verdict: FieldVerdict) -> None:
+def append_verdict(home: Path, verdict: FieldVerdict) -> None:
     """Append a verdict, durable when this returns. Raises OSError, CommandError."""
     path = home / REVIEWS
     with _locked(home):
@@ -164,15 +163,15 @@ def keep(home: Path, verdict: FieldVerdict) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-    # Each time: whoever made the file may have died before its name was durable.
+    # Each time: the process that made the file may have died before its name was durable.
     sync_directory(home)
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Of each field, how often it is right. replaced: verdicts on answers that are published no more.
+    """How often each field is right. replaced: how many verdicts are on answers that are published no more.
 
-    A verdict of format 1 does not name its answer, and is one of these.
+    A verdict of format 1 does not name its answer, and counts as replaced.
     """
 
     fields: Mapping[str, Share]
@@ -180,48 +179,47 @@ class Accuracy:
 
     @property
     def note(self) -> str:
-        """What does not count, for people; empty where everything does."""
+        """How many verdicts do not count, for people; empty if all do."""
         if not self.replaced:
             return ""
         return (
             f"Not counted: {counted(self.replaced, 'verdicts')} on answers that are published no more, or"
-            " that an"
-            " earlier version kept."
+            " that an earlier version kept."
         )
 
 
 def published_answers(settings: Settings, catalog: Catalog) -> dict[str, str]:
     """Digests of the published answers of the properties that have a verdict.
 
-    Only the partitions of these are read. One that does not read has no answers: the audit says why.
+    Only their partitions are read. A partition that cannot be read gives no answers: the audit says why.
 
     Raises TruthError, CatalogError, FormatVersionError.
     """
-    of_range: dict[str, list[int]] = {}
+    ordinals_by_key: dict[str, list[int]] = {}
     for ordinal in catalog.ordinals_of(verdicts(settings.home)):
-        of_range.setdefault(catalog.range_of(ordinal).key, []).append(ordinal)
-    found: dict[str, str] = {}
-    for key, ordinals in of_range.items():
+        ordinals_by_key.setdefault(catalog.range_of(ordinal).key, []).append(ordinal)
+    answers: dict[str, str] = {}
+    for key, ordinals in ordinals_by_key.items():
         with contextlib.suppress(OSError, pa.ArrowException):
-            found.update({row["property_id"]: _answer(row) for row in _rows(settings, key, ordinals)})
-    return found
+            answers.update({row["property_id"]: _answer(row) for row in _rows(settings, key, ordinals)})
+    return answers
 
 
 def accuracy(home: Path, published: Mapping[str, str]) -> Accuracy:
-    """How often each field was judged right, of what is published.
+    """How often each field of the published answers was judged right.
 
-    A verdict counts for the answer that it was given for and for no other: not for an earlier model's. What
-    was judged because it was suspicious is left out too. Raises TruthError, FormatVersionError, OSError.
+    A verdict counts only for the answer that it judged, not for that of another model. Properties that were
+    judged because they were suspicious are left out. Raises TruthError, FormatVersionError, OSError.
     """
     right: Counter[str] = Counter()
     judged: Counter[str] = Counter()
     replaced = 0
-    for one in verdicts(home).values():
-        if one.answer != published.get(one.property_id):
+    for verdict in verdicts(home).values():
+        if verdict.answer != published.get(verdict.property_id):
             replaced += 1
-        elif not one.why:  # What is suspicious says nothing of the rest.
-            right.update(one.right)
-            judged.update((*one.right, *one.wrong))
+        elif not verdict.why:  # Suspicious properties say nothing about the others.
+            right.update(verdict.right)
+            judged.update((*verdict.right, *verdict.wrong))
     return Accuracy({name: wilson(right[name], judged[name]) for name in sorted(judged)}, replaced)
 
 
@@ -249,10 +247,10 @@ def _id_of(line: bytes) -> str | None:
 
 @contextmanager
 def _locked(home: Path) -> Iterator[None]:
-    """Let one at a time write the verdicts: two pages may be open, and a withdrawal replaces the file.
+    """Let one process at a time write the verdicts. Two pages may be open, or a withdrawal replaces the file.
 
-    The lock is in a folder that other accounts cannot enter: whoever can read a file can hold its lock.
-    Raises CommandError where another process has it for too long, OSError.
+    The lock is in a folder that other accounts cannot enter: an account that can read a file can lock it.
+    Raises CommandError if another process holds it for too long, OSError.
     """
     path = Home(home).state / "review.lock"
     make_directory(path.parent)
@@ -269,9 +267,9 @@ def _locked(home: Path) -> Iterator[None]:
 
 
 def _cut_torn_line(descriptor: int, path: Path) -> None:
-    """Take away what a power cut left of a line. It was not acknowledged, and it would spoil the next one."""
+    """Remove a line that a power cut tore. It was not acknowledged, and it would spoil the next line."""
     size = os.fstat(descriptor).st_size
     if size == 0 or os.pread(descriptor, 1, size - 1) == b"\n":
         return
-    whole = path.read_bytes()
-    os.ftruncate(descriptor, whole.rfind(b"\n") + 1)
+    content = path.read_bytes()
+    os.ftruncate(descriptor, content.rfind(b"\n") + 1)

@@ -1,6 +1,6 @@
 """The page of a review: images beside the answer, a verdict on each field. Loopback only.
 
-Everything that is shown is set as text, never as markup, and images are made small in a worker. ``review.py``
+The page shows everything as text, never as markup, and images are made small in a worker. ``review.py``
 draws the sample and keeps the verdicts.
 """
 
@@ -30,8 +30,8 @@ from vlm_results.review import (
     Reviewed,
     VerdictError,
     accuracy,
+    append_verdict,
     draw_sample,
-    keep,
     published_answers,
     verdict_of,
 )
@@ -51,16 +51,17 @@ _POLICY = (
 
 
 def review_app(settings: Settings, catalog: Catalog, sample: Sequence[Reviewed]) -> Starlette:
-    """The page and what it asks: ``/property/N``, and ``/verdict/N`` by POST. N: of the sample, from 0."""
+    """The page and its requests: ``/property/N``, and ``/verdict/N`` by POST. N counts from 0."""
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
     from starlette.responses import FileResponse, JSONResponse, PlainTextResponse
     from starlette.routing import Route
 
     headers = {"content-security-policy": _POLICY, "cache-control": "no-store"}
-    answers = {**published_answers(settings, catalog), **{one.property_id: one.answer for one in sample}}
+    answers = published_answers(settings, catalog)
+    answers |= {reviewed.property_id: reviewed.answer for reviewed in sample}
 
-    def at(request: Request) -> int | None:
+    def number_of(request: Request) -> int | None:
         number: int = request.path_params["number"]
         return number if number < len(sample) else None
 
@@ -71,25 +72,25 @@ def review_app(settings: Settings, catalog: Catalog, sample: Sequence[Reviewed])
         return FileResponse(_HERE / "review.js", headers=headers)
 
     async def shown(request: Request) -> Response:
-        number = at(request)
+        number = number_of(request)
         if number is None:
             return PlainTextResponse("There is no such property in the sample.", 404)
         try:
-            found = await run_in_threadpool(_shown, settings, catalog, sample, number, answers)
+            content = await run_in_threadpool(_page_content, settings, catalog, sample, number, answers)
         except (TruthError, FormatVersionError, OSError) as error:
             return PlainTextResponse(str(error), 500)
-        return JSONResponse(found, headers=headers)
+        return JSONResponse(content, headers=headers)
 
     async def judged(request: Request) -> Response:
-        number = at(request)
+        number = number_of(request)
         body = await _body(request)
         if number is None or body is None:
             return PlainTextResponse("This is no verdict on a property of the sample.", 400)
         try:
-            one = sample[number]
-            corrections = _typed(one, body.corrections)
-            verdict = verdict_of(one, right=body.right, wrong=body.wrong, corrections=corrections)
-            await run_in_threadpool(keep, settings.home, verdict)
+            reviewed = sample[number]
+            corrections = _typed(reviewed, body.corrections)
+            verdict = verdict_of(reviewed, right=body.right, wrong=body.wrong, corrections=corrections)
+            await run_in_threadpool(append_verdict, settings.home, verdict)
         except VerdictError as error:
             return PlainTextResponse(f"This is no verdict: {error}", 400)
         except (CommandError, OSError) as error:
@@ -123,36 +124,44 @@ async def _body(request: Request) -> _Judged | None:
     return None
 
 
-def _shown(
+def _page_content(
     settings: Settings,
     catalog: Catalog,
     sample: Sequence[Reviewed],
     number: int,
     answers: Mapping[str, str],
 ) -> dict[str, object]:
-    one = sample[number]
-    known = {name: said for name, said in verdicts(settings.home).items() if said.answer == answers.get(name)}
-    before = known.get(one.property_id)
-    row = catalog.find(one.property_id)
-    images = [] if row is None else thumbnails(catalog, [row.image_uris], height=_HEIGHT)[0]
+    """The property with this number, and the verdict on it, as the page's script reads them."""
+    reviewed = sample[number]
+    current_verdicts = {
+        property_id: verdict
+        for property_id, verdict in verdicts(settings.home).items()
+        if verdict.answer == answers.get(property_id)
+    }
+    verdict = current_verdicts.get(reviewed.property_id)
     marks: dict[str, str] = {}
-    if before is not None:
-        marks = dict.fromkeys(before.right, "right") | dict.fromkeys(before.wrong, "wrong")
+    corrections: dict[str, str] = {}
+    if verdict is not None:
+        marks = dict.fromkeys(verdict.right, "right") | dict.fromkeys(verdict.wrong, "wrong")
+        corrections = {
+            name: _as_text(verdict.true_fields[name]) for name in verdict.wrong if name in verdict.true_fields
+        }
+    row = catalog.find(reviewed.property_id)
+    uris: Sequence[str] = () if row is None else row.image_uris
+    images = thumbnails(catalog, [uris], height=_HEIGHT)[0] if uris else []
     return {
         "number": number,
-        "of": len(sample),
-        "reviewed": sum(each.property_id in known for each in sample),
-        "property_id": one.property_id,
-        "why": one.why,
+        "total": len(sample),
+        "reviewed": sum(drawn.property_id in current_verdicts for drawn in sample),
+        "property_id": reviewed.property_id,
+        "why": reviewed.why,
         "images": [
             {"uri": uri, "data": image and f"data:image/jpeg;base64,{b64encode(image).decode()}"}
-            for uri, image in zip(() if row is None else row.image_uris, images, strict=True)
+            for uri, image in zip(uris, images, strict=True)
         ],
-        "fields": [[name, _said(value)] for name, value in one.description.items()],
+        "fields": [[name, _as_text(value)] for name, value in reviewed.description.items()],
         "marks": marks,
-        "corrections": {}
-        if before is None
-        else {name: _said(before.true_fields[name]) for name in before.wrong if name in before.true_fields},
+        "corrections": corrections,
         "accuracy": [
             f"{name} {share.sentence()} of {share.total}"
             for name, share in accuracy(settings.home, answers).fields.items()
@@ -160,18 +169,18 @@ def _shown(
     }
 
 
-def _said(value: object) -> str:
+def _as_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _typed(one: Reviewed, corrections: dict[str, str]) -> dict[str, Any]:
-    """What was typed, as the kind of value that the answer has: true, 3 or null are no texts there."""
+def _typed(reviewed: Reviewed, corrections: dict[str, str]) -> dict[str, Any]:
+    """The corrections as values of the field's type: unless it is a text, true, 3 and null are JSON."""
     typed: dict[str, Any] = {}
-    for name, said in corrections.items():
-        typed[name] = said
-        if not isinstance(one.description.get(name), str):
+    for name, text in corrections.items():
+        typed[name] = text
+        if not isinstance(reviewed.description.get(name), str):
             with contextlib.suppress(ValueError):
-                typed[name] = json.loads(said)
+                typed[name] = json.loads(text)
     return typed
 
 
@@ -200,7 +209,7 @@ def review_command(
     """
     current = chosen_settings(home)
     catalog = Catalog.open(current.home)
-    # A line that does not read is said before a person begins.
+    # Read before the page opens: a damaged line is reported before a person begins.
     right = accuracy(current.home, published_answers(current, catalog))
     if as_json:
         say_as_json({name: asdict(share) for name, share in right.fields.items()})

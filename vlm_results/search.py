@@ -1,7 +1,7 @@
-"""Search: properties whose descriptions answer a text by words and by vectors, or are near to another's.
+"""Search: properties whose descriptions answer a text by words and by vectors, or are near to a property.
 
-What lives here: the vectors, and how both orders become one (reciprocal rank fusion). What does not: the
-words (``word_index.py``), the conditions (``published_table.py``).
+The search by vectors is here, and how both rankings become one (reciprocal rank fusion). The search by words
+is in ``word_index.py``, conditions are in ``published_table.py``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import typer
 from vlm_assets.assets.fingerprint import embedding_parts
 from vlm_assets.catalog.catalog import Catalog, CatalogError
 from vlm_assets.catalog.image_root import InvalidImagePathError
+from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.commands.html_page import Card, page, thumbnails, write_page
 from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, say, say_as_json, visible_line
 from vlm_assets.config.resource_settings import build_text_embedding_model
@@ -38,7 +39,7 @@ from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.wording import counted
 from vlm_engine.model_source import NO_EMBEDDER
-from vlm_results.published_table import Mask, Where, chosen, readable_records
+from vlm_results.published_table import Mask, Where, matching_rows, readable_records
 from vlm_results.word_index import find_words
 
 BATCH_ROWS: Final = 8192
@@ -50,19 +51,18 @@ _LINE: Final = 110
 
 Vector = npt.NDArray[np.float32]
 
-
 _RANK_OFFSET: Final = 60
-"""Of reciprocal rank fusion (Cormack, Clarke and Buettcher, 2009): how little the first ranks stand out."""
+"""Of reciprocal rank fusion (Cormack, Clarke and Buettcher, 2009). If larger, the first ranks count less."""
 
 _DEPTH, _LEAST_DEPTH = 5, 200
-"""Rows of each order for each hit that is asked for, and at least: second in both is often the best."""
+"""Rows of each ranking for each requested hit, and at least. The second in both is often the best hit."""
 
 
 @dataclass(frozen=True)
 class Hit:
-    """A property that was found.
+    """A property that answers a search.
 
-    score: for a text, from 0 to 1, which is first by words and by vectors; else the cosine of the angle.
+    score: for a text, from 0 to 1 (first by words and by vectors); else the cosine of the angle.
     """
 
     property_id: str
@@ -71,11 +71,11 @@ class Hit:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """Hits, best first.
 
-    scanned: rows looked at. left_out: partitions embedded by another model than the settings name now.
-    unread: why a partition was not searched. notes: what of the search could not be done at all.
+    scanned: rows compared. left_out: partitions embedded by another model than that of the settings.
+    unread: why a partition was not searched. notes: which part of the search could not be done.
     """
 
     hits: tuple[Hit, ...]
@@ -91,7 +91,7 @@ Ranking = Sequence[tuple[float, int]]
 
 @dataclass(frozen=True)
 class _Request:
-    """A text, the id of a property, or both; which ordinals may be found, and how many rows at most."""
+    """A text, the id of a property, or both. mask: ordinals that may be hits. most: how many rows at most."""
 
     text: str | None
     like: str | None
@@ -100,8 +100,8 @@ class _Request:
 
 
 @dataclass(frozen=True)
-class _Order:
-    """Rows by words or by vectors. unread: why a partition was not read, by its key."""
+class _Ranked:
+    """Rows ranked by words or by vectors. unread: why a partition was not read, by its key."""
 
     ranked: Ranking
     scanned: int
@@ -110,7 +110,7 @@ class _Order:
 
 @dataclass(frozen=True)
 class _Vectors:
-    """What is published of the present embedding model. left_out: partitions of another."""
+    """Partitions with vectors of the embedding model of the settings. left_out: those of another model."""
 
     records: Mapping[str, PublishedRecord]
     left_out: tuple[str, ...]
@@ -126,10 +126,10 @@ def search(
     mask: Mask | None = None,
     limit: int = 20,
     by: Collection[str] = ("words", "vectors"),
-) -> Found:
+) -> SearchResult:
     """Find the properties that answer a text, are near to a property, or both.
 
-    mask: of each ordinal, whether it may be found. by: the orders that count; a benchmark takes one away.
+    mask: for each ordinal, whether it may be a hit. by: the rankings that count; a benchmark leaves one out.
     Raises CommandError, CatalogError, ModelLoadError, PublishedError, OSError.
     """
     if text is None and like is None:
@@ -146,49 +146,52 @@ def search(
             if like is not None or not by_words:
                 raise
             notes.append(f"Searched by words alone. {error}")
-    # Side by side: SQLite and numpy let other threads run. The words stay in this thread, so that Ctrl-C ends
-    # the building of their index, which takes minutes.
-    with ThreadPoolExecutor(1) as beside:
-        nearest = beside.submit(_near, settings, catalog, request, vectors) if vectors else None
-        words = _by_words(settings, catalog, request, every=nearest is not None) if by_words else None
-        near = nearest.result() if nearest else None
-    orders = [order for order in (words, near) if order is not None]
-    ranked = orders[0].ranked if text is None else fused([order.ranked for order in orders])
+    # Both run at once: SQLite and numpy let other threads run. The words stay in this thread, so that Ctrl-C
+    # ends the building of their index, which takes minutes.
+    rankings: list[_Ranked] = []
+    with ThreadPoolExecutor(1) as thread:
+        nearest = thread.submit(_by_vectors, settings, catalog, request, vectors) if vectors else None
+        if by_words:
+            rankings.append(_by_words(settings, catalog, request, every=nearest is not None))
+        if nearest is not None:
+            rankings.append(nearest.result())
+    ranked = rankings[0].ranked if text is None else fused([ranking.ranked for ranking in rankings])
     best = ranked[: limit + (like is not None)]
-    names = _names(catalog, [ordinal for _, ordinal in best])
-    hits = [Hit(names[ordinal], ordinal, score) for score, ordinal in best if names[ordinal] != like]
-    unread = {key: sentence for order in reversed(orders) for key, sentence in order.unread.items()}
-    return Found(
+    ids = _property_ids(catalog, [ordinal for _, ordinal in best])
+    hits = [Hit(ids[ordinal], ordinal, score) for score, ordinal in best if ids[ordinal] != like]
+    unread = {key: sentence for ranking in reversed(rankings) for key, sentence in ranking.unread.items()}
+    return SearchResult(
         tuple(hits[:limit]),
-        max(order.scanned for order in orders),
+        max(ranking.scanned for ranking in rankings),
         vectors.left_out if vectors else (),
         tuple(unread.values()),
         tuple(notes),
     )
 
 
-def fused(orders: Sequence[Ranking]) -> list[tuple[float, int]]:
-    """One order of several, by reciprocal ranks; 1 is first in each. Equal scores share a rank."""
+def fused(rankings: Sequence[Ranking]) -> list[tuple[float, int]]:
+    """Combine rankings by reciprocal ranks. A row that is first in each has 1. Equal scores share a rank."""
     scores: dict[int, float] = defaultdict(float)
-    counted_orders = [order for order in orders if order]
-    for order in counted_orders:
+    rankings = [ranking for ranking in rankings if ranking]
+    for ranking in rankings:
         rank, last = 0, float("nan")
-        for place, (score, ordinal) in enumerate(order, start=1):
+        for place, (score, ordinal) in enumerate(ranking, start=1):
             if score != last:
                 rank, last = place, score
-            scores[ordinal] += (_RANK_OFFSET + 1) / (_RANK_OFFSET + rank) / len(counted_orders)
-    return sorted(((score, ordinal) for ordinal, score in scores.items()), key=lambda one: (-one[0], one[1]))
+            scores[ordinal] += (_RANK_OFFSET + 1) / (_RANK_OFFSET + rank) / len(rankings)
+    ranked = [(score, ordinal) for ordinal, score in scores.items()]
+    return sorted(ranked, key=lambda row: (-row[0], row[1]))
 
 
 class NoVectorsError(CommandError):
     """There is nothing to compare a vector with."""
 
 
-def _by_words(settings: Settings, catalog: Catalog, request: _Request, *, every: bool) -> _Order:
-    """The rows that have words of the text.
+def _by_words(settings: Settings, catalog: Catalog, request: _Request, *, every: bool) -> _Ranked:
+    """Rank the rows that have words of the text.
 
     every: only rows that have all of them. Beside vectors a row that has one word of four must not count as
-    much as the nearest vector, and ranks do not tell them apart (Bruch, Gai and Ingber, 2023).
+    much as the nearest vector, and ranks do not distinguish them (Bruch, Gai and Ingber, 2023).
     """
     described, damaged = readable_records(settings.descriptions, catalog)
     words = find_words(
@@ -199,11 +202,11 @@ def _by_words(settings: Settings, catalog: Catalog, request: _Request, *, every:
         most=request.most,
         every=every,
     )
-    return _Order(words.ranked, words.rows, {**damaged, **words.unread})
+    return _Ranked(words.ranked, words.rows, {**damaged, **words.unread})
 
 
 def _comparable_vectors(settings: Settings, catalog: Catalog) -> _Vectors:
-    """What a vector can be compared with. Raises NoVectorsError."""
+    """The vectors that a request can be compared with. Raises NoVectorsError."""
     if settings.embedding_model is None:
         raise NoVectorsError(NO_EMBEDDER)
     published, damaged = readable_records(settings.embeddings, catalog)
@@ -211,8 +214,8 @@ def _comparable_vectors(settings: Settings, catalog: Catalog) -> _Vectors:
     return _Vectors(records, tuple(left_out), damaged)
 
 
-def _near(settings: Settings, catalog: Catalog, request: _Request, vectors: _Vectors) -> _Order:
-    """The rows nearest to a text, to a property, or to the middle of both."""
+def _by_vectors(settings: Settings, catalog: Catalog, request: _Request, vectors: _Vectors) -> _Ranked:
+    """Rank the rows nearest to a text, to a property, or to the middle of both."""
     parts: list[Vector] = []
     if request.like is not None:
         parts.append(_vector_of(settings, catalog, vectors.records, request.like))
@@ -224,15 +227,16 @@ def _near(settings: Settings, catalog: Catalog, request: _Request, vectors: _Vec
             raise CommandError(f"{request.text!r} cannot be searched for: {error}.") from error
     query = np.sum([part / max(float(np.linalg.norm(part)), 1e-12) for part in parts], axis=0)
     query = (query / max(float(np.linalg.norm(query)), 1e-12)).astype(np.float32)
-    ranges, mask = {one.key: one for one in catalog.ranges}, request.mask
-    keys = [
-        key
-        for key in vectors.records
-        if mask is None or bool(mask[ranges[key].start : ranges[key].stop].any())
-    ]
+    mask, keys = request.mask, list(vectors.records)
+    if mask is not None:
+        keys = [
+            bounds.key
+            for bounds in map(PropertyRange.from_key, keys)
+            if mask[bounds.start : bounds.stop].any()
+        ]
     read, unread = PublishedPartitions(settings.embeddings).read, dict(vectors.unread)
     ranked, scanned = scan(keys, read, query, mask=mask, most=request.most, unread=unread)
-    return _Order(ranked, scanned, unread)
+    return _Ranked(ranked, scanned, unread)
 
 
 def scan(
@@ -244,10 +248,10 @@ def scan(
     most: int = 20,
     unread: dict[str, str] | None = None,
 ) -> tuple[list[tuple[float, int]], int]:
-    """The nearest rows of all partitions, best first, as score and ordinal; and how many were looked at.
+    """The nearest rows of all partitions, best first, as score and ordinal; and how many rows were compared.
 
-    query: of length 1. A block of rows a core is in memory at a time. unread: takes why a partition could not
-    be read; without it, that is raised.
+    query: a vector of length 1. Each core has a block of rows in memory at a time. unread: gets why a
+    partition could not be read, by its key; without it, the error is raised.
     """
     best: list[tuple[float, int]] = []
     scanned = 0
@@ -263,9 +267,9 @@ def scan(
             return [], 0
 
     with _kept_memory(), ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-        for done, (rows, looked_at) in enumerate(threads.map(nearest, keys), start=1):
+        for done, (rows, compared) in enumerate(threads.map(nearest, keys), start=1):
             doing("comparing with the vectors of partitions", done, len(keys))
-            scanned += looked_at
+            scanned += compared
             if rows:
                 best = sorted([*best, *rows], reverse=True)[:most]
     return best, scanned
@@ -273,10 +277,10 @@ def scan(
 
 @contextlib.contextmanager
 def _kept_memory() -> Iterator[None]:
-    """Let pyarrow keep what it frees for as long as a scan takes.
+    """Let pyarrow keep freed memory for as long as a scan takes.
 
-    The system's allocator gives every block back, and getting it again took a quarter of a scan's CPU: 1.1
-    million page faults over 2.1 GB.
+    The system's allocator gives every block back. Getting the blocks again took a quarter of a scan's CPU:
+    1.1 million page faults over 2.1 GB.
     """
     before = pa.default_memory_pool()
     if "mimalloc" in pa.supported_memory_backends():
@@ -290,14 +294,14 @@ def _kept_memory() -> Iterator[None]:
 def comparable(
     settings: Settings, records: Mapping[str, PublishedRecord]
 ) -> tuple[dict[str, PublishedRecord], list[str]]:
-    """The partitions whose vectors come from the embedding model of the settings, and the others."""
+    """The partitions with vectors of the settings' embedding model, and the keys of the others."""
     if not records:
         raise NoVectorsError(f"No vector is published yet: {command('run')}.")
-    now = embedding_parts(build_text_embedding_model(settings))
+    expected = embedding_parts(build_text_embedding_model(settings))
     same, other = {}, []
     for key, record in records.items():
         parts = record.metadata.get("parts", {})
-        if all(parts.get(name) == value for name, value in now.items()):
+        if all(parts.get(name) == value for name, value in expected.items()):
             same[key] = record
         else:
             other.append(key)
@@ -312,17 +316,17 @@ def comparable(
 def _vector_of(
     settings: Settings, catalog: Catalog, records: Mapping[str, PublishedRecord], property_id: str
 ) -> Vector:
-    known = catalog.find(property_id)
-    if known is None:
+    row = catalog.find(property_id)
+    if row is None:
         raise CatalogError(
             f"{catalog.path} has no property {property_id!r}. Ids are compared exactly, blanks and case too."
         )
-    if known.range.key in records:
-        rows = PublishedPartitions(settings.embeddings).read(known.range.key)
-        for batch in rows.iter_batches(["ordinal", "embedding"]):
-            at = pc.index(batch["ordinal"], known.ordinal).as_py()
-            if at >= 0 and batch["embedding"][at].is_valid:
-                return np.asarray(batch["embedding"][at].as_py(), dtype=np.float32)
+    if row.range.key in records:
+        vectors = PublishedPartitions(settings.embeddings).read(row.range.key)
+        for batch in vectors.iter_batches(["ordinal", "embedding"]):
+            position = pc.index(batch["ordinal"], row.ordinal).as_py()
+            if position >= 0 and batch["embedding"][position].is_valid:
+                return np.asarray(batch["embedding"][position].as_py(), dtype=np.float32)
     raise CommandError(
         f"{property_id!r} has no vector of the present embedding model: {command('show', 'ID')}."
     )
@@ -331,17 +335,17 @@ def _vector_of(
 def _nearest(
     rows: PartitionRows, query: Vector, mask: Mask | None, most: int, least: float
 ) -> tuple[list[tuple[float, int]], int]:
-    """The nearest rows of one partition, as score and ordinal; and how many were looked at.
+    """The nearest rows of a partition, as score and ordinal; and how many rows were compared.
 
-    least: the score that a row must have, for others have it already.
+    least: the lowest score that counts, because rows of other partitions have it already.
     """
     best: list[tuple[float, int]] = []
     scanned = 0
     for batch in rows.iter_batches(["ordinal", "embedding"], batch_rows=BATCH_ROWS):
         ordinals, scores = batch_scores(batch, query)
         if mask is not None:
-            chosen = mask[np.clip(ordinals, 0, len(mask) - 1)]
-            ordinals, scores = ordinals[chosen], scores[chosen]
+            allowed = mask[np.clip(ordinals, 0, len(mask) - 1)]
+            ordinals, scores = ordinals[allowed], scores[allowed]
         scanned += len(scores)
         enough = scores >= least
         if not enough.all():
@@ -349,16 +353,16 @@ def _nearest(
         count = min(most, len(scores))
         if count:
             first = np.argpartition(-scores, count - 1)[:count]
-            best += [(float(scores[at]), int(ordinals[at])) for at in first]
+            best += zip(scores[first].tolist(), ordinals[first].tolist(), strict=True)
     return sorted(best, reverse=True)[:most], scanned
 
 
-def _names(catalog: Catalog, ordinals: Sequence[int]) -> dict[int, str]:
-    found = {}
+def _property_ids(catalog: Catalog, ordinals: Sequence[int]) -> dict[int, str]:
+    ids = {}
     for ordinal in ordinals:
-        wanted = catalog.range_of(ordinal)
-        found[ordinal] = catalog.slice(wanted)["property_id"][ordinal - wanted.start].as_py()
-    return found
+        bounds = catalog.range_of(ordinal)
+        ids[ordinal] = catalog.slice(bounds)["property_id"][ordinal - bounds.start].as_py()
+    return ids
 
 
 def batch_scores(batch: pa.RecordBatch, query: Vector) -> tuple[npt.NDArray[np.int64], Vector]:
@@ -366,7 +370,7 @@ def batch_scores(batch: pa.RecordBatch, query: Vector) -> tuple[npt.NDArray[np.i
     column, ordinals = batch["embedding"], batch["ordinal"]
     if column.null_count:
         ordinals = ordinals.filter(pc.is_valid(column))
-    # Flattened, the null rows are left out.
+    # Flattening leaves the null rows out.
     vectors = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, len(query))
     with np.errstate(invalid="ignore", divide="ignore"):
         scores = (vectors @ query) / np.sqrt(np.einsum("ij,ij->i", vectors, vectors))
@@ -374,9 +378,9 @@ def batch_scores(batch: pa.RecordBatch, query: Vector) -> tuple[npt.NDArray[np.i
 
 
 def cards(settings: Settings, catalog: Catalog, hits: Sequence[Hit]) -> list[Card]:
-    """What a page shows of each: its first images and how many it has, and its description."""
-    images = catalog.images_of([hit.ordinal for hit in hits])
-    made = thumbnails(catalog, (uris[:_THUMBNAILS] for uris in images), height=_HEIGHT)
+    """A card for each hit: its first images, how many it has, and its description."""
+    uris_of_hits = catalog.images_of([hit.ordinal for hit in hits])
+    images = thumbnails(catalog, (uris[:_THUMBNAILS] for uris in uris_of_hits), height=_HEIGHT)
     descriptions = descriptions_of(settings, catalog, hits)
     return [
         Card(
@@ -387,40 +391,40 @@ def cards(settings: Settings, catalog: Catalog, hits: Sequence[Hit]) -> list[Car
             uris=uris[:_THUMBNAILS],
             of=len(uris),
         )
-        for hit, files, uris in zip(hits, made, images, strict=True)
+        for hit, files, uris in zip(hits, images, uris_of_hits, strict=True)
     ]
 
 
 def image_paths(catalog: Catalog, hits: Sequence[Hit]) -> list[str]:
-    """The first image of each, for a table."""
-    found = []
+    """The path of each hit's first image; empty if it has none, or none that may be shown."""
+    paths = []
     for uris in catalog.images_of([hit.ordinal for hit in hits]):
         try:
-            found.append(str(catalog.image_path(uris[0])) if uris else "")
+            paths.append(str(catalog.image_path(uris[0])) if uris else "")
         except InvalidImagePathError:
-            found.append("")
-    return found
+            paths.append("")
+    return paths
 
 
 def descriptions_of(
     settings: Settings, catalog: Catalog, hits: Sequence[Hit]
 ) -> dict[int, dict[str, object]]:
-    """The published descriptions of these, by ordinal; one that cannot be read is left out."""
-    ordinals = defaultdict[str, list[int]](list)
+    """The published descriptions of the hits, by ordinal. Descriptions that cannot be read are left out."""
+    ordinals_by_key = defaultdict[str, list[int]](list)
     for hit in hits:
-        ordinals[catalog.range_of(hit.ordinal).key].append(hit.ordinal)
+        ordinals_by_key[catalog.range_of(hit.ordinal).key].append(hit.ordinal)
     published = PublishedPartitions(settings.descriptions)
     descriptions: dict[int, dict[str, object]] = {}
-    for key, of_key in ordinals.items():
+    for key, ordinals in ordinals_by_key.items():
         with contextlib.suppress(PublishedError, OSError, pa.ArrowException):
             for batch in published.read(key).iter_batches(["ordinal", "description"]):
-                rows = batch.filter(pc.is_in(batch["ordinal"], pa.array(of_key, pa.int64())))
+                rows = batch.filter(pc.is_in(batch["ordinal"], pa.array(ordinals, pa.int64())))
                 descriptions |= {row["ordinal"]: dict(row["description"] or {}) for row in rows.to_pylist()}
     return descriptions
 
 
 def line_of(description: Mapping[str, object]) -> str:
-    """A line of a description: its longest text, or where it has no sentence, all of its values."""
+    """A description in a line: its longest text, or all of its values if no text is a sentence."""
     texts = [value for value in description.values() if isinstance(value, str)]
     longest = max(texts, key=len, default="")
     if " " not in longest:
@@ -454,26 +458,27 @@ def search_command(
 
     current = chosen_settings(home)
     catalog = Catalog.open(current.home)
-    mask = None if where is None else chosen(current, catalog, where)
-    found = search(current, catalog, text=text, like=like, mask=mask, limit=limit)
-    title = " ".join([*([text] if text else []), *([f"like {like}"] if like else [])])
+    mask = None if where is None else matching_rows(current, catalog, where)
+    result = search(current, catalog, text=text, like=like, mask=mask, limit=limit)
+    hits = result.hits
     if html is not None:
-        write_page(html, page(title, cards(current, catalog, found.hits)))
+        title = " ".join([*([text] if text else []), *([f"like {like}"] if like else [])])
+        write_page(html, page(title, cards(current, catalog, hits)))
     if as_json:
-        say_as_json([{"property_id": one.property_id, "score": one.score} for one in found.hits])
+        say_as_json([{"property_id": hit.property_id, "score": hit.score} for hit in hits])
         return
-    descriptions = descriptions_of(current, catalog, found.hits)
-    for hit, path in zip(found.hits, image_paths(catalog, found.hits), strict=True):
+    descriptions = descriptions_of(current, catalog, hits)
+    for hit, path in zip(hits, image_paths(catalog, hits), strict=True):
         say(f"{hit.score:.3f}  {visible_line(hit.property_id)}  {visible_line(path)}")
         say(f"       {visible_line(line_of(descriptions.get(hit.ordinal, {})))}")
-    say(f"{len(found.hits)} of {counted(found.scanned, 'properties')} with a description.")
-    for note in (*found.notes, *found.unread):
+    say(f"{len(hits)} of {counted(result.scanned, 'properties')} with a description.")
+    for note in (*result.notes, *result.unread):
         say(note, fg="yellow")
-    if found.left_out:
+    if result.left_out:
         say(
-            f"{counted(len(found.left_out), 'partitions were', 'partition was')} embedded by another model"
+            f"{counted(len(result.left_out), 'partitions were', 'partition was')} embedded by another model"
             " than the settings name, and"
-            f" were not searched: {found.left_out[0]} is the first."
+            f" were not searched: {result.left_out[0]} is the first."
         )
     if html is not None:
         say(f"Page: {html}")

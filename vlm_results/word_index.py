@@ -1,8 +1,7 @@
 """The words of all descriptions, in an index of SQLite's FTS5 beside the parquet files.
 
-What lives here: the index, and how it follows what is published. It is never truth: a search brings it up to
-date by the digests of the published records, and one that is lost or damaged is built anew. What does not:
-vectors, and how both are joined (``search.py``).
+The index can always be rebuilt: a search brings it up to date by the digests of the published records, and a
+lost or damaged index is built again. Vectors, and how both are joined, are in ``search.py``.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from vlm_durable.versions.published import PublishedPartitions
 from vlm_results.published_table import Mask
 
 _FORMAT: Final = 1
-"""Raised where the same description would have other words."""
+"""Raise this number when the same description gets other words."""
 
 _PARTITIONS_TOGETHER: Final = 50
-"""Partitions committed at a time: a kill costs as many."""
+"""Partitions committed at a time: a kill loses so many."""
 
 _COMMON: Final = 0.5
-"""Share of the rows above which a word tells none from another. BM25 gives it no weight."""
+"""A word in a larger share of the rows than this is passed over. BM25 gives it no weight."""
 
 _EMPTY: Final = frozenset((
     "a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is", "it", "of",
@@ -43,11 +42,11 @@ _EMPTY: Final = frozenset((
 ))  # fmt: skip
 """Lucene's English stop words, without "no" and "not", which ask for something else.
 
-Where descriptions have no sentence, an "a" of a request is in none of them.
+If descriptions have no sentences, none of them holds the "a" of a request.
 """
 
 _NOTHING: Final = frozenset({"none", "no", "unknown", "n/a"})
-"""Values that say that something is not there."""
+"""Values that say that something is absent."""
 
 _TABLES: Final = """
 CREATE TABLE partitions (key TEXT PRIMARY KEY, sha256 TEXT NOT NULL);
@@ -56,8 +55,11 @@ CREATE VIRTUAL TABLE words USING fts5(text, tokenize='porter unicode61 remove_di
 
 
 @dataclass(frozen=True)
-class Words:
-    """What was found. ranked: score and ordinal, best first; higher is better. unread: why, by partition."""
+class WordMatches:
+    """The rows that match. ranked: score and ordinal, best first; a higher score is better.
+
+    rows: how many are indexed. unread: why a partition could not be read, by its key.
+    """
 
     ranked: tuple[tuple[float, int], ...]
     rows: int
@@ -72,17 +74,17 @@ def find_words(
     mask: Mask | None = None,
     most: int,
     every: bool = False,
-) -> Words:
+) -> WordMatches:
     """Bring the index of these descriptions up to date and find the rows that have words of the text.
 
-    every: only rows that have all of its words. A word that most rows have is passed over in any case.
-    Raises OSError, where the index can be neither read nor written.
+    every: only rows that have all of its words. Words that most rows have are passed over in any case.
+    Raises OSError if the index can be neither read nor written.
     """
     with _locked(asset.home):
         try:
             return _find(asset, records, text, mask, most, every)
         except sqlite3.DatabaseError:
-            # Damaged, or of an earlier version. Nothing of it is needed.
+            # It is damaged or of an earlier version, and can be built again.
             _remove(asset.home)
         try:
             return _find(asset, records, text, mask, most, every)
@@ -91,13 +93,13 @@ def find_words(
 
 
 def forget_words(home: Home) -> None:
-    """Remove the index: it may hold the words of what is withdrawn. Raises OSError."""
+    """Remove the index: it may hold words of withdrawn properties. Raises OSError."""
     with _locked(home):
         _remove(home)
 
 
 def words_of(description: Mapping[str, Any]) -> str:
-    """The words that say what is there: values, and the names of what is true, counted or chosen."""
+    """The words of a description: its values, and the names of fields that are true or a number."""
     return " ".join(_words(description))
 
 
@@ -119,14 +121,14 @@ def _words(value: Any, name: str = "") -> Iterator[str]:
 
 @contextlib.contextmanager
 def _locked(home: Home) -> Iterator[None]:
-    """One search at a time uses the index: whoever removes a damaged one has nobody's journal beside it."""
+    """Let one search at a time use the index: no other uses the journal of an index that is removed."""
     make_directory(home.word_index.parent)
     with locked(home.word_index.with_suffix(".lock")):
         yield
 
 
 def _remove(home: Home) -> None:
-    # The journal last: without it, the rest of a file could be taken for whole.
+    # The index first: without its journal, a torn index could be taken for a whole one.
     for suffix in ("", "-journal", "-wal", "-shm"):
         Path(f"{home.word_index}{suffix}").unlink(missing_ok=True)
 
@@ -138,7 +140,7 @@ def _find(
     mask: Mask | None,
     most: int,
     every: bool,
-) -> Words:
+) -> WordMatches:
     with contextlib.closing(sqlite3.connect(asset.home.word_index, isolation_level=None)) as connection:
         asset.home.word_index.chmod(0o600)
         if connection.execute("PRAGMA user_version").fetchone()[0] != _FORMAT:
@@ -147,33 +149,33 @@ def _find(
             connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version={_FORMAT}; COMMIT")
         unread = _follow(connection, asset, records)
         rows = connection.execute("SELECT count(*) FROM words_docsize").fetchone()[0]
-        return Words(tuple(_ranked(connection, text, rows, mask, most, every)), rows, unread)
+        return WordMatches(tuple(_ranked(connection, text, rows, mask, most, every)), rows, unread)
 
 
 def _follow(
     connection: sqlite3.Connection, asset: AssetFolders, records: Mapping[str, PublishedRecord]
 ) -> dict[str, str]:
-    """Bring the index up to date; gives the partitions that do not read, and why."""
+    """Bring the index up to date. Returns why a partition cannot be read, by its key."""
     indexed = dict(connection.execute("SELECT key, sha256 FROM partitions"))
-    gone = [key for key in indexed if key not in records]
+    removed = [key for key in indexed if key not in records]
     changed = [key for key, record in records.items() if indexed.get(key) != record.sha256]
     published, unread = PublishedPartitions(asset), {}
-    work = [*gone, *changed]
+    work = [*removed, *changed]
     for start in range(0, len(work), _PARTITIONS_TOGETHER):
         if len(work) > _PARTITIONS_TOGETHER:
             doing("reading words of partitions", start, len(work))
         connection.execute("BEGIN IMMEDIATE")
         for key in work[start : start + _PARTITIONS_TOGETHER]:
             if key in indexed:
-                of_key = PropertyRange.from_key(key)
+                bounds = PropertyRange.from_key(key)
                 connection.execute(
-                    "DELETE FROM words WHERE rowid >= ? AND rowid < ?", (of_key.start, of_key.stop)
+                    "DELETE FROM words WHERE rowid >= ? AND rowid < ?", (bounds.start, bounds.stop)
                 )
                 connection.execute("DELETE FROM partitions WHERE key = ?", (key,))
             if key not in records:
                 continue
             try:
-                # All of them before the first is written: a partition is whole or is not in the index.
+                # Read all rows before the first is written: the index has a whole partition or nothing of it.
                 rows = list(_rows(published, key))
             except (PublishedError, OSError, pa.ArrowException) as error:
                 unread[key] = str(error)
@@ -197,16 +199,16 @@ def _ranked(
 ) -> Iterator[tuple[float, int]]:
     words = [word for word in dict.fromkeys(re.findall(r"\w+", text.lower())) if word not in _EMPTY]
     counts = {f'"{word}"': _count(connection, f'"{word}"', rows) for word in words}
-    telling = [term for term, count in counts.items() if 0 < count <= rows * _COMMON]
-    if not telling or (every and not all(counts.values())):
+    terms = [term for term, count in counts.items() if 0 < count <= rows * _COMMON]
+    if not terms or (every and not all(counts.values())):
         return
     connection.create_function("chosen", 1, lambda ordinal: mask is None or bool(mask[ordinal]))
     condition = "" if mask is None else "AND chosen(rowid)"
-    query = f"SELECT -rank, rowid FROM words WHERE words MATCH ? {condition} ORDER BY rank LIMIT ?"  # noqa: S608 - no words of others
-    yield from connection.execute(query, ((" AND " if every else " OR ").join(telling), most))
+    query = f"SELECT -rank, rowid FROM words WHERE words MATCH ? {condition} ORDER BY rank LIMIT ?"  # noqa: S608 - the condition is one of two constants
+    yield from connection.execute(query, ((" AND " if every else " OR ").join(terms), most))
 
 
 def _count(connection: sqlite3.Connection, term: str, rows: int) -> int:
-    """In how many rows a word stands; looking ends when there are too many."""
+    """The number of rows with a word. Counting ends when there are too many."""
     query = "SELECT count(*) FROM (SELECT 1 FROM words WHERE words MATCH ? LIMIT ?)"
     return int(connection.execute(query, (term, int(rows * _COMMON) + 1)).fetchone()[0])

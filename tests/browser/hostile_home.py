@@ -27,7 +27,7 @@ from vlm_assets.config.settings import Settings
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_engine.schema import load_schema
 from vlm_results.quality import CONTRADICTIONS
-from vlm_results.review import draw_sample, keep, verdict_of
+from vlm_results.review import append_verdict, draw_sample, verdict_of
 
 SCHEMA = "hostile_schema"
 RANGES, RANGE_SIZE = 3, 60
@@ -122,7 +122,7 @@ def hostile_home(folder: Path, spy: Spy) -> Settings:
     (settings.descriptions.published / "![x](name).parquet").write_bytes(b"nothing")
     for reviewed in draw_sample(settings, catalog, count=2, seed=1, suspicious=False):
         right, wrong = [spy.markup("field")], [spy.markup("constant")]
-        keep(settings.home, verdict_of(reviewed, right=right, wrong=wrong, corrections={}))
+        append_verdict(settings.home, verdict_of(reviewed, right=right, wrong=wrong, corrections={}))
     return settings
 
 

@@ -20,7 +20,7 @@ from vlm_assets.commands import doctor
 from vlm_assets.config.settings import Settings
 from vlm_assets.webserver.home import prepare_dagster_home
 from vlm_durable.files.layout import Home
-from vlm_results.review import Reviewed, forget_verdicts, keep, verdict_of
+from vlm_results.review import Reviewed, append_verdict, forget_verdicts, verdict_of
 
 PROGRAM = Path(sys.executable).with_name("vlm-assets")
 
@@ -66,7 +66,7 @@ def home(listing: Path) -> Iterator[Path]:
     prepare_dagster_home(folder / "home" / "dagster", catalog_id="c", slots=1)
     umask = os.umask(0)
     try:
-        keep(folder / "home", VERDICT)
+        append_verdict(folder / "home", VERDICT)
     finally:
         os.umask(umask)
     yield folder / "home"
@@ -93,7 +93,7 @@ def test_a_neighbours_lock_on_the_verdicts_stops_no_review_and_no_withdrawal(hom
     reviews.chmod(0o644)
     with reviews.open("rb") as neighbours:
         fcntl.flock(neighbours, fcntl.LOCK_SH)
-        keep(home, VERDICT)
+        append_verdict(home, VERDICT)
         assert reviews.stat().st_mode & 0o077 == 0
         assert forget_verdicts(home, {"p1"}) == 2
     assert reviews.stat().st_mode & 0o077 == 0

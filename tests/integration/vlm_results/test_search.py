@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands.main import app
 from vlm_assets.services.command_error import CommandError
-from vlm_results.explore import OF, explore_table
-from vlm_results.published_table import chosen, table
+from vlm_results.explore import TOTAL, explore_table
+from vlm_results.published_table import matching_rows, table
 from vlm_results.search import batch_scores
 
 KEYS = ("000000000-000000007", "000000008-000000015")
@@ -91,7 +91,7 @@ def _conditions_choose_and_reach_nothing_else(desk, rows, tmp_path):
     )
     expected = sum((one or {}).get(field) == value for one in rows["description"].to_pylist())
     catalog = Catalog.open(desk.settings.home)
-    assert chosen(desk.settings, catalog, f"{field} = '{value}'").sum() == expected > 0
+    assert matching_rows(desk.settings, catalog, f"{field} = '{value}'").sum() == expected > 0
     found = json.loads(run(desk, "search", "a house", "--where", f"{field} = '{value}'", "--json"))
     assert len(found) == expected
     published = desk.settings.descriptions.partition(KEYS[0]).published
@@ -108,7 +108,7 @@ def _conditions_choose_and_reach_nothing_else(desk, rows, tmp_path):
         "1 = 1); SET enable_external_access = true; SELECT (1 = 1",
     ):
         with pytest.raises(CommandError):
-            chosen(desk.settings, catalog, condition)
+            matching_rows(desk.settings, catalog, condition)
     assert published.read_bytes() == whole
     assert not (tmp_path / "new.csv").exists()
     with table([published]) as connection, pytest.raises(Exception, match=r"[Cc]annot"):
@@ -119,7 +119,7 @@ def _explores_what_has_a_vector(desk, ok, vectors):
     catalog = Catalog.open(desk.settings.home)
     # Three: the map of more needs the extra.
     found = explore_table(desk.settings, catalog, sample=3)
-    of = int(found.schema.metadata[OF])
+    of = int(found.schema.metadata[TOTAL])
     assert (found.num_rows, of) == (3, ok.num_rows)
     assert of < catalog.rows, "a failed property has no vector"
     described = {row["property_id"]: row for row in ok.to_pylist()}
@@ -134,7 +134,7 @@ def _explores_what_has_a_vector(desk, ok, vectors):
         assert row["thumbnail"]["bytes"].startswith(b"\xff\xd8")
         assert len(row["neighbours"]["ids"]) == 2
     again = explore_table(desk.settings, catalog, sample=3)
-    assert (again, again.schema.metadata[OF]) == (found, found.schema.metadata[OF])
+    assert (again, again.schema.metadata[TOTAL]) == (found, found.schema.metadata[TOTAL])
 
 
 def _exports_in_three_formats(desk, rows, vectors, tmp_path):

@@ -258,7 +258,7 @@ def test_a_condition_that_never_ends_is_ended(dataset, monkeypatch):
     monkeypatch.setattr(published_table, "SECONDS", 0.5)
     slow = "(SELECT sum(sqrt(a.range * b.range)) FROM range(10000000) a, range(10000000) b) > ordinal"
     with pytest.raises(CommandError, match=r"ended after 0.5 s\. Nothing was changed"):
-        published_table.chosen(dataset.settings, dataset.catalog, slow)
+        published_table.matching_rows(dataset.settings, dataset.catalog, slow)
 
 
 @pytest.mark.parametrize("name", ["search", "export"])

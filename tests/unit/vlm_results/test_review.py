@@ -27,9 +27,9 @@ from vlm_results.review import (
     Reviewed,
     VerdictError,
     accuracy,
+    append_verdict,
     draw_sample,
     forget_verdicts,
-    keep,
     published_answers,
     verdict_of,
 )
@@ -54,18 +54,18 @@ def settings_with_images(tmp_path):
 APPEND = """
 import sys
 from pathlib import Path
-from vlm_results.review import Reviewed, keep, verdict_of
+from vlm_results.review import Reviewed, append_verdict, verdict_of
 home, name = Path(sys.argv[1]), sys.argv[2]
 for number in range(1_000_000):
     one = Reviewed(f"{name}-{number}", "k", number, "a", {"floors": 2})
-    keep(home, verdict_of(one, right=["floors"], wrong=[], corrections={}))
+    append_verdict(home, verdict_of(one, right=["floors"], wrong=[], corrections={}))
     print(f"{name}-{number}", flush=True)
 """
 
 
 def say(home, property_id="p1", right=(), wrong=(), **corrections):
     house = Reviewed(property_id, "k", 1, HOUSE.answer, HOUSE.description)
-    keep(home, verdict_of(house, right=right, wrong=wrong, corrections=corrections))
+    append_verdict(home, verdict_of(house, right=right, wrong=wrong, corrections=corrections))
 
 
 def test_the_latest_verdict_counts_and_earlier_ones_stay(tmp_path):
@@ -84,7 +84,7 @@ def test_what_was_judged_for_being_suspicious_does_not_count_as_drawn(tmp_path):
     """Suspicious answers are wrong more often than others: the accuracy of all would look too low."""
     say(tmp_path, right=["floors"])
     odd = replace(HOUSE, property_id="p2", why="In k, floors is 9.")
-    keep(tmp_path, verdict_of(odd, right=[], wrong=["floors"], corrections={}))
+    append_verdict(tmp_path, verdict_of(odd, right=[], wrong=["floors"], corrections={}))
     assert accuracy(tmp_path, PUBLISHED).fields["floors"].total == 1
     assert verdicts(tmp_path)["p2"].wrong == ("floors",)
 
@@ -98,7 +98,7 @@ def test_a_verdict_counts_for_the_answer_that_it_was_given_for_and_for_no_other(
     settings, catalog = dataset.settings, dataset.catalog
     drawn = draw_sample(settings, catalog, count=50, seed=4, suspicious=False)
     for one in drawn:
-        keep(settings.home, verdict_of(one, right=["floors"], wrong=[], corrections={}))
+        append_verdict(settings.home, verdict_of(one, right=["floors"], wrong=[], corrections={}))
 
     def counted():
         found = accuracy(settings.home, published_answers(settings, catalog))

@@ -38,7 +38,7 @@ from vlm_durable.state.withdrawing import being_withdrawn
 from vlm_durable.state.workers import Phase, Workers
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_results.published_table import readable_records
-from vlm_results.review import Reviewed, keep, verdict_of
+from vlm_results.review import Reviewed, append_verdict, verdict_of
 from vlm_results.word_index import find_words
 from vlm_training.checkpoints import Checkpoints, newest_state
 from vlm_training.rank_watch import PositionFile
@@ -83,7 +83,7 @@ def keep_beside(settings, gone, stays):
     """What else names properties: a review, the page's table, a training and its passed-over batches."""
     for one in (gone, stays):
         house = Reviewed(one, KEY, 0, ("a", "f"), {"floors": 2})
-        keep(settings.home, verdict_of(house, right=["floors"], wrong=[], corrections={}))
+        append_verdict(settings.home, verdict_of(house, right=["floors"], wrong=[], corrections={}))
     shown = settings.state_directory / "explore" / "shown.parquet"
     shown.parent.mkdir(parents=True)
     pq.write_table(pa.table({"property_id": [gone, stays]}), shown)
