@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 
 from examples.rendered_properties import write_example
 from vlm_assets.config.settings import EXAMPLE_MODEL
-from vlm_durable.files.lock_files import taken
+from vlm_durable.files.lock_files import acquire_lock
 from vlm_training.checkpoints import Checkpoints, newest_state
 from vlm_training.objective import DescribeObjective
 from vlm_training.order import SampleOrder, seed_of
@@ -146,7 +146,7 @@ def processes(folder: Path, *, ranks: int, workers: int = 0, **changes: Any) -> 
     path = folder / "work" / PLAN
     replace(TrainingPlan.read(path), workers=workers).write(path)
     (folder / "export").mkdir(exist_ok=True)
-    lock = taken(folder / "lock", seconds=30.0)
+    lock = acquire_lock(folder / "lock", seconds=30.0)
     assert lock is not None, "the ranks of a killed start are still there"
     return RankProcesses(
         folder=folder / "work",

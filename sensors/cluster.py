@@ -25,7 +25,7 @@ from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
 from vlm_durable.commands import command
 from vlm_durable.mirror.bucket import StoreAwayError, StoreError
-from vlm_durable.state.nodes import DEAD_SECONDS, SILENT_SECONDS, Look, Node, Nodes
+from vlm_durable.state.nodes import DEAD_SECONDS, SILENT_SECONDS, ClusterSnapshot, Node, Nodes
 from vlm_durable.versions.partition_files import PublishedError
 from vlm_durable.versions.stored import StoredPartitions
 
@@ -63,7 +63,7 @@ class ClusterWatch:
     on: dict[str, str] = field(default_factory=dict)
     slots: int = 0
 
-    def look(self, look: Look, runs: Iterable[RunState]) -> None:
+    def look(self, look: ClusterSnapshot, runs: Iterable[RunState]) -> None:
         """Take note of what there is now. runs: those that are watched."""
         if look.now - self.at > _GAP_SECONDS or look.now < self.at:
             self.since = look.now
@@ -72,7 +72,7 @@ class ClusterWatch:
         self.first = {run: self.first.get(run, look.now) for run in ids}
         self.on = {run: node for run, node in self.on.items() if run in ids}
         for run in ids:
-            node = look.of_run(run)
+            node = look.node_of_run(run)
             if node is not None and self.silence(node) <= DEAD_SECONDS:
                 self.on[run] = node.name
         self.first = {run: first for run, first in self.first.items() if run not in self.on}
@@ -85,7 +85,7 @@ class ClusterWatch:
 def why_over(
     run: RunState,
     watch: ClusterWatch,
-    look: Look,
+    look: ClusterSnapshot,
     *,
     has_ended: Callable[[str], bool],
     has_begun: Callable[[str], bool],
@@ -120,14 +120,14 @@ def why_over(
     return f"Its process on {name} is gone without a word: it was killed, or the node was started anew."
 
 
-def _is_watched(run: RunState, look: Look) -> bool:
+def _is_watched(run: RunState, look: ClusterSnapshot) -> bool:
     """Whether it is Ray's, or has not begun, or is being cancelled, or a node says that it has it.
 
     Left alone is what works elsewhere: the reconciliation knows the runs of this machine's code server, and
     nobody knows what a person started by hand on a machine that is no node.
     """
     is_at_work = run.status is dg.DagsterRunStatus.STARTED
-    return run.ray_job is not None or not is_at_work or look.of_run(run.run_id) is not None
+    return run.ray_job is not None or not is_at_work or look.node_of_run(run.run_id) is not None
 
 
 def _job(run: RunState) -> str:
@@ -153,7 +153,7 @@ class ClusterWatcher:
         """
         # Before the nodes: a run that is under way now, and whose process is gone a moment later, has ended.
         under_way = dagster.runs_in(UNDER_WAY)
-        look = self.nodes.look()
+        look = self.nodes.snapshot()
         runs = [run for run in under_way if _is_watched(run, look)]
         watch.look(look, runs)
         sentences = []
@@ -187,7 +187,7 @@ class ClusterWatcher:
         ]
         return sentences
 
-    def _tell(self, watch: ClusterWatch, look: Look, unix: float) -> list[str]:
+    def _tell(self, watch: ClusterWatch, look: ClusterSnapshot, unix: float) -> list[str]:
         """Alerts of nodes that count as dead, and of those that beat again."""
         open_subjects = {
             subject for subject, alert in self.outbox.open_subjects().items() if alert.kind == NODE_DEAD

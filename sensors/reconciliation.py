@@ -67,7 +67,7 @@ def end_dead_runs(
                 pid_and_start = dagster.process_of(run_id)
                 if pid_and_start is None:
                     continue  # Not begun: Dagster's monitoring ends it, or the sensor of a cluster.
-                process = ProcessIdentity.that_spoke(*pid_and_start)
+                process = ProcessIdentity.started_before(*pid_and_start)
             if process is not None and process.lives():
                 still[run_id] = process
                 continue

@@ -36,7 +36,7 @@ from vlm_assets.webserver.home import ClusterPlace, seed_settings
 from vlm_assets.webserver.process_group import ProcessEndedError, ProcessGroup, interruptible
 from vlm_durable.files.files import make_directory
 from vlm_durable.files.home_claim import claim_home
-from vlm_durable.files.lock_files import taken
+from vlm_durable.files.lock_files import acquire_lock
 from vlm_durable.files.processes import boot_id, process_start
 from vlm_durable.state.nodes import NodeDevice, NodeRecord, Nodes, RunLocks
 from vlm_durable.state.workers import Workers
@@ -178,7 +178,7 @@ def run_node(settings: Settings, place: Place, *, lends: bool, say: Callable[[st
 
     def current_record() -> NodeRecord:
         """The record of a heartbeat. It asks no device: a call of the driver may hang."""
-        living_workers = frozenset(worker.name for worker in workers.here() if worker.pid)
+        living_workers = frozenset(worker.name for worker in workers.on_this_machine() if worker.pid)
         current = replace(
             record, devices=device_records, runs=frozenset(locks.living()), workers=living_workers
         )
@@ -201,7 +201,7 @@ def run_node(settings: Settings, place: Place, *, lends: bool, say: Callable[[st
     make_directory(settings.state_directory)
     seed_settings(home, ClusterPlace.from_settings(settings))
     with ExitStack() as stack:
-        lock = taken(settings.state_directory / "node.lock", seconds=5.0)
+        lock = acquire_lock(settings.state_directory / "node.lock", seconds=5.0)
         if lock is None:
             raise NodeError(f"A node runs already on this machine for {settings.home}.")
         stack.callback(lock.close)

@@ -19,4 +19,4 @@ def examine_pool(settings: Settings) -> Iterator[tuple[Level, str]]:
     if settings.ray_address is None or address is None:
         return
     queue = DagsterApi(address, settings.dagster_home).queue(POOL)
-    yield from pool_findings(queue, Nodes(control_state(settings)).look().slots)
+    yield from pool_findings(queue, Nodes(control_state(settings)).snapshot().slots)

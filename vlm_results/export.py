@@ -37,7 +37,7 @@ from vlm_durable.files.files import (
     sync_directory,
     write_replacing,
 )
-from vlm_durable.files.lock_files import taken
+from vlm_durable.files.lock_files import acquire_lock
 from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, write_sealed
 from vlm_durable.versions.partition_files import PublishedRecord
 from vlm_durable.versions.published import PublishedPartitions
@@ -181,11 +181,11 @@ def _locked(folder: Path) -> Iterator[None]:
     make_directory((folder / _SHARDS).absolute())
     path = folder / _SHARDS / "lock"
     try:
-        lock = taken(path)
+        lock = acquire_lock(path)
         while lock is not None and not lock.is_at(path):
             # An export that ended at this moment removed the file.
             lock.close()
-            lock = taken(path)
+            lock = acquire_lock(path)
     except OSError as error:
         raise CommandError(
             f"{folder} cannot be locked ({error.strerror or error}). Give this user the right to write there,"

@@ -32,7 +32,7 @@ from vlm_assets.services.progress import doing_each
 from vlm_durable.commands import command
 from vlm_durable.files.files import make_directory, sync_directory, write_replacing
 from vlm_durable.files.layout import Home
-from vlm_durable.files.lock_files import taken
+from vlm_durable.files.lock_files import acquire_lock
 from vlm_durable.wording import counted
 from vlm_results.intervals import Share, wilson
 from vlm_results.published_table import published_records
@@ -254,7 +254,7 @@ def _locked(home: Path) -> Iterator[None]:
     """
     path = Home(home).state / "review.lock"
     make_directory(path.parent)
-    lock = taken(path, seconds=_LOCK_SECONDS)
+    lock = acquire_lock(path, seconds=_LOCK_SECONDS)
     if lock is None:
         raise CommandError(
             f"{home / REVIEWS} is in use by a process that does not go on (`fuser {path}` names it). Nothing"

@@ -34,7 +34,7 @@ from vlm_assets.config.settings import Settings
 from vlm_durable.commands import command
 from vlm_durable.files.files import exchange, make_directory, sha256_of, sync_directory, sync_file
 from vlm_durable.files.layout import AssetFolders, PartitionPaths
-from vlm_durable.files.lock_files import taken
+from vlm_durable.files.lock_files import acquire_lock
 from vlm_durable.files.sealed_json import (
     BrokenSealError,
     FormatVersionError,
@@ -109,7 +109,7 @@ def build_description_model(settings: Settings) -> dg.AssetsDefinition | None:
         try:
             with_store(partial(pull_data, settings, variants[name]))
             work = TrainingWork.of(settings, name, variants[name])
-            lock = taken(work.lock_path, seconds=_LOCK_SECONDS)
+            lock = acquire_lock(work.lock_path, seconds=_LOCK_SECONDS)
             if lock is None:
                 raise TrainingError(
                     f"Variant {name} is being trained by another process, which holds {work.lock_path}."

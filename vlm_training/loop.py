@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from vlm_durable.files.files import make_directory, write_replacing
-from vlm_durable.files.lock_files import taken
+from vlm_durable.files.lock_files import acquire_lock
 from vlm_durable.mirror.bucket import S3Folder, StoreAwayError
 from vlm_durable.wording import counted
 from vlm_training.checkpoints import (
@@ -593,7 +593,7 @@ class Training:
         """Another rank or the store is gone: one of those left writes down the last finished step."""
         self._say("saving", {})
         self._writer.wait()
-        lock = taken(self._folder / "last-words.lock")
+        lock = acquire_lock(self._folder / "last-words.lock")
         if lock is None or self.state.step in self._checkpoints.steps():
             return
         try:

@@ -35,7 +35,7 @@ def serving_process(code_server: int) -> ProcessIdentity | None:
     The code server passes all requests on to it, and starts a new one at each reload. An older one goes on
     beside it until its last run has ended.
     """
-    identities = [ProcessIdentity.of(pid) for pid in children(code_server) if _is_server(pid)]
+    identities = [ProcessIdentity.from_pid(pid) for pid in children(code_server) if _is_server(pid)]
     processes = [process for process in identities if process is not None]
     return max(processes, key=lambda process: process.start, default=None)
 

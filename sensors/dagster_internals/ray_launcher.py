@@ -30,7 +30,7 @@ from dagster_ray import RayRunLauncher
 from sensors.dagster_internals.patience import wait_for_postgres
 from sensors.dagster_internals.runs import RAY_JOB, first_ray_job, said_ray_job
 from vlm_durable.state.database import open_state
-from vlm_durable.state.nodes import RAY_RUN, Look, Nodes
+from vlm_durable.state.nodes import RAY_RUN, ClusterSnapshot, Nodes
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -163,9 +163,9 @@ class ClusterRunLauncher(RayRunLauncher):
     ) -> None:
         """Nothing: Ray's job information repeats the command line."""
 
-    def _look(self) -> Look:
+    def _look(self) -> ClusterSnapshot:
         try:
-            return self._nodes.look()
+            return self._nodes.snapshot()
         except OSError as error:
             raise DagsterUserCodeUnreachableError(str(error)) from error
 

@@ -35,7 +35,7 @@ from vlm_durable.files.files import (
     write_replacing,
 )
 from vlm_durable.files.layout import AssetFolders, Home
-from vlm_durable.files.lock_files import taken
+from vlm_durable.files.lock_files import acquire_lock
 from vlm_durable.files.sealed_json import FormatVersionError
 from vlm_durable.versions.version_mark import (
     Standing,
@@ -589,7 +589,7 @@ def only_catalog_writer(home: Path) -> Iterator[None]:
     folders = _folders(home)
     for folder in (folders.published, folders.versions, folders.staging, folders.locks):
         make_directory(folder)
-    lock = taken(folders.locks / "catalog.lock", seconds=_WAIT_SECONDS)
+    lock = acquire_lock(folders.locks / "catalog.lock", seconds=_WAIT_SECONDS)
     if lock is None:
         raise DurableWriteError(f"another process has been writing the catalogue for {_WAIT_SECONDS:.0f} s")
     try:

@@ -66,7 +66,7 @@ from vlm_durable.commands import command
 from vlm_durable.files.files import make_directory
 from vlm_durable.files.home_claim import claim_home
 from vlm_durable.files.layout import Home
-from vlm_durable.files.lock_files import taken
+from vlm_durable.files.lock_files import acquire_lock
 from vlm_durable.mirror.bucket import Place, S3Folder
 from vlm_durable.wording import counted
 
@@ -580,7 +580,7 @@ def only_ingest(home: Path, doing: str) -> Iterator[None]:
     claim_home(Home(home))
     path = Home(home).state / "ingest.lock"
     make_directory(path.parent)
-    lock = taken(path)
+    lock = acquire_lock(path)
     if lock is None:
         holder = path.read_text(errors="replace").strip() or "one that just began"
         raise IngestBusyError(

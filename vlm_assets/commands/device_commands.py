@@ -73,13 +73,13 @@ def pause_command(
 def _pause_node(settings: Settings, node: str, reason: str) -> None:
     state = control_state(settings)
     nodes = Nodes(state)
-    if node not in (known := nodes.look().nodes):
+    if node not in (known := nodes.snapshot().nodes):
         raise CommandError(
             f"There is no node {node}, so nothing was changed. Known: {', '.join(known) or 'none'}."
         )
     say(f"{pause_node(state, node, reason, now=time.time()).sentence()}.")
     deadline, most = time.monotonic() + DRAIN_SECONDS, 0
-    while (standing := nodes.look().nodes[node]).record.runs and not standing.is_dead:
+    while (standing := nodes.snapshot().nodes[node]).record.runs and not standing.is_dead:
         most = max(most, len(standing.record.runs))
         doing(_DRAINING, most - len(standing.record.runs), most)
         if time.monotonic() >= deadline:
@@ -184,7 +184,7 @@ def _forget(settings: Settings, name: str) -> None:
     elif nodes.forget(name):
         say(f"{name} is forgotten.")
     else:
-        there = nodes.look().nodes.get(name)
+        there = nodes.snapshot().nodes.get(name)
         raise CommandError(
             f"No node {name} is known."
             if there is None
@@ -197,7 +197,7 @@ def _of_cluster(settings: Settings) -> Iterator[dict[str, object]]:
     state = control_state(settings)
     records = LeftOutDevices(state).records()
     at_work = {worker.device: worker for worker in Workers(state).living() if worker.device}
-    for name, node in Nodes(state).look().nodes.items():
+    for name, node in Nodes(state).snapshot().nodes.items():
         for device in node.record.devices:
             record, worker = records.get(device.id), at_work.get(device.id)
             word = "held" if worker is not None else "free" if node.takes_runs else "not used"

@@ -375,7 +375,7 @@ def _devices(
     of_node: dict[str, tuple[Node, NodeDevice]] = {}
     try:
         if settings.ray_address is not None:
-            look = Nodes(state).look()
+            look = Nodes(state).snapshot()
             of_node = {one.id: (node, one) for node in look.nodes.values() for one in node.record.devices}
             here = [one for one, (node, _) in of_node.items() if not node.is_dead]
             silent = [node for node in look.nodes.values() if not node.takes_runs and node.record.slots]

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from vlm_durable.files.files import make_directory, sync_directory, write_replacing
-from vlm_durable.files.lock_files import LockFile, holders, is_held
+from vlm_durable.files.lock_files import LockFile, is_held, lock_holders
 from vlm_durable.files.processes import ProcessIdentity, process_start
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def only_dagster(dagster_home: Path, *, wait_seconds: float) -> Iterator[LockFil
     lock = LockFile(dagster_home / _LOCK)
     try:
         deadline = time.monotonic() + wait_seconds
-        while not lock.take():
+        while not lock.try_lock():
             holder = _holder(dagster_home)
             if holder is not None and holder.lives():
                 raise DagsterHomeError(
@@ -209,7 +209,7 @@ def only_dagster(dagster_home: Path, *, wait_seconds: float) -> Iterator[LockFil
                     " what is under way goes on."
                 )
             if time.monotonic() > deadline:
-                holding = holders(dagster_home / _LOCK)
+                holding = lock_holders(dagster_home / _LOCK)
                 which = ", ".join(map(str, holding)) or "of another user or machine"
                 how = f"`kill {' '.join(map(str, holding))}`" if holding else "them there"
                 raise DagsterHomeError(
@@ -261,16 +261,16 @@ class _Holder:
 
     def lives(self) -> bool:
         """Whether the starter lives."""
-        holding = holders(self.lock)
+        holding = lock_holders(self.lock)
         # Another user's are not seen.
         return self.pid in holding if holding else process_start(self.pid) is not None
 
     def orphans(self) -> list[ProcessIdentity]:
         """The processes that hold the lock after starter and watchdog are gone: nobody else ends them."""
-        holding = holders(self.lock)
+        holding = lock_holders(self.lock)
         if self.group is None or self.pid in holding or self.group in holding:
             return []
-        identities = [ProcessIdentity.of(pid) for pid in holding if _group_of(pid) == self.group]
+        identities = [ProcessIdentity.from_pid(pid) for pid in holding if _group_of(pid) == self.group]
         return [identity for identity in identities if identity is not None]
 
 

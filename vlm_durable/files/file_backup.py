@@ -16,7 +16,7 @@ from typing import Any
 
 from vlm_durable.commands import command
 from vlm_durable.files import files
-from vlm_durable.files.lock_files import taken
+from vlm_durable.files.lock_files import acquire_lock
 from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, write_sealed
 
 FORMAT = 1
@@ -254,7 +254,7 @@ def _refuse_used(home: Path, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    lock = taken(folder / _LOCK, seconds=0.0)
+    lock = acquire_lock(folder / _LOCK, seconds=0.0)
     if lock is None:
         raise BackupError(f"Another process is making a backup in {folder}. Wait until it has ended.")
     try:

@@ -1,8 +1,8 @@
-"""Lock files (flock): whoever dies, however, holds none any more, and a child made by fork holds none at all.
+"""Lock files (flock): a dead process holds no lock any more, and a forked child holds none at all.
 
-What lives here: opening, taking, looking, and closing them in a forked child, which would otherwise keep what
-its dead parent held. What does not: what each lock means, and the journal's own lock, for the journal stands
-on nothing else (``vlm_durable/journal/writer_lock.py``).
+What lives here: opening and acquiring locks, asking who holds one, and closing them in a forked child, which
+would otherwise keep its dead parent's locks. What does not: what each lock means, and the journal's own lock,
+because the journal depends on no other module of locks (``vlm_durable/journal/writer_lock.py``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class LockFile:
     """An open lock file of this process; never inherited through exec."""
 
     def __init__(self, path: Path, *, create: bool = True) -> None:
-        """Open it, unlocked; to write, for NFS locks exclusively nothing else. Raises OSError."""
+        """Open the file, unlocked, for writing: NFS locks only such files exclusively. Raises OSError."""
         flags = os.O_CLOEXEC | (os.O_CREAT if create else 0)
         self._descriptor: int | None
         try:
@@ -34,7 +34,7 @@ class LockFile:
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
                 raise
-            # Another user's, or mounted to read: on a local disk that is enough to lock.
+            # Another user's file, or mounted read-only: on a local disk reading is enough to lock.
             self._descriptor = os.open(path, flags | os.O_RDONLY, 0o600)
         _open.add(self)
 
@@ -43,8 +43,8 @@ class LockFile:
         """False after ``close``, and in a forked child."""
         return self._descriptor is not None
 
-    def take(self, *, shared: bool = False) -> bool:
-        """Try to lock without waiting; whether it worked. Raises OSError where the file system cannot."""
+    def try_lock(self, *, shared: bool = False) -> bool:
+        """Lock without waiting. Returns whether it worked. Raises OSError where the file system cannot."""
         assert self._descriptor is not None, "it is closed"
         try:
             fcntl.flock(self._descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -53,12 +53,12 @@ class LockFile:
         return True
 
     def wait(self) -> None:
-        """Lock, however long another has it. Raises OSError."""
+        """Lock, waiting as long as another process holds the lock. Raises OSError."""
         assert self._descriptor is not None, "it is closed"
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
 
     def fileno(self) -> int:
-        """For a child that is handed the lock (``pass_fds``): it is free when all who have it closed it."""
+        """The descriptor, to pass the lock to a child (``pass_fds``): all copies must close to free it."""
         assert self._descriptor is not None, "it is closed"
         return self._descriptor
 
@@ -72,25 +72,25 @@ class LockFile:
         """Free the lock. Safe to call twice."""
         if self._descriptor is not None:
             _open.discard(self)
-            # Before the descriptor: its number may be another file's a moment later.
+            # Forgotten before it is closed: a moment later the number may be another file's.
             descriptor, self._descriptor = self._descriptor, None
             os.close(descriptor)
 
 
 _open: set[LockFile] = set()
-"""Those of this process."""
+"""The open lock files of this process."""
 
 
-def taken(path: Path, *, seconds: float = 0.0) -> LockFile | None:
-    """The lock, or None where another has it for so long. Raises OSError."""
+def acquire_lock(path: Path, *, seconds: float = 0.0) -> LockFile | None:
+    """Acquire the lock; None where another process holds it for longer than ``seconds``. Raises OSError."""
     deadline = time.monotonic() + seconds
     file = LockFile(path)
     try:
-        while not file.take():
+        while not file.try_lock():
             if time.monotonic() >= deadline:
                 file.close()
                 return None
-            # flock knows no limit of time, and who holds it may be a stopped process.
+            # flock has no timeout, and the holder may be a stopped process.
             time.sleep(_LOOK_SECONDS)
     except BaseException:
         file.close()
@@ -98,15 +98,15 @@ def taken(path: Path, *, seconds: float = 0.0) -> LockFile | None:
     return file
 
 
-def created(path: Path, text: str = "") -> LockFile:
-    """A new file that holds ``text``, locked before it has its name: found unlocked, it is a dead process's.
+def create_locked(path: Path, text: str = "") -> LockFile:
+    """Create a file with ``text``, locked before it has its name: an unlocked one is a dead process's.
 
     Raises OSError.
     """
     temporary = temporary_name(path)
     file = LockFile(temporary)
     try:
-        file.take()
+        file.try_lock()
         temporary.write_text(text)
         temporary.replace(path)
     except BaseException:
@@ -117,26 +117,26 @@ def created(path: Path, text: str = "") -> LockFile:
 
 
 def is_held(path: Path) -> bool | None:
-    """Whether any process has the lock at this moment; None where the file is gone. Raises OSError.
+    """Whether any process holds the lock at this moment; None where the file is gone. Raises OSError.
 
-    Who ends well removes its file and then frees the lock: the free lock of a file that is gone says nothing.
+    A process that ends well removes its file and then frees the lock: then the free lock proves nothing.
     """
     try:
         file = LockFile(path, create=False)
     except FileNotFoundError:
         return None
     try:
-        if not file.take(shared=True):
+        if not file.try_lock(shared=True):
             return True
         return False if file.is_at(path) else None
     finally:
         file.close()
 
 
-def holders(path: Path) -> list[int]:
-    """The processes of this machine that have the lock alone, those that inherited it too.
+def lock_holders(path: Path) -> list[int]:
+    """The pids of this machine's processes that hold the lock exclusively, also by inheritance.
 
-    Who only looks is none of them. Another user's processes are not seen.
+    A process that only has the file open is not among them. Another user's processes are not seen.
     """
     pids = []
     for pid, descriptor in open_descriptors(path):
@@ -150,7 +150,7 @@ def holders(path: Path) -> list[int]:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """One at a time, over processes and threads; any death frees it. Raises OSError."""
+    """Hold the lock alone, among processes and threads; any death frees it. Raises OSError."""
     file = LockFile(path)
     try:
         file.wait()

@@ -1,8 +1,7 @@
-"""Whether a process that was seen before is still that one, by its start; who its children are, and its end.
+"""The identity of processes: pid and start; their children, their states and how they ended.
 
-What lives here: telling one process from another with its pid, ending with the parent, and an exit code as
-people read it. What does not: whether a materialization lives (its lock says that,
-``vlm_durable/state/workers.py``).
+What lives here: telling a process from a later one with its pid, ending with the parent, and exit codes in
+words. What does not: whether a materialization lives (its lock says that, ``vlm_durable/state/workers.py``).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Self
 
 _PR_SET_PDEATHSIG = 1
 _SLACK_SECONDS = 60.0
-"""Between a process's start and its first word: below it, wall clocks cannot tell two processes apart."""
+"""Between a process's start and its first message. Wall clocks cannot order two closer moments."""
 
 
 def process_start(pid: int) -> int | None:
@@ -51,23 +50,24 @@ class ProcessIdentity:
     boot_id: str
 
     @classmethod
-    def of(cls, pid: int) -> Self | None:
-        """The process that has this pid now, or None."""
+    def from_pid(cls, pid: int) -> Self | None:
+        """The process that has this pid now; None where there is none."""
         start = process_start(pid)
         return None if start is None else cls(pid, start, boot_id())
 
     @classmethod
-    def that_spoke(cls, pid: int, at: float, *, clock: Callable[[], float] = time.time) -> Self | None:
-        """The process that said at ``at`` (unix seconds) that it has this pid, or None: it is gone.
+    def started_before(cls, pid: int, at: float, *, clock: Callable[[], float] = time.time) -> Self | None:
+        """The process that has this pid, if it started before ``at`` (unix seconds); None: it is gone.
 
-        Once known, it is told by its start and its boot alone, whatever the clocks do afterwards.
+        For a process that stated its pid at ``at``. After this call its start and its boot identify it,
+        whatever the clocks do.
         """
-        process = cls.of(pid)
+        process = cls.from_pid(pid)
         if process is None:
             return None
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         age = now - process.start / os.sysconf("SC_CLK_TCK")
-        # One that began well after the word was said has inherited the number.
+        # A process that began well after ``at`` has inherited the number.
         return process if clock() - age <= at + _SLACK_SECONDS else None
 
     def lives(self) -> bool:
@@ -86,7 +86,7 @@ class ProcessIdentity:
         return any(_is_file(descriptor, file_stat) for descriptor in descriptors) and self.lives()
 
     def send(self, number: signal.Signals) -> bool:
-        """Send a signal to this process and to no other with its pid. False where it is gone.
+        """Send a signal to this process, never to a later one with its pid. False where it is gone.
 
         Raises PermissionError where it is another user's.
         """
@@ -95,7 +95,7 @@ class ProcessIdentity:
         except ProcessLookupError:
             return False
         try:
-            # Looked at with the descriptor open: from here on the pid cannot pass to another unnoticed.
+            # With the descriptor open, the pid cannot pass to another process unnoticed.
             if not self.lives():
                 return False
             signal.pidfd_send_signal(descriptor, number)
@@ -109,7 +109,7 @@ class ProcessIdentity:
 def die_with(parent: int, number: int = signal.SIGKILL) -> None:
     """Have the kernel send this process a signal when its parent ends, however that ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
-    # It may have ended before we asked.
+    # The parent may have ended before the call.
     if os.getppid() != parent:
         os._exit(1)
 
@@ -162,7 +162,7 @@ def _is_zombie(pid: int) -> bool:
 
 
 def _state(pid: int) -> str:
-    """The letter of a process's state; that of a dead one where there is none."""
+    """The letter of a process's state; "X" (dead) where there is no such process."""
     try:
         return _stat(pid)[0]
     except (OSError, IndexError):
@@ -193,13 +193,13 @@ def _processes() -> Iterator[tuple[int, list[str]]]:
 
 
 def _stat(pid: int) -> list[str]:
-    """What the kernel says of a process, from its state on. Raises OSError where there is none."""
+    """The fields of /proc/PID/stat from the state on. Raises OSError where there is no such process."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # The name may hold blanks.
 
 
 @contextlib.contextmanager
 def memory_limit(more: int) -> Iterator[None]:
-    """Let this process take so many bytes more: what wants too much fails by itself, not the machine."""
+    """Let this process allocate ``more`` bytes beyond what it has: an excess fails here alone."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limits = [

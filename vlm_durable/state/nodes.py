@@ -25,7 +25,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from vlm_durable.files.files import make_directory
-from vlm_durable.files.lock_files import created, is_held
+from vlm_durable.files.lock_files import create_locked, is_held
 from vlm_durable.files.processes import ProcessIdentity, boot_id, process_start
 from vlm_durable.state.database import ControlState
 from vlm_durable.state.pause import Pause, paused_nodes
@@ -123,7 +123,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Look:
+class ClusterSnapshot:
     """All nodes at one moment. now: by the clock of the database, in unix seconds."""
 
     now: float
@@ -134,8 +134,8 @@ class Look:
         """Runs with a device that the cluster can hold at once."""
         return sum(node.record.slots for node in self.nodes.values() if node.takes_runs)
 
-    def of_run(self, run_id: str) -> Node | None:
-        """The node that says that it has the run's process, or a materialization of it."""
+    def node_of_run(self, run_id: str) -> Node | None:
+        """The node that reports the run's process, or a materialization of the run."""
         return self._of_runs.get(run_id)
 
     @cached_property
@@ -153,15 +153,15 @@ class Nodes:
     def __init__(self, state: ControlState) -> None:
         self._state = state
 
-    def look(self) -> Look:
+    def snapshot(self) -> ClusterSnapshot:
         """All nodes that ever beat and were not forgotten, by name."""
         pauses = paused_nodes(self._state)
 
-        def read(connection: sa.Connection) -> Look:
+        def read(connection: sa.Connection) -> ClusterSnapshot:
             now = float(connection.execute(sa.select(_now(connection))).scalar_one())
             rows = connection.execute(sa.select(_table).order_by(_table.c.name)).all()
             nodes = [Node(_record(row.record), row.beat_at, now - row.beat_at) for row in rows]
-            return Look(
+            return ClusterSnapshot(
                 now,
                 {
                     node.name: Node(node.record, node.beat_at, node.silent, pauses.get(node.name))
@@ -208,7 +208,7 @@ class Nodes:
             thread.join()
 
     def _another(self, name: str, other: str) -> str:
-        namesake = self.look().nodes.get(name)
+        namesake = self.snapshot().nodes.get(name)
         where = (
             f" (it last did {namesake.silent:.0f} s ago, from {namesake.record.address})" if namesake else ""
         )
@@ -219,10 +219,10 @@ class Nodes:
 
         The second one from now does: the first may have been put together before.
         """
-        began = self.look().now
+        began = self.snapshot().now
         later: dict[str, set[float]] = {}
         while True:
-            nodes = [node for node in self.look().nodes.values() if not node.is_dead]
+            nodes = [node for node in self.snapshot().nodes.values() if not node.is_dead]
             for node in nodes:
                 later.setdefault(node.name, set()).add(max(began, node.beat_at))
             if all(len(later[node.name] - {began}) > 1 for node in nodes):
@@ -285,8 +285,8 @@ class RunLocks:
         path = self.directory / f"{run_id}.lock"
         if is_held(path):
             raise BlockingIOError(f"Another process of this machine works for run {run_id}.")
-        process = ProcessIdentity.of(os.getpid())
-        lock = created(path, "" if process is None else f"{process.pid} {process.start}")
+        process = ProcessIdentity.from_pid(os.getpid())
+        lock = create_locked(path, "" if process is None else f"{process.pid} {process.start}")
         try:
             yield
         finally:

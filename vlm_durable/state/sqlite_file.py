@@ -263,7 +263,7 @@ class SqliteFile:
             ) from error
         try:
             deadline = time.monotonic() + self._busy_seconds
-            while not lock.take(shared=shared):
+            while not lock.try_lock(shared=shared):
                 if time.monotonic() >= deadline:
                     raise ControlStateError(
                         f"{self.path} is in use by a process that does not go on (`fuser {path}` names it)."

@@ -23,7 +23,7 @@ from typing import Any, Self
 import sqlalchemy as sa
 
 from vlm_durable.files.files import make_directory
-from vlm_durable.files.lock_files import created, is_held
+from vlm_durable.files.lock_files import create_locked, is_held
 from vlm_durable.files.processes import boot_id, process_start
 from vlm_durable.state.database import ControlState
 from vlm_durable.state.nodes import Nodes
@@ -127,7 +127,7 @@ class WorkerBeat:
         self._intervals: deque[float] = deque(maxlen=_INTERVALS)
         self._samples: deque[tuple[float, int]] = deque([(self._written, 0)])
         self._write()
-        self._lock = created(workers.lock_of(worker))
+        self._lock = create_locked(workers.lock_of(worker))
 
     def __enter__(self) -> Self:
         return self
@@ -272,18 +272,18 @@ class Workers:
 
     def living(self) -> list[Worker]:
         """Workers that live, on all machines. One whose record does not read has pid 0 and no partition."""
-        local = self.here()
+        local = self.on_this_machine()
         return (
             [*local, *self._elsewhere({worker.name for worker in local})] if self._state.is_shared else local
         )
 
-    def here(self) -> list[Worker]:
+    def on_this_machine(self) -> list[Worker]:
         """Workers of this machine whose process holds its lock."""
         return [worker for worker, held in self._all() if held]
 
     def _elsewhere(self, local_names: Collection[str]) -> list[Worker]:
         """Workers that other nodes say that they have. Raises ControlStateError."""
-        nodes = Nodes(self._state).look().nodes.values()
+        nodes = Nodes(self._state).snapshot().nodes.values()
         names = {name for node in nodes if not node.is_dead for name in node.record.workers} - set(
             local_names
         )

@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 from vlm_durable.commands import command
 from vlm_durable.files import files
 from vlm_durable.files.layout import VERSION_NUMBERS, AssetFolders
-from vlm_durable.files.lock_files import is_held, taken
+from vlm_durable.files.lock_files import acquire_lock, is_held
 from vlm_durable.files.sealed_json import FormatVersionError, refuse_newer_format, seal, unseal
 from vlm_durable.versions.version_mark import (
     Standing,
@@ -301,7 +301,7 @@ class PartitionFiles:
         locks = self.paths.publication_lock.parent
         for folder in (self.published.parent, self.record_path.parent, self.staging, locks):
             files.make_directory(folder)
-        lock = taken(self.paths.publication_lock, seconds=wait_seconds)
+        lock = acquire_lock(self.paths.publication_lock, seconds=wait_seconds)
         if lock is None:
             raise PartitionBusyError(
                 f"partition {self.key} in {self.published.parent} is being published or restored by another "

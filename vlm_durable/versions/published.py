@@ -195,7 +195,7 @@ class PublishedPartitions:
                 undo.callback(sink.discard)
                 in_use = LockFile(sink.path, create=False)
                 undo.callback(in_use.close)
-                in_use.take()
+                in_use.try_lock()
             rows = write_rows(sink, batches, schema)
             sha256 = sink.seal()
             wrong_ids, digest = read_back(sink.path, rows=rows, expected_ids=expected_ids)

@@ -312,7 +312,7 @@ def _open(path: Path) -> LockFile:
 def _take(file: LockFile) -> bool:
     """Try to lock without waiting; whether it worked."""
     try:
-        return file.take()
+        return file.try_lock()
     except OSError as error:
         raise LeaseDirectoryError(
             f"The file system of the leases cannot lock ({error.strerror}): put them on a local disk."

@@ -20,7 +20,7 @@ from typing import Any, Literal, Self
 from urllib.parse import quote, unquote
 
 from vlm_durable.files.files import write_replacing
-from vlm_durable.files.lock_files import LockFile, is_held, taken
+from vlm_durable.files.lock_files import LockFile, acquire_lock, is_held
 from vlm_durable.files.processes import ProcessIdentity, boot_id, processes_of_group
 from vlm_durable.files.sealed_json import refuse_newer_format
 from vlm_engine.devices.find import DeviceError, members
@@ -194,7 +194,7 @@ def end_loaded_servers(state_directory: Path, log: logging.Logger) -> list[str]:
     staying = []
     try:
         for record in servers.living():
-            lock = taken(servers.files(record.device).lessee, seconds=1.0)
+            lock = acquire_lock(servers.files(record.device).lessee, seconds=1.0)
             if lock is None:
                 staying.append(f"{record.device} is in use: {record.sentence()}")
             else:
@@ -232,7 +232,7 @@ def _end_remnants(record: ServerRecord | None) -> None:
     if record.host != socket.gethostname() or record.supervisor.boot_id != boot_id():
         return
     for pid, session in processes_of_group(record.server.pid):
-        one = ProcessIdentity.of(pid)
+        one = ProcessIdentity.from_pid(pid)
         if one is not None and session == record.supervisor.pid:
             with contextlib.suppress(PermissionError):
                 one.send(signal.SIGKILL)

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from vlm_durable.files.files import make_directory
-from vlm_durable.files.lock_files import taken
+from vlm_durable.files.lock_files import acquire_lock
 from vlm_engine.devices.find import Device
 from vlm_engine.devices.loaded_servers import LoadedServerError, LoadedServers, ServerRecord
 from vlm_engine.protocol import EngineLostError
@@ -73,7 +73,7 @@ class OwnedServer:
         make_directory(self._servers.directory)
         self._servers.directory.chmod(0o700)
         # A supervisor that ends an idle server has it until nothing is left of that.
-        lock = taken(self._files.lessee, seconds=plan.grace_seconds + _SLACK_SECONDS)
+        lock = acquire_lock(self._files.lessee, seconds=plan.grace_seconds + _SLACK_SECONDS)
         if lock is None:
             raise ServerStartError(
                 f"Another process uses the model server of {device.id}, or is still ending it: see who holds"
@@ -177,7 +177,7 @@ class OwnedServer:
         if self._files.log.exists():
             self._files.log.replace(self._files.log.with_suffix(".log.1"))
         self._key = secrets.token_urlsafe(32)
-        lock = taken(self._files.supervisor, seconds=1.0)
+        lock = acquire_lock(self._files.supervisor, seconds=1.0)
         if lock is None:
             raise ServerStartError(f"Something else holds {self._files.supervisor}: see who with `fuser`.")
         try:

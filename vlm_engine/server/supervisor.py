@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm_durable.files.files import write_replacing
-from vlm_durable.files.lock_files import LockFile, taken
+from vlm_durable.files.lock_files import LockFile, acquire_lock
 from vlm_durable.files.processes import ProcessIdentity, children, die_with, how_it_ended
 from vlm_engine.devices.loaded_servers import ServerFiles, ServerRecord
 from vlm_engine.server.model_server import (
@@ -90,7 +90,7 @@ class Supervisor:
         self._order = order
         self._files = order.files
         self._umask = umask
-        reaper, own = ProcessIdentity.of(os.getppid()), ProcessIdentity.of(os.getpid())
+        reaper, own = ProcessIdentity.from_pid(os.getppid()), ProcessIdentity.from_pid(os.getpid())
         assert reaper is not None and own is not None
         since = datetime.now(UTC).isoformat(timespec="seconds")
         self._record = ServerRecord(
@@ -125,7 +125,7 @@ class Supervisor:
         except OSError as error:
             why = f"{self._record.command[0]}: {error.strerror}"
         else:
-            self._say(replace(self._record, server=ProcessIdentity.of(server.pid)))
+            self._say(replace(self._record, server=ProcessIdentity.from_pid(server.pid)))
             why = self._watch(server.pid)
             self._end(server.pid)
         self._files.key.unlink(missing_ok=True)
@@ -184,7 +184,7 @@ class Supervisor:
 
     def _was_idle(self) -> bool:
         """Whether no run has held it for long enough; then this process keeps all others away."""
-        lock = taken(self._files.lessee)
+        lock = acquire_lock(self._files.lessee)
         now = time.monotonic()
         if lock is None:
             self._alone_since = None

@@ -140,7 +140,7 @@ def test_a_silent_node_is_given_nothing(cluster, tmp_path, postgres_url):
         state.beat(lambda connection: connection.execute(aged))
 
     silence("one")
-    assert not cluster.nodes.look().nodes["one"].is_dead
+    assert not cluster.nodes.snapshot().nodes["one"].is_dead
     launch(cluster, PARTITION)
     assert cluster.jobs.submitted[0]["entrypoint_label_selector"] == {"vlm-assets/node": "in(two)"}
     silence("two")

@@ -13,7 +13,7 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.services.withdrawal import prepare_withdrawal, withdraw
-from vlm_durable.files.lock_files import taken
+from vlm_durable.files.lock_files import acquire_lock
 from vlm_durable.files.sealed_json import read_sealed, write_sealed
 from vlm_durable.state.withdrawing import begin_withdrawal
 from vlm_engine.devices.leases import NoDeviceFreeError
@@ -109,14 +109,14 @@ def test_a_training_learns_from_nothing_withdrawn_while_it_is_read(training_desk
     settings = training_desk.settings
     gone = Catalog.open(settings.home).slice(Catalog.open(settings.home).ranges[0])["property_id"].to_pylist()
 
-    def taken_late(path, *, seconds):
+    def acquired_late(path, *, seconds):
         if is_done:
             list(withdraw(settings, prepare_withdrawal(settings, gone)))
         else:
             begin_withdrawal(control_state(settings), [])
-        return taken(path, seconds=seconds)
+        return acquire_lock(path, seconds=seconds)
 
-    monkeypatch.setattr(description_model, "taken", taken_late)
+    monkeypatch.setattr(description_model, "acquire_lock", acquired_late)
     done = training_desk.materialize(ASSET, key="tiny")
     assert not done.success
     assert "withdrawn" in done.failure
@@ -133,16 +133,16 @@ def test_another_machine_takes_the_finished_model_from_the_store(training_desk, 
     (tmp_path / "second").mkdir(exist_ok=True)
     (tmp_path / "second" / "example").symlink_to(listing.parent)
     nothing = NoDevice(leases_directory=str(second.settings.state_directory / "leases"))
-    taken = second.materialize(ASSET, key="tiny", gpu=nothing)
-    assert taken.success, taken.failure
+    second_run = second.materialize(ASSET, key="tiny", gpu=nothing)
+    assert second_run.success, second_run.failure
     weights = [one.settings.home / ASSET / "tiny" / "model.safetensors" for one in (first, second)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
 def test_without_a_free_device_it_is_no_attempt(training_desk):
     """That no device came free says nothing of the training."""
-    taken = NoDeviceFree(leases_directory=str(training_desk.settings.state_directory / "leases"))
-    done = training_desk.materialize(ASSET, key="tiny", gpu=taken)
+    no_device = NoDeviceFree(leases_directory=str(training_desk.settings.state_directory / "leases"))
+    done = training_desk.materialize(ASSET, key="tiny", gpu=no_device)
     assert not done.success
     run_id = done.result.run_id
     assert training_desk.instance.get_run_by_id(run_id).tags[NO_ATTEMPT] == run_id

@@ -15,7 +15,7 @@ from tests.calls import calls_in
 from vlm_durable.files.layout import Home
 from vlm_durable.mirror.bucket import S3Folder, StoreAwayError, StoreError
 from vlm_durable.state.database import open_state
-from vlm_durable.state.nodes import Look, Node, NodeRecord
+from vlm_durable.state.nodes import ClusterSnapshot, Node, NodeRecord
 from vlm_durable.state.pause import Pause
 from vlm_durable.versions.stored import StoredPartitions
 
@@ -47,7 +47,7 @@ class Cluster:
         self.watcher = ClusterWatcher(self, self.outbox, "gpu")
         self.watch = ClusterWatch()
 
-    def look(self):
+    def snapshot(self):
         """As ``Nodes`` answers."""
         nodes = {}
         for name, beat in self.beats.items():
@@ -61,7 +61,7 @@ class Cluster:
                 workers=frozenset(self.workers.get(name, ())),
             )
             nodes[name] = Node(record, beat, self.now - beat, self.pauses.get(name))
-        return Look(self.now, nodes)
+        return ClusterSnapshot(self.now, nodes)
 
     def passes(self, seconds, *, beating=("one", "two")):
         """Let time pass, with a look every five seconds."""
@@ -245,7 +245,7 @@ def test_a_look_at_a_hundred_machines_with_eight_devices_is_short():
         )
         for n in range(100)
     }
-    watch, look = ClusterWatch(), Look(1000.0, nodes)
+    watch, look = ClusterWatch(), ClusterSnapshot(1000.0, nodes)
     asked = {"has_ended": lambda _: True, "has_begun": lambda _: False}
 
     def look_at_all():

@@ -234,7 +234,7 @@ def test_a_note_that_is_not_the_holders_own_ends_nobody(desk, changes):
             elif changes == "process_start":
                 record["process_start"] += 1
             else:
-                start = ProcessIdentity.of(bystander.pid).start
+                start = ProcessIdentity.from_pid(bystander.pid).start
                 record |= {"pid": bystander.pid, "process_start": start}
             path.write_text(json.dumps(record))
             desk.tick(0)

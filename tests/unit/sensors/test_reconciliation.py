@@ -113,7 +113,7 @@ def test_a_living_worker_is_never_ended(instance, workers, processes):
     starting = started_run(instance, pid=process.pid)
     ended, seen = end_dead_runs(DagsterFacts(instance), workers, {})
     assert ended == []
-    assert seen == {starting: ProcessIdentity.of(process.pid)}
+    assert seen == {starting: ProcessIdentity.from_pid(process.pid)}
     process.kill()
     process.wait()
     ended, _ = end_dead_runs(DagsterFacts(instance), workers, seen)
@@ -124,12 +124,12 @@ def test_a_living_worker_is_never_ended(instance, workers, processes):
 def test_a_clock_that_jumps_ends_nobody(processes):
     """Fault 16: once seen, a process is told by its start and its boot; before, jumps forward harm nobody."""
     process = sleeper(processes)
-    seen = ProcessIdentity.of(process.pid)
+    seen = ProcessIdentity.from_pid(process.pid)
     assert seen.lives()
     said_at = time.time()
-    assert ProcessIdentity.that_spoke(process.pid, said_at) == seen
-    assert ProcessIdentity.that_spoke(process.pid, said_at, clock=lambda: said_at - 3600) == seen
-    inherited = ProcessIdentity.that_spoke(process.pid, said_at - 3600)
+    assert ProcessIdentity.started_before(process.pid, said_at) == seen
+    assert ProcessIdentity.started_before(process.pid, said_at, clock=lambda: said_at - 3600) == seen
+    inherited = ProcessIdentity.started_before(process.pid, said_at - 3600)
     assert inherited is None, "a process that began an hour after the word has inherited the pid"
     process.kill()
     process.wait()
@@ -139,7 +139,7 @@ def test_a_clock_that_jumps_ends_nobody(processes):
 def test_a_reused_pid_is_not_signalled(processes):
     """A process of another start or boot with the same pid is another process."""
     process = sleeper(processes)
-    seen = ProcessIdentity.of(process.pid)
+    seen = ProcessIdentity.from_pid(process.pid)
     for other in (dataclasses.replace(seen, start=seen.start - 1), dataclasses.replace(seen, boot_id="x")):
         assert not other.send(signal.SIGKILL)
     assert process.poll() is None

@@ -17,7 +17,7 @@ from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands.main import find_command
 from vlm_assets.config.settings import CHECKOUT, load_settings
 from vlm_assets.services.command_error import CommandError
-from vlm_durable.files.lock_files import taken
+from vlm_durable.files.lock_files import acquire_lock
 from vlm_durable.files.sealed_json import read_sealed, write_sealed
 from vlm_results import export as export_module
 from vlm_results import published_table
@@ -110,7 +110,7 @@ def test_two_exports_into_one_folder_are_kept_apart(dataset, tmp_path):
     """The second would take the first one's unfinished files for left ones; it is refused until then."""
     folder = tmp_path / "out"
     first = export(dataset.settings, dataset.catalog, folder, Format.jsonl)
-    other = taken(folder / ".shards" / "lock")
+    other = acquire_lock(folder / ".shards" / "lock")
     with pytest.raises(CommandError, match="Another export"):
         export(dataset.settings, dataset.catalog, folder, Format.jsonl)
     other.close()

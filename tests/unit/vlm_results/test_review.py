@@ -19,7 +19,7 @@ from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands.main import app
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
-from vlm_durable.files.lock_files import taken
+from vlm_durable.files.lock_files import acquire_lock
 from vlm_durable.files.sealed_json import FormatVersionError
 from vlm_results import review, review_page
 from vlm_results.quality import Quality, Suspicion
@@ -216,7 +216,7 @@ def test_a_stopped_process_with_the_lock_is_named_and_waited_for_no_longer(
     page = TestClient(review_page.review_app(settings_with_images, Catalog.open(home), sample))
     before = (home / REVIEWS).read_bytes()
     judged = {"right": [], "wrong": [], "corrections": {}}
-    lock = taken(home / ".state" / "review.lock")
+    lock = acquire_lock(home / ".state" / "review.lock")
     try:
         with pytest.raises(CommandError, match=r"review\.jsonl is in use by a process"):
             say(home, "p2")

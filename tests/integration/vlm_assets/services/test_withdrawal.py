@@ -349,7 +349,7 @@ def test_a_training_that_has_just_begun_on_another_node_holds_up_a_withdrawal(
     nodes, workers = Nodes(there), Workers(there)
 
     def beat(seconds=0.0):
-        names = frozenset(one.name for one in workers.here())
+        names = frozenset(one.name for one in workers.on_this_machine())
         nodes.beat(NodeRecord("b", "boot", 1, "10.0.0.2", 1, workers=names))
 
     beat()

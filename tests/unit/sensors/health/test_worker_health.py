@@ -111,7 +111,7 @@ class Standing:
             process.send_signal(signal.SIGSTOP)
             # One that is not stopped yet takes SIGTERM first, though that was sent later.
             os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-        start = ProcessIdentity.of(process.pid).start
+        start = ProcessIdentity.from_pid(process.pid).start
         changes = {"phase": Phase.WORKING, "batch_seconds": 10.0, "moved": self.clock.now, **changes}
         fields = {"run_id": run_id, "partition": partition, "device": device, "pid": process.pid}
         self.workers[run_id] = replace(self.made, **fields, process_start=start, **changes)

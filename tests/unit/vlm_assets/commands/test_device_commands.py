@@ -74,14 +74,14 @@ def test_one_node_is_drained_and_taken_back(home, monkeypatch):
 
     assert "There is no node onne" in str(ask("pause", "--node", "onne").exception)
     assert "holds no run" in ask("pause", "--node", "one").output
-    assert not Nodes(state).look().slots
+    assert not Nodes(state).snapshot().slots
     assert pause_of(state) is None
     assert "takes work again" in ask("resume", "--node", "one").output
-    assert Nodes(state).look().slots == 1
+    assert Nodes(state).snapshot().slots == 1
     assert "is not dead" in str(ask("devices", "--forget-node", "one").exception)
-    assert Nodes(state).look().nodes, "all its runs would be ended"
+    assert Nodes(state).snapshot().nodes, "all its runs would be ended"
     assert "No node onne" in str(ask("devices", "--forget-node", "onne").exception)
     before = nodes_module._now
     monkeypatch.setattr(nodes_module, "_now", lambda connection: before(connection) + DEAD_SECONDS + 1)
     assert "is forgotten" in run(home, "--forget-node", "one").output
-    assert not Nodes(state).look().nodes
+    assert not Nodes(state).snapshot().nodes

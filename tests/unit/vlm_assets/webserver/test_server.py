@@ -28,7 +28,7 @@ def test_a_code_server_that_launches_nothing_is_restarted_and_a_person_is_told(d
     reloads: list[str] = []
     answers = iter([False, False, True, False, False, False, True])
     monkeypatch.setattr(server_module, "can_launch", lambda socket, seconds: next(answers))
-    monkeypatch.setattr(server_module, "serving_process", lambda pid: ProcessIdentity.of(hanging.pid))
+    monkeypatch.setattr(server_module, "serving_process", lambda pid: ProcessIdentity.from_pid(hanging.pid))
     monkeypatch.setattr(ProcessGroup, "pid_of", lambda self, name: 0)
     monkeypatch.setattr(DagsterApi, "reload_definitions", lambda self: reloads.append(self.url))
     monkeypatch.setattr(DagsterApi, "definitions_loaded", lambda self: True)

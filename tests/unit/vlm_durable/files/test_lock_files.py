@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from vlm_durable.files.lock_files import LockFile, is_held, locked, taken
+from vlm_durable.files.lock_files import LockFile, acquire_lock, is_held, locked
 
 
 @pytest.fixture
@@ -20,28 +20,28 @@ def test_one_holder_at_a_time_and_looking_changes_nothing(path):
     """Held is seen by others, free is free again, and what is gone is told apart."""
     assert is_held(path) is None
     one, other = LockFile(path), LockFile(path)
-    assert one.take()
-    assert not other.take()
-    assert not other.take(shared=True)
+    assert one.try_lock()
+    assert not other.try_lock()
+    assert not other.try_lock(shared=True)
     assert is_held(path) is True
     one.close()
     assert is_held(path) is False
-    assert other.take()
+    assert other.try_lock()
     other.close()
 
 
 def test_who_ends_well_while_somebody_looks_is_not_taken_for_dead(path, monkeypatch):
     """It removes its file and frees the lock between the look's opening and its lock."""
     holder = LockFile(path)
-    assert holder.take()
-    take = LockFile.take
+    assert holder.try_lock()
+    try_lock = LockFile.try_lock
 
     def ended(self, **options):
         path.unlink()
         holder.close()
-        return take(self, **options)
+        return try_lock(self, **options)
 
-    monkeypatch.setattr(LockFile, "take", ended)
+    monkeypatch.setattr(LockFile, "try_lock", ended)
     assert is_held(path) is None
 
 
@@ -56,7 +56,7 @@ def test_a_file_system_that_locks_only_what_is_open_to_write_is_enough(path, mon
 
     monkeypatch.setattr(fcntl, "flock", of_nfs)
     with locked(path):
-        assert taken(path) is None
+        assert acquire_lock(path) is None
 
 
 @pytest.mark.parametrize("reason", [errno.EACCES, errno.EROFS])
@@ -80,7 +80,7 @@ def test_closing_twice_frees_no_lock_but_its_own(path, tmp_path):
     first = LockFile(path)
     first.close()
     second = LockFile(tmp_path / "another.lock")
-    assert second.take()
+    assert second.try_lock()
     first.close()
     assert is_held(tmp_path / "another.lock")
     second.close()
@@ -89,7 +89,7 @@ def test_closing_twice_frees_no_lock_but_its_own(path, tmp_path):
 def test_a_forked_child_holds_nothing_of_its_parents(path):
     """It neither keeps what a dead parent held nor frees what a living one holds."""
     file = LockFile(path)
-    assert file.take()
+    assert file.try_lock()
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -124,12 +124,12 @@ def test_who_waits_goes_on_when_the_other_is_done(path):
 
 def test_a_lock_that_was_handed_to_a_child_is_the_childs(path):
     """There is no moment in between at which another could take it, and waiting for it is bounded."""
-    file = taken(path)
+    file = acquire_lock(path)
     assert file is not None
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=(file.fileno(),)) as child:
         file.close()
-        assert taken(path, seconds=0.1) is None
+        assert acquire_lock(path, seconds=0.1) is None
         child.communicate()
-    after = taken(path)
+    after = acquire_lock(path)
     assert after is not None
     after.close()

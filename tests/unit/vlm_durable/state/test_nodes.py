@@ -52,15 +52,15 @@ def test_a_node_is_what_it_last_said_and_its_silence_is_of_the_databases_clock(s
     monkeypatch.setattr("time.time", lambda: 5.0)
     nodes = Nodes(state)
     nodes.beat(RECORD)
-    node = nodes.look().nodes["one"]
+    node = nodes.snapshot().nodes["one"]
     assert node.record == RECORD
     assert 0 <= node.silent < 5
-    assert node.takes_runs and nodes.look().slots == 2
+    assert node.takes_runs and nodes.snapshot().slots == 2
     later(monkeypatch, DEAD_SECONDS + 1)
-    assert nodes.look().nodes["one"].is_dead
-    assert nodes.look().slots == 0
+    assert nodes.snapshot().nodes["one"].is_dead
+    assert nodes.snapshot().slots == 0
     nodes.beat(RECORD)
-    assert not nodes.look().nodes["one"].is_dead
+    assert not nodes.snapshot().nodes["one"].is_dead
 
 
 def test_no_error_ends_the_heartbeat(state, monkeypatch):
@@ -108,13 +108,13 @@ def test_a_machine_whose_name_another_took_meanwhile_writes_nothing_and_ends(sta
             assert told.wait(10)
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert nodes.look().nodes["one"].record == other
+    assert nodes.snapshot().nodes["one"].record == other
 
 
 def test_one_machine_at_a_time_runs_dagster_on_a_shared_database(state, monkeypatch):
     """Two daemons would launch each run twice. On a database of this machine nobody else can."""
     with only_machine_that_serves(state):
-        assert not Nodes(state).look().nodes
+        assert not Nodes(state).snapshot().nodes
     state.is_shared = True
     with only_machine_that_serves(state), only_machine_that_serves(state):
         pass
@@ -129,11 +129,11 @@ def test_a_paused_node_takes_nothing_and_the_others_do(state):
     nodes.beat(RECORD)
     nodes.beat(replace(RECORD, name="two"))
     pause_node(state, "one", "a new disk", now=1.0)
-    assert [node.takes_runs for node in nodes.look().nodes.values()] == [False, True]
+    assert [node.takes_runs for node in nodes.snapshot().nodes.values()] == [False, True]
     assert pause_of(state) is None
-    assert "--node one" in nodes.look().nodes["one"].sentence()
+    assert "--node one" in nodes.snapshot().nodes["one"].sentence()
     assert resume_node(state, "one") and not resume_node(state, "one")
-    assert nodes.look().slots == 4
+    assert nodes.snapshot().slots == 4
 
 
 def test_a_runs_lock_lasts_as_long_as_its_process(tmp_path):
@@ -162,7 +162,7 @@ def test_workers_of_other_nodes_live_as_long_as_their_node_says_so(state, tmp_pa
     assert Workers(state).living() == []
     Nodes(state).beat(replace(RECORD, workers=frozenset({"r.a"})))
     assert [one.partition for one in Workers(state).living()] == ["k"]
-    assert Workers(state).here() == []
+    assert Workers(state).on_this_machine() == []
     later(monkeypatch, DEAD_SECONDS + 1)
     assert Workers(state).living() == []
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from resources.gpu import GpuResource
-from vlm_durable.files.lock_files import taken
+from vlm_durable.files.lock_files import acquire_lock
 from vlm_durable.files.processes import ProcessIdentity
 from vlm_engine.devices import loaded_servers as module
 from vlm_engine.devices.find import GpuReading
@@ -27,7 +27,7 @@ HOLDER = LeaseHolder("run", "partition", "step")
 
 
 def record(**changes: object) -> ServerRecord:
-    own = ProcessIdentity.of(os.getpid())
+    own = ProcessIdentity.from_pid(os.getpid())
     fields = {
         "device": "cpu-0",
         "what": "A server of m",
@@ -63,7 +63,7 @@ def test_a_record_reads_back(servers: LoadedServers) -> None:
 
 def test_a_record_without_a_living_supervisor_is_no_server(servers: LoadedServers) -> None:
     """The lock decides: a record left behind, however true it sounds, is nobody's."""
-    record(server=ProcessIdentity.of(os.getpid())).write(servers.files("cpu-0").record)
+    record(server=ProcessIdentity.from_pid(os.getpid())).write(servers.files("cpu-0").record)
     assert servers.of("cpu-0") is None
     assert list(servers.living()) == []
     assert end_loaded_servers(servers.directory.parent, LOG) == []
@@ -80,7 +80,7 @@ def test_a_supervisor_that_says_nothing_is_an_error_not_an_empty_device(
         record(supervisor=ProcessIdentity(os.getpid(), -1, "another boot")).write(files.record)
     elif left_behind is not None:
         files.record.write_bytes(left_behind)
-    lock = taken(files.supervisor)
+    lock = acquire_lock(files.supervisor)
     assert lock is not None
     try:
         with pytest.raises(LoadedServerError, match="something lives on cpu-0"):
@@ -105,7 +105,7 @@ def test_the_memory_of_its_own_server_is_not_held_against_a_device(
     # This process plays the supervisor; told to end, it does not.
     monkeypatch.setattr(ProcessIdentity, "send", lambda *_: True)
     record(device="GPU-a", grace_seconds=0.0, state="ready").write(servers.files("GPU-a").record)
-    lock = taken(servers.files("GPU-a").supervisor)
+    lock = acquire_lock(servers.files("GPU-a").supervisor)
     assert lock is not None
     gpu = GpuResource(
         leases_directory=str(servers.directory.parent / "leases"), devices="GPU-a", min_free_memory_gib=16.0
