@@ -4,7 +4,7 @@ What lives here: the one owner of liveness. Heartbeats decide, by the database's
 somebody watched: who was away itself, or could not ask the database, declares nobody dead before it has
 watched for as long. Ray shortens the wait where it says that a job has ended, and means nothing otherwise.
 Also the pool's limit, which follows the nodes, and taking over what other machines published. What does not:
-which node a run goes to (``dagster_internals/ray_launcher.py``), workers and devices of a node
+which node a run goes to (the launcher), workers and devices of a node
 (``vlm_cluster/node.py``), and starting anything again (Dagster's run retries do that).
 """
 

@@ -24,7 +24,6 @@ import dagster as dg
 import typer
 
 from sensors.dagster_internals.events import DagsterFacts
-from sensors.dagster_internals.ray_launcher import NODE_LABEL
 from sensors.health_watch import Watch
 from vlm_assets.assets.stored_settings import refuse_at_start
 from vlm_assets.automation.sensors import build_health_watcher
@@ -32,8 +31,10 @@ from vlm_assets.commands.terminal import Home, app, chosen_settings, say
 from vlm_assets.config.resource_settings import build_gpu, control_state
 from vlm_assets.config.settings import PREFIX, Settings, SettingsError, of_env_file
 from vlm_assets.services.command_error import CommandError
-from vlm_assets.webserver.home import ClusterPlace, seed_settings
+from vlm_assets.webserver.home import seed_settings
 from vlm_assets.webserver.process_group import ProcessEndedError, ProcessGroup, interruptible
+from vlm_cluster.dagster_settings import cluster_settings
+from vlm_cluster.ray_launcher import NODE_LABEL
 from vlm_durable.files.files import make_directory
 from vlm_durable.files.home_claim import claim_home
 from vlm_durable.files.lock_files import acquire_lock
@@ -199,7 +200,7 @@ def run_node(settings: Settings, place: Place, *, lends: bool, say: Callable[[st
 
     claim_home(settings.layout)
     make_directory(settings.state_directory)
-    seed_settings(home, ClusterPlace.from_settings(settings))
+    seed_settings(home, cluster_settings(settings))
     with ExitStack() as stack:
         lock = acquire_lock(settings.state_directory / "node.lock", seconds=5.0)
         if lock is None:

@@ -16,7 +16,7 @@ def main(arguments: list[str]) -> None:
 
     with RunLocks(current_settings().state_directory).held(os.environ[RAY_RUN]):
         # Dagster takes seconds to import, and a loaded machine a minute: the run has begun before that.
-        from sensors.dagster_internals.ray_launcher import execute
+        from sensors.dagster_internals.launchers import execute
 
         execute(arguments)
 

@@ -26,6 +26,7 @@ from dagster import DagsterEventType as EventType
 from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, SqlEventLogStorageTable
 from dagster._serdes import deserialize_value
 
+from sensors.dagster_internals.launchers import job_launcher_of
 from sensors.dagster_internals.runs import InstanceRuns, unix
 from vlm_durable.markdown_text import plain
 
@@ -78,16 +79,12 @@ class DagsterFacts(InstanceRuns):
 
     def ray_job_has_ended(self, job: str) -> bool:
         """Whether Ray says that a job has ended; False where it does not know, or does not answer."""
-        from sensors.dagster_internals.ray_launcher import launcher_of
-
-        launcher = launcher_of(self.instance)
+        launcher = job_launcher_of(self.instance)
         return launcher is not None and launcher.has_ended(job)
 
     def stop_ray_job(self, job: str) -> None:
         """Have Ray end a job, if it still has it."""
-        from sensors.dagster_internals.ray_launcher import launcher_of
-
-        launcher = launcher_of(self.instance)
+        launcher = job_launcher_of(self.instance)
         if launcher is not None:
             launcher.stop(job)
 

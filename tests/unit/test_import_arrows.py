@@ -109,6 +109,39 @@ def test_the_core_names_no_more_of_the_extensions_than_it_does():
     assert {module: imports for module, imports in named.items() if imports} == {}
 
 
+def test_no_text_of_the_core_names_a_module_of_an_extension():
+    """A name in a string is an import that no checker sees: what an extension has goes through the door."""
+    words = re.compile(rf"\b({'|'.join(EXTENSIONS)})\b")
+    named = {str(path.relative_to(CHECKOUT)): words.findall(text) for path, text in texts_of_the_core()}
+    assert len(named) > 150
+    assert {path: found for path, found in named.items() if found} == {}
+
+
+def texts_of_the_core():
+    """The files of the core that a program reads: of modules the strings, without those that document."""
+    for package in CORE:
+        for path in sorted((CHECKOUT / package).rglob("*")):
+            if path.suffix == ".py":
+                tree = parsed(path)
+                documenting = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+                strings = (node for node in ast.walk(tree) if isinstance(node, ast.Constant))
+                yield path, "\n".join(str(node.value) for node in strings if id(node) not in documenting)
+            elif path.suffix in (".yaml", ".js", ".html"):
+                yield path, path.read_text()
+
+
+UNIT_TESTS = [
+    path for package in CORE for path in sorted((CHECKOUT / "tests" / "unit" / package).rglob("test_*.py"))
+]
+
+
+def test_the_cores_unit_tests_need_no_extension():
+    """They run where none is installed (`make test-core-alone`)."""
+    assert len(UNIT_TESTS) > 100
+    importing = {str(path.relative_to(CHECKOUT)): tops(path) & set(EXTENSIONS) for path in UNIT_TESTS}
+    assert {path: names for path, names in importing.items() if names} == {}
+
+
 def test_no_file_imports_one_that_imports_it():
     """An import inside a function hides a circle, and does not undo it: one file cannot be read first."""
     arrows = files_that_import()

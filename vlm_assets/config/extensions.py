@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 if TYPE_CHECKING:
     import dagster as dg
 
-from vlm_assets.config.settings import Settings
+from vlm_assets.config.settings import PREFIX, Settings, SettingsError
 from vlm_durable.state.workers import Worker
 
 GROUP: Final = "vlm_assets.extensions"
@@ -82,6 +82,10 @@ class Extension:
 
         return dg.Definitions()
 
+    def dagster_settings(self, settings: Settings) -> str | None:
+        """The text of dagster.yaml, with the launcher of runs, where runs of these settings are its own."""
+        return None
+
     def assets_by_hand(self, settings: Settings) -> tuple[str, ...]:
         """Assets whose failures are told, and that nothing but a person starts again."""
         return ()
@@ -119,3 +123,19 @@ def installed() -> tuple[Extension, ...]:
     """The extensions of this environment, by name."""
     points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
     return tuple(point.load()() for point in points)
+
+
+def launcher_settings(settings: Settings) -> str | None:
+    """The text of dagster.yaml of the extension that launches the runs; None for runs on this machine.
+
+    Raises SettingsError where no extension does, and the settings ask for it.
+    """
+    texts = (extension.dagster_settings(settings) for extension in installed())
+    text = next((text for text in texts if text is not None), None)
+    if text is None and settings.ray_address is not None and settings.store is not None:
+        raise SettingsError(
+            f"{PREFIX}RAY_ADDRESS is set, and no extension for several machines is installed here, so"
+            " partitions would run on this machine alone. Install vlm-assets-cluster, or unset"
+            f" {PREFIX}RAY_ADDRESS."
+        )
+    return text

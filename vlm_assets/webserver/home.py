@@ -20,7 +20,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import yaml
 
@@ -28,13 +27,9 @@ from vlm_durable.files.files import make_directory, sync_directory, write_replac
 from vlm_durable.files.lock_files import LockFile, is_held, lock_holders
 from vlm_durable.files.processes import ProcessIdentity, process_start
 
-if TYPE_CHECKING:
-    from vlm_assets.config.settings import Settings
-
 _log = logging.getLogger(__name__)
 
 _TEMPLATE = Path(__file__).with_name("dagster.yaml")
-_CLUSTER_TEMPLATE = Path(__file__).with_name("dagster-cluster.yaml")
 _SEAL = "# As vlm-assets wrote it, and writes it anew. Once you change it, it is yours: "
 """What a file of ours ends with, before the digest of the rest."""
 
@@ -68,58 +63,56 @@ class DagsterHomeError(RuntimeError):
 
 
 def prepare_dagster_home(
-    dagster_home: Path, *, catalog_id: str | None, slots: int, cluster: ClusterPlace | None = None
+    dagster_home: Path, *, catalog_id: str | None, slots: int, with_launcher: str | None = None
 ) -> None:
     """Make a folder ready to be DAGSTER_HOME: settings, database, pool limit, catalogue.
 
     catalog_id: None where there is no catalogue yet; the definitions note it later.
-    slots: how many runs hold a device at once. Raises DagsterHomeError.
+    slots: how many runs hold a device at once. with_launcher: as in ``seed_settings``. Raises
+    DagsterHomeError.
     """
     _refuse_unusable_path(dagster_home)
-    seed_settings(dagster_home, cluster)
+    seed_settings(dagster_home, with_launcher)
     if catalog_id is not None:
         claim_for_catalog(dagster_home, catalog_id)
     _initialise_storage(dagster_home, slots=slots)
 
 
-@dataclass(frozen=True)
-class ClusterPlace:
-    """What Dagster's settings of a cluster name. bucket, prefix: for the output of runs. gpus: of a run."""
-
-    bucket: str
-    prefix: str
-    gpus: int
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> ClusterPlace | None:
-        """The cluster of the settings; None where this machine works alone."""
-        if settings.ray_address is None or settings.store is None:
-            return None
-        prefix = "/".join(filter(None, (settings.store.prefix, "dagster-logs")))
-        return cls(settings.store.bucket, prefix, settings.devices_per_model)
-
-
-def seed_settings(dagster_home: Path, cluster: ClusterPlace | None) -> None:
+def seed_settings(dagster_home: Path, with_launcher: str | None) -> None:
     """Write Dagster's settings into a home, or renew those that an older version wrote.
 
     The file's last line holds the digest of the others. Where it does not fit, a person changed the file, and
-    it stays. Raises DagsterHomeError.
+    it stays. with_launcher: the settings where an extension launches the runs; None for this machine's own.
+    Raises DagsterHomeError.
     """
     make_directory(dagster_home)
     # Its databases and locks are for this account alone: who may read them can hold their locks.
     dagster_home.chmod(0o700)
     settings = dagster_home / "dagster.yaml"
     text = settings.read_text() if settings.exists() else None
-    if cluster is not None and text is not None and "ClusterRunLauncher" not in text:
+    is_ours = text is None or (not settings.is_symlink() and _sealed(text.rpartition(_SEAL)[0]) == text)
+    if with_launcher is not None and text is not None:
+        _refuse_another_launcher(settings, text, with_launcher, is_ours=is_ours)
+    if is_ours:
+        new = _sealed(_TEMPLATE.read_text() if with_launcher is None else with_launcher)
+        if new != text:
+            write_replacing(settings, new.encode())
+
+
+def _refuse_another_launcher(settings: Path, text: str, with_launcher: str, *, is_ours: bool) -> None:
+    """Refuse settings that launch runs here, or with a module that is gone. Raises DagsterHomeError."""
+    launcher = yaml.safe_load(with_launcher)["run_launcher"]
+    if launcher["class"] not in text:
         raise DagsterHomeError(
             f"{settings} is of one machine, and VLM_ASSETS_RAY_ADDRESS is set: partitions would run here"
             " alone. Move the file away, and start again: one for the cluster is written. The history of"
             " one machine stays where it is, in SQLite; what is published becomes green again by itself."
         )
-    if text is None or (not settings.is_symlink() and _sealed(text.rpartition(_SEAL)[0]) == text):
-        new = _sealed(_template(cluster))
-        if new != text:
-            write_replacing(settings, new.encode())
+    if launcher["module"] not in text and not is_ours:
+        raise DagsterHomeError(
+            f"{settings} was changed by hand, and names the launcher by a module of an earlier version. Write"
+            f" `module: {launcher['module']}` below run_launcher, and start again. Nothing was changed."
+        )
 
 
 def start_timeout(dagster_home: Path) -> float | None:
@@ -129,15 +122,6 @@ def start_timeout(dagster_home: Path) -> float | None:
         return float(settings["run_monitoring"]["start_timeout_seconds"])
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError):
         return None
-
-
-def _template(cluster: ClusterPlace | None) -> str:
-    if cluster is None:
-        return _TEMPLATE.read_text()
-    text = _CLUSTER_TEMPLATE.read_text()
-    text = text.replace("BUCKET #", f"{json.dumps(cluster.bucket)} #")
-    text = text.replace("PREFIX\n", f"{json.dumps(cluster.prefix)}\n")
-    return text.replace("gpus: 1", f"gpus: {cluster.gpus}")
 
 
 def _sealed(text: str) -> str:

@@ -28,6 +28,7 @@ from resources.alerts.outbox import Outbox
 from sensors.dagster_internals.code_server import can_launch, serving_process
 from vlm_assets.assets.property_catalog import record_catalog
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
+from vlm_assets.config.extensions import launcher_settings
 from vlm_assets.config.resource_settings import control_state, runs_at_once
 from vlm_assets.config.settings import (
     CHECKOUT,
@@ -46,7 +47,6 @@ from vlm_assets.webserver.api import (
 )
 from vlm_assets.webserver.home import (
     LOST,
-    ClusterPlace,
     DagsterHomeError,
     DamagedDatabaseError,
     damages,
@@ -375,7 +375,7 @@ def serve_page(
 def prepare_home(home: Path, dagster_home: Path, *, slots: int, console: Console) -> None:
     """Make Dagster's state fit the home's catalogue. Without one, its pages say what to do first.
 
-    Raises CatalogError, DagsterHomeError, UnusableHomeError.
+    Raises CatalogError, DagsterHomeError, SettingsError, UnusableHomeError.
     """
     claim_home(Home(home))
     try:
@@ -385,9 +385,11 @@ def prepare_home(home: Path, dagster_home: Path, *, slots: int, console: Console
         catalog = None
     if dagster_home.is_dir():
         _renew_damaged_databases(home, dagster_home, console)
-    place = ClusterPlace.from_settings(load_settings(home=home))
     prepare_dagster_home(
-        dagster_home, catalog_id=catalog.catalog_id if catalog else None, slots=slots, cluster=place
+        dagster_home,
+        catalog_id=catalog.catalog_id if catalog else None,
+        slots=slots,
+        with_launcher=launcher_settings(load_settings(home=home)),
     )
     if catalog is not None:
         record_catalog(dagster_home, catalog)

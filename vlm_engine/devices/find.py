@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 _CLUSTER_MARKERS = {"SLURM_JOB_ID": "Slurm job", "VLM_RAY_RUN": "Ray run"}
-# The second is ours (``sensors/dagster_internals/ray_launcher.py``): Ray tells a job's process no id.
+# The second is ours (``vlm_cluster/ray_launcher.py``): Ray tells a job's process no id.
 _NO_DEVICES = {"", "-1", "NoDevFiles"}  # what CUDA, people and Slurm write for "none"
 _MOST_DEFAULT_SLOTS = 8
 _TOGETHER = "+"

@@ -60,7 +60,7 @@ import sys
 from vlm_engine.devices.find import find_devices
 from vlm_engine.prompt import build_prompt
 from vlm_engine.schema import load_schema
-from sensors.dagster_internals import ray_launcher
+from sensors.dagster_internals import launchers
 from vlm_cluster import ray_run
 from vlm_assets.config.resource_settings import build_vision_language_model
 from vlm_assets.config.settings import current_settings
@@ -75,7 +75,7 @@ def work(arguments):
     sys.stdin.readline()
     engine.close()
 
-ray_launcher.execute = work
+launchers.execute = work
 ray_run.main([])
 """
 

@@ -15,7 +15,9 @@ from sensors.dagster_internals.runs import set_pool
 from vlm_assets.commands.main import find_command
 from vlm_assets.config.resource_settings import runs_at_once
 from vlm_assets.config.settings import PREFIX, SECRETS, Settings, load_settings
-from vlm_assets.webserver.home import POOL, ClusterPlace, seed_settings
+from vlm_assets.webserver.home import POOL, seed_settings
+from vlm_cluster.dagster_settings import filled_in, logs_prefix
+from vlm_durable.mirror.bucket import S3Folder
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 DEPLOY = CHECKOUT / "deploy"
@@ -101,15 +103,14 @@ def test_no_rule_expires_what_is_published() -> None:
     rules = json.loads((DEPLOY / "s3" / "lifecycle.json").read_text())["Rules"]
     expiring = [rule["Filter"]["Prefix"] for rule in rules if "Expiration" in rule]
     assert expiring == ["PREFIX/dagster-logs/"]
-    place = ClusterPlace("BUCKET", "PREFIX/dagster-logs", gpus=1)
-    assert expiring[0].startswith(place.prefix)
+    assert expiring[0].startswith(logs_prefix(S3Folder.parse("s3://bucket/PREFIX")))
 
 
 def test_dagster_takes_the_settings_of_a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What serve writes is read by Dagster's own loader: Postgres, launcher, logs, coordinator, pools."""
     monkeypatch.setenv("VLM_ASSETS_STATE_URL", "postgresql+psycopg2://u:p@h/d")
     monkeypatch.setenv("VLM_ASSETS_RAY_ADDRESS", "http://10.0.0.11:8265")
-    seed_settings(tmp_path, ClusterPlace("bucket", "prefix/dagster-logs", gpus=2))
+    seed_settings(tmp_path, filled_in(S3Folder.parse("s3://bucket/prefix"), devices_of_a_run=2))
     read, _ = dagster_instance_config(str(tmp_path))
     assert read["run_launcher"]["config"]["gpus"] == 2
     assert read["compute_logs"]["config"]["prefix"] == "prefix/dagster-logs"

@@ -16,10 +16,12 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands import main as cli
 from vlm_assets.config import extensions
 from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.settings import SettingsError
 from vlm_assets.definitions import build_defs
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.home_backup import back_up
 from vlm_assets.services.withdrawal import prepare_withdrawal, withdraw
+from vlm_durable.mirror.bucket import S3Folder
 from vlm_durable.state.workers import Workers
 
 MODULE = '''
@@ -196,3 +198,14 @@ def test_the_core_works_with_no_extension(
     first = catalog.slice(catalog.ranges[0])["property_id"].to_pylist()[0]
     assert list(withdraw(settings, prepare_withdrawal(settings, [first])))
     back_up(settings, tmp_path / "backup")
+
+
+def test_work_for_several_machines_is_refused_where_nothing_launches_it(
+    with_extensions: Callable[..., None], dataset: Dataset
+) -> None:
+    """Without an extension that knows the other machines, all would run on this one, and nobody be told."""
+    with_extensions()
+    assert extensions.launcher_settings(dataset.settings) is None
+    clustered = {"ray_address": "http://10.0.0.1:8265", "store": S3Folder.parse("s3://bucket/prefix")}
+    with pytest.raises(SettingsError, match="Install vlm-assets-cluster"):
+        extensions.launcher_settings(dataset.settings.model_copy(update=clustered))

@@ -22,7 +22,6 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands.terminal import TerminalConsole
 from vlm_assets.webserver import home as home_module
 from vlm_assets.webserver.home import (
-    ClusterPlace,
     DagsterHomeError,
     claim_for_catalog,
     damages,
@@ -64,21 +63,50 @@ def test_settings_that_a_person_changed_stay(tmp_path: Path) -> None:
     assert "# mine" in (tmp_path / "dagster.yaml").read_text()
 
 
-@pytest.mark.parametrize("cluster", [None, ClusterPlace("bucket", "logs", 2)])
-def test_settings_that_nobody_changed_follow_the_program(tmp_path: Path, monkeypatch, cluster) -> None:
+LAUNCHED_ELSEWHERE = """
+run_launcher:
+  module: launching
+  class: ElsewhereRunLauncher
+"""
+
+
+def test_settings_that_nobody_changed_follow_the_program(tmp_path: Path, monkeypatch) -> None:
     """A home of before gets the start timeout of now; one whose settings a person changed keeps them."""
-    was = home_module._template(cluster)
-    monkeypatch.setattr(home_module, "_template", lambda _: was.replace("enabled: true", "enabled: false"))
-    seed_settings(tmp_path, cluster)
+    before, template = tmp_path / "before.yaml", home_module._TEMPLATE
+    before.write_text(template.read_text().replace("enabled: true", "enabled: false"))
+    monkeypatch.setattr(home_module, "_TEMPLATE", before)
+    seed_settings(tmp_path, None)
     settings = tmp_path / "dagster.yaml"
     settings_before = settings.read_text()
-    monkeypatch.setattr(home_module, "_template", lambda _: was)
-    seed_settings(tmp_path, cluster)
-    assert yaml.safe_load(settings.read_text()) == yaml.safe_load(was)
+    monkeypatch.setattr(home_module, "_TEMPLATE", template)
+    seed_settings(tmp_path, None)
+    assert yaml.safe_load(settings.read_text()) == yaml.safe_load(template.read_text())
     changed = settings_before.replace("telemetry", "# mine\ntelemetry")
     settings.write_text(changed)
-    seed_settings(tmp_path, cluster)
+    seed_settings(tmp_path, None)
     assert settings.read_text() == changed
+
+
+def test_settings_with_a_launcher_follow_the_extension(tmp_path: Path) -> None:
+    """As it moves the launcher; where a person changed the file, the line to change is named."""
+    seed_settings(tmp_path, LAUNCHED_ELSEWHERE.replace("launching", "moved_since"))
+    settings = tmp_path / "dagster.yaml"
+    before = settings.read_text()
+    seed_settings(tmp_path, LAUNCHED_ELSEWHERE)
+    assert yaml.safe_load(settings.read_text()) == yaml.safe_load(LAUNCHED_ELSEWHERE)
+    settings.write_text(f"# mine\n{before}")
+    with pytest.raises(DagsterHomeError, match="Write `module: launching` below run_launcher"):
+        seed_settings(tmp_path, LAUNCHED_ELSEWHERE)
+    assert settings.read_text() == f"# mine\n{before}"
+    settings.write_text(settings.read_text().replace("moved_since", "launching"))
+    seed_settings(tmp_path, LAUNCHED_ELSEWHERE)
+
+
+def test_settings_of_one_machine_are_refused_where_an_extension_launches_runs(tmp_path: Path) -> None:
+    """Partitions would run on this machine alone, and nobody be told."""
+    seed_settings(tmp_path, None)
+    with pytest.raises(DagsterHomeError, match="Move the file away"):
+        seed_settings(tmp_path, LAUNCHED_ELSEWHERE)
 
 
 def test_runs_have_one_bound_to_start(tmp_path: Path) -> None:

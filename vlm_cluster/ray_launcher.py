@@ -1,14 +1,13 @@
-"""Dagster's run launcher for a Ray cluster, on top of dagster-ray's; and what a run's process begins with.
+"""Dagster's run launcher for a Ray cluster, on top of dagster-ray's.
 
 What lives here: which runs go to Ray, to which nodes, with what command, and what Ray says of a run's job.
 What does not: whether a run lives (``sensors/cluster.py``, by heartbeats): Dagster's own monitoring is not
-asked (``supports_check_run_worker_health``), so that liveness has one owner. Named in ``dagster.yaml``.
+asked (``supports_check_run_worker_health``), so that liveness has one owner. Named in
+``dagster-cluster.yaml``.
 
-Checked with dagster 1.13.27, dagster-ray 0.4.8 and ray 2.60.0. Not public: ``ExecuteRunArgs`` and the command
-``dagster api execute_run``; ``DefaultRunLauncher``; ``DagsterUserCodeUnreachableError``, for which Dagster's
-queue takes a run back (``max_user_code_failure_retries``). If the last goes: a run that meets no node ends as
-failed, and the retry schedule takes its partition up. Of dagster-ray only the configuration and the client
-are used: its tag ``dagster-ray/config`` would let whoever submits a run choose commands and environments.
+Checked with dagster-ray 0.4.8 and ray 2.60.0. Of dagster-ray only the configuration and the client are used:
+its tag ``dagster-ray/config`` would let whoever submits a run choose commands and environments. Dagster's
+private parts are in ``sensors/dagster_internals/launchers.py``.
 """
 
 from __future__ import annotations
@@ -22,12 +21,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
-from dagster._core.errors import DagsterUserCodeUnreachableError
-from dagster._core.launcher import DefaultRunLauncher, LaunchRunContext
-from dagster._grpc.types import ExecuteRunArgs
 from dagster_ray import RayRunLauncher
 
-from sensors.dagster_internals.patience import wait_for_postgres
+from sensors.dagster_internals.launchers import (
+    DagsterUserCodeUnreachableError,
+    DefaultRunLauncher,
+    JobLauncher,
+    LaunchRunContext,
+    execute_run_arguments,
+)
 from sensors.dagster_internals.runs import RAY_JOB, first_ray_job, said_ray_job
 from vlm_durable.state.database import open_state
 from vlm_durable.state.nodes import RAY_RUN, ClusterSnapshot, Nodes
@@ -47,7 +49,7 @@ _AWAY_SECONDS = 15.0
 _log = logging.getLogger(__name__)
 
 
-class ClusterRunLauncher(RayRunLauncher):
+class ClusterRunLauncher(RayRunLauncher, JobLauncher):
     """Runs of partitions are jobs of Ray, on nodes that beat; all others are processes of this machine.
 
     What they need (the catalogue, every published partition) is here, and none of them needs a device.
@@ -228,24 +230,6 @@ def _command(run: dg.DagsterRun, instance_ref: Any) -> str:
 
     Ray gives each process one thread; ours take those of their device.
     """
-    origin = run.job_code_origin
-    assert origin is not None, "a run of a code location has an origin"
-    arguments = ExecuteRunArgs(
-        job_origin=origin, run_id=run.run_id, instance_ref=instance_ref, set_exit_code_on_failure=True
-    ).get_command_args()
     environment = ["env", "-u", "OMP_NUM_THREADS", f"{RAY_RUN}={run.run_id}"]
-    return "exec " + shlex.join([*environment, sys.executable, "-m", _ENTRY, *arguments[-2:]])
-
-
-def execute(arguments: list[str]) -> None:
-    """Run ``dagster api`` in this process, with what a command of a launcher ends with."""
-    from dagster._cli.api import api_cli
-
-    wait_for_postgres()
-    api_cli.main(arguments, prog_name="dagster api")
-
-
-def launcher_of(instance: dg.DagsterInstance) -> ClusterRunLauncher | None:
-    """The instance's launcher, where it is this one."""
-    launcher = instance.run_launcher
-    return launcher if isinstance(launcher, ClusterRunLauncher) else None
+    arguments = execute_run_arguments(run, instance_ref)
+    return "exec " + shlex.join([*environment, sys.executable, "-m", _ENTRY, *arguments])

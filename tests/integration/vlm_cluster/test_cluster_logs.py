@@ -8,7 +8,8 @@ import dagster as dg
 import pytest
 from dagster_graphql.schema import create_schema
 
-from vlm_assets.webserver.home import ClusterPlace, seed_settings
+from vlm_assets.webserver.home import seed_settings
+from vlm_cluster.dagster_settings import filled_in
 
 SHOWN = """
 query($key: [String!]!) {
@@ -35,8 +36,7 @@ def machine(tmp_path, bucket, postgres_url, monkeypatch):
         local = tmp_path / name / "local"
         local.mkdir(parents=True)
         monkeypatch.setattr(tempfile, "tempdir", str(local))
-        place = ClusterPlace(bucket.bucket, f"{bucket.prefix}dagster-logs", 1)
-        seed_settings(tmp_path / name / "dagster", place)
+        seed_settings(tmp_path / name / "dagster", filled_in(bucket, devices_of_a_run=1))
         return dg.DagsterInstance.from_config(str(tmp_path / name / "dagster"))
 
     return open_as

@@ -9,13 +9,19 @@ from types import SimpleNamespace
 
 import dagster as dg
 import pytest
-from dagster._core.errors import DagsterUserCodeUnreachableError
-from dagster._core.launcher import DefaultRunLauncher, LaunchRunContext
 from dagster._core.storage.dagster_run import DagsterRunStatus
 
-from sensors.dagster_internals.ray_launcher import ClusterRunLauncher
+from sensors.dagster_internals.launchers import (
+    DagsterUserCodeUnreachableError,
+    DefaultRunLauncher,
+    LaunchRunContext,
+    job_launcher_of,
+)
 from sensors.dagster_internals.runs import RAY_JOB
-from vlm_assets.webserver.home import ClusterPlace, DagsterHomeError, seed_settings
+from vlm_assets.webserver.home import seed_settings
+from vlm_cluster.dagster_settings import filled_in
+from vlm_cluster.ray_launcher import ClusterRunLauncher
+from vlm_durable.mirror.bucket import S3Folder
 from vlm_durable.state import tables
 from vlm_durable.state.database import open_state
 from vlm_durable.state.nodes import SILENT_SECONDS, NodeRecord, Nodes
@@ -53,7 +59,7 @@ def cluster(tmp_path, postgres_url, monkeypatch):
     monkeypatch.setenv("VLM_ASSETS_RAY_ADDRESS", "http://10.0.0.1:8265")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     home = tmp_path / "dagster"
-    seed_settings(home, ClusterPlace("bucket", "data/dagster-logs", 2))
+    seed_settings(home, filled_in(S3Folder.parse("s3://bucket/data"), devices_of_a_run=2))
     nodes = Nodes(open_state(tmp_path, postgres_url))
     for name in ("one", "two"):
         assert nodes.beat(NodeRecord(name, "boot", 1, "10.0.0.2", 1))
@@ -198,15 +204,9 @@ def test_a_cancel_stops_the_job_of_its_own_run_alone(cluster):
 def test_dagsters_monitoring_has_no_say_in_who_lives(cluster):
     """A restarted head made Dagster fail runs that lived: heartbeats alone decide."""
     assert isinstance(cluster.launcher, ClusterRunLauncher)
+    assert job_launcher_of(cluster.instance) is cluster.launcher
     assert not cluster.launcher.supports_check_run_worker_health
     assert cluster.instance.run_monitoring_start_timeout_seconds > 10_000_000
     assert not cluster.launcher.has_ended("unknown to Ray")
     cluster.jobs.fails = ConnectionError("refused")
     assert not cluster.launcher.has_ended("dagster-run-x")
-
-
-def test_settings_of_one_machine_are_refused_for_a_cluster(tmp_path):
-    """Partitions would run on the head alone, and nobody be told."""
-    seed_settings(tmp_path, None)
-    with pytest.raises(DagsterHomeError, match="Move the file away"):
-        seed_settings(tmp_path, ClusterPlace("bucket", "logs", 1))
