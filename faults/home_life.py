@@ -262,7 +262,7 @@ def _make(
             metadata={"generation": generation, "parts": dict(partition.fingerprint.parts), "began": 0.0},
         )
         with staged:
-            staged.remember(work.remembered(staged.path))
+            staged.remember(work.record_metadata(staged.path))
             for note in published.publish(staged).notes:
                 say(note=f"{partition.asset} {key}: {note}")
         journal.retire()

@@ -124,12 +124,12 @@ def check_descriptions(
     """Run every check of DESCRIPTION_CHECKS on a staged file of the partition ``key``."""
     import duckdb  # Checked in a run, not where definitions load.
 
-    counted = _count(key, expected_ids, {DESCRIPTIONS: staged})
+    row_counts = _count(key, expected_ids, {DESCRIPTIONS: staged})
     with duckdb.connect() as connection:
         connection.from_parquet(str(staged)).create_view("staged")
         shape = _row_schema(staged, schema)
         return [
-            *_conservation(counted, (DESCRIPTIONS, key), len(expected_ids)),
+            *_conservation(row_counts, (DESCRIPTIONS, key), len(expected_ids)),
             shape,
             _images_used(connection) if shape.passed else _not_run("images_used", "row_schema"),
             _failed_share(connection, limits, key),
@@ -145,15 +145,15 @@ def check_embeddings(
     """
     import duckdb  # Checked in a run, not where definitions load.
 
-    counted = _count(key, expected_ids, {DESCRIPTIONS: descriptions, EMBEDDINGS: staged})
+    row_counts = _count(key, expected_ids, {DESCRIPTIONS: descriptions, EMBEDDINGS: staged})
     with duckdb.connect() as connection:
         connection.from_parquet(str(descriptions)).create_view("described")
         shape = _row_schema(staged, schema)
         return [
-            *_conservation(counted, (EMBEDDINGS, key), len(expected_ids)),
+            *_conservation(row_counts, (EMBEDDINGS, key), len(expected_ids)),
             shape,
             _vectors_sound(connection, staged) if shape.passed else _not_run("vectors_sound", "row_schema"),
-            _matches_descriptions(counted, (EMBEDDINGS, key)),
+            _matches_descriptions(row_counts, (EMBEDDINGS, key)),
         ]
 
 

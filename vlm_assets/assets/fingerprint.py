@@ -1,8 +1,7 @@
 """The fingerprint: a digest of everything that decides the meaning of a partition's rows.
 
-What lives here: how the parts become one digest, the name of a generation, and the parts that the settings
-decide now. Batch size, plan, workers and device are recorded with a run but are no part of it. Imports no
-Dagster, so that status and audit stay quick.
+Batch size, plan, workers and device are recorded with a run but are no part of it. Imports no Dagster, so
+that status and audit stay quick.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _AGAIN_SECONDS = 60.0
 class Fingerprint:
     """Named parts (for people: which one changed) and their digest (for machines: same or not).
 
-    settings: the parts as people read them, for what the record says; no part of the digest.
+    settings: the parts as people read them, for the published record; no part of the digest.
     """
 
     parts: Mapping[str, str]
@@ -143,19 +142,19 @@ def embedding_parts(model: TextEmbeddingModel) -> dict[str, str]:
 class Meaning:
     """The parts that the settings decide of one asset's fingerprint, computed once a process.
 
-    A server at an address may be down, and each look would wait for it: after a failure the parts are
+    A server at an address may be down, and each reader would wait for it. So after a failure the parts are
     computed again after a minute at the earliest.
     """
 
     def __init__(
         self,
-        parts: Callable[[], Mapping[str, str]],
+        compute_parts: Callable[[], Mapping[str, str]],
         clock: Callable[[], float] = time.monotonic,
         *,
-        settings: Callable[[], Mapping[str, Any]] = dict,
+        read_settings: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        self._parts = parts
-        self._settings = settings
+        self._compute_parts = compute_parts
+        self._read_settings = read_settings
         self._readable: Mapping[str, Any] | None = None
         self._clock = clock
         self._computed: Mapping[str, str] | None = None
@@ -164,11 +163,11 @@ class Meaning:
         """Why the parts are unknown."""
 
     @property
-    def now(self) -> Mapping[str, str]:
+    def parts(self) -> Mapping[str, str]:
         """The parts; empty where they are unknown. Nothing is called stale then."""
         if self._computed is None and self._clock() >= self._not_before:
             try:
-                self._computed = self._parts()
+                self._computed = self._compute_parts()
                 self.trouble = None
             except (EngineError, ValueError, OSError) as error:
                 self.trouble = str(error)
@@ -180,7 +179,7 @@ class Meaning:
         """The parts as people read them; empty where they are unknown."""
         if self._readable is None:
             try:
-                self._readable = self._settings()
+                self._readable = self._read_settings()
             except (EngineError, ValueError, OSError):
                 return {}
         return self._readable
@@ -204,10 +203,12 @@ class Meanings:
         return cls(
             Meaning(
                 lambda: description_parts(settings, build_vision_language_model(settings)),
-                settings=lambda: description_settings(settings, build_vision_language_model(settings)),
+                read_settings=lambda: description_settings(settings, build_vision_language_model(settings)),
             ),
             Meaning(
                 lambda: embedding_parts(build_text_embedding_model(settings)) if embeds else {},
-                settings=lambda: embedding_settings(build_text_embedding_model(settings)) if embeds else {},
+                read_settings=lambda: (
+                    embedding_settings(build_text_embedding_model(settings)) if embeds else {}
+                ),
             ),
         )

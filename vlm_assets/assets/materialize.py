@@ -33,7 +33,7 @@ from vlm_assets.assets.checks import (
 from vlm_assets.assets.fingerprint import ANEW, SETTINGS, TEXTS, Fingerprint
 from vlm_assets.assets.partition import Partition, adopt_rows, generation_of, rows_to_try_again
 from vlm_assets.assets.refusal import Refusal, clear_refusal
-from vlm_assets.assets.rows_in_doubt import RowsInDoubt, tell_failed_canaries
+from vlm_assets.assets.rows_in_doubt import RowsInDoubt, alert_failed_canaries
 from vlm_assets.assets.run_watch import (
     ImagesAwayError,
     RunProgress,
@@ -137,7 +137,7 @@ class Work(Protocol):
     def check(self, file: Path, *, accepted: Acceptance) -> Sequence[CheckOutcome]:
         """Run the checks on a file."""
 
-    def remembered(self, file: Path) -> dict[str, Any]:
+    def record_metadata(self, file: Path) -> dict[str, Any]:
         """What the published record says of the file's rows."""
 
     def metadata(self, file: Path) -> Metadata:
@@ -162,7 +162,7 @@ def range_of_run(context: dg.AssetExecutionContext, settings: Settings) -> tuple
         def pull() -> list[str]:
             pull_catalog(settings.home, store)
             assets = (settings.descriptions, settings.embeddings)
-            with person_decides(context):
+            with no_retry_after_put_back(context):
                 notes = [note for asset in assets for note in StoredPartitions(asset, store).pull(keys[0])]
             for asset in assets:
                 pull_closed(asset.partition(keys[0]), store)
@@ -194,7 +194,7 @@ class Materialization:
         self._settings = settings
         self._published = PublishedPartitions(partition.paths.asset)
         self._record = self._published.settled(partition.key)
-        tell_failed_canaries(settings)  # those of a run that was killed before it could
+        alert_failed_canaries(settings)  # those of a run that was killed before it could
         self._finish_setting_aside()
         asked_by = root_run_of(context) if options.recompute or options.retry_failed else None
         self._generation = generation_of(partition, self._record, asked_by)
@@ -231,7 +231,7 @@ class Materialization:
         ) as beat:
             # A withdrawal that begins later sees the heartbeat.
             _refuse_withdrawn(context, settings, partition)
-            with person_decides(context):
+            with no_retry_after_put_back(context):
                 materialization = cls(context, partition, work, options, beat, settings)
             yield materialization
 
@@ -326,7 +326,7 @@ class Materialization:
                 )
                 if (copying := self._copying) is not None:
                     wait_for_store(self._context, self._settings, lambda: copying.begin(journal))
-                self._restored = _tell_restored(self._context, journal.recovery)
+                self._restored = _report_restored(self._context, journal.recovery)
                 self._refuse_rows_in_doubt(journal)
                 if not self._options.recompute:
                     adopted, notes = adopt_rows(
@@ -360,7 +360,7 @@ class Materialization:
                 note_set_aside(self.partition.paths, self._generation, str(error))
                 self._finish_setting_aside()
             note_run(self._context, NO_ATTEMPT)
-            tell_failed_canaries(self._settings)
+            alert_failed_canaries(self._settings)
             raise
 
     def canary(self, device: Device) -> Canary:
@@ -520,7 +520,7 @@ class Materialization:
             if self._options.accept_failed:
                 now = datetime.now(UTC).isoformat(timespec="seconds")
                 accepted = Acceptance(failed, getpass.getuser(), now)
-            staged.remember(self._work.remembered(staged.path))
+            staged.remember(self._work.record_metadata(staged.path))
             if self._work.would_refuse(failed, accepted=NOT_ACCEPTED) and failed <= accepted.rows:
                 staged.remember({ACCEPTED_FAILED: asdict(replace(accepted, rows=failed))})
             outcomes, refusal = self._check(staged.path, accepted=accepted)
@@ -645,7 +645,7 @@ def _refuse_withdrawn(context: dg.AssetExecutionContext, settings: Settings, par
 
 
 @contextlib.contextmanager
-def person_decides(context: dg.AssetExecutionContext) -> Iterator[None]:
+def no_retry_after_put_back(context: dg.AssetExecutionContext) -> Iterator[None]:
     """Fail without a retry where a partition was put back: every further run would stop just so."""
     try:
         yield
@@ -669,7 +669,7 @@ def _began(context: dg.AssetExecutionContext, asset: str) -> float:
     return launched if launched is not None and asset == first else time.time()
 
 
-def _tell_restored(context: dg.AssetExecutionContext, recovery: Recovery) -> Metadata:
+def _report_restored(context: dg.AssetExecutionContext, recovery: Recovery) -> Metadata:
     """Say what an open restored, in the log and as an event of the partition, before any work.
 
     Returns what the finished file's page repeats of it.

@@ -1,8 +1,8 @@
-"""What state is a partition in? The one answer, from the catalogue, the published record and the journal.
+"""The state of a partition, from the catalogue, the published record and the journal.
 
 ``vlm-assets status``, ``run``, ``audit`` and ``repair``, the drift sensor, the retry schedule and the
-progress picture all ask ``PartitionStates``, so they cannot disagree. It changes nothing on disk; a note of
-verified files is written if ``VerifiedFiles.save`` is called.
+progress picture all ask ``PartitionStates``, so they cannot disagree. It changes nothing on disk; only
+``VerifiedFiles.save`` writes its note.
 """
 
 from __future__ import annotations
@@ -181,12 +181,12 @@ class Problem:
 class PartitionState:
     """One partition of one asset.
 
-    path: of its published file. rows: published, or else committed and there. expected: of the catalogue.
-    record: of the published file; None where nothing is published or it does not read. changed: parts of the
-    fingerprint that are not what they would be now; why: in words. new_images: properties whose images are
-    others now; None where their digests do not read. now: the digest of the fingerprint that it would have
-    now, where something is published. countable: whether the rows of its file can be counted.
-    note: a sentence about it.
+    path: of its published file. rows: published ones, else committed ones that are on disk. expected: rows of
+    the catalogue. record: of the published file; None where nothing is published or it cannot be read.
+    changed: parts of the fingerprint that would be different now; why: the changes in words. new_images:
+    properties whose images have changed; None where their digests cannot be read. fingerprint_now: the digest
+    of the fingerprint that it would have now, where something is published. countable: whether the rows of
+    its file can be counted. note: a sentence about the partition.
     """
 
     asset: str
@@ -200,7 +200,7 @@ class PartitionState:
     changed: tuple[str, ...] = ()
     why: tuple[str, ...] = ()
     new_images: int | None = 0
-    now: str = ""
+    fingerprint_now: str = ""
     countable: bool = False
     note: str | None = None
 
@@ -218,13 +218,13 @@ class PartitionState:
 class VerifiedFiles:
     """Published files that were read and are the newest version, by size, change time and inode.
 
-    The version mark counts as part of a file. A look reads only what changed since. ``seconds``: for which it
-    reads at most; ``unread`` counts the rest. ``state_directory``: of the note; None: without one.
+    The version mark counts as part of a file. A scan reads only files that changed since, for ``seconds`` at
+    most; ``unread`` counts the rest. ``state_directory``: of the note; None: without a note.
     """
 
     def __init__(self, state_directory: Path | None, *, seconds: float = _READ_SECONDS) -> None:
         self._path = None if state_directory is None else state_directory / "verified_files.json"
-        self._left = seconds
+        self._seconds_left = seconds
         self._verified: dict[str, str] = {}
         self._is_new = False
         self._marks: dict[str, dict[str, str]] = {}
@@ -236,30 +236,34 @@ class VerifiedFiles:
     def is_unchanged(self, files: PartitionFiles, record: PublishedRecord) -> bool:
         """Whether a file was verified as this version, and neither it nor its mark changed since."""
         note = self._verified.get(f"{files.asset}/{files.key}")
-        return note is not None and note == self._seen_now(files, record)
+        return note is not None and note == self._signature(files, record)
 
     def judge(self, files: PartitionFiles, record: PublishedRecord) -> Finding | None:
         """What is wrong with a published file that changed, or None; reads its bytes while there is time."""
         path = files.published
-        if self._left <= 0 and _size(path) == record.bytes:
+        if self._seconds_left <= 0 and _size(path) == record.bytes:
             self.unread += 1
             return None
-        began, seen = time.monotonic(), self._seen_now(files, record)
+        began, signature = time.monotonic(), self._signature(files, record)
         finding = judge(path, record, deep=True)
-        self._left -= time.monotonic() - began
-        if finding is None and seen is not None and path.stat().st_ctime_ns < time.time_ns() - _SETTLED_NS:
-            self._verified[f"{files.asset}/{files.key}"] = seen
+        self._seconds_left -= time.monotonic() - began
+        if (
+            finding is None
+            and signature is not None
+            and path.stat().st_ctime_ns < time.time_ns() - _SETTLED_NS
+        ):
+            self._verified[f"{files.asset}/{files.key}"] = signature
             self._is_new = True
         return finding
 
-    def _seen_now(self, files: PartitionFiles, record: PublishedRecord) -> str | None:
-        """What tells a published file and its mark from changed ones; None where there is no file."""
+    def _signature(self, files: PartitionFiles, record: PublishedRecord) -> str | None:
+        """Changes whenever a published file or its mark changes; None where there is no file."""
         try:
             file = files.published.stat()
         except OSError:
             return None
         if files.asset not in self._marks:
-            # All at once: one look for each partition made a status 20% slower.
+            # All at once: one listing for each partition made a status 20% slower.
             self._marks[files.asset] = _signatures(files.paths.asset.version_marks)
         mark = self._marks[files.asset].get(files.key, "-")
         return f"{file.st_size} {file.st_ctime_ns} {file.st_ino} {record.sha256[:16]} {mark}"
@@ -288,8 +292,8 @@ class PartitionStates:
     """The states of a home's partitions.
 
     deep: read every byte of files, copies and journals. verified: files that need not be read again; None:
-    every published file that is asked about is read. meanings: what the settings mean now; computed once.
-    stored: what is wrong in the store, a sentence for each asset and partition.
+    read every published file. meanings: of the current settings; computed once. stored: what is wrong in the
+    store, a sentence for each asset and partition.
     """
 
     def __init__(
@@ -317,8 +321,8 @@ class PartitionStates:
     ) -> list[PartitionState]:
         """Every partition of both assets, descriptions first, in the order of the catalogue.
 
-        Without an embedding model, of the embeddings only those of which something is published. advance:
-        told how many of the partitions were looked at.
+        Without an embedding model, only those embeddings that have a published file or a problem. advance:
+        called with how many of the partitions were read.
         """
         running = {(worker.asset, worker.partition) for worker in self._workers.living()}
         assets = (self._described, self._embedded)
@@ -356,7 +360,7 @@ class PartitionStates:
         is_running: bool,
         described: PartitionState | None = None,
     ) -> PartitionState:
-        """described: of an embedding, the descriptions as they were looked at a moment ago."""
+        """described: for embeddings, the state of their descriptions as it was read a moment ago."""
         files = PartitionFiles(asset, property_range.key)
         before: PartitionState | None = None
         for _ in range(_READINGS):
@@ -408,10 +412,6 @@ class PartitionStates:
         self, files: PartitionFiles, reading: RecordReading, untouched: PartitionState
     ) -> PartitionState:
         """What is published, and what is wrong with it. untouched: the partition's state without a file."""
-
-        def problem(kind: Kind, sentence: str, finding: FindingKind | None = None) -> Problem:
-            return Problem(kind, untouched.asset, untouched.key, sentence, str(files.published), finding)
-
         versions = reading.newest
         record = versions.published if versions is not None else None
         is_settled = not reading.damaged and not reading.unsettled
@@ -426,9 +426,8 @@ class PartitionStates:
             if not is_unchanged:
                 newest, older = files.put_back(reading.records)
         except RecordDamagedError as error:
-            return replace(
-                untouched, problems=(problem(Kind.RECORD, f"{error}"),), countable=files.published.exists()
-            )
+            damaged = _file_problem(files, Kind.RECORD, f"{error}")
+            return replace(untouched, problems=(damaged,), countable=files.published.exists())
         except PutBackError as error:
             doubt = error
         if newest is not None and (place := files.whole_file(newest)) is not None:
@@ -436,44 +435,19 @@ class PartitionStates:
                 f"What its record says is lost or older than version {newest.sequence} (published"
                 f" {newest.published_at}), and {place} is that version, to the byte."
             )
-            behind = (problem(Kind.RECORD_BEHIND, sentence),)
+            behind = (_file_problem(files, Kind.RECORD_BEHIND, sentence),)
             countable = place == files.published
             return replace(untouched, rows=newest.rows, record=newest, problems=behind, countable=countable)
-        if versions is None:
-            file_exists = files.published.exists()
-            if any(path.exists() for path in files.record_paths):
-                sentence = f"Neither copy of its record reads: {'; '.join(reading.damaged)}."
-                return replace(untouched, problems=(problem(Kind.RECORD, sentence),), countable=file_exists)
-            if file_exists:
-                sentence = f"{files.published} has no record: it was not published here."
-                return replace(untouched, problems=(problem(Kind.UNRECORDED, sentence),), countable=True)
         if versions is None or (versions.published is None and versions.pending is None):
-            marks = read_marks(files.paths.high_water_marks, untouched.key)
-            retired = next((mark.rows for mark in marks if mark.retired), None)
-            vanished = newest.rows if newest is not None else retired
-            if vanished is None:
-                return untouched
-            sentence = (
-                f"{counted(vanished, 'rows were', 'row was')} published once, says its mark, and neither"
-                " its record nor its file is"
-                " there."
-            )
-            return replace(untouched, problems=(problem(Kind.VANISHED, sentence),))
-        problems: list[Problem] = []
-        if reading.unsettled:
-            sentence = (
-                "A publication is under way or was interrupted; the next start of it, or repair, settles it."
-            )
-            problems.append(problem(Kind.PENDING, sentence))
-        if reading.damaged and not versions.pending:
-            sentence = f"{'; '.join(reading.damaged)}. The other copy is whole."
-            problems.append(problem(Kind.RECORD_COPY, sentence))
+            return _without_record(files, reading, untouched, newest)
+        problems = _record_problems(files, reading, versions)
         if newest is not None and older is not None:
             # Readers see the older version: the checks below are of it.
             versions = older
-            problems = [problem(Kind.PUT_BACK, put_back_sentence(files, newest, older.published))]
+            sentence = put_back_sentence(files, newest, older.published)
+            problems = [_file_problem(files, Kind.PUT_BACK, sentence)]
         elif doubt is not None:
-            problems = [problem(Kind.PUT_BACK, str(doubt))]
+            problems = [_file_problem(files, Kind.PUT_BACK, str(doubt))]
         record = files.peek() if versions.pending else versions.published
         if record is None:
             return replace(untouched, problems=tuple(problems))
@@ -484,34 +458,33 @@ class PartitionStates:
         else:
             finding = self._verified.judge(files, record)
         if finding:
-            problems.append(problem(Kind.FILE, finding.sentence, finding.kind))
+            problems.append(_file_problem(files, Kind.FILE, finding.sentence, finding.kind))
         elif record.rows != untouched.expected:
             sentence = (
                 f"{counted(record.rows, 'rows were', 'row was')} published where the catalogue has"
                 f" {untouched.expected}."
             )
-            problems.append(problem(Kind.IDS, sentence))
+            problems.append(_file_problem(files, Kind.IDS, sentence))
         if not versions.pending:
-            problems += [
-                problem(kind, sentence)
-                for kind, sentence in self._copies(files, (record, *versions.previous))
-            ]
+            problems += self._problems_of_copies(files, (record, *versions.previous))
         countable = finding is None or finding.kind in _COUNTABLE
         return replace(
             untouched, rows=record.rows, record=record, problems=tuple(problems), countable=countable
         )
 
-    def _copies(
+    def _problems_of_copies(
         self, files: PartitionFiles, versions: tuple[PublishedRecord, ...]
-    ) -> Iterator[tuple[Kind, str]]:
+    ) -> Iterator[Problem]:
+        """What is wrong with the second copy of a file and with its earlier versions."""
         for number, version in zip(VERSION_NUMBERS, versions, strict=False):
             path = files.slot(number)
             if not self._deep and _size(path) == version.bytes:
                 continue
             finding = judge(path, version, deep=self._deep)
-            if finding:
-                kind = Kind.EARLIER_VERSION if number else Kind.SECOND_COPY
-                yield kind, f"{'Earlier version' if number else 'Second copy'}: {finding.sentence}"
+            if finding and number:
+                yield _file_problem(files, Kind.EARLIER_VERSION, f"Earlier version: {finding.sentence}")
+            elif finding:
+                yield _file_problem(files, Kind.SECOND_COPY, f"Second copy: {finding.sentence}")
 
     def _staleness(
         self,
@@ -521,14 +494,14 @@ class PartitionStates:
         record: PublishedRecord,
         texts: PublishedRecord | None,
     ) -> PartitionState:
-        """What is published, with the parts of the fingerprint that changed since, and what that means."""
+        """The state with the parts of the fingerprint that changed since publication."""
         made_with: Mapping[str, str] = record.metadata.get("parts", {})
         meaning = self.meanings.of_asset(asset.name)
-        now = {**meaning.now, CATALOGUE_SLICE: self._catalog.slice_digest(property_range)}
+        now = {**meaning.parts, CATALOGUE_SLICE: self._catalog.slice_digest(property_range)}
         described = texts
         if asset.name == self._embedded.name and TEXTS in made_with:
             if described is None or described.metadata.get(TEXTS) != made_with[TEXTS]:
-                # As they are now: both may have been published since the descriptions were looked at.
+                # Read again: both may have been published since the descriptions were read.
                 with contextlib.suppress(RecordDamagedError):
                     described = PartitionFiles(self._described, property_range.key).peek()
             now[TEXTS] = "" if described is None else str(described.metadata.get(TEXTS))
@@ -554,7 +527,7 @@ class PartitionStates:
             )
         if asset.name == self._embedded.name:
             del now[CATALOGUE_SLICE]
-        state = replace(state, state=State.DONE, now=Fingerprint(now).digest)
+        state = replace(state, state=State.DONE, fingerprint_now=Fingerprint(now).digest)
         if not changed:
             return state
         before = record.metadata.get(SETTINGS, {})
@@ -579,7 +552,7 @@ class PartitionStates:
     def _new_images(
         self, asset: AssetFolders, property_range: PropertyRange, made_with: Mapping[str, str]
     ) -> int | None:
-        """How many properties have other images now than those that their rows were made of."""
+        """How many properties have other images than those that their rows were made of."""
         meaning = {name: part for name, part in made_with.items() if name != CATALOGUE_SLICE}
         path = asset.partition(property_range.key).published
         try:
@@ -596,7 +569,7 @@ class PartitionStates:
         )
 
     def _unfinished(self, asset: AssetFolders, state: PartitionState, *, check: bool) -> PartitionState:
-        """A partition that is not published: what its journals hold, and what is missing from them."""
+        """The state of an unpublished partition: the rows that its journals hold, and lost ones."""
         try:
             journals = _journals(asset, state.key, deep=self._deep)
         except FormatVersionError as error:
@@ -615,7 +588,7 @@ class PartitionStates:
 
 
 def stray_files(asset: AssetFolders, keys: Collection[str]) -> Iterator[Problem]:
-    """Files among an asset's published ones that are no partition of the catalogue. Raises OSError."""
+    """Files in an asset's folder that are no partition of the catalogue. Raises OSError."""
     listed, recorded = frozenset(keys), asset.recorded_keys()
     for key in asset.published_keys():
         path = asset.partition(key).published
@@ -643,6 +616,60 @@ def _untouched(asset: AssetFolders, property_range: PropertyRange) -> PartitionS
     return PartitionState(
         asset.name, property_range.key, published, State.NOT_STARTED, 0, len(property_range)
     )
+
+
+def _file_problem(
+    files: PartitionFiles, kind: Kind, sentence: str, finding: FindingKind | None = None
+) -> Problem:
+    return Problem(kind, files.asset, files.key, sentence, str(files.published), finding)
+
+
+def _without_record(
+    files: PartitionFiles,
+    reading: RecordReading,
+    untouched: PartitionState,
+    newest: PublishedRecord | None,
+) -> PartitionState:
+    """The state of a partition whose record names no published file.
+
+    newest: the newest version that the mark names, of which no file is whole.
+    """
+    if reading.newest is None:
+        file_exists = files.published.exists()
+        if any(path.exists() for path in files.record_paths):
+            sentence = f"Neither copy of its record reads: {'; '.join(reading.damaged)}."
+            damaged = _file_problem(files, Kind.RECORD, sentence)
+            return replace(untouched, problems=(damaged,), countable=file_exists)
+        if file_exists:
+            sentence = f"{files.published} has no record: it was not published here."
+            unrecorded = _file_problem(files, Kind.UNRECORDED, sentence)
+            return replace(untouched, problems=(unrecorded,), countable=True)
+    marks = read_marks(files.paths.high_water_marks, files.key)
+    retired = next((mark.rows for mark in marks if mark.retired), None)
+    rows = newest.rows if newest is not None else retired
+    if rows is None:
+        return untouched
+    sentence = (
+        f"{counted(rows, 'rows were', 'row was')} published once, says its mark, and neither its record nor"
+        " its file is there."
+    )
+    return replace(untouched, problems=(_file_problem(files, Kind.VANISHED, sentence),))
+
+
+def _record_problems(
+    files: PartitionFiles, reading: RecordReading, versions: PartitionVersions
+) -> list[Problem]:
+    """What is wrong with the record itself. versions: those of its newest copy."""
+    problems: list[Problem] = []
+    if reading.unsettled:
+        sentence = (
+            "A publication is under way or was interrupted; the next start of it, or repair, settles it."
+        )
+        problems.append(_file_problem(files, Kind.PENDING, sentence))
+    if reading.damaged and not versions.pending:
+        sentence = f"{'; '.join(reading.damaged)}. The other copy is whole."
+        problems.append(_file_problem(files, Kind.RECORD_COPY, sentence))
+    return problems
 
 
 def _journals(asset: AssetFolders, key: str, *, deep: bool) -> list[JournalInspection]:

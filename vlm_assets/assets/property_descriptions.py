@@ -54,7 +54,7 @@ from vlm_assets.assets.partition_page import (
     contact_sheet,
     read_quality,
 )
-from vlm_assets.assets.published_rows import remembered
+from vlm_assets.assets.published_rows import record_metadata
 from vlm_assets.assets.run_watch import (
     ImagesAwayError,
     ImagesWatch,
@@ -80,8 +80,8 @@ from vlm_engine.batch_sizes import (
     first_size,
     long_batch,
     remember,
+    remembered,
 )
-from vlm_engine.batch_sizes import remembered as remembered_sizes
 from vlm_engine.canary import Canary
 from vlm_engine.devices.find import Device
 from vlm_engine.feeding import DescribedBatch, Feeding
@@ -290,7 +290,7 @@ class DescriptionWork:
         size = first_size(self.settings.batch_size, _image_tokens(engine))
         if engine.batches_at_once == 1:  # else the engine makes its own batches
             state = control_state(self.settings)
-            size = choose(size, remembered_sizes(state, *measured_of))
+            size = choose(size, remembered(state, *measured_of))
             if plan is not None:
                 size = replace(size, tried=())
             remember(state, *measured_of, dict.fromkeys(size.tried, BEGUN))
@@ -543,9 +543,9 @@ class DescriptionWork:
     def _limits(self, accepted: Acceptance) -> FailedShareLimits:
         return FailedShareLimits(self.settings.failed_share, accepted)
 
-    def remembered(self, file: Path) -> dict[str, Any]:
+    def record_metadata(self, file: Path) -> dict[str, Any]:
         """What the published record says of the rows."""
-        return remembered(PartitionRows(file))
+        return record_metadata(PartitionRows(file))
 
     def metadata(self, file: Path) -> Metadata:
         """What a person looks at in a finished file: a contact sheet, the quality, and the counts."""

@@ -172,7 +172,7 @@ class EmbeddingWork:
         """Never: a description that failed is a row without a vector."""
         return False
 
-    def remembered(self, file: Path) -> dict[str, Any]:
+    def record_metadata(self, file: Path) -> dict[str, Any]:
         """Nothing beside what every record says."""
         return {}
 

@@ -114,15 +114,15 @@ class PublishedRows:
     @classmethod
     def from_record(cls, record: PublishedRecord) -> Self | None:
         """What a record says of its rows; None where it says nothing."""
-        counted: dict[str, Any] | None = record.metadata.get(COUNTED)
-        if counted is None:
+        counts: dict[str, Any] | None = record.metadata.get(COUNTED)
+        if counts is None:
             return None
-        failed = dict(counted["kinds"])
-        stretches = tuple(Stretch(**stretch) for stretch in counted["stretches"])
+        failed = dict(counts["kinds"])
+        stretches = tuple(Stretch(**stretch) for stretch in counts["stretches"])
         return cls(failed.pop("ok", 0), failed, stretches, record.metadata.get("began"))
 
 
-def remembered(rows: PartitionRows) -> dict[str, Any]:
+def record_metadata(rows: PartitionRows) -> dict[str, Any]:
     """What the published record says of a file: the texts that embeddings are made from, and its counts."""
     return {TEXTS: texts_digest(rows), COUNTED: row_counts(rows.path)}
 

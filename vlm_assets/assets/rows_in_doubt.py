@@ -98,7 +98,7 @@ def _made(rows: pa.Table | pa.RecordBatch) -> list[tuple[str | None, float]]:
     ]
 
 
-def tell_failed_canaries(settings: Settings) -> None:
+def alert_failed_canaries(settings: Settings) -> None:
     """Post an alert for each failed canary of which none tells yet, with the partitions in doubt.
 
     Killed in between, the next run of any partition does it again: what is posted twice is told once.

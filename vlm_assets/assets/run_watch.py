@@ -381,10 +381,10 @@ class ImagesWatch:
         uri = next(_spread(self.properties))
         raise ImagesAwayError(
             f"The images are away: none of those of {self.property_range.key} that could be read when they"
-            f" were catalogued can be read now, such as {uri} ({self._why_not(uri)}). No property has failed"
-            f" for that, and what is committed stays. {self.catalog.images.advice} Once they are back, the"
-            " partition goes on by itself. If these images are gone for good, take them out of the catalogue:"
-            f" {command('ingest', 'SOURCE', '--update')}."
+            f" were catalogued can be read now, such as {uri} ({self._read_error(uri)}). No property has"
+            f" failed for that, and what is committed stays. {self.catalog.images.advice} Once they are back,"
+            " the partition goes on by itself. If these images are gone for good, take them out of the"
+            f" catalogue: {command('ingest', 'SOURCE', '--update')}."
         )
 
     def judge_batch(self, described: Sequence[Described]) -> None:
@@ -398,7 +398,7 @@ class ImagesWatch:
         if not lost:
             return
         self.raise_if_away()
-        back = next((uri for uri, kind in lost if kind in _LOST_FOR_NOW and not self._why_not(uri)), None)
+        back = next((uri for uri, kind in lost if kind in _LOST_FOR_NOW and not self._read_error(uri)), None)
         if back is not None:
             raise ImagesAwayError(
                 f"The images were away for a moment: {back} could not be read, and can be now. Nothing of"
@@ -407,12 +407,12 @@ class ImagesWatch:
             )
 
     def _are_away(self) -> bool:
-        if self._readable_uri is not None and self._why_not(self._readable_uri) is None:
+        if self._readable_uri is not None and self._read_error(self._readable_uri) is None:
             return False
         none_was_there = True
         for uri in _spread(self.properties):
             none_was_there = False
-            if self._why_not(uri) is None:
+            if self._read_error(uri) is None:
                 self._readable_uri = uri
                 return False
         if none_was_there:
@@ -420,7 +420,7 @@ class ImagesWatch:
         had_images = pc.sum(pc.greater(pc.list_value_length(self.properties["image_uris"]), 0)).as_py()
         if had_images >= WHOLE_RANGE and not self.range_may_be_gone:
             return True
-        return not any(self._why_not(uri) is None for uri in self._of_other_ranges())
+        return not any(self._read_error(uri) is None for uri in self._of_other_ranges())
 
     def _of_other_ranges(self) -> Iterator[str]:
         """One image of each of a few other ranges: a small range may well be deleted as a whole."""
@@ -439,8 +439,8 @@ class ImagesWatch:
             listed_uri == uri and size is not None for listed_uri, size in zip(uris, sizes, strict=True)
         )
 
-    def _why_not(self, uri: str) -> str | None:
-        return self.catalog.images.why_not(uri)
+    def _read_error(self, uri: str) -> str | None:
+        return self.catalog.images.read_error(uri)
 
 
 def _spread(properties: pa.Table) -> Iterator[str]:

@@ -84,8 +84,8 @@ def refuse_at_start(settings: Settings, say: Callable[[str], None]) -> None:
         store.prove()
         for asset in ("property_descriptions", "property_embeddings"):
             meaning = meanings.of_asset(asset)
-            if meaning.now and store.head(_name(asset)) is not None:
-                refuse_other_settings(store, asset, meaning.now, settings.home)
+            if meaning.parts and store.head(_name(asset)) is not None:
+                refuse_other_settings(store, asset, meaning.parts, settings.home)
             if meaning.trouble:
                 say(f"Whether {asset} is made here as elsewhere is asked by each run: {meaning.trouble}")
         if settings.state_url is None:

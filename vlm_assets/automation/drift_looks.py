@@ -99,7 +99,7 @@ class DriftLooks:
     def expectation(self) -> str:
         """Digest of the catalogue's version and the settings."""
         catalog = self._catalog()
-        meaning = self.meanings.of_asset(self.asset.name).now
+        meaning = self.meanings.of_asset(self.asset.name).parts
         return digest_of([catalog.catalog_id, catalog.header.sequence, dict(meaning)])
 
     def look(self, key: str) -> Verdict | None:

@@ -164,7 +164,7 @@ class _Files:
             return True
         state = states.read(asset, key)
         journals = self._settings.layout.asset(asset).partition(key).journals
-        if state.now and any(journals.glob(f"{state.now}*/")):
+        if state.fingerprint_now and any(journals.glob(f"{state.fingerprint_now}*/")):
             return False
         # Other texts do not count as other settings: embeddings always follow the texts.
         return bool(set(state.changed) - {TEXTS}) or (

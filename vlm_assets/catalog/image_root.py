@@ -118,7 +118,7 @@ class ImageRoot:
             raise InvalidImagePathError("it is a folder or a device, not a file")
         return status.st_size
 
-    def why_not(self, uri: str) -> str | None:
+    def read_error(self, uri: str) -> str | None:
         """Why an image cannot be read now; None where it can."""
         try:
             descriptor = os.open(self.locate(uri), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -209,7 +209,7 @@ class S3ImageRoot:
         except (NoObjectError, ObjectDeniedError):
             return None
 
-    def why_not(self, uri: str) -> str | None:
+    def read_error(self, uri: str) -> str | None:
         """Why an image cannot be read now; None where it can. Raises StoreAwayError."""
         try:
             self.folder.peek(uri)
@@ -289,10 +289,10 @@ class ImageRoots:
         root, uri = self._root_of(uri)
         return root.size(uri)
 
-    def why_not(self, uri: str) -> str | None:
+    def read_error(self, uri: str) -> str | None:
         """As ``ImageRoot.why_not``."""
         root, uri = self._root_of(uri)
-        return root.why_not(uri)
+        return root.read_error(uri)
 
     def _root_of(self, uri: str) -> tuple[ImageRoot, str]:
         if not uri.startswith("/"):

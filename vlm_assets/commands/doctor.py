@@ -600,7 +600,7 @@ def _dagster(settings: Settings) -> Said:
         else:
             yield "error", f"Dagster at {address} does not have the definitions: see its log, start it again."
         queue = api.queue(POOL)
-        for name, why in queue.ailing.items():
+        for name, why in queue.failing_daemons.items():
             yield "error", f"Dagster's daemon {name} does not work ({why}): see its log, start Dagster again."
         if settings.ray_address is None:
             # In a cluster the pool follows the nodes.

@@ -33,13 +33,13 @@ _ABOUT = (
 
 @dataclass(frozen=True)
 class ChosenEngine:
-    """``server``: one that we start, or one at the address of the settings. lost: what ``auto`` forgoes.
+    """``server``: one that we start, or one at the address of the settings. warning: what ``auto`` forgoes.
 
     kept: whether a home may keep the choice; not where the driver did not answer.
     """
 
     engine: Literal["transformers", "server"]
-    lost: str | None = None
+    warning: str | None = None
     kept: bool = True
 
 
@@ -84,8 +84,8 @@ def keep_engine(settings: Settings, log: logging.Logger) -> None:
     chosen, note = chosen_engine(settings), _note(settings)
     if settings.engine != "auto" or not chosen.kept:
         return
-    if chosen.lost is not None:
-        log.warning(chosen.lost)
+    if chosen.warning is not None:
+        log.warning(chosen.warning)
     make_directory(note.parent)
     with suppress(FileExistsError):
         write_new(note, sealed({"about": _ABOUT, "engine": chosen.engine}))

@@ -95,12 +95,12 @@ def stale_work(
         devices=devices,
         cost=None if seconds is None or price is None else seconds / 3600.0 * devices * price,
         settings={
-            asset.name: settings_digest(meaning.now)
+            asset.name: settings_digest(meaning.parts)
             for asset, meaning in (
                 (settings.descriptions, meanings.descriptions),
                 (settings.embeddings, meanings.embeddings),
             )
-            if meaning.now
+            if meaning.parts
         },
     )
 

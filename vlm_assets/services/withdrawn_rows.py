@@ -10,7 +10,7 @@ import pyarrow as pa
 from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, Fingerprint, digest_of
 from vlm_assets.assets.partition import INPUTS, Partition, adopt_rows, generation_of
 from vlm_assets.assets.property_descriptions import DescriptionWork
-from vlm_assets.assets.published_rows import remembered
+from vlm_assets.assets.published_rows import record_metadata
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import WITHDRAWN, inputs_digest
 from vlm_assets.catalog.ranges import PropertyRange
@@ -102,7 +102,7 @@ def _rewrite(
     )
     with staged:
         if TEXTS in record.metadata:
-            staged.remember(remembered(PartitionRows(staged.path)))
+            staged.remember(record_metadata(PartitionRows(staged.path)))
         published.publish(staged)
     return True
 

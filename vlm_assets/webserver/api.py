@@ -87,7 +87,7 @@ class Queue:
     queued: int
     started: int
     slots: int
-    ailing: Mapping[str, str]
+    failing_daemons: Mapping[str, str]
 
 
 class DagsterApi:
@@ -172,7 +172,7 @@ class DagsterApi:
         )
         instance = answer["instance"]
         limits = {limit["concurrencyKey"]: limit["slotCount"] for limit in instance["concurrencyLimits"]}
-        ailing = {
+        failing_daemons = {
             daemon["daemonType"]: " ".join(
                 error["message"].strip()
                 for error in daemon["lastHeartbeatErrors"] or [{"message": "no heartbeat"}]
@@ -180,7 +180,9 @@ class DagsterApi:
             for daemon in instance["daemonHealth"]["allDaemonStatuses"]
             if daemon["required"] and not daemon["healthy"]
         }
-        return Queue(self.runs_in("QUEUED"), self.runs_in("STARTED"), int(limits.get(pool, 0)), ailing)
+        return Queue(
+            self.runs_in("QUEUED"), self.runs_in("STARTED"), int(limits.get(pool, 0)), failing_daemons
+        )
 
     def partition_keys(self, asset: str) -> PartitionKeys:
         """Which partitions of an asset are done, failed, running or not there. Raises DagsterApiError."""

@@ -1,8 +1,8 @@
 """Processes that never outlive the one that started them: one process group, ended as a whole.
 
-All of a group are ended, grandchildren too: terminate, a grace, kill. A watchdog in the group holds the
-reading end of a pipe; when the starter is gone, however it went, the pipe closes and the watchdog ends the
-group. Linux only (``/proc``, pidfd). Term: process group.
+All processes of a group are ended, grandchildren too: SIGTERM, a grace period, SIGKILL. A watchdog in the
+group holds the reading end of a pipe. When the starter is gone, however it ended, the pipe closes and the
+watchdog ends the group. Linux only (``/proc``, pidfd).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOG_LOOK_SECONDS = 60.0
 _LAST_LINES = 15
 
 LONGEST_LOG = 64 << 20
-"""Bytes of a log from which it is begun anew while its process runs; the one before is kept."""
+"""Bytes from which a log is rotated while its process runs; the one before is kept."""
 
 
 class ProcessEndedError(RuntimeError):
@@ -117,12 +117,12 @@ class ProcessGroup:
     def watch(self, seconds: float) -> None:
         """Let up to ``seconds`` pass. Raises ProcessEndedError as soon as a process of the group ends.
 
-        Logs that grew too long are begun anew meanwhile.
+        Logs that grew too long are rotated meanwhile.
         """
         deadline = time.monotonic() + seconds
         while True:
             for child in self._children:
-                begin_anew_where_long(child.log, self._longest_log)
+                rotate_log(child.log, self._longest_log)
             seconds_left = max(0.0, deadline - time.monotonic())
             pidfds = [child.pidfd for child in self._children]
             ended, _, _ = select.select(pidfds, [], [], min(seconds_left, _LOG_LOOK_SECONDS))
@@ -157,11 +157,11 @@ class ProcessGroup:
             child.process.poll()
 
 
-def begin_anew_where_long(log: Path, longest: int) -> None:
+def rotate_log(log: Path, longest: int) -> None:
     """Keep a log that is longer than ``longest`` bytes as ``NAME.log.1``, and empty it.
 
-    Copied and cut, because processes hold it open; what they say between the two, an instant, is lost. Where
-    the copy fails, the log stays as it is and the next look tries again.
+    It is copied and truncated, because processes hold it open; what they write in the instant between the two
+    is lost. Where the copy fails, the log stays as it is and the next call tries again.
     """
     older = log.with_suffix(".log.1")
     try:

@@ -298,7 +298,7 @@ def test_a_run_that_was_not_told_leaves_what_is_stale(desk, no_device):
         State.STALE,
         ("processor and decoding options: max_images: 12 -> 1",),
     )
-    agreed = settings_digest(states.meanings.descriptions.now)
+    agreed = settings_digest(states.meanings.descriptions.parts)
     done = later.materialize(config={"stale": agreed})
     assert done.success, done.failure
     assert PublishedPartitions(desk.settings.descriptions).record(KEY).sequence == 2

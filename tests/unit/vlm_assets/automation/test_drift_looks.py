@@ -33,8 +33,8 @@ class Desk:
     def __init__(self, dataset, monkeypatch):
         self.dataset = dataset
         self.settings = dataset.settings
-        self.now = {"maker": "s"}
-        monkeypatch.setattr(fingerprint, "description_parts", lambda *_: self.now)
+        self.parts = {"maker": "s"}
+        monkeypatch.setattr(fingerprint, "description_parts", lambda *_: self.parts)
         monkeypatch.setattr(fingerprint, "embedding_parts", lambda *_: {"embedder": "m"})
         self.workers = Workers(open_state(self.settings.state_directory))
         self.outbox = Outbox(open_state(self.settings.state_directory))
@@ -133,7 +133,7 @@ def test_a_file_among_the_partitions_that_is_none_is_an_alert_that_recovers(desk
 
 def test_changed_settings_warn_with_the_cost_and_pass_when_changed_back(desk):
     """Stale is no damage: a WARN that says what making it anew would cost; nothing starts by itself."""
-    desk.now = {"maker": "t"}
+    desk.parts = {"maker": "t"}
     desk.begin()
     told = desk.tick()
     assert told == [(ASSET, key, "stale", "WARN") for key in desk.dataset.keys]
@@ -142,7 +142,7 @@ def test_changed_settings_warn_with_the_cost_and_pass_when_changed_back(desk):
         in desk.verdicts[ASSET, desk.dataset.keys[0]].actual
     )
     assert desk.tick() == []
-    desk.now = {"maker": "s"}
+    desk.parts = {"maker": "s"}
     desk.begin()
     assert desk.tick() == [(ASSET, key, "sound", None) for key in desk.dataset.keys]
 
@@ -317,10 +317,10 @@ def test_a_server_that_is_down_at_the_first_look_is_asked_again():
         return {"model": "house"}
 
     meaning = Meaning(parts, clock=lambda: now[0])
-    assert [meaning.now for _ in range(1000)] == [{}] * 1000
+    assert [meaning.parts for _ in range(1000)] == [{}] * 1000
     assert asked == [0.0], "one that swallows what is sent to it costs seconds"
     down[0] = False
     now[0] = 61.0
-    assert meaning.now == {"model": "house"}
-    assert meaning.now == {"model": "house"}
+    assert meaning.parts == {"model": "house"}
+    assert meaning.parts == {"model": "house"}
     assert asked == [0.0, 61.0]

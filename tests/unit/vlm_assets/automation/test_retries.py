@@ -84,7 +84,7 @@ def test_work_that_is_begun_under_the_settings_of_now_goes_on(dataset, files, mo
     monkeypatch.setattr(fingerprint, "description_parts", lambda *_: {"maker": "another"})
     files = _Files(dataset.settings)
     assert files.is_stale(DESCRIPTIONS, key)
-    now = files._states().read(DESCRIPTIONS, key).now
+    now = files._states().read(DESCRIPTIONS, key).fingerprint_now
     dataset.settings.descriptions.partition(key).journal(now).mkdir(parents=True)
     assert not files.is_stale(DESCRIPTIONS, key)
 

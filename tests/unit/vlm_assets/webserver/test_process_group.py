@@ -11,7 +11,7 @@ import pytest
 from vlm_assets.webserver.process_group import (
     ProcessEndedError,
     ProcessGroup,
-    begin_anew_where_long,
+    rotate_log,
 )
 from vlm_durable.files.processes import processes_of_group
 
@@ -99,10 +99,10 @@ def test_a_log_that_cannot_be_kept_is_not_emptied(tmp_path: Path) -> None:
     log.write_bytes(b"x" * 100)
     older = tmp_path / "daemon.log.1"
     older.mkdir()
-    begin_anew_where_long(log, 99)
+    rotate_log(log, 99)
     assert log.stat().st_size == 100
     older.rmdir()
-    begin_anew_where_long(log, 100)
+    rotate_log(log, 100)
     assert not older.exists()
-    begin_anew_where_long(log, 99)
+    rotate_log(log, 99)
     assert (log.stat().st_size, older.stat().st_size) == (0, 100)
