@@ -20,7 +20,6 @@ from rich.table import Table
 from vlm_assets.assets.truth import Descriptions, TruthError, read_truth
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands.html_page import Card, page, thumbnails, write_page
-from vlm_assets.commands.measurement import Trial, run_trial, sample
 from vlm_assets.commands.terminal import (
     AsJson,
     Home,
@@ -35,6 +34,7 @@ from vlm_assets.config.engine_choice import require_models
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model
 from vlm_assets.config.settings import Settings, load_settings
 from vlm_assets.services.command_error import CommandError
+from vlm_assets.services.trial import Trial, run_trial, sample
 from vlm_durable.wording import counted, duration
 from vlm_engine.schema import load_schema, same
 from vlm_results.intervals import Difference, Share, mean_share, paired_difference, wilson

@@ -14,7 +14,8 @@ _EXPORT = "vlm_results/export.py"
 _QUALITY = "vlm_results/quality.py"
 _INTERVALS = "vlm_results/intervals.py"
 _COMPARE = "vlm_results/compare.py"
-_PLAN = "vlm_assets/commands/plan.py"
+_FORECAST = "vlm_assets/services/forecast.py"
+_PACE = "vlm_assets/services/pace.py"
 _LEASES = "vlm_engine/devices/leases.py"
 _PROCESSES = "vlm_durable/files/processes.py"
 _ORDER = "vlm_training/order.py"
@@ -49,7 +50,8 @@ TESTS = {
     ],
     _INTERVALS: ["tests/unit/vlm_results/test_intervals.py"],
     _COMPARE: ["tests/unit/vlm_results/test_compare.py"],
-    _PLAN: ["tests/unit/vlm_assets/commands/test_plan.py"],
+    _FORECAST: ["tests/unit/vlm_assets/services/test_forecast.py"],
+    _PACE: ["tests/unit/vlm_assets/services/test_forecast.py"],
     _LEASES: ["tests/unit/vlm_engine/devices/test_leases.py"],
     _PROCESSES: ["tests/unit/vlm_engine/images/test_worker.py"],
     _ORDER: ["tests/unit/vlm_training/test_order.py"],
@@ -117,16 +119,16 @@ MUTANTS = (
     Mutant(_COMPARE, "asked = [row for row in described if row.attempts]", "asked = [*described]", "what was never asked gave no invalid answer"),
     Mutant(_COMPARE, "trial.days * 24 * trial.devices * price_per_hour", "trial.days * 24 * price_per_hour", "all devices are paid for"),
     Mutant(_COMPARE, "-len(differing[property_id])", "len(differing[property_id])", "what differs most is shown first"),
-    Mutant(_PLAN, "beside / max(1, self.devices - 1)", "min(1, beside)", "devices share the cores evenly"),
-    Mutant(_PLAN, "    total = seconds + lost / max(1, working)\n", "    total = seconds + lost\n", "work is lost on one device of several"),
-    Mutant(_PLAN, "batch / 2 + start", "start", "a failure costs half a batch"),
-    Mutant(_PLAN, "settings.commit_seconds / 2 + ", "", "a failure costs half a commit interval"),
-    Mutant(_PLAN, " + runs * spread**2", "", "the band knows how the measured runs differ"),
-    Mutant(_PLAN, " + sum(one * one for one in offs)", "", "the band knows how far the last plans were off"),
-    Mutant(_PLAN, "seconds * factor + many * again", "seconds * factor", "the band knows the failures that are likely"),
-    Mutant(_PLAN, "math.hypot(of_rate, of_run)", "of_rate", "a run is one more repetition"),
-    Mutant(_PLAN, "        return max(wall, cores)\n", "        return wall\n", "work takes as long as its cores need"),
-    Mutant(_PLAN, "enumerate(sorted(images, reverse=True))", "enumerate(images)", "the heaviest partition comes first"),
+    Mutant(_PACE, "beside / max(1, self.devices - 1)", "min(1, beside)", "devices share the cores evenly"),
+    Mutant(_FORECAST, "    total = seconds + lost / max(1, working)\n", "    total = seconds + lost\n", "work is lost on one device of several"),
+    Mutant(_FORECAST, "batch / 2 + start", "start", "a failure costs half a batch"),
+    Mutant(_FORECAST, "settings.commit_seconds / 2 + ", "", "a failure costs half a commit interval"),
+    Mutant(_FORECAST, " + runs * spread**2", "", "the band knows how the measured runs differ"),
+    Mutant(_FORECAST, " + sum(off * off for off in offs)", "", "the band knows how far the last plans were off"),
+    Mutant(_FORECAST, "seconds * factor + many * again", "seconds * factor", "the band knows the failures that are likely"),
+    Mutant(_FORECAST, "math.hypot(of_rate, of_run)", "of_rate", "a run is one more repetition"),
+    Mutant(_PACE, "        return max(wall, cores)\n", "        return wall\n", "work takes as long as its cores need"),
+    Mutant(_PACE, "enumerate(sorted(images, reverse=True))", "enumerate(images)", "the heaviest partition comes first"),
     Mutant(_LEASES, "with contextlib.suppress(OSError):\n                path.unlink()", "path.unlink(missing_ok=True)",
            "a note that cannot be removed keeps no device"),
     Mutant(_LEASES, "        # While the lock is still held: a moment later the record may be the next holder's.\n",

@@ -31,13 +31,13 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_copies import publish_catalog
 from vlm_assets.catalog.catalog_file import SCHEMA, CatalogHeader, CatalogWriter
 from vlm_assets.catalog.ranges import cut_ranges
-from vlm_assets.commands.measurement import Measurement, kept, measurement_of_now
-from vlm_assets.commands.plan import Pace
 from vlm_assets.commands.terminal import AsJson, Home, chosen_settings, say, say_as_json
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.expected_cost import ExpectedCost
+from vlm_assets.services.measurement import Measurement, current_measurement, read_measurements
+from vlm_assets.services.pace import Pace
 from vlm_assets.services.progress import doing
 from vlm_durable.commands import command
 from vlm_durable.files.files import write_replacing
@@ -184,7 +184,7 @@ def _planned(
     assumed = measured is None and None in (scenario.devices, scenario.nodes)
     images = list(ExpectedCost.of(own, catalog).whole.values())
     if scenario.days is None and measured is not None:
-        pace = Pace.of(measured)
+        pace = Pace.from_measurement(measured)
         return pace, pace.seconds(images, devices, machines=nodes), devices, nodes, assumed
     if scenario.days is None and scenario.properties is None:
         raise CommandError(
@@ -204,10 +204,12 @@ def _planned(
 
 def _measured(settings: Settings) -> tuple[Measurement | None, int]:
     """What was measured under the settings, and the usable devices of this machine."""
-    if not kept(settings):
+    if not read_measurements(settings):
         return None, 1
     gpu = build_gpu(settings)
-    return measurement_of_now(settings, build_vision_language_model(settings), gpu), max(1, len(gpu.usable()))
+    return current_measurement(settings, build_vision_language_model(settings), gpu), max(
+        1, len(gpu.usable())
+    )
 
 
 @contextmanager

@@ -23,13 +23,14 @@ from vlm_assets.automation.dataset_audit import audit_metadata
 from vlm_assets.automation.dataset_plan import plan_metadata
 from vlm_assets.automation.dataset_progress import progress_metadata
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.commands import measurement, property_view
+from vlm_assets.commands import property_view, trial_view
 from vlm_assets.commands.html_page import page as html_page
-from vlm_assets.commands.measurement import Measurement, Trial
-from vlm_assets.commands.plan import make_plan
 from vlm_assets.config.settings import Settings
+from vlm_assets.services.forecast import make_forecast
 from vlm_assets.services.home_audit import audit
+from vlm_assets.services.measurement import Measurement
 from vlm_assets.services.status import read_status
+from vlm_assets.services.trial import Trial
 from vlm_durable.files.sealed_json import write_sealed
 from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_engine.ladder import Described
@@ -140,7 +141,7 @@ def plan_page(settings: Settings, spy: Spy) -> Metadata:
         commit_seconds=1.0,
         start_seconds=1.0,
     )
-    plan = make_plan(settings, Catalog.open(settings.home), measured, devices=1, devices_here=1)
+    plan = make_forecast(settings, Catalog.open(settings.home), measured, devices=1, devices_here=1)
     return plan_metadata(replace(plan, notes=(*plan.notes, spy.markup("note"))))
 
 
@@ -287,7 +288,7 @@ def test_a_page_of_a_command_shows_it_as_text(
     cards = [
         property_view._card(property_view.read_property(hostile, catalog, property_id), catalog),
         *search.cards(hostile, catalog, [search.Hit(property_id, 1, 0.5)]),
-        *measurement.cards(trial, catalog),
+        *trial_view.cards(trial, catalog),
         *compare._cards(catalog, comparison),
     ]
     opened = browser.new_page()

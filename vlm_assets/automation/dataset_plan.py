@@ -1,6 +1,6 @@
 """dataset_plan: what describing the rest will take, as an asset whose page has figures and what-ifs.
 
-``vlm-assets plan`` (``vlm_assets/commands/plan.py``) says the same. It also measures, where nothing was
+``vlm-assets plan`` says the same (``vlm_assets/services/forecast.py``). It also measures, where nothing was
 measured under the current settings.
 """
 
@@ -22,40 +22,40 @@ from vlm_durable.commands import command
 from vlm_durable.wording import counted, duration
 
 if TYPE_CHECKING:
-    from vlm_assets.commands.plan import Plan
+    from vlm_assets.services.forecast import Forecast
 
 ASSET = "dataset_plan"
 
 _DAY = 86_400.0
 
 
-def plan_metadata(plan: "Plan") -> dict[str, dg.MetadataValue]:
+def plan_metadata(forecast: "Forecast") -> dict[str, dg.MetadataValue]:
     """What a person wants to know before the run; the numbers are plotted over time."""
-    low, high = (duration(days * _DAY) for days in plan.days_band)
+    low, high = (duration(days * _DAY) for days in forecast.days_band)
     # A list: the page cuts a table of sixteen devices off at its right side.
     what_if = [
         f"{row}: {', '.join(f'{duration(days * _DAY)} on {devices}' for devices, days in by_devices.items())}"
-        for row, by_devices in plan.what_if.items()
+        for row, by_devices in forecast.what_if.items()
     ]
     metadata: dict[str, dg.MetadataValue] = {
-        "all of it anew" if plan.is_anew else "what is left": dg.MetadataValue.text(
-            f"{counted(plan.properties, 'properties')}, {counted(plan.images, 'images')},"
-            f" {counted(plan.partitions, 'partitions')}:"
-            f" {low} to {high} on {counted(plan.devices, 'devices')}"
+        "all of it anew" if forecast.is_anew else "what is left": dg.MetadataValue.text(
+            f"{counted(forecast.properties, 'properties')}, {counted(forecast.images, 'images')},"
+            f" {counted(forecast.partitions, 'partitions')}:"
+            f" {low} to {high} on {counted(forecast.devices, 'devices')}"
         ),
         "what if": markdown.metadata(markdown.bullets(what_if)),
-        "days": dg.MetadataValue.float(float(f"{plan.days:.4g}")),
-        "failures expected": dg.MetadataValue.float(float(f"{plan.failures_expected:.4g}")),
-        "odds of no failure": dg.MetadataValue.float(round(plan.no_failure, 4)),
-        "best commit interval (s)": dg.MetadataValue.float(round(plan.commit_seconds_best, 1)),
-        "range size for 2% start-up": dg.MetadataValue.int(plan.range_size),
-        "disk (bytes)": dg.MetadataValue.int(round(plan.disk_bytes)),
-        "disk free (bytes)": dg.MetadataValue.int(plan.disk_free_bytes),
+        "days": dg.MetadataValue.float(float(f"{forecast.days:.4g}")),
+        "failures expected": dg.MetadataValue.float(float(f"{forecast.failures_expected:.4g}")),
+        "odds of no failure": dg.MetadataValue.float(round(forecast.no_failure, 4)),
+        "best commit interval (s)": dg.MetadataValue.float(round(forecast.commit_seconds_best, 1)),
+        "range size for 2% start-up": dg.MetadataValue.int(forecast.range_size),
+        "disk (bytes)": dg.MetadataValue.int(round(forecast.disk_bytes)),
+        "disk free (bytes)": dg.MetadataValue.int(forecast.disk_free_bytes),
     }
-    if plan.notes:
-        metadata["notes"] = markdown.metadata(markdown.bullets(plan.notes))
-    if plan.compared is not None:
-        metadata["the last plan"] = dg.MetadataValue.text(plan.compared.sentence())
+    if forecast.notes:
+        metadata["notes"] = markdown.metadata(markdown.bullets(forecast.notes))
+    if forecast.compared is not None:
+        metadata["the last plan"] = dg.MetadataValue.text(forecast.compared.sentence())
     return metadata
 
 
@@ -72,12 +72,13 @@ def build_dataset_plan(settings: Settings) -> dg.AssetsDefinition:
         ),
     )
     def dataset_plan(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
-        from vlm_assets.commands.measurement import measurement_of_now
-        from vlm_assets.commands.plan import compare_with_run, make_plan
+        from vlm_assets.services.forecast import make_forecast
+        from vlm_assets.services.measurement import current_measurement
+        from vlm_assets.services.past_forecasts import compare_with_run
         from vlm_engine.protocol import ModelLoadError
 
         catalog, gpu = Catalog.open(settings.home), build_gpu(settings)
-        measured = measurement_of_now(settings, build_vision_language_model(settings), gpu)
+        measured = current_measurement(settings, build_vision_language_model(settings), gpu)
         if measured is None:
             raise dg.Failure(
                 f"Nothing was measured under these settings: {command('plan')} measures.", allow_retries=False
@@ -88,9 +89,9 @@ def build_dataset_plan(settings: Settings) -> dg.AssetsDefinition:
             width: int | None = build_text_embedding_model(settings).width()
         except ModelLoadError:
             width = None
-        plan = make_plan(
+        forecast = make_forecast(
             settings, catalog, measured, devices=devices, devices_here=devices, vector_width=width
         )
-        return dg.MaterializeResult(metadata=plan_metadata(plan))
+        return dg.MaterializeResult(metadata=plan_metadata(forecast))
 
     return dataset_plan

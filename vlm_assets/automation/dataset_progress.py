@@ -88,7 +88,7 @@ def progress_metadata(status: Status) -> dict[str, dg.MetadataValue]:
 
 def _page(settings: Settings, status: Status) -> dict[str, dg.MetadataValue]:
     """The page; after a run that was planned, with how far the plan was off."""
-    from vlm_assets.commands.plan import compare_with_run
+    from vlm_assets.services.past_forecasts import compare_with_run
 
     compared = compare_with_run(settings)
     planned = {} if compared is None else {"the plan": dg.MetadataValue.text(compared.sentence())}

@@ -1,7 +1,7 @@
 """The sensors of this home, built from the settings: what each of them watches, and its limits.
 
 What a sensor decides is in ``sensors``, the verdict on a published file in ``drift_looks.py``, the retry
-schedule in ``retries.py``, and where alerts go in ``vlm_assets/commands/alerting.py``.
+schedule in ``retries.py``, and where alerts go in ``vlm_assets/services/alert_delivery.py``.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from vlm_assets.catalog.catalog_file import CatalogError
 from vlm_assets.catalog.ingest import IngestBusyError, close_tail
 from vlm_assets.catalog.stored_catalog import put_back_catalog
 from vlm_assets.catalog.withdrawn_ids import restore_withdrawn
-from vlm_assets.commands.alerting import build_delivery, pages_address
 from vlm_assets.config.engine_choice import chosen_engine
 from vlm_assets.config.extensions import installed
 from vlm_assets.config.resource_settings import build_gpu, control_state, prepared_runs
 from vlm_assets.config.settings import Settings
+from vlm_assets.services.alert_delivery import build_delivery, pages_address
 from vlm_assets.services.expected_cost import heaviest_first
 from vlm_assets.webserver.api import reload_running
 from vlm_assets.webserver.home import POOL

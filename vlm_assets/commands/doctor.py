@@ -31,7 +31,6 @@ from sensors.cluster import STARTING_SECONDS
 from sensors.ticks import Ticks
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.image_root import InvalidImagePathError
-from vlm_assets.commands.measurement import COPIES, kept, run_trial, sample
 from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, say, say_as_json
 from vlm_assets.config.engine_choice import require_models
 from vlm_assets.config.extensions import DoctorCheck, Level, installed
@@ -42,8 +41,11 @@ from vlm_assets.config.resource_settings import (
     runs_at_once,
 )
 from vlm_assets.config.settings import CHECKOUT, ENV_FILE, IS_CHECKOUT, PREFIX, Settings
+from vlm_assets.services.alert_delivery import build_delivery, send_trial
+from vlm_assets.services.measurement import read_measurements
 from vlm_assets.services.progress import doing
 from vlm_assets.services.request_vector import embed_text
+from vlm_assets.services.trial import COPIES, run_trial, sample
 from vlm_assets.webserver.api import DagsterApi, Queue
 from vlm_assets.webserver.home import POOL, damages, running_address, start_timeout
 from vlm_durable.commands import command
@@ -211,7 +213,7 @@ def _catalogue(settings: Settings) -> Said:
 
 def _space(settings: Settings) -> Said:
     catalog = Catalog.open(settings.home)
-    measured = next(iter(kept(settings)), None)
+    measured = next(iter(read_measurements(settings)), None)
     row = _ROW_BYTES if measured is None else measured.row_bytes + 4096.0
     there = sum(
         one.stat().st_size
@@ -556,8 +558,6 @@ def _store(settings: Settings) -> Said:
 
 
 def _alerts(settings: Settings) -> Said:
-    from vlm_assets.commands.alerting import build_delivery, send_trial
-
     delivery = build_delivery(settings)
     if not delivery.targets:
         yield (

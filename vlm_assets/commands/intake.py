@@ -301,7 +301,7 @@ def ingest_command(
     )
     said = list(report.sentences())
     if report.new_ranges:
-        from vlm_assets.commands.plan import range_size_advice  # with Dagster
+        from vlm_assets.services.pace import range_size_advice  # with Dagster
 
         said.append(reload_running(current.dagster_home))
         images = min(report.images_listed / max(1, report.listed), current.max_images)

@@ -61,7 +61,7 @@ _CORE: Final = {
     "settings": ("main", "List every setting, its value and what it means."),
     "show": ("property_view", "Show one property: images, description, errors, files."),
     "status": ("status_view", "Say where every partition stands, and what is left."),
-    "try": ("measurement", "Describe a few properties: the answers, the rate, what all would take."),
+    "try": ("trial_view", "Describe a few properties: the answers, the rate, what all would take."),
     "withdraw": ("withdraw", "Remove properties for good, from files, versions and journals."),
 }
 """Of the core, by name: the module beside this one, and the first line of its help."""

@@ -29,7 +29,6 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import CatalogError
 from vlm_assets.catalog.ingest import close_tail
 from vlm_assets.catalog.ranges import PropertyRange
-from vlm_assets.commands.plan import compare_with_run
 from vlm_assets.commands.terminal import (
     Home,
     Port,
@@ -45,6 +44,7 @@ from vlm_assets.config.engine_choice import require_models
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.expected_cost import Rate, read_rate
+from vlm_assets.services.past_forecasts import compare_with_run
 from vlm_assets.services.progress import doing
 from vlm_assets.services.stale_work import stale_among
 from vlm_assets.services.status import Status, read_status

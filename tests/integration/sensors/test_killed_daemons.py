@@ -23,9 +23,9 @@ from resources.alerts.outbox import Outbox
 from vlm_assets.assets.property_descriptions import ASSET
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.commands.alerting import build_delivery
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import CHECKOUT, load_settings
+from vlm_assets.services.alert_delivery import build_delivery
 from vlm_assets.webserver.home import prepare_dagster_home
 from vlm_durable.state.pause import pause
 

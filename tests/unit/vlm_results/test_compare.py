@@ -9,8 +9,8 @@ import pytest
 
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands.html_page import Card, page
-from vlm_assets.commands.measurement import Trial
 from vlm_assets.config.settings import Settings
+from vlm_assets.services.trial import Trial
 from vlm_engine.ladder import Described
 from vlm_results import compare as compare_module
 from vlm_results.compare import Comparison, Contender, compare, tables

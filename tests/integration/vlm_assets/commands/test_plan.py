@@ -9,16 +9,16 @@ from typer.testing import CliRunner
 
 from faults.rehearsal.rehearse import program
 from vlm_assets.automation.dataset_plan import build_dataset_plan
-from vlm_assets.commands import measurement
 from vlm_assets.commands.main import app
-from vlm_assets.commands.plan import compare_with_run
+from vlm_assets.services import small_runs
+from vlm_assets.services.past_forecasts import compare_with_run
 
 pytestmark = [pytest.mark.serves, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 def test_a_plan_is_measured_once_kept_and_compared_with_its_run(desk, monkeypatch, receiver):
     """It measures by real runs under a Dagster of their own, tells nobody, and is held against the run."""
-    monkeypatch.setattr(measurement, "STEADY_RUNS", 1)
+    monkeypatch.setattr(small_runs, "STEADY_RUNS", 1)
     # What leads out of the home is left out of the runs that are measured: nothing answers at this store.
     monkeypatch.setenv("VLM_ASSETS_STORE", "s3://nothing-is-there/x")
     monkeypatch.setenv("VLM_ASSETS_ALERT_TARGETS", f"json://127.0.0.1:{receiver.port}/hook")

@@ -15,10 +15,10 @@ from faults.rehearsal.dagster_in_memory import DagsterInMemory
 from faults.rehearsal.partition_life import PartitionLife
 from faults.rehearsal.rehearse import Scenario, draw_timeline, program, rehearse
 from sensors.dagster_internals.events import DagsterFacts
-from tests.unit.vlm_assets.commands.test_plan import MEASURED
-from vlm_assets.commands.measurement import MeasuredRun
+from tests.unit.vlm_assets.services.test_forecast import MEASURED
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
+from vlm_assets.services.small_runs import MeasuredRun
 
 SMALL = Scenario(seed=3, days=3.0, devices=4, nodes=2, faults=24, properties=1200)
 

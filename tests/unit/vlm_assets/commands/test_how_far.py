@@ -15,17 +15,17 @@ from typer.testing import CliRunner
 from tests.support.scripted_engine import scripted_engine  # noqa: F401 - a fixture
 from tests.unit.activity import Steps, Told, check_steps, commands_of
 from tests.unit.homes import Dataset
-from tests.unit.vlm_assets.commands.test_plan import MEASURED
+from tests.unit.vlm_assets.services.test_forecast import MEASURED
 from vlm_assets.assets import row_counts
-from vlm_assets.commands import device_commands, measurement, terminal
+from vlm_assets.commands import device_commands, terminal
 from vlm_assets.commands import run as run_module
 from vlm_assets.commands.main import app
-from vlm_assets.commands.measurement import MeasuredRun
 from vlm_assets.commands.run import BackfillProgress, ProgressLine
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model
 from vlm_assets.config.settings import load_settings
-from vlm_assets.services import home_audit
+from vlm_assets.services import home_audit, measurement
 from vlm_assets.services.expected_cost import Rate
+from vlm_assets.services.small_runs import MeasuredRun
 from vlm_durable.files.files import make_directory
 
 QUICK = {
@@ -107,11 +107,11 @@ def measured_runs(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
         name = measurement._name(
             settings, build_vision_language_model(settings), f"{device.id} ({device.name})"
         )
-        measurement.keep(settings, replace(MEASURED, name=name, run=None))
+        measurement.keep_measurement(settings, replace(MEASURED, name=name, run=None))
 
     monkeypatch.setattr(measurement, "_try_apart", describe)
     run = MeasuredRun(3, 3.0, 1, seconds=5.0, alone_seconds=5.0, between_seconds=1.0)
-    monkeypatch.setattr(measurement, "_measured_run", lambda *arguments: run)
+    monkeypatch.setattr(measurement, "measure_small_runs", lambda *arguments: run)
 
 
 TELLS: Mapping[str, Told | str] = {

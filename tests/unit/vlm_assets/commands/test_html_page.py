@@ -13,7 +13,8 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands.html_page import Card, page, thumbnails
 from vlm_assets.commands.main import app
-from vlm_assets.commands.measurement import Trial, cards
+from vlm_assets.commands.trial_view import cards
+from vlm_assets.services.trial import Trial
 from vlm_engine.images.images import ImageFailure
 from vlm_engine.ladder import Described
 

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from vlm_assets.commands.measurement import Trial, _show
+from vlm_assets.commands.trial_view import _show
+from vlm_assets.services.trial import Trial
 from vlm_engine.ladder import Described
 
 DESCRIBED = tuple(
