@@ -1,7 +1,7 @@
-"""A backup of files: each content once, under its digest, and one list that says which file has which.
+"""A backup of files: each content once, under its digest, and one list of the files and their contents.
 
-The list is replaced when all that it names is there and was read back. So a backup that is killed leaves the
-one before it, and what it has copied already is not copied again.
+The list is replaced after every content that it names was read back. So a killed backup leaves the backup
+before it whole, and the next one does not copy the same contents again.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _LISTS = ("backup.json", "backup.copy.json")
 _CONTENTS, _STAGING, _LOCK = "contents", ".staging", ".lock"
 _MARKER = ".restoring"
 _SETTLED_NS = 2 * 10**9
-"""A file that changed so recently could change again and keep its time: it is copied again the next time."""
+"""A file that changed so recently could change again within the same time: it is copied again next time."""
 
 
 class BackupError(Exception):
-    """A backup cannot be made or restored; the message says why, and what to do."""
+    """A backup cannot be made or restored. The message says why, and what to do."""
 
 
 class ChangedError(Exception):
@@ -47,14 +47,14 @@ class KeptFile:
 
 @dataclass(frozen=True)
 class FileList:
-    """What a backup holds, by the path in the home. about: what is said of it for people."""
+    """The files of a backup, by the path in the home. about: a description for people."""
 
     about: Mapping[str, Any]
     files: Mapping[str, KeptFile]
 
 
 def read_list(folder: Path) -> FileList | None:
-    """What the last finished backup in a folder holds; None where there is none. Raises BackupError."""
+    """The list of the last finished backup in a folder; None where there is none. Raises BackupError."""
     why: list[str] = []
     for name in _LISTS:
         try:
@@ -74,16 +74,16 @@ def read_list(folder: Path) -> FileList | None:
 
 
 def signature_of(path: Path) -> str:
-    """What changes when a file is written or replaced. Raises FileNotFoundError, OSError."""
+    """A text that changes when a file is written or replaced. Raises FileNotFoundError, OSError."""
     stat = path.stat()
     return f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns} {stat.st_dev} {stat.st_ino}"
 
 
 @dataclass
 class BackupWriter:
-    """A backup that is being made. copied, copied_bytes: what was not there before.
+    """A backup that is being made. copied, copied_bytes: contents that earlier backups did not have.
 
-    deep: what was copied before is read again, and copied again if it is damaged.
+    deep: contents of earlier backups are read again, and copied again if they are damaged.
     """
 
     folder: Path
@@ -96,7 +96,7 @@ class BackupWriter:
     _written: set[str] = field(default_factory=set)
 
     def copy(self, source: Path, name: str) -> KeptFile:
-        """Copy a file, unless it is the one that was copied before. It is not in the backup until ``keep``.
+        """Copy a file, unless an earlier copy is still current. It is not in the backup until ``keep``.
 
         Raises ChangedError, FileNotFoundError, OSError.
         """
@@ -124,11 +124,11 @@ class BackupWriter:
         return self._seen[name]
 
     def keep(self, copies: Mapping[str, KeptFile]) -> None:
-        """Have the backup hold these files."""
+        """Add these copies to the backup."""
         self.kept.update(copies)
 
     def drop(self, prefix: str) -> None:
-        """Have the backup not hold files whose names begin so."""
+        """Leave files whose names begin with ``prefix`` out of the backup."""
         self.kept = {name: kept for name, kept in self.kept.items() if not name.startswith(prefix)}
 
     def finish(self, about: Mapping[str, Any]) -> None:
@@ -154,7 +154,7 @@ class BackupWriter:
 
 @contextlib.contextmanager
 def open_backup(folder: Path, *, deep: bool = False) -> Iterator[BackupWriter]:
-    """Begin a backup in a folder, which may hold the ones before it. Raises BackupError, OSError."""
+    """Begin a backup in a folder, which may hold earlier backups. Raises BackupError, OSError."""
     if not folder.is_dir():
         files.make_directory(folder)
         folder.chmod(0o700)
@@ -189,8 +189,9 @@ def restore(
 ) -> FileList:
     """Copy a backup's files into an empty folder, each compared with its digest as it is written.
 
-    last: the files with the highest number come last. advance: told how many of the files are there. Killed,
-    it is finished by doing it again. Raises BackupError, OSError.
+    last: gives a file's rank; files of the highest rank come last. advance: called with the number of files
+    restored so far and of all files. After a kill, calling it again finishes the work. Raises BackupError,
+    OSError.
     """
     content = read_list(folder)
     if content is None:
@@ -239,7 +240,7 @@ def _refuse_used(home: Path, folder: Path) -> None:
     except (OSError, BrokenSealError, KeyError):
         begun = False
     entries = sorted(home.iterdir()) if home.is_dir() else []
-    # Folders may be there before the first file, such as a `.state` that is a link to another disk.
+    # Empty folders may exist before the first file, such as a `.state` that is a link to another disk.
     used = [
         path.name
         for path in entries

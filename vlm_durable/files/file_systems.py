@@ -1,8 +1,8 @@
-"""Whether a directory's storage keeps what the commit protocol stands on, before months of work lie there.
+"""Whether a directory's storage gives the guarantees that the commit protocol needs.
 
-What lives here: looking (mount type, devices) and trying (locks, links, fsync, reading back), in seconds.
-What does not: kills and flips on the spot (``faults/storage.py``). Nothing in the directory is touched but
-one new folder, which is removed again.
+What lives here: reading mount type and devices, and trying locks, links, fsync and reading back, in seconds.
+What does not: kills and flips in the directory (``faults/storage.py``). Nothing in the directory is touched
+but one new folder, which is removed again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SYNCED = 30
 
 @dataclass
 class FileSystemVerdict:
-    """Sentences about one directory. ``against`` are reasons not to trust it; ``notes`` are no reasons."""
+    """Sentences about one directory: ``against`` are reasons not to trust it, ``notes`` are neutral."""
 
     directory: Path
     against: list[str] = field(default_factory=list)
@@ -43,7 +43,7 @@ class FileSystemVerdict:
 
     @property
     def trusted(self) -> bool:
-        """Whether nothing speaks against it."""
+        """Whether there is no reason against it."""
         return not self.against
 
     def sentences(self) -> str:
@@ -70,9 +70,9 @@ class MountEntry:
 def examine(
     directory: Path, *, further: Callable[[Path, FileSystemVerdict], None] | None = None
 ) -> FileSystemVerdict:
-    """Look at a directory (which must exist) and try it in a new folder, which is removed again.
+    """Examine a directory (which must exist), and try it in a new folder, which is removed again.
 
-    further: what is tried in that folder where nothing speaks against it so far.
+    further: more trials in that folder, run where there is no reason against the directory so far.
     """
     verdict = FileSystemVerdict(directory)
     if not directory.is_dir():
@@ -105,7 +105,7 @@ def mount_of(directory: Path, table: Path = MOUNTS) -> MountEntry:
 
 
 def judge_mount(mount: MountEntry, verdict: FileSystemVerdict) -> None:
-    """What the kind of file system and its mount options say."""
+    """Judge a mount by the kind of file system and its options."""
     if mount.kind in NETWORK:
         verdict.against.append(
             f"It is a network file system ({mount.kind}, mounted at {mount.path}): locks may not exclude, "
@@ -126,7 +126,7 @@ def judge_mount(mount: MountEntry, verdict: FileSystemVerdict) -> None:
 
 
 def _judge_devices(directory: Path, verdict: FileSystemVerdict) -> None:
-    """EXDEV: folders of the home between which files move by rename or link must be on one device."""
+    """Folders between which files move by rename or link must be on one device (EXDEV)."""
     try:
         Home(directory).refuse_unusable()
     except UnusableHomeError as error:
@@ -168,7 +168,7 @@ def _links(scratch: Path, verdict: FileSystemVerdict) -> None:
 
 
 def _locks(scratch: Path, verdict: FileSystemVerdict) -> None:
-    """flock keeps a second process out, and is free again when the first is dead."""
+    """flock keeps a second process out, and is free again when the first one has closed it."""
     path = scratch / "lock"
     held = os.open(path, os.O_RDWR | os.O_CREAT)
     fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -191,7 +191,7 @@ def _another_process_locks(path: Path) -> bool:
 
 
 def _syncs_and_reads_back(scratch: Path, verdict: FileSystemVerdict) -> None:
-    """fsync of files and directory succeeds, and what is then read is what was written."""
+    """fsync of files and of the directory succeeds, and the bytes then read are the bytes written."""
     spent = []
     for number in range(_SYNCED):
         path, data = scratch / f"synced-{number}", os.urandom(1 << 16)

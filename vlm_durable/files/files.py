@@ -1,8 +1,8 @@
-"""Durable files: every byte this project must not lose is written and renamed here, and nowhere else.
+"""Durable files: every byte that must not be lost is written and renamed here, and nowhere else.
 
 What lives here: write, fsync, read back, publish under a name, fsync the directory. What does not: what
-the bytes mean. The order of the steps is the commit protocol of docs/durability.md. The power cuts on a
-simulated disk in tests/faults/test_power_cuts.py hold it.
+the bytes mean. The order of the steps is the commit protocol of docs/durability.md; the power cuts on a
+simulated disk in tests/faults/test_power_cuts.py test it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TEMPORARY_SUFFIX = ".tmp"
 
 
 class DurableWriteError(OSError):
-    """A file could not be made durable. Nothing was acknowledged; what stood there still stands."""
+    """A file could not be made durable. Nothing was acknowledged; the file before it is still there."""
 
 
 def sha256_of(path: Path) -> str:
@@ -48,7 +48,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Make the bytes of a file durable that something else has written."""
+    """Make the bytes of a file durable that other code has written."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -57,7 +57,7 @@ def sync_file(path: Path) -> None:
 
 
 def exchange(staged: Path, standing: Path) -> None:
-    """Give two folders each other's name in one step, durably, so that readers see the one or the other.
+    """Exchange the names of two folders in one durable step, so that readers always see one of them.
 
     Raises OSError where the file system cannot (EINVAL: some network file systems).
     """
@@ -79,8 +79,8 @@ def restrict_umask() -> None:
 def make_directory(directory: Path) -> None:
     """Create a directory and its missing parents, each made durable in the one above it.
 
-    A hidden one is made for this account alone: who may open a lock file can hold its lock, and so stop us.
-    One that exists is made durable too: whoever created it may have died before doing so.
+    A hidden directory is for this account alone: any account that can open a lock file can hold its lock, and
+    so stop this program. An existing directory is made durable too: its creator may have died before that.
     """
     if not directory.is_dir():
         make_directory(directory.parent)
@@ -88,7 +88,7 @@ def make_directory(directory: Path) -> None:
     try:
         sync_directory(directory.parent)
     except PermissionError:
-        # Not ours to open (a shared file system's root), so not ours to have created this one in.
+        # A parent that this account may not open (a shared file system's root): it created nothing there.
         if not os.access(directory, os.W_OK):
             raise
 
@@ -144,7 +144,7 @@ class TemporaryFile:
         return self.size
 
     def flush(self) -> None:
-        """Nothing to do: no byte is kept back here."""
+        """Do nothing: no byte is buffered here."""
 
     def seal(self) -> str:
         """fsync, close, read back and compare. Returns the SHA-256 of the bytes, in hex.
@@ -216,7 +216,7 @@ def _fill(file: TemporaryFile, pieces: Iterable[bytes]) -> str:
 def set_aside(path: Path, directory: Path, *, keep: bool = False) -> Path:
     """Move a damaged or unknown file into ``directory`` under a new unique name, durably; never delete it.
 
-    With ``keep`` its old name stays as well, for a ``publish_replacing`` that follows to take over, so that
+    With ``keep`` its old name stays as well, until a following ``publish_replacing`` takes it over, so that
     readers always find a file there. The new name does not end in ``.parquet``. Returns the new name.
     """
     make_directory(directory)
@@ -252,7 +252,7 @@ def publish_new(temporary: Path, path: Path) -> None:
 
 
 def publish_replacing(temporary: Path, path: Path) -> None:
-    """Give a temporary file its final name in place of what stands there; then fsync both directories.
+    """Give a temporary file its final name, replacing the file there; then fsync both directories.
 
     The final name is made durable first: a power cut between the two leaves a second name, never none.
     """
@@ -268,7 +268,7 @@ def write_new(path: Path, data: bytes) -> None:
 
 
 def write_replacing(path: Path, data: bytes, staging: Path | None = None, *, mode: int = 0o644) -> None:
-    """Write a file in place of what stands there, durably and in one step. Raises OSError.
+    """Write a file, replacing the one there, durably and in one step. Raises OSError.
 
     mode: who may read and write it.
     """

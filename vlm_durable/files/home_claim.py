@@ -1,4 +1,4 @@
-"""Which machine works in a home on a network file system, where locks need not keep two machines apart."""
+"""The claim of the one machine that works in a home on a network file system, where locks may not hold."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ SEVERAL_MACHINES = (
     "For several machines set VLM_ASSETS_STATE_URL (Postgres) and VLM_ASSETS_STORE (S3), and give each a home"
     " of its own on a local disk."
 )
-"""What a machine is told that is refused beside another one."""
+"""Advice for a machine that is refused because another one has the claim."""
 
 
 def this_machine() -> dict[str, str]:
-    """What tells this machine from others: its host name, and its machine id where it has one."""
+    """The identity of this machine: its host name, and its machine id where it has one."""
     return {"host": socket.gethostname(), "machine_id": _machine_id()}
 
 
 def claim_home(home: Home) -> None:
-    """Note in a home on a network file system that it is this machine's; refuse one that is another's.
+    """Claim a home on a network file system for this machine; refuse a home that another machine claimed.
 
     A home on a local disk needs no note: no other machine reaches it. Raises UnusableHomeError, OSError.
     """

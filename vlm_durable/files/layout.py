@@ -1,4 +1,4 @@
-"""Where every file of a home lies. All other code takes its paths from here and builds none by hand.
+"""The path of every file of a home. All other code takes its paths from here and builds none by hand.
 
 property_descriptions/KEY.parquet    finished partitions and nothing else: any reader may open the folder
 .versions/ASSET/                     KEY.json (record), KEY.copy.json, KEY.0.parquet (second copy),
@@ -10,7 +10,7 @@ property_descriptions/KEY.parquet    finished partitions and nothing else: any r
 .state/                              high-water marks, version marks, notes of what was set aside, locks,
                                      leases, the control state, the list of withdrawn ids, the words that a
                                      search looks for
-.machine.json                        the machine that works here, of a home on a network file system
+.machine.json                        the machine that works here, for a home on a network file system
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 class UnusableHomeError(Exception):
-    """A home directory that this version cannot work in. Nothing in it was changed."""
+    """This version cannot work in a home directory. Nothing in it was changed."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Home:
 
     @property
     def claim(self) -> Path:
-        """Which machine works here, where the home is on a network file system."""
+        """The note of the machine that works here, where the home is on a network file system."""
         return self.root / ".machine.json"
 
     @property
@@ -69,7 +69,7 @@ class Home:
         return self.state / "search" / "words.sqlite"
 
     def close_to_others(self) -> None:
-        """Take from other accounts the right to enter the working folders that are there, where we may."""
+        """Take away other accounts' right to enter the existing working folders, where this account may."""
         for folder in self._private_folders():
             with contextlib.suppress(OSError):
                 if stat.S_IMODE(folder.stat().st_mode) & _OTHERS:
@@ -157,7 +157,7 @@ class AssetFolders:
 
     @cached_property
     def quarantine(self) -> Path:
-        """A folder for each partition of which a file did not verify."""
+        """A folder for each partition with a file that did not verify."""
         return self.home.root / _QUARANTINE / self.name
 
     @cached_property
@@ -177,12 +177,12 @@ class AssetFolders:
 
     @cached_property
     def refusals(self) -> Path:
-        """A note for each partition that a check kept from being published."""
+        """A note for each partition whose publication a check refused."""
         return self.home.state / "refusals" / self.name
 
     @cached_property
     def set_aside_notes(self) -> Path:
-        """A folder for each partition of which a generation was set aside."""
+        """A folder for each partition with a generation that was set aside."""
         return self.home.state / "set_aside" / self.name
 
     @cached_property
@@ -199,7 +199,7 @@ class AssetFolders:
         return _stems(self.published, _PARQUET)
 
     def recorded_keys(self) -> set[str]:
-        """The keys that have a record of what was published, whether it reads or not. Raises OSError."""
+        """The keys with a record of a publication, readable or not. Raises OSError."""
         return {name.partition(".")[0] for name in _names_in(self.versions) if name.endswith(".json")}
 
     def touched_keys(self) -> set[str]:
@@ -226,7 +226,7 @@ class PartitionPaths:
 
     @property
     def record(self) -> Path:
-        """What the published file and its versions must be."""
+        """The record of the published file and its versions: size, rows and digest of each."""
         return self.asset.versions / f"{self.key}.json"
 
     @property
@@ -245,7 +245,7 @@ class PartitionPaths:
 
     @property
     def refusal(self) -> Path:
-        """Which checks refused the finished rows of this partition."""
+        """The note of the checks that refused the finished rows of this partition."""
         return self.asset.refusals / f"{self.key}.json"
 
     @property
@@ -277,7 +277,7 @@ class PartitionPaths:
         return self.high_water_marks / f"{generation}.json"
 
     def set_aside_note(self, generation: str) -> Path:
-        """Why no row of a generation is ever used, where that is so."""
+        """The note that a generation was set aside, and why: none of its rows is ever used."""
         return self.asset.set_aside_notes / self.key / f"{generation}.json"
 
 

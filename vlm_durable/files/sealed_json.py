@@ -1,7 +1,7 @@
 """JSON that carries its own SHA-256: any changed, missing or added byte is noticed when it is read.
 
-The file is valid JSON, ``{"sha256":"<hex>","content":<the digested bytes>}`` and a newline. What the
-content means lives with who writes it.
+The file is valid JSON, ``{"sha256":"<hex>","content":<the digested bytes>}`` and a newline. The meaning of
+the content lives with its writer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _START = len(_HEAD) + 64 + len(_MIDDLE)
 
 
 class BrokenSealError(ValueError):
-    """The bytes are not what was written."""
+    """The bytes are not those that were written."""
 
 
 class FormatVersionError(ValueError):
@@ -29,7 +29,7 @@ class FormatVersionError(ValueError):
 
 
 def refuse_newer_format(version: object, supported: int, where: Path) -> None:
-    """Raise FormatVersionError for a format that this version does not know yet."""
+    """Raise FormatVersionError for a format that is newer than the supported one."""
     if not isinstance(version, int) or version > supported:
         raise FormatVersionError(
             f"{where} has format {version!r} and this version reads {supported}: a newer version wrote it. "
@@ -61,14 +61,14 @@ def check_seal(data: bytes) -> None:
 
 
 def read_sealed(path: Path, *, format_: int = 1) -> dict[str, Any]:
-    """What ``write_sealed`` wrote. Raises BrokenSealError, OSError, and FormatVersionError (newer)."""
+    """Read a file of ``write_sealed``. Raises BrokenSealError, OSError, and FormatVersionError (newer)."""
     content = unseal(path.read_bytes())
     refuse_newer_format(content.pop("format", 0), format_, path)
     return content
 
 
 def sealed(content: Mapping[str, object], *, format_: int = 1) -> bytes:
-    """A sealed file's bytes, with the version of its format, which is raised where ``content`` changes."""
+    """A sealed file's bytes, with its format's number; raise that when the shape of ``content`` changes."""
     assert "format" not in content, "the file's own format has that name"
     return seal(json.dumps({"format": format_, **content}, separators=(",", ":")).encode())
 

@@ -1,9 +1,9 @@
-"""A folder of an S3 bucket: reading, listing, conditional puts, and what an answer of the store means.
+"""A folder of an S3 bucket: reading, listing and conditional puts, with an exception for each kind of error.
 
-What lives here: addresses, the one client of the process, errors by what to do about them, and the proof
-that a store keeps what it promises. What does not: what the objects are. Credentials, region and endpoint
-come from the standard AWS environment alone (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL`` …, or a role).
-Requests, and bodies that are cut short, are repeated here: botocore's own repeats end within a second.
+What lives here: addresses, the one client of the process, errors by what to do about them, and the probe
+that proves a store's guarantees. What does not: what the objects are. Credentials, region and endpoint come
+from the standard AWS environment alone (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL`` …, or a role). Requests,
+and bodies that are cut short, are retried here: botocore's own retries end within a second.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from typing import Any, Final, Self, TypeVar
 T = TypeVar("T")
 
 PATIENCE_SECONDS = 30.0
-"""For which a request is repeated while the store is down; the last of them may take its timeout longer."""
+"""How long a request is retried while the store is down; the last try may take its timeout longer."""
 
 CONNECT_SECONDS: Final = 5.0
 SILENCE_SECONDS: Final = 20.0
-"""After which a store that says nothing more counts as down."""
+"""A store that sends nothing for so long counts as down."""
 
 _ONE_OBJECT_SECONDS = 3.0
-"""For which an object that the store does not give is asked for again, before another one is tried."""
+"""How long a single object is retried, before the store itself is probed."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 
@@ -49,11 +49,11 @@ _DENIED = frozenset({"AccessDenied", "AllAccessDisabled", "InvalidObjectState"})
 
 
 class StoreError(Exception):
-    """An answer of the store that is not what was asked for."""
+    """The store did not do what it was asked."""
 
 
 class StoreAwayError(StoreError):
-    """The store is down, throttles, or refuses these credentials: an outage, and no fault of an object."""
+    """The store is down, throttles, or refuses these credentials: an outage, and not an object's fault."""
 
 
 class _MayPassError(StoreAwayError):
@@ -69,28 +69,28 @@ class ObjectDeniedError(StoreError):
 
 
 class ObjectTooLargeError(StoreError):
-    """The object has more bytes than are taken."""
+    """The object has more bytes than the caller accepts."""
 
 
 class ObjectDamagedError(StoreError):
-    """The object's bytes are not those that its checksum stands for."""
+    """The object's bytes do not fit its checksum."""
 
 
 class TakenError(StoreError):
-    """Another writer has put, replaced or removed the object since it was looked at. Nothing was changed."""
+    """Another writer put, replaced or removed the object since it was read. Nothing was changed."""
 
 
 class UnfitStoreError(StoreError):
-    """The store does not honour what the order of writers depends on."""
+    """The store ignores conditions or checksums on which the order of writers depends."""
 
 
 class BadAddressError(ValueError):
-    """Text that is no address of the form s3://BUCKET/PREFIX."""
+    """A text is no address of the form s3://BUCKET/PREFIX."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """An object as a HEAD tells it. sha256: in hex, as the store keeps it; None where it was put without."""
+    """An object, from the answer to a HEAD. sha256: in hex; None where it was put without a checksum."""
 
     size: int
     etag: str
@@ -101,7 +101,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class ListedObject:
-    """An object as a listing tells it. modified: by the store's clock."""
+    """An object, from a listing. modified: by the store's clock."""
 
     name: str
     size: int
@@ -110,7 +110,7 @@ class ListedObject:
 
     @property
     def signature(self) -> str:
-        """What changes when the object is put again."""
+        """A text that changes when the object is put again."""
         return f"{self.etag} {self.size} {self.modified.timestamp():.3f}"
 
 
@@ -145,7 +145,7 @@ class S3Folder:
     def get(self, name: str, *, most: int, patience: float | None = None) -> bytes:
         """The bytes of an object, their length and checksum verified.
 
-        patience: seconds for which it is asked again; PATIENCE_SECONDS unless given.
+        patience: seconds for which the request is retried; PATIENCE_SECONDS unless given.
 
         Raises NoObjectError, ObjectDeniedError, ObjectTooLargeError, ObjectDamagedError, StoreAwayError.
         """
@@ -169,8 +169,8 @@ class S3Folder:
     def get_whole(self, name: str, sha256: str, *, most: int) -> bytes:
         """The bytes of an object, which must have this digest.
 
-        A store whose disk lost some bytes answers with an error of its own. So an object counts as damaged,
-        too, if it cannot be read while the store takes and gives another one. Raises as ``get``.
+        A store whose disk lost some bytes answers with an error of its own. So an object also counts as
+        damaged if it cannot be read while the store can write and read another object. Raises as ``get``.
         """
         try:
             content = self.get(name, most=most, patience=_ONE_OBJECT_SECONDS)
@@ -186,7 +186,7 @@ class S3Folder:
     def peek(self, name: str, count: int = 1) -> tuple[bytes, int]:
         """The first ``count`` bytes of an object, and its size. Raises as ``get`` does.
 
-        A GET and no HEAD: an answer to HEAD has no body that says why it was refused.
+        A GET, not a HEAD: an answer to HEAD has no body that says why it was refused.
         """
 
         from botocore.exceptions import ClientError
@@ -207,7 +207,7 @@ class S3Folder:
         return _retried(self.address(name), read)
 
     def head(self, name: str) -> Stored | None:
-        """What stands under a name, None where nothing does. Raises ObjectDeniedError, StoreAwayError."""
+        """The object of a name; None where there is none. Raises ObjectDeniedError, StoreAwayError."""
         try:
             answer = _retried(
                 self.address(name),
@@ -224,8 +224,8 @@ class S3Folder:
     def put(self, name: str, content: bytes, *, over: Stored | None) -> Stored:
         """Put an object in place of ``over``; None: the name must be free. The store checks the SHA-256.
 
-        Read back by a HEAD. Repeated after a lost reply it finds its own success. Raises TakenError,
-        ObjectDamagedError, ObjectDeniedError, StoreAwayError.
+        The put is read back by a HEAD, so a retry after a lost reply finds its own success. Raises
+        TakenError, ObjectDamagedError, ObjectDeniedError, StoreAwayError.
         """
         where, digest = self.address(name), hashlib.sha256(content)
         condition = {"IfNoneMatch": "*"} if over is None else {"IfMatch": over.etag}
@@ -251,17 +251,16 @@ class S3Folder:
         raise ObjectDamagedError(f"{where} does not hold the bytes that were put there; look at the store")
 
     def delete(self, name: str) -> None:
-        """Remove an object, there or not. Raises ObjectDeniedError, StoreAwayError."""
+        """Remove an object, whether it exists or not. Raises ObjectDeniedError, StoreAwayError."""
         _retried(
             self.address(name),
             lambda: client().delete_object(Bucket=self.bucket, Key=self.prefix + name),
         )
 
     def prove(self) -> None:
-        """Return where the store honours conditions and checksums, and shows at once what was put.
+        """Probe, once a process, that the store honours conditions and checksums and lists a put at once.
 
-        Asked once a process. Raises UnfitStoreError, which says what is missing, ObjectDeniedError and
-        StoreAwayError.
+        Raises UnfitStoreError, which says what is missing, ObjectDeniedError and StoreAwayError.
         """
         if self not in _PROVED:
             _prove(self)
@@ -276,7 +275,7 @@ class S3Folder:
         """Each object below ``below`` in the order of the store. Raises StoreAwayError."""
         parameters = {"Bucket": self.bucket, "Prefix": self.prefix + below}
         while True:
-            # A page is asked for again by its token: botocore's paginator would end at the first error.
+            # Each page is retried by its token: botocore's paginator would end at the first error.
             page = _retried(
                 self.address(below), partial(client().list_objects_v2, **parameters), listing=True
             )
@@ -293,7 +292,7 @@ Place = Path | S3Folder
 
 
 def place_of(text: str) -> Place:
-    """The place that a text names. Raises BadAddressError."""
+    """Parse a folder's path or S3 address. Raises BadAddressError."""
     return S3Folder.parse(text) if text[:5].lower() == "s3://" else Path(text)
 
 
@@ -321,7 +320,7 @@ def _prove(folder: S3Folder) -> None:
             missing.append("that what was put is read and listed at once")
         else:
             for probe, modified in modified_at.items():
-                # Of a process that was killed, by the store's clock.
+                # The probe of a killed process, by the store's clock.
                 if modified_at[name] - modified > _PROBE_LEFT_AFTER:
                     folder.delete(probe)
     except ObjectDamagedError:
@@ -357,7 +356,7 @@ def _put_with_wrong_checksum(folder: S3Folder, name: str) -> None:
 
 @cache
 def client() -> Any:
-    """The client of this process, which any thread may use. Nothing is asked before its first request."""
+    """The client of this process, for any thread. It sends nothing before the first request."""
     import boto3
     from botocore.config import Config
 
@@ -382,7 +381,7 @@ def endpoint() -> str | None:
 def _retried(
     where: str, request: Callable[[], T], *, listing: bool = False, patience: float | None = None
 ) -> T:
-    """What a request brings; repeated with back-off while the store does not answer, or throttles."""
+    """Send a request and return its answer; retry with back-off while the store is down or throttles."""
     seconds = PATIENCE_SECONDS if patience is None else patience
     until, pause = time.monotonic() + seconds, _FIRST_PAUSE
     while True:
@@ -398,7 +397,7 @@ def _retried(
 
 @contextmanager
 def _named_errors(where: str, *, listing: bool = False) -> Iterator[None]:
-    """Raise what an error of botocore means. What is not known to be an object's fault is an outage."""
+    """Turn botocore's errors into this module's. An error that is not an object's fault is an outage."""
     from botocore import exceptions
     from botocore.exceptions import BotoCoreError, ClientError, FlexibleChecksumError
 

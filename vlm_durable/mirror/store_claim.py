@@ -1,8 +1,8 @@
-"""Which machine works over a store with a control state of its own.
+"""The claim of the one machine that works over a store with a control state of its own.
 
-Of each partition and publication the store itself lets only one machine be the writer. But pauses, attempts
-and workers are in the control state, and two machines with one each would start the same work. Machines that
-share a Postgres need no claim.
+The store itself lets only one machine write each partition and publication. But pauses, attempts and workers
+are in the control state: two machines with one each would start the same work. Machines that share a Postgres
+need no claim.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_BYTES = 1 << 20
 
 
 class OtherMachineError(StoreError):
-    """Another machine works over this store, and each has a control state of its own."""
+    """Another machine, with a control state of its own, works over this store."""
 
 
 def claim_store(store: S3Folder, home: Path) -> None:
@@ -38,7 +38,7 @@ def claim_store(store: S3Folder, home: Path) -> None:
         store.prove()
         try:
             store.put(NAME, _of_this_machine(home), over=None)
-        except TakenError:  # By another one, at the same moment.
+        except TakenError:  # Another machine claimed it at the same moment.
             owner, _ = _read_claim(store)
         else:
             return
@@ -57,7 +57,7 @@ def claim_store(store: S3Folder, home: Path) -> None:
 
 
 def forget_machine(store: S3Folder, host: str, home: Path) -> bool:
-    """Put this machine in the place of one that is gone for good. False where it is not that one's.
+    """Claim the store of a machine that is gone for good. False where ``host`` does not hold the claim.
 
     Raises TakenError where another machine does so at the same moment, StoreError.
     """

@@ -34,7 +34,7 @@ _NAME = re.compile(r"state\.(\d{15})\.([0-9a-f]{64})\.db")
 
 @dataclass(frozen=True)
 class Copy:
-    """One copy. Its name says which changes it has and the SHA-256 of its bytes."""
+    """One copy. Its name holds its number of changes and the SHA-256 of its bytes."""
 
     path: Path
     changes: int
@@ -55,7 +55,7 @@ class Copies:
 
     @property
     def were_made(self) -> bool:
-        """Whether there ever was one, so that a missing database is a loss and no beginning."""
+        """Whether a copy was ever made: then a missing database is a loss, not a first start."""
         return self.directory.is_dir()
 
     def listed(self) -> list[Copy]:
@@ -70,7 +70,7 @@ class Copies:
         return sorted(copies, key=lambda copy: copy.changes, reverse=True)
 
     def good(self, *, aside: Path) -> Iterator[Copy]:
-        """Copies that verify, the newest first; one that does not is moved to ``aside``. Raises OSError."""
+        """The copies that verify, the newest first; others are moved to ``aside``. Raises OSError."""
         for copy in self.listed():
             if self.is_good(copy):
                 yield copy
@@ -78,14 +78,14 @@ class Copies:
                 set_aside(copy.path, aside)
 
     def is_good(self, copy: Copy) -> bool:
-        """Whether a copy's bytes are what was written. What cannot be read is not."""
+        """Whether a copy's bytes are those that were written. An unreadable copy is not good."""
         try:
             return sha256_of(copy.path) == copy.sha256
         except OSError:
             return False
 
     def make(self, source: sqlite3.Connection) -> Copy:
-        """Copy what is committed, verify it, and keep the two newest. Durable when it returns.
+        """Copy the committed state, verify the copy, and keep the two newest. Durable when it returns.
 
         Raises DatabaseDamagedError where the source is not sound, OSError, sqlite3.Error.
         """
@@ -112,7 +112,7 @@ class Copies:
         return copy
 
     def _remove_old_leftovers(self) -> None:
-        """Remove what a killed process left; a younger one may be another's that is being made."""
+        """Remove a killed process's files. A young file may be a copy that another process is making."""
         for leftover in self.directory.glob(".state.db.*"):
             with contextlib.suppress(OSError):
                 if time.time() - leftover.stat().st_mtime > 3600.0:

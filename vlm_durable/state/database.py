@@ -1,9 +1,9 @@
-"""The control state: all that the control plane remembers, in one database.
+"""The control state: the memory of the control plane, in one database.
 
 What lives here: opening it (SQLite in the home, Postgres by URL), transactions, heartbeats, copies, and
-restoring a damaged one. What does not: the tables (``tables.py``) and what their rows lead to. Facts about
-the data (segments, manifests, high-water marks, published records) stay in files beside the data; leases
-and the liveness of processes stay operating-system locks.
+restoring a damaged database. What does not: the tables (``tables.py``), and the decisions that follow from
+their rows. Facts about the data (segments, manifests, high-water marks, published records) stay in files
+beside the data; leases and the liveness of processes stay operating-system locks.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NAME = "state.db"
 LIVENESS_NAME = "liveness.db"
 
 _BEAT_SECONDS = 2.0
-"""A heartbeat that cannot be written within this time is given up: the commit thread waits for it."""
+"""A heartbeat is skipped if it cannot be written within this time: the commit thread waits for it."""
 
 _CONNECT_SECONDS = 5
 _STATEMENT_MILLISECONDS = 10_000
@@ -62,7 +62,7 @@ class StateRestoration:
     copy_at: float | None
 
     def sentence(self) -> str:
-        """What happened and what may be missing, for people."""
+        """Say what happened and what may be missing, for people."""
         if self.copy_at is None:
             return (
                 f"{self.why} No copy was good, so a new database was begun, and everything is paused. Cancels"
@@ -77,7 +77,7 @@ class StateRestoration:
 
 
 def open_state(directory: Path, url: str | None = None) -> ControlState:
-    """The control state of one home; the same object for the same place. Nothing is created before its use.
+    """The control state of one home; the same object for the same home. Nothing is created before its use.
 
     directory: HOME/.state. url: of a database elsewhere (``postgresql+psycopg2://…``, one database a home);
     None: SQLite in ``directory``. Raises ControlStateError where that is a network file system.
@@ -101,7 +101,7 @@ class ControlState:
     ) -> None:
         self.directory = directory
         self.is_shared = url is not None
-        """Whether other machines may have part in it."""
+        """Whether other machines may use it too."""
         self._clock = clock
         self._store: _SqliteStore | _PostgresStore = (
             _SqliteStore(directory, clock) if url is None else _PostgresStore(url)
@@ -114,8 +114,8 @@ class ControlState:
     def write(self, work: Callable[[sa.Connection], T], *, copy: bool = False) -> T:
         """Run ``work`` in a transaction that excludes all other writers; durable when it returns.
 
-        copy: of a pause, a cancel or a device left out: a verified copy is made too. ``work`` may be run
-        twice. Transactions must not be nested.
+        copy: make a verified copy too, for a pause, a cancel or a device left out. ``work`` may be run twice.
+        Transactions must not be nested.
         """
         return self._store.write(work, copy=copy)
 
@@ -132,7 +132,7 @@ class ControlState:
         self._store.copy_if_due()
 
     def restorations(self) -> list[StateRestoration]:
-        """Each time that the database was put back, oldest first."""
+        """The restorations of the database, oldest first."""
         table = tables.restorations
 
         def read(connection: sa.Connection) -> list[StateRestoration]:
@@ -187,7 +187,7 @@ class _SqliteStore:
         if self._is_copied() or not self._file.is_there:
             return
         copies = self._copies.listed()
-        # Another process may have made one since this one looked.
+        # Another process may have made a copy since this one last checked.
         self._copied_at = copies[0].made_at if copies else 0.0
         if not self._is_copied():
             self._copy()
@@ -211,12 +211,12 @@ class _SqliteStore:
             )
 
     def _check(self, connection: sqlite3.Connection) -> None:
-        """More than the pages: the schema's version, every sealed row, and that no copy knows more."""
+        """Check the schema's version, every sealed row, and that no copy has more changes."""
         path = self._file.path
         changes = changes_of(connection)
         if _sqlite_version(connection, path) < tables.VERSION:
             connection.execute("BEGIN IMMEDIATE")
-            # Another process may have done it while this one waited.
+            # Another process may have updated it while this one waited.
             if _sqlite_version(connection, path) < tables.VERSION:
                 create_tables(connection, tables.metadata)
                 for statement in tables.BRING_UP_TO_DATE:
@@ -231,7 +231,7 @@ class _SqliteStore:
                 )
 
     def _check_liveness(self, connection: sqlite3.Connection) -> None:
-        """Another version's has other tables: it is made anew, for nothing in it must last."""
+        """Raise where tables are missing: another version's file is made anew, as it holds only heartbeats."""
         table_names = {
             name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         }
@@ -239,7 +239,7 @@ class _SqliteStore:
             raise DatabaseDamagedError(f"{self._liveness.path} lacks the tables {', '.join(missing)}.")
 
     def _put_back(self, why: str) -> None:
-        """Replace the database by the newest good copy, or begin anew where there never was one."""
+        """Replace the database by the newest good copy; begin a new one where there is no good copy."""
         first = not self._copies.were_made and not self._file.is_there
         listed = self._copies.listed()
         copy = next(self._copies.good(aside=self._aside), None)
@@ -264,7 +264,7 @@ class _SqliteStore:
                 (restoration.at, restoration.why, restoration.copy_at),
             )
             connection.execute("UPDATE meta SET value = value + 1 WHERE name = 'changes'")
-            # Cancels are completed from Dagster's runs, as if none had been looked at.
+            # All of Dagster's runs are read again for cancels.
             connection.execute("DELETE FROM meta WHERE name = ?", (tables.CANCELS_LOOKED_UNTIL,))
             if doubtful:
                 # Unreadable is never empty: what a person stopped must not start by itself.
@@ -287,7 +287,7 @@ class _SqliteStore:
 
 
 class _PostgresStore:
-    """One Postgres database a home, which has its own durability, checksums and backups."""
+    """A Postgres database for one home. Durability, checksums and backups are the server's."""
 
     def __init__(self, url: str) -> None:
         try:
@@ -333,7 +333,7 @@ class _PostgresStore:
             with self._ready().begin() as connection:
                 return work(connection)
         except (sa.exc.ProgrammingError, sa.exc.DataError, sa.exc.IntegrityError):
-            raise  # Of what was asked, not of the server.
+            raise  # A fault of the statement, not of the server.
         except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
             why = str(getattr(error, "orig", error)).strip()
             raise ControlStateError(
@@ -391,7 +391,7 @@ os.register_at_fork(after_in_child=_forget_in_forked_child)
 
 
 def _counted(connection: sa.Connection, work: Callable[[sa.Connection], T]) -> T:
-    """Count the change with it, so that a database that lost its last ones is told from its copies."""
+    """Run ``work`` and count the change: the count shows when a database has lost changes that a copy has."""
     result = work(connection)
     connection.exec_driver_sql("UPDATE meta SET value = value + 1 WHERE name = 'changes'")
     return result

@@ -1,9 +1,9 @@
-"""The nodes of a cluster: each one's heartbeat, and by it who lives there, with which devices.
+"""The nodes of a cluster: each node's heartbeat, which names its devices and its living runs and workers.
 
-What lives here: the row of each node, and how long it has been silent by the clock of the database, which all
+What lives here: the row of each node, and how long it has been silent. The clock is the database's, which all
 nodes share, so that no node's own clock matters. What does not: what follows from a silence
-(``sensors/cluster.py``), and the process that beats (``vlm_cluster/node.py``). A node answers for its
-processes: a run lives where its node beats and holds the run's lock, which its process took at its start.
+(``sensors/cluster.py``), and the process that beats (``vlm_cluster/node.py``). A node reports its own
+processes: a run lives if its node beats and the run's process holds the run's lock.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ RAY_RUN = "VLM_RAY_RUN"
 """In the environment of a run's process on a node: the run's id. Says that Ray chose its device."""
 
 SERVE = "vlm-assets serve"
-"""As whom Dagster's daemon beats: a second one on the same database would launch each run twice."""
+"""The name under which Dagster's daemon beats: a second daemon on one database would launch runs twice."""
 
 _OTHER_NODE = "Give each machine a host name of its own (`hostnamectl set-hostname`)."
 _OTHER_SERVE = (
@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class NodeDevice:
-    """A device of a node. temperature: degrees Celsius, where it says. trouble: what speaks against it."""
+    """A device of a node. temperature: degrees Celsius, where known. trouble: why it should not be used."""
 
     id: str
     name: str
@@ -68,11 +68,11 @@ class NodeDevice:
 
 @dataclass(frozen=True)
 class NodeRecord:
-    """What a node says of itself.
+    """A node's report about itself.
 
-    boot_id, process: what tells it from a later node of its name. address: where others reach it. slots: runs
-    with a device that it can hold at once. runs: ids of those whose process lives; workers: names of the
-    materializations whose process lives.
+    boot_id, process: they tell it from a later node of its name. address: where others reach it. slots: how
+    many runs with a device it can hold at once. runs: ids of the runs whose process lives. workers: names of
+    the materializations whose process lives.
     """
 
     name: str
@@ -87,7 +87,7 @@ class NodeRecord:
 
 @dataclass(frozen=True)
 class Node:
-    """A node as the database knows it. beat_at: when it last beat; silent: for how long. Database's clock."""
+    """A node's row. beat_at: its last beat; silent: seconds since then; both by the database's clock."""
 
     record: NodeRecord
     beat_at: float
@@ -96,7 +96,7 @@ class Node:
 
     @property
     def name(self) -> str:
-        """The host name that it has."""
+        """Its host name."""
         return self.record.name
 
     @property
@@ -110,7 +110,7 @@ class Node:
         return self.silent <= SILENT_SECONDS and self.pause is None and self.record.slots > 0
 
     def sentence(self) -> str:
-        """How it stands, for people."""
+        """Its state, for people."""
         if self.is_dead:
             return f"silent for {self.silent:.0f} s: it counts as dead, and its runs go on elsewhere"
         if self.pause is not None:
@@ -175,8 +175,8 @@ class Nodes:
     def beating(self, record: Callable[[], NodeRecord], *, other: str = _OTHER_NODE) -> Iterator[None]:
         """Beat for as long as the context lasts, by a thread of its own.
 
-        record: what to say, asked for each time. other: what to do where another machine beats under the
-        same name, which raises ControlStateError; where one does later, this process is sent SIGTERM.
+        record: called for the report of each beat. other: advice where another machine beats under the same
+        name, which raises ControlStateError. If another machine does so later, this process gets SIGTERM.
         """
         latest = record()
         if not self.beat(latest):
@@ -215,9 +215,9 @@ class Nodes:
         return f"Another machine beats as {name}{where}. {other}"
 
     def wait_for_beats(self, *, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Wait until the heartbeats of all living nodes name what had begun there before this call.
+        """Wait until the heartbeats of all living nodes name everything that began there before this call.
 
-        The second one from now does: the first may have been put together before.
+        The second beat from now is sure to: the first may have been composed before.
         """
         began = self.snapshot().now
         later: dict[str, set[float]] = {}
@@ -230,14 +230,14 @@ class Nodes:
             sleep(_LOOK_SECONDS)
 
     def beat(self, record: NodeRecord) -> bool:
-        """Say that the node lives, and with what. False where another machine that lives has its name."""
+        """Write the node's heartbeat. False where another living machine has its name."""
 
         def write(connection: sa.Connection) -> bool:
             now = _now(connection)
             insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
             new = insert(_table).values(name=record.name, record=_json(record), beat_at=now)
             same_boot = _table.c.record["boot_id"].as_string() == record.boot_id
-            # One statement: of two machines that meet a dead one's name at once, one has it.
+            # One statement: if two machines take a dead node's name at once, only one gets it.
             upsert = new.on_conflict_do_update(
                 index_elements=[_table.c.name],
                 set_={"record": new.excluded.record, "beat_at": new.excluded.beat_at},
@@ -248,7 +248,7 @@ class Nodes:
         return self._state.beat(write)
 
     def forget(self, name: str) -> bool:
-        """Forget a node that is gone for good. False where none is known, or it is not dead."""
+        """Forget a node that is gone for good. False where the node is unknown, or not dead."""
 
         def write(connection: sa.Connection) -> bool:
             is_dead = _table.c.beat_at < _now(connection) - DEAD_SECONDS
@@ -296,7 +296,7 @@ class RunLocks:
     def living(self) -> dict[str, ProcessIdentity | None]:
         """The runs whose process holds its lock, and which process; None where that cannot be read.
 
-        What the dead left is removed.
+        Lock files of dead processes are removed.
         """
         processes: dict[str, ProcessIdentity | None] = {}
         for path in self.directory.glob("*.lock"):

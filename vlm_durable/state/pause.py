@@ -1,6 +1,6 @@
 """The pause: while it stands, no schedule, retry or materialization starts anything, here or on one node.
 
-What lives here: setting, reading and lifting it. What does not: how each of them stands still
+What lives here: setting, reading and lifting it. What does not: how schedules and runs obey it
 (``vlm_assets/assets/run_watch.py``, ``sensors/failed_partitions.py``).
 """
 
@@ -19,7 +19,7 @@ from vlm_durable.state.tables import pause as _table
 
 @dataclass(frozen=True)
 class Pause:
-    """A pause: unix seconds since when, and why, in a person's words. node: the one that stands still."""
+    """A pause. since: unix seconds. reason: in a person's words. node: the paused node; None: all work."""
 
     since: float
     reason: str
@@ -74,7 +74,7 @@ def paused_nodes(state: ControlState) -> dict[str, Pause]:
 
 
 def pause_node(state: ControlState, node: str, reason: str, *, now: float) -> Pause:
-    """Have one node take nothing more, durably; a pause that stands stays. Raises ControlStateError."""
+    """Pause one node, durably; a pause that stands keeps its reason. Raises ControlStateError."""
 
     def write(connection: sa.Connection) -> Pause:
         standing = sa.select(_of_nodes).where(_of_nodes.c.node == node)
@@ -87,7 +87,7 @@ def pause_node(state: ControlState, node: str, reason: str, *, now: float) -> Pa
 
 
 def resume_node(state: ControlState, node: str) -> bool:
-    """Have a node take work again, durably; whether it was paused. Raises ControlStateError."""
+    """Let a node take work again, durably. Returns whether it was paused. Raises ControlStateError."""
     delete = _of_nodes.delete().where(_of_nodes.c.node == node)
     return state.write(lambda connection: connection.execute(delete).rowcount > 0, copy=True)
 

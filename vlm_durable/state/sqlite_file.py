@@ -1,8 +1,8 @@
 """One SQLite file that many processes share: opened, checked, and replaced where it is damaged or gone.
 
-What lives here: connections, the seals of rows, how a file is put in the place of another while processes
-have it open, and the file systems on which SQLite's locks and its write-ahead log cannot be trusted. What
-does not: what the tables mean (``tables.py``), the copies (``copies.py``).
+What lives here: connections, the seals of rows, replacing the file while processes have it open, and refusing
+file systems on which SQLite's locks and its write-ahead log cannot be trusted. What does not: what the tables
+mean (``tables.py``), the copies (``copies.py``).
 
 SQLite's pages carry no digests, so a flipped bit in a cell is read as if it had been written. Every table
 with a column ``seal`` therefore keeps a digest of each row, by triggers that call ``row_seal``.
@@ -56,7 +56,7 @@ class ControlStateError(OSError):
 
 
 class DatabaseDamagedError(Exception):
-    """The file is gone, is no database, or is not what was written. Its text says which."""
+    """The file is gone, is no database, or holds other bytes than were written. The message says which."""
 
 
 class SqliteFile:
@@ -65,8 +65,8 @@ class SqliteFile:
     busy_seconds: how long a transaction waits for others; BUSY_SECONDS unless given.
 
     replace: called with the reason when the file is missing or damaged, while no process has a transaction
-    under way; it puts a new file there with ``install``. check: looks at a file when it is opened, after its
-    pages, and raises DatabaseDamagedError.
+    under way; it puts a new file there with ``install``. check: called when a file is opened, after its pages
+    were checked; it raises DatabaseDamagedError.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class SqliteFile:
             leftover.unlink(missing_ok=True)
         temporary = temporary_name(self.path)
         try:
-            # For this account alone, as SQLite then makes the files beside it: who reads them could lock it.
+            # For this account alone, as are then SQLite's files beside it: any reader of them could lock it.
             temporary.touch(mode=0o600)
             if start is not None:
                 temporary.write_bytes(start)
@@ -176,8 +176,8 @@ class SqliteFile:
                 fill(connection)
                 connection.execute("COMMIT")
             sync_file(temporary)
-            # The file before its log: what is left after a kill in between is a missing file, and never an
-            # old one that seems to be whole.
+            # The file before its log: a kill in between leaves a missing file, never an old one that seems
+            # whole.
             for name in (self.path, *self._beside()):
                 if name.exists():
                     set_aside(name, aside)
@@ -194,7 +194,7 @@ class SqliteFile:
         return [self.path.with_name(self.path.name + ending) for ending in ("-wal", "-shm")]
 
     def _current_engine(self) -> sa.Engine:
-        """The engine of the file that is there now, checked when it is first opened."""
+        """The engine of the current file, which is checked when it is first opened."""
         with self._guard:
             try:
                 file_stat = self.path.stat()
@@ -223,7 +223,7 @@ class SqliteFile:
             return self._engine
 
     def _connect(self) -> sqlite3.Connection:
-        # mode=rw: a file that vanished is not made anew as an empty one.
+        # mode=rw: a file that vanished is not created again, empty.
         connection = sqlite3.connect(
             f"file:{quote(str(self.path))}?mode=rw",
             uri=True,
@@ -237,7 +237,7 @@ class SqliteFile:
         return connection
 
     def _explained(self, error: BaseException | None) -> Exception | None:
-        """What an error of SQLite means here; None where it is a fault of the statement."""
+        """This module's exception for an error of SQLite; None where the statement is at fault."""
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in _DAMAGED:
             return DatabaseDamagedError(f"{self.path} is damaged ({error}).")
@@ -250,7 +250,7 @@ class SqliteFile:
 
     @contextmanager
     def _lock(self, *, shared: bool) -> Iterator[None]:
-        """Shared by transactions; exclusive for putting another file there, which no transaction may see."""
+        """Hold the lock: shared for transactions, exclusive for replacing the file."""
         path = self.path.with_suffix(".lock")
         try:
             if not self.path.parent.is_dir():
@@ -280,7 +280,7 @@ class SqliteFile:
             engine.dispose()
 
     def forget_in_forked_child(self) -> None:
-        """The parent's connections are the parent's: they are neither used nor closed in a forked child."""
+        """Forget the parent's connections: a forked child neither uses nor closes them."""
         self._guard = threading.Lock()
         engine, self._engine, self._identity = self._engine, None, None
         if engine is not None:
@@ -299,7 +299,7 @@ os.register_at_fork(after_in_child=_forget_in_forked_child)
 
 
 def _begin(connection: sa.Connection) -> None:
-    # A transaction that reads and then writes would fail where another wrote in between.
+    # A transaction that reads and then writes would fail where another process wrote in between.
     immediate = connection.get_execution_options().get("immediate")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
 
@@ -315,7 +315,7 @@ def prepare(connection: sqlite3.Connection) -> None:
 
 
 def create_tables(connection: sqlite3.Connection, metadata: sa.MetaData) -> None:
-    """Create what is missing of the tables, and the triggers that seal rows, in the open transaction."""
+    """Create missing tables, and the triggers that seal rows, in the open transaction."""
     dialect = sa.create_engine("sqlite://").dialect
     for table in metadata.sorted_tables:
         connection.execute(str(sa.schema.CreateTable(table, if_not_exists=True).compile(dialect=dialect)))

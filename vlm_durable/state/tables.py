@@ -13,13 +13,13 @@ VERSION = 5
 """Of this schema. A database of the version before it is brought up to date; all others are refused."""
 
 BRING_UP_TO_DATE: tuple[str, ...] = ()
-"""Statements that turn version 4 into version 5, once the tables that are new in it were created."""
+"""Statements that turn version 4 into version 5, after its new tables were created."""
 
 metadata = sa.MetaData()
-"""What must not be lost."""
+"""The tables that must not be lost."""
 
 liveness = sa.MetaData()
-"""What is true only while processes run: written without fsync, made anew where it does not read."""
+"""The tables that matter only while processes run: written without fsync, made anew where unreadable."""
 
 
 CANCELS_LOOKED_UNTIL = "cancels_looked_until"

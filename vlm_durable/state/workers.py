@@ -1,9 +1,9 @@
-"""The heartbeat of each materialization: who works on which partition, how fast, and whether it still lives.
+"""The heartbeat of each materialization: its partition, its speed, and whether its process still lives.
 
 What lives here: a row of the table ``workers`` for each (for people and for the health sensor), and the file
 ``.state/workers/RUN.ASSET.lock``, which the working process holds, so that its death frees it. What does not:
-what is done (the journal says that), who holds which device (``vlm_engine/devices``), and what is done about
-a worker that stands still.
+which rows are done (the journal says that), who holds which device (``vlm_engine/devices``), and what follows
+when a worker stands still.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class WorkerRecordError(OSError):
 
 
 class Phase(StrEnum):
-    """What a materialization is at. Rows are committed in WORKING alone: only there do commits tell."""
+    """The phase of a materialization. Rows are committed in WORKING alone."""
 
     PREPARING = "preparing"
     WAITING = "waiting for a device"
@@ -88,17 +88,17 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """Names the worker, its row and its lock."""
+        """The name of the worker, of its row and of its lock."""
         return f"{self.run_id}.{self.asset}"
 
     @property
     def is_here(self) -> bool:
-        """Whether it runs on this machine since this boot, so that pid and monotonic clock are ours."""
+        """Whether it runs on this machine since this boot, so that its pid and monotonic times count here."""
         return self.host == socket.gethostname() and self.boot_id == boot_id()
 
     @property
     def percent(self) -> float:
-        """How much of its partition is computed."""
+        """The share of its partition that is computed."""
         return 100.0 * (self.restored + self.computed) / self.expected if self.expected else 100.0
 
 
@@ -136,13 +136,13 @@ class WorkerBeat:
         self.end()
 
     def resume(self, *, restored: int) -> None:
-        """Say how many rows were found committed."""
+        """Note how many rows were committed before this run."""
         with self._guard:
             self.worker = replace(self.worker, restored=restored, committed=restored)
             self._write()
 
     def enter(self, phase: Phase, *, device: str | None = None) -> None:
-        """Say what comes next, and on which device; the time that it may take counts from here."""
+        """Note the next phase, and its device; the time that the phase may take counts from here."""
         with self._guard:
             now = self._monotonic()
             device = device or self.worker.device
@@ -151,7 +151,7 @@ class WorkerBeat:
             self._write()
 
     def beat(self, *, computed: int, committed: int) -> None:
-        """Say how far it is, after a batch. Costs nothing but a look at the clock in between."""
+        """Note the progress after a batch. Cheap: most calls only read the clock."""
         with self._guard:
             has_committed = self._has_committed(committed)
             now = self._monotonic()
@@ -161,18 +161,18 @@ class WorkerBeat:
             since, before = self._samples[0]
             rate = (computed - before) / (now - since) if now > since else self.worker.rate
             self.worker = replace(self.worker, computed=computed, beat_at=self._clock(), rate=rate)
-            # A commit is written at once: by it others judge whether this process stands still.
+            # A commit is written at once: others judge by it whether this process stands still.
             if has_committed or now - self._written >= _BEAT_SECONDS:
                 self._write()
 
     def commit(self, committed: int) -> None:
-        """Say how many rows are committed, at the moment when they are. Nothing is written after the end."""
+        """Note how many rows are committed, right after a commit. Nothing is written after the end."""
         with self._guard:
             if self._has_committed(committed) and self._lock.is_open:
                 self._write()
 
     def copy(self, segments: int, since: float | None) -> None:
-        """Say how many committed segments are not in the store yet, and since when (unix seconds)."""
+        """Note how many committed segments are not in the store yet, and since when (unix seconds)."""
         with self._guard:
             if (segments or self.worker.uncopied) and self._lock.is_open:
                 self._uncopied_since = since
@@ -180,7 +180,7 @@ class WorkerBeat:
                 self._write()
 
     def end(self) -> None:
-        """Take the record away and free the lock. Safe to call twice."""
+        """Remove the record and free the lock. Safe to call twice."""
         with self._guard:
             if not self._lock.is_open:
                 return
@@ -189,7 +189,7 @@ class WorkerBeat:
             self._lock.close()
 
     def _has_committed(self, committed: int) -> bool:
-        """Take note of a commit; False where it was said already, by the work or by the commit itself."""
+        """Note a commit; False where it was noted before, by the work or by the commit itself."""
         if committed <= self.worker.committed:
             return False
         now, committed_at = self._monotonic(), self._clock()
@@ -271,18 +271,18 @@ class Workers:
             ) from error
 
     def living(self) -> list[Worker]:
-        """Workers that live, on all machines. One whose record does not read has pid 0 and no partition."""
+        """The living workers on all machines. With an unreadable record, pid is 0 and the partition empty."""
         local = self.on_this_machine()
         return (
             [*local, *self._elsewhere({worker.name for worker in local})] if self._state.is_shared else local
         )
 
     def on_this_machine(self) -> list[Worker]:
-        """Workers of this machine whose process holds its lock."""
+        """The workers of this machine whose process holds its lock."""
         return [worker for worker, held in self._all() if held]
 
     def _elsewhere(self, local_names: Collection[str]) -> list[Worker]:
-        """Workers that other nodes say that they have. Raises ControlStateError."""
+        """The workers that other nodes report. Raises ControlStateError."""
         nodes = Nodes(self._state).snapshot().nodes.values()
         names = {name for node in nodes if not node.is_dead for name in node.record.workers} - set(
             local_names
@@ -291,17 +291,17 @@ class Workers:
         return [_worker(name, records.get(name)) for name in sorted(names)]
 
     def _records(self) -> dict[str, dict[str, Any]]:
-        """What each worker last said of itself, by its name. Raises ControlStateError."""
+        """The last record of each worker, by its name. Raises ControlStateError."""
         return self._state.read_beats(
             lambda connection: {row.name: row.record for row in connection.execute(sa.select(_table))}
         )
 
     def dead(self) -> list[Worker]:
-        """Workers whose process is gone: it died before it could end its heartbeat."""
+        """The workers whose process died before it could end its heartbeat."""
         return [worker for worker, held in self._all() if not held]
 
     def forget(self, worker: Worker) -> None:
-        """Remove what a dead worker left. A living one's lock and record stay."""
+        """Remove a dead worker's lock and record. Those of a living worker stay."""
         lock = self.lock_of(worker)
         if not is_held(lock):
             self.remove_record(worker)
@@ -312,7 +312,7 @@ class Workers:
         return self.directory / f"{worker.name}.lock"
 
     def write_record(self, worker: Worker) -> None:
-        """Write what a worker says of itself. Raises ControlStateError."""
+        """Write a worker's record. Raises ControlStateError."""
         row = {"name": worker.name, "record": asdict(worker)}
 
         def write(connection: sa.Connection) -> None:
@@ -323,7 +323,7 @@ class Workers:
         self._state.beat(write)
 
     def remove_record(self, worker: Worker) -> None:
-        """Forget what a worker said. What cannot be removed is logged: without its lock nobody reads it."""
+        """Remove a worker's record. A failure is logged: without its lock nobody reads the record."""
         delete = _table.delete().where(_table.c.name == worker.name)
         try:
             self._state.beat(lambda connection: connection.execute(delete))
@@ -331,14 +331,14 @@ class Workers:
             _log.warning("The heartbeat of %s was not removed: %s", worker.name, error)
 
     def _all(self) -> list[tuple[Worker, bool]]:
-        """Every worker that left a lock, and whether it holds it."""
+        """Every worker with a lock file, and whether its process holds the lock."""
         held = {path.stem: is_held(path) for path in sorted(self.directory.glob("*.lock"))}
         if not held:
             return []
         try:
             records = self._records()
         except (OSError, ValueError, sa.exc.DBAPIError) as error:
-            # Torn by a power cut, a record reads again when its worker beats or is forgotten.
+            # A record torn by a power cut is replaced at the worker's next beat, or removed with it.
             _log.warning("The heartbeats cannot be read, so only who lives is known: %s", error)
             records = {}
         return [
@@ -349,10 +349,10 @@ class Workers:
 
 
 def _worker(name: str, record: dict[str, Any] | None) -> Worker:
-    """What a record says; without a readable record, what the name alone says."""
+    """The worker of a record; without a readable record, only what its name tells."""
     try:
         if record is not None:
-            # A run that another version of this program began may say more, or less.
+            # The record of a run that another version of this program began may have other fields.
             values = {column.name: record[column.name] for column in fields(Worker) if column.name in record}
             return Worker(**{**values, "phase": Phase(record["phase"])})
     except (ValueError, TypeError, KeyError):

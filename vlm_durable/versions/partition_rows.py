@@ -24,7 +24,7 @@ from vlm_durable.wording import counted
 
 ID_COLUMN = "property_id"
 BATCH_ROWS = 1024
-"""Rows of a row group, and of a batch that is read: what is in memory at a time."""
+"""Rows of a row group, and of a batch that is read: so many are in memory at a time."""
 
 _SHOWN = 5
 
@@ -33,8 +33,8 @@ _SHOWN = 5
 class PartitionRows:
     """The rows of one file, to be read by column and in batches.
 
-    ``record`` says what was published, and is None for a staged file. ``path`` serves DuckDB:
-    ``duckdb.read_parquet(str(rows.path))``.
+    ``record`` is the published version's, and None for a staged file. ``path`` is for readers such as
+    DuckDB: ``duckdb.read_parquet(str(rows.path))``.
     """
 
     path: Path
@@ -46,7 +46,7 @@ class PartitionRows:
         return pq.read_schema(self.path)
 
     def to_table(self, columns: list[str] | None = None) -> pa.Table:
-        """The rows, all columns or these, in the file's order."""
+        """The rows in the file's order. columns: all unless given."""
         with self._open() as file:
             return file.read(columns=columns, use_threads=False)
 
@@ -68,8 +68,8 @@ def write_rows(sink: TemporaryFile, batches: Iterable[pa.RecordBatch], schema: p
     Row groups do not follow the batches, so that the same rows give the same bytes however they came.
     Raises PublishedError for a batch with other columns, DurableWriteError where the disk fails.
     """
-    # Numbers of a vector do not repeat: a dictionary of them made files 1.3 times as large, and zstd, which
-    # saves 9%, took two thirds of the time of a scan.
+    # The numbers of vectors do not repeat. A dictionary made files 1.3 times as large; zstd saved 9% and took
+    # two thirds of the time of a scan.
     vectors = {field.name for field in schema if pa.types.is_fixed_size_list(field.type)}
     dictionary = [name for name in schema.names if name not in vectors] if vectors else True
     compression = (
@@ -85,7 +85,7 @@ def write_rows(sink: TemporaryFile, batches: Iterable[pa.RecordBatch], schema: p
             rows += group.num_rows
         writer.close()
     except BaseException:
-        # Closing what cannot be written raises once more, and would again when it is collected.
+        # Closing raises again after a failed write, and would once more at garbage collection.
         with contextlib.suppress(Exception):
             writer.close()
         writer.is_open = False
@@ -122,9 +122,9 @@ def _columns(schema: pa.Schema) -> str:
 def read_back(path: Path, *, rows: int, expected_ids: Collection[str]) -> tuple[str | None, str]:
     """Decode a file fully, page checksums verified, and compare its ids with the expected ones.
 
-    Returns what is wrong with the ids, in a sentence (None where each is there once and no other is), and
-    their digest. Ids are all that stays in memory. Raises DurableWriteError where the file cannot be decoded
-    or holds another number of rows than were written.
+    Returns a sentence about wrong ids (None where each expected id is there once, and no other is), and the
+    digest of the ids. Only ids stay in memory. Raises DurableWriteError where the file cannot be decoded, or
+    holds another number of rows than were written.
     """
     counts: Counter[str | None] = Counter()
     try:

@@ -1,8 +1,8 @@
 """The published partitions of one asset: one parquet file a partition, its backups and its record.
 
-What lives here: the next file, written and read back but not yet published, and what may be published,
-verified, restored and read. What does not: the order of the steps on disk (``partition_files.py``), and
-Dagster (``parquet_io.py``).
+What lives here: staging the next file (written and read back, not yet published), publishing, verifying,
+restoring and reading. What does not: the order of the steps on disk (``partition_files.py``), and Dagster
+(``parquet_io.py``).
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from vlm_durable.wording import counted
 class StagedFile:
     """A complete parquet file under a temporary name in the staging folder, verified by reading it back.
 
-    It lives until it is published or discarded; what a killed process leaves behind is removed by the next
-    stage of the same partition. ``record`` is what it would be published as; its time is that of the
-    publication. ``wrong_ids``: what is wrong with its ids, in a sentence; None where nothing is. ``notes``
-    are sentences about what an earlier interruption had left and how it was settled.
+    It lives until it is published or discarded; the next stage of the same partition removes a killed
+    process's file. ``record`` is the record that it would be published with; its time is set by the
+    publication. ``wrong_ids``: a sentence about what is wrong with its ids; None where nothing is. ``notes``
+    are sentences about an earlier interruption and how it was settled.
     """
 
     record: PublishedRecord
@@ -63,7 +63,7 @@ class StagedFile:
     """The lock on the temporary file, held while this process needs it."""
 
     def remember(self, metadata: Mapping[str, Any]) -> None:
-        """Have the record say this (JSON values) beside what it says already."""
+        """Add JSON values to the record's metadata."""
         self.record = replace(self.record, metadata={**self.record.metadata, **_as_read(metadata)})
 
     def refuse_unfit(self) -> None:
@@ -90,7 +90,7 @@ class StagedFile:
         self.release()
 
     def release(self) -> None:
-        """Let go of the lock that says that this process still needs the temporary file."""
+        """Release the lock that keeps the temporary file for this process."""
         self.in_use.close()
 
     def __enter__(self) -> StagedFile:
@@ -102,9 +102,9 @@ class StagedFile:
 
 @dataclass(frozen=True)
 class Publication:
-    """What publishing or restoring did. ``changed`` is False where nothing had to change.
+    """The outcome of publishing or restoring. ``changed`` is False where nothing had to change.
 
-    ``notes`` are sentences about what was found damaged or interrupted, and where it was put.
+    ``notes`` are sentences about damaged files and interrupted publications, and where files were put.
     """
 
     record: PublishedRecord
@@ -114,7 +114,7 @@ class Publication:
 
 @dataclass(frozen=True)
 class Verification:
-    """The state of one partition. ``repairs`` are what was put right, without loss, while looking."""
+    """The state of one partition. ``repairs``: sentences about repairs, without loss, during the check."""
 
     key: str
     record: PublishedRecord | None
@@ -123,11 +123,11 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether the published file and its backups are what the record says."""
+        """Whether the published file and its backups fit the record."""
         return not self.findings
 
     def sentence(self) -> str:
-        """Everything found, for people."""
+        """All findings and repairs, for people."""
         state = " ".join(finding.sentence for finding in self.findings) or (
             f"Partition {self.key} is what its record says:"
             f" {counted(self.record.rows if self.record else 0, 'rows')}, "
@@ -155,14 +155,14 @@ class PublishedPartitions:
         return self.asset.published_keys()
 
     def record(self, key: str) -> PublishedRecord | None:
-        """What is published, from the partition's record; None where nothing is. Writes nothing.
+        """The record of the published version; None where nothing is published. Writes nothing.
 
         Raises RecordDamagedError where the record and its copy are both unreadable: that is not 'nothing'.
         """
         return PartitionFiles(self.asset, key).peek()
 
     def settled(self, key: str) -> PublishedRecord | None:
-        """The record of the newest version, after what was interrupted or put back was put right.
+        """The record of the newest version, after interrupted publications were settled.
 
         Raises PutBackError where an older version stands and the newest one is nowhere, RecordDamagedError.
         """
@@ -233,7 +233,7 @@ class PublishedPartitions:
             notes = [*staged.notes, *repairs]
             current = versions.published
             if current and current.sha256 == staged.record.sha256:
-                # The same version: nothing is rotated, but what is damaged of it is put right.
+                # The same version: nothing is rotated, but its damaged files are written anew.
                 if not partition.holds(partition.published, current):
                     partition.keep_aside_unless(current, notes)
                     files.publish_replacing(staged.path, partition.published)
@@ -258,7 +258,7 @@ class PublishedPartitions:
     def verify(self, key: str) -> Verification:
         """Compare every byte of the partition's files with its record.
 
-        A publication that was interrupted is finished or taken back first. Never raises for what is on disk.
+        An interrupted publication is finished or taken back first. Never raises for damage on disk.
         """
         partition = PartitionFiles(self.asset, key)
         repairs: list[str] = []
@@ -272,7 +272,7 @@ class PublishedPartitions:
                     record = partition.peek()
             else:
                 record = partition.peek()
-            # A publisher is at work, so the backups are on the move: only what readers see is judged.
+            # A publisher is at work and moves the backups: only the file that readers see is judged.
             return _compare(partition, PartitionVersions(key, record), repairs, backups=False)
         except RecordDamagedError as error:
             return Verification(key, None, (Finding(FindingKind.RECORD_DAMAGED, f"{error}"),))
@@ -280,11 +280,11 @@ class PublishedPartitions:
             return Verification(key, partition.peek(), (Finding(FindingKind.PUT_BACK, f"{error}"),))
 
     def restore(self, key: str, fetch: Fetch | None = None) -> Publication:
-        """Put a damaged or deleted published file back from its verified second copy, or that one from it.
+        """Restore a damaged or lost published file from its verified second copy, or the copy from the file.
 
-        fetch: asked for the file where neither is whole.
-        So is a record that is lost or older than the newest file. What was damaged goes to ``.quarantine``.
-        Raises CannotRestoreError where neither is whole, PutBackError, NotPublishedError, RecordDamagedError.
+        A record that is lost or older than the newest file is restored too. Damaged files go to
+        ``.quarantine``. fetch: called for the file where neither is whole. Raises CannotRestoreError where no
+        whole file is found, PutBackError, NotPublishedError, RecordDamagedError.
         """
         partition = PartitionFiles(self.asset, key)
         with partition.locked(self._lock_seconds):
@@ -315,7 +315,7 @@ class PublishedPartitions:
         return Publication(record, changed=not (file_whole and copy_whole), notes=tuple(notes))
 
     def refuse_put_back(self, key: str) -> None:
-        """Raise PutBackError where an older version stands: nothing is to be made from it. Writes nothing."""
+        """Raise PutBackError where an older version stands: nothing may be made from it. Writes nothing."""
         partition = PartitionFiles(self.asset, key)
         newest, older = partition.put_back(partition.whole_records())
         if newest is not None and older is not None and partition.whole_file(newest) is None:
@@ -340,7 +340,7 @@ class PublishedPartitions:
     def read_earlier(self, key: str, notes: list[str]) -> Iterator[PartitionRows]:
         """The rows of the versions before the published one that are whole, newest first.
 
-        Raises PublishedError, OSError. What an interrupted publication left is settled first, and noted.
+        Raises PublishedError, OSError. An interrupted publication is settled first, and noted.
         """
         partition = PartitionFiles(self.asset, key)
         with partition.locked(self._lock_seconds):
@@ -351,9 +351,9 @@ class PublishedPartitions:
                 yield PartitionRows(partition.slot(number), version)
 
     def accept_older(self, key: str) -> tuple[str, ...]:
-        """Have the older version that stands count as the newest: a person gives up what came after it.
+        """Let the older version that stands count as the newest: a person gives up the later versions.
 
-        Returns what was done, in sentences. Raises PublishedError where none was put back.
+        Returns sentences about what was done. Raises PublishedError where no version was put back.
         """
         partition = PartitionFiles(self.asset, key)
         notes: list[str] = []
@@ -368,7 +368,7 @@ class PublishedPartitions:
     def set_aside(self, key: str) -> tuple[str, ...]:
         """Move every file of a partition into ``.quarantine``: it then counts as never published.
 
-        For a person who accepts that its record is lost. Returns what was moved where, in sentences.
+        For a person who accepts that its record is lost. Returns sentences: which file was moved where.
         """
         partition = PartitionFiles(self.asset, key)
         notes: list[str] = []
@@ -389,7 +389,7 @@ class PublishedPartitions:
 
 
 def _as_read(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The metadata as a reader of the record gets it: tuples are lists. Raises TypeError for other values."""
+    """Metadata as the record's reader will get it: tuples become lists. Raises TypeError for other values."""
     read: dict[str, Any] = json.loads(json.dumps(dict(metadata)))
     return read
 

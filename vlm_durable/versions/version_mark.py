@@ -1,7 +1,7 @@
 """The version mark: the newest version of a file that was ever durable here, kept apart from that file.
 
-A file that was put back to an older version is whole, and its digest fits. Only something beside it can say
-that a newer one existed. The mark is never the truth about the data: a mark that is behind is raised.
+A file that was put back to an older version is whole, and its digest fits. Only a note beside it can tell
+that a newer version existed. The mark is never the truth about the data: a mark that is behind is raised.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from vlm_durable.files.files import make_directory, write_replacing
 from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, sealed
 
 FORMAT = 2
-"""1 was without the id of what a partition belongs to."""
+"""1 did not hold the id of what a partition belongs to."""
 
 
 @dataclass(frozen=True)
 class VersionMark:
     """The newest version of one file.
 
-    ``name`` says of which: ``ASSET/KEY``. ``sequence`` counts its versions from 1. ``digest`` is that of the
-    version's content; the id of what it belongs to and a colon may stand before it. ``marked_at`` is UTC,
-    ISO 8601. ``content``: what is needed to write the file's record anew, where the file has one, and under
-    "store" the last store that had the file.
+    ``name`` is the file's: ``ASSET/KEY``. ``sequence`` counts its versions from 1. ``digest`` is that of the
+    version's content; the id of its origin and a colon may stand before it. ``marked_at`` is UTC, ISO 8601.
+    ``content``: the values for writing the file's record anew, where the file has a record, and under "store"
+    the last store that had the file.
     """
 
     name: str
@@ -43,7 +43,7 @@ class VersionMark:
 
     @property
     def origin(self) -> str:
-        """The id of what the version belongs to; "" where it has none."""
+        """The id of what the version belongs to; "" where there is none."""
         return self.digest.rpartition(":")[0]
 
     @property
@@ -52,7 +52,7 @@ class VersionMark:
         return self.content.get("store") if self.content is not None else None
 
     def noting(self, store: str | None) -> VersionMark:
-        """This mark with that store."""
+        """This mark with ``store`` as the last store that had the file."""
         return (
             self if store == self.store else replace(self, content={**(self.content or {}), "store": store})
         )
@@ -60,7 +60,7 @@ class VersionMark:
 
 @dataclass(frozen=True)
 class VersionMarkReading:
-    """The marks of this name in the two copies, highest first, and the copies that hold none."""
+    """The marks of one file in the two copies, highest first, and the damaged copies."""
 
     marks: tuple[VersionMark, ...]
     damaged: tuple[Path, ...]
@@ -72,21 +72,21 @@ class VersionMarkReading:
 
     @property
     def is_unreadable(self) -> bool:
-        """Whether there was a mark, and neither copy says which: that is not the same as none."""
+        """Whether there was a mark, and neither copy is readable: that is not the same as no mark."""
         return bool(self.damaged) and not self.marks
 
 
 class Standing(StrEnum):
-    """How a file that verifies stands to its mark."""
+    """How a version that verifies compares with its mark."""
 
     CURRENT = "current"
-    """It is the version that was marked."""
+    """It is the marked version."""
     NEWER = "newer"
     """The mark is behind: a process was killed before it marked, or ``.state`` is an older copy."""
     OLDER = "older"
-    """A newer version was durable here: this one was put back."""
+    """A newer version was durable here: this older one was put back."""
     OTHER = "other"
-    """It has the sequence number of the marked version, and is not that version."""
+    """It has the marked version's sequence number, and is another version."""
 
 
 def standing(mark: VersionMark | None, sequence: int, digest: str) -> Standing:
@@ -106,7 +106,7 @@ def mark_copies(path: Path) -> tuple[Path, Path]:
 def read_version_mark(path: Path, *, name: str, origin: str = "") -> VersionMarkReading:
     """Read both copies. A mark of another name counts as damaged: its file is in the wrong place.
 
-    origin: a mark that names another one counts as damaged too; "": any origin is taken.
+    origin: a mark of another origin counts as damaged too; "": any origin is accepted.
 
     Raises OSError where neither copy has a mark and one could not be read: there may be one. Raises
     FormatVersionError where a newer version of this program wrote a copy.
@@ -126,12 +126,12 @@ def read_version_mark(path: Path, *, name: str, origin: str = "") -> VersionMark
 
 
 def raise_version_mark(path: Path, mark: VersionMark, staging: Path | None = None) -> bool:
-    """Have both copies say ``mark``, durably, unless they say a higher version, or another of that number.
+    """Write ``mark`` into both copies, durably, unless the mark there has the same or a higher number.
 
-    The store that the mark before names stays, unless this one names another. A mark of another origin does
-    not count: its file is in the wrong place. staging: the folder of temporary
-    files; that of ``path`` unless given. Returns whether anything was written. Raises OSError,
-    FormatVersionError. Only for the one process that may write the marked file.
+    The store in the earlier mark stays, unless this mark names another. A mark of another origin does not
+    count: its file is in the wrong place. staging: the folder of temporary files; that of ``path`` unless
+    given. Returns whether anything was written. Raises OSError, FormatVersionError. Only for the one process
+    that may write the marked file.
     """
     before = _standing_mark(path, mark)
     if before is not None and standing(before, mark.sequence, mark.digest) is not Standing.NEWER:
@@ -140,9 +140,9 @@ def raise_version_mark(path: Path, mark: VersionMark, staging: Path | None = Non
 
 
 def write_version_mark(path: Path, mark: VersionMark, staging: Path | None = None) -> None:
-    """As ``raise_version_mark``; but it takes the place of another version of its number.
+    """As ``raise_version_mark``, but replace the mark of another version with the same number.
 
-    Two machines may give one number each, and one of them takes over what the other published.
+    Two machines may give one number each, and one of them takes over the version that the other published.
     """
     before = _standing_mark(path, mark)
     if before is not None and before.sequence > mark.sequence:
@@ -160,7 +160,7 @@ def _standing_mark(path: Path, mark: VersionMark) -> VersionMark | None:
 
 
 def may_be_same_origin(first: str, second: str) -> bool:
-    """Whether two ids do not contradict each other: equal, or one is not known."""
+    """Whether two origin ids do not contradict each other: they are equal, or one is unknown."""
     return not first or not second or first == second
 
 
