@@ -231,7 +231,7 @@ class _SqliteStore:
                 )
 
     def _check_liveness(self, connection: sqlite3.Connection) -> None:
-        """Raise where tables are missing: another version's file is made anew, as it holds only heartbeats."""
+        """Raise where tables are missing: another version's file is made anew, it holds only heartbeats."""
         table_names = {
             name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         }
