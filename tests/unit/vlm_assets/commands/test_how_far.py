@@ -135,7 +135,7 @@ TELLS: Mapping[str, Told | str] = {
         },
     ),
     "demo": Told("demo --exit", {"reading (100%): 1 property, 1 image": 0}, without_dagster),
-    "doctor": Told("doctor --quick", {"trying what a run will need (state), checks": 8}),
+    "doctor": Told("doctor --quick", {"trying what a run will need (state), checks": 0}),
     "example": Told(
         "example --properties 2 --home FOLDER/example",
         {"rendering the images of properties": 2, "taking properties in": 2},
