@@ -49,7 +49,9 @@ def main() -> None:
         base = 0.0
         for size in arguments.sizes:
             home = Path(folder) / str(size)
-            run("example", home, "--properties", str(size), "--range-size", str(arguments.range_size))
+            run(
+                "demo", home, "--no-run", "--properties", str(size), "--range-size", str(arguments.range_size)
+            )
             known = home / ".state" / "measured"
             if measured is not None:
                 shutil.copytree(measured, known)

@@ -267,7 +267,9 @@ class Cluster:
             machine.popen(*_SERVICE, *redis, log=self.logs / "redis.log")
         role = ("--head",) if is_head else ("--join", f"{self.head.address}:{HEAD_PORT}")
         log = self.logs / f"{machine.name}.log"
-        service = machine.popen(*_SERVICE, _PROGRAM, "node", *role, "--address", machine.address, log=log)
+        service = machine.popen(
+            *_SERVICE, _PROGRAM, "devices", "node", *role, "--address", machine.address, log=log
+        )
         if is_head:
             self._node_of_head = service
 

@@ -14,7 +14,7 @@ class ClusterExtension(Extension):
 
     package = "vlm_cluster"
     commands: ClassVar[Mapping[str, tuple[str, str]]] = {
-        "node": (
+        "devices node": (
             "vlm_cluster.node",
             "Be a node of a cluster: Ray's part here, and this machine's heartbeat.",
         ),

@@ -27,7 +27,8 @@ from sensors.dagster_internals.events import DagsterFacts
 from sensors.health_watch import Watch
 from vlm_assets.assets.stored_settings import refuse_at_start
 from vlm_assets.automation.sensors import build_health_watcher
-from vlm_assets.commands.terminal import Home, app, chosen_settings, say
+from vlm_assets.commands.device_commands import app as device_commands
+from vlm_assets.commands.terminal import Home, chosen_settings, say
 from vlm_assets.config.resource_settings import build_gpu, control_state
 from vlm_assets.config.settings import PREFIX, Settings, SettingsError, of_env_file
 from vlm_assets.services.command_error import CommandError
@@ -246,11 +247,11 @@ def run_node(settings: Settings, place: Place, *, lends: bool, say: Callable[[st
 
 
 _EXAMPLES = """\b
-vlm-assets node --head --address 10.0.0.1
-vlm-assets node --join 10.0.0.1:6379 --address 10.0.0.2"""
+vlm-assets devices node --head --address 10.0.0.1
+vlm-assets devices node --join 10.0.0.1:6379 --address 10.0.0.2"""
 
 
-@app.command("node", epilog=_EXAMPLES)
+@device_commands.command("node", epilog=_EXAMPLES)
 def node_command(
     address: Annotated[str, typer.Option(help="Address of this machine's private interface.")],
     head: Annotated[bool, typer.Option("--head", help="Be the head, which the others join.")] = False,

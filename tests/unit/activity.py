@@ -54,7 +54,8 @@ def commands_of(package: str) -> set[str]:
     for name, (module, _) in main.commands().items():
         if module.startswith(f"{package}."):
             inner = getattr(main.find_command(name), "commands", {})
-            names |= {name, *(f"{name} {command}" for command in inner)}
+            added = {f"{name} {command}" for command in inner} - main.commands().keys()
+            names |= {name, *added}
     return names
 
 

@@ -244,7 +244,7 @@ def _failed_share(connection: duckdb.DuckDBPyConnection, limits: FailedShareLimi
         " materialize with `retry_failed: true`."
     )
     if refused:
-        next_step += f" To publish it as it is, this once: {command('publish', key, '--accept-failed')}."
+        next_step += f" To publish it as it is, this once: {command('run', key, '--accept-failed')}."
     return CheckOutcome(
         "failed_share",
         passed=not (judged and share >= limits.warn),

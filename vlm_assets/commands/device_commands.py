@@ -1,4 +1,4 @@
-"""``vlm-assets devices``, and ``pause`` and ``resume``: before a reboot, or for a night's rest.
+"""``vlm-assets devices``, with ``pause`` and ``resume``: before a reboot, or for a night's rest.
 
 ``vlm_durable/state/pause.py`` keeps the pause.
 """
@@ -14,7 +14,8 @@ import typer
 
 from resources.gpu import GpuResource
 from vlm_assets.catalog.catalog import catalog_path
-from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, say, say_as_json
+from vlm_assets.commands.terminal import AsJson, Home, chosen_settings, say, say_as_json
+from vlm_assets.commands.terminal import app as commands
 from vlm_assets.config.resource_settings import build_gpu, control_state
 from vlm_assets.config.settings import PREFIX, Settings
 from vlm_assets.services.command_error import CommandError
@@ -34,12 +35,19 @@ _DRAINING = f"waiting until running materializations have ended, {DRAIN_SECONDS:
 
 _LOOK_SECONDS = 0.5
 
+app = typer.Typer(
+    help="Show the devices: free, held, failed before, or left out.",
+    epilog="vlm-assets devices --take-back GPU-1",
+    invoke_without_command=True,
+)
+commands.add_typer(app, name="devices")
+
 OfNode = Annotated[
     str | None, typer.Option("--node", metavar="NAME", help="Of a cluster, this machine alone.")
 ]
 
 
-@app.command("pause", epilog="vlm-assets pause --reason 'a new kernel'")
+@app.command("pause", epilog="vlm-assets devices pause --reason 'a new kernel'")
 def pause_command(
     home: Home = None,
     reason: Annotated[str, typer.Option(help="Why, for whoever looks at the pages.")] = "",
@@ -116,7 +124,7 @@ def _drained(settings: Settings) -> list[str]:
     return found
 
 
-@app.command("resume", epilog="vlm-assets resume")
+@app.command("resume", epilog="vlm-assets devices resume")
 def resume_command(home: Home = None, node: OfNode = None) -> None:
     """Lift the pause: waiting runs go on at once.
 
@@ -130,8 +138,9 @@ def resume_command(home: Home = None, node: OfNode = None) -> None:
     say("Nothing was paused." if stood is None else "The pause is lifted: everything goes on.")
 
 
-@app.command("devices", epilog="vlm-assets devices --take-back GPU-1")
+@app.callback()
 def devices_command(
+    context: typer.Context,
     home: Home = None,
     take_back: Annotated[
         str | None, typer.Option(metavar="ID", help="Use a device again that was left out.")
@@ -146,6 +155,8 @@ def devices_command(
     Also by which run they are held, and which have a model server. Of a cluster, those of all nodes.
     """
     current = chosen_settings(home)
+    if context.invoked_subcommand is not None:
+        return
     gpu = build_gpu(current)
     if take_back is not None:
         forgotten = len(gpu.left_out_devices().take_back(take_back).failures)

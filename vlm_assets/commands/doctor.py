@@ -381,7 +381,7 @@ def _state(settings: Settings) -> Said:
         if time.time() - one.at < _RESTORED_SECONDS:
             yield "warning", one.sentence()
     if paused:
-        yield "warning", f"Nothing is started: {paused.sentence()}. {command('resume')}."
+        yield "warning", f"Nothing is started: {paused.sentence()}. {command('devices', 'resume')}."
 
 
 def _storage(settings: Settings) -> Said:

@@ -1,4 +1,4 @@
-"""What takes properties in: ``vlm-assets ingest``, and ``example`` and ``demo``, which only a checkout has.
+"""What takes properties in: ``vlm-assets ingest``, and ``demo``, which only a checkout has.
 
 The package never needs the ``examples`` folder. This module is the only one that imports from it.
 """
@@ -53,22 +53,12 @@ Properties = Annotated[int, typer.Option(min=1, help="Example properties to rend
 RangeSize = Annotated[int | None, typer.Option(min=1, help="Properties a partition.")]
 Seed = Annotated[int, typer.Option(help="Seed of the example properties.")]
 
-
-@app.command("example", epilog="vlm-assets example --properties 60 --home /tmp/example")
-def example_command(
-    home: Home = None,
-    properties: Properties = PROPERTIES,
-    range_size: RangeSize = None,
-    seed: Seed = SEED,
-) -> None:
-    """Render the example properties and take them into the catalogue.
-
-    Nothing is described yet.
-    """
-    _take_in_example(chosen_settings(home), properties, range_size, seed)
+_DEMO_EXAMPLES = """\b
+vlm-assets demo --exit --seed 9 --home /tmp/other
+vlm-assets demo --no-run --properties 60 --home /tmp/example"""
 
 
-@app.command("demo", epilog="vlm-assets demo --exit --seed 9 --home /tmp/other")
+@app.command("demo", epilog=_DEMO_EXAMPLES)
 def demo_command(
     home: Home = None,
     properties: Properties = PROPERTIES,
@@ -77,6 +67,9 @@ def demo_command(
     port: Port = 3000,
     exit_when_done: Annotated[
         bool, typer.Option("--exit", help="Stop when all is done; 0 only if all partitions are sound.")
+    ] = False,
+    no_run: Annotated[
+        bool, typer.Option("--no-run", help="Only render the example and take it in; nothing is described.")
     ] = False,
 ) -> None:
     """Start the Dagster UI and a backfill of everything that is missing.
@@ -87,6 +80,9 @@ def demo_command(
     from vlm_assets.commands.run import run_backfill  # with Dagster, which an ingest does without
 
     current = chosen_settings(home)
+    if no_run:
+        _take_in_example(current, properties, range_size, seed)
+        return
     of_example = current.source is None and _is_of_example(current.home)
     if of_example:
         _take_in_example(current, properties, range_size, seed)

@@ -46,16 +46,11 @@ _CORE: Final = {
     "demo": ("intake", "Start the Dagster UI and a backfill of everything that is missing."),
     "devices": ("device_commands", "Show the devices: free, held, failed before, or left out."),
     "doctor": ("doctor", "Try all that a long run will need, and say what is wrong."),
-    "example": ("intake", "Render the example properties and take them into the catalogue."),
     "ingest": ("intake", "Take properties into the catalogue. What is in it already never moves."),
-    "metrics": ("metrics", "Say the figures of status in the text format of Prometheus."),
-    "pause": ("device_commands", "Let everything stand still, and wait until the devices are free."),
     "plan": ("plan", "Say what describing the rest will take: days, cost, disk, failures."),
     "prune": ("prune", "List what takes space and is needed no more; then remove it."),
-    "publish": ("run", "Publish a partition that the check failed_share refused."),
     "repair": ("repair", "List what is wrong and what would put it right; then do it."),
     "restore": ("backup", "Restore a backup into an empty home."),
-    "resume": ("device_commands", "Lift the pause: waiting runs go on at once."),
     "run": ("run", "Materialize partitions and show the progress until they are done."),
     "serve": ("run", "Run the Dagster UI, daemon, schedules and alerts of a home."),
     "settings": ("main", "List every setting, its value and what it means."),
@@ -69,7 +64,10 @@ _CORE: Final = {
 
 @cache
 def commands() -> Mapping[str, tuple[str, str]]:
-    """Each command's module, and the first line of its help; those of extensions too, by name."""
+    """Each command's module, and the first line of its help; those of extensions too, by name.
+
+    A name of two words is a command that an extension adds to a group.
+    """
     listed = {name: (f"{__package__}.{module}", said) for name, (module, said) in _CORE.items()}
     for extension in installed():
         listed |= extension.commands
@@ -81,8 +79,9 @@ class _Listed(TyperCommand):
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
         """The context of the command itself."""
-        note_given([arguments[0], *arguments[1]])
-        return find_command(self.name or "").make_context(*arguments, **options)
+        name = self.name or ""
+        note_given([*name.split(), *arguments[1]])
+        return find_command(name).make_context(*arguments, **options)
 
 
 class _Commands(TyperGroup):
@@ -92,15 +91,26 @@ class _Commands(TyperGroup):
         super().__init__(**options)
         self.imported, self.commands = self.commands, {}
         for name, (_, sentence) in commands().items():
-            self.commands[name] = _Listed(name, help=sentence)
+            if " " not in name:
+                self.commands[name] = _Listed(name, help=sentence)
 
 
 def find_command(name: str) -> Any:
-    """The command itself, with its arguments: imports its module."""
-    import_module(commands()[name][0])
+    """The command itself, with its arguments: imports its module. name: of two words within a group."""
+    listed = commands()
+    of_group, _, inner = name.partition(" ")
+    import_module((listed.get(name) or listed[of_group])[0])
     group = typer.main.get_command(app)
     assert isinstance(group, _Commands)
-    return group.imported[name]
+    command = group.imported[of_group]
+    if not isinstance(command, TyperGroup):
+        return command
+    if inner:
+        return command.commands[inner]
+    for added, (_, sentence) in listed.items():
+        if added.startswith(f"{name} "):
+            command.commands[added.removeprefix(f"{name} ")] = _Listed(added, help=sentence)
+    return command
 
 
 def main(program: typer.Typer | None = None) -> None:

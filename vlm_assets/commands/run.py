@@ -617,7 +617,8 @@ vlm-assets run                      every partition that is not complete
 vlm-assets run --missing            and the last properties, too few to fill one
 vlm-assets run --failed             partitions that failed
 vlm-assets run --stale              partitions that were made with other settings, or from other images
-vlm-assets run 000000000-000000999  this partition, if it is not complete or stale"""
+vlm-assets run 000000000-000000999  this partition, if it is not complete or stale
+vlm-assets run 000000000-000000999 --accept-failed"""
 
 
 @app.command("run", epilog=_RUN_EXAMPLES)
@@ -640,27 +641,41 @@ def run_command(
             help="Also make a partition of the last properties, however few.",
         ),
     ] = False,
+    accept_failed: Annotated[
+        bool,
+        typer.Option(
+            "--accept-failed",
+            help="Publish the partition KEY that the check failed_share refused, although so many properties"
+            " failed. They stay as they are, and the published record says that you accepted them.",
+        ),
+    ] = False,
     port: Port = 3000,
+    yes: Yes = False,
 ) -> None:
     """Materialize partitions and show the progress until they are done.
 
     Uses the Dagster that runs on this home, or starts one for as long as it takes.
     Finished work is kept, so the command can be repeated at any time.
     A stale partition was made with other settings or images than now. What it would take is said, and you
-    are asked. Without a terminal, and after a no, it is left as it is, unless it is named or --stale is
-    given. Rows whose inputs are the same are kept, those of the two versions before included. The old file
-    stays until the new one is complete.
+    are asked. Without a terminal, and after a no, it is left as it is, unless it is named, or --stale or
+    --yes is given. Rows whose inputs are the same are kept, those of the two versions before included. The
+    old file stays until the new one is complete.
     Exit code 0 if all these partitions are complete, 1 if not, 130 after Ctrl-C.
     """
     if bool(keys) + failed + stale + missing > 1:
         raise typer.BadParameter("Give keys, or --failed, or --stale, or --missing: one of the four.")
+    if accept_failed and len(keys or ()) != 1:
+        raise typer.BadParameter("Give the one KEY of the partition whose failed properties you accept.")
     current = chosen_settings(home)
+    if accept_failed:
+        (key,) = known_keys(current.home, keys or [])
+        raise typer.Exit(_publish_refused(current, key, port=port, yes=yes))
     require_models(current)
     advance = partial(doing, "reading where partitions stand")
     status = read_status(current, Catalog.open(current.home), advance=advance)
     if status.paused:
-        paused = f"{status.paused[0].upper()}{status.paused[1:]}. Nothing runs until {command('resume')}."
-        say(paused, fg="red", err=True)
+        paused = f"{status.paused[0].upper()}{status.paused[1:]}."
+        say(f"{paused} Nothing runs until {command('devices', 'resume')}.", fg="red", err=True)
         raise typer.Exit(1)
     console = TerminalConsole(soft_wrap=True)
     if missing and (closed := close_tail(current.home, current.store)) is not None:
@@ -679,7 +694,7 @@ def run_command(
     if failed:
         _say_stale_stay(status)
     elif stale_too or status.stale.keys:
-        stale_too = _stale_too(current, status, keys or [], stale=stale)
+        stale_too = _stale_too(current, status, keys or [], stale=stale, yes=yes)
     if stale_too and status.stale_unknown:
         for sentence in status.stale_unknown:
             say(sentence, fg="yellow", err=True)
@@ -688,7 +703,7 @@ def run_command(
     raise typer.Exit(run_partitions(current, port=port, keys=wanted, stale_too=stale_too, console=console))
 
 
-def _stale_too(current: Settings, status: Status, keys: list[str], *, stale: bool) -> bool:
+def _stale_too(current: Settings, status: Status, keys: list[str], *, stale: bool, yes: bool) -> bool:
     """Say what making stale partitions anew takes; whether a person wants that."""
     work = status.stale
     if keys and set(keys) & set(work.keys):
@@ -700,7 +715,7 @@ def _stale_too(current: Settings, status: Status, keys: list[str], *, stale: boo
         return True
     for sentence in work.sentences():
         say(sentence)
-    if answered_yes(f"Make {counted(len(work.keys), 'partitions')} anew?"):
+    if yes or answered_yes(f"Make {counted(len(work.keys), 'partitions')} anew?"):
         return True
     _say_stale_stay(status)
     return False
@@ -730,45 +745,20 @@ def _chosen(
     return None
 
 
-_PUBLISH_EXAMPLES = """\b
-vlm-assets publish 000000000-000000999 --accept-failed"""
-
-
-@app.command("publish", epilog=_PUBLISH_EXAMPLES)
-def publish_command(
-    key: Annotated[str, typer.Argument(metavar="KEY", help="The partition.")],
-    accept_failed: Annotated[
-        bool, typer.Option("--accept-failed", help="Publish it although so many properties failed.")
-    ] = False,
-    home: Home = None,
-    port: Port = 3000,
-    yes: Yes = False,
-) -> None:
-    """Publish a partition that the check failed_share refused.
-
-    Its failed properties stay as they are.
-    The published record says that you accepted them, and the check warns from then on.
-    Exit code 0 if the partition is published, 1 if not.
-    """
-    current = chosen_settings(home)
-    wanted = known_keys(current.home, [key])
+def _publish_refused(current: Settings, key: str, *, port: int, yes: bool) -> int:
+    """Publish a partition that the check failed_share refused, with its failed rows. The exit code."""
     states = PartitionStates(current, Catalog.open(current.home), verified=VerifiedFiles(None))
     found = states.read(current.descriptions.name, key)
     if found.state is not State.REFUSED:
         say(f"{key} is {found.state.value}: {MEANING[found.state]}. Nothing was done.", fg="yellow")
-        raise typer.Exit(0 if found.state is State.DONE else 1)
+        return 0 if found.state is State.DONE else 1
     failures = unpublished_failures(current.descriptions.partition(key))
     say(f"{failures.sentence()}.")
-    if not accept_failed:
-        say(f"To publish it with them: {command('publish', key, '--accept-failed')}.", fg="yellow")
-        raise typer.Exit(1)
     if not agreed(f"Publish {key} with {counted(failures.failed, 'failed properties')}?", yes):
-        raise typer.Exit(1)
+        return 1
     run_config = {"ops": {current.descriptions.name: {"config": {"accept_failed": True}}}}
     console = TerminalConsole(soft_wrap=True)
-    raise typer.Exit(
-        run_partitions(current, port=port, keys=lambda api: wanted, run_config=run_config, console=console)
-    )
+    return run_partitions(current, port=port, keys=lambda api: [key], run_config=run_config, console=console)
 
 
 _SERVE_EXAMPLES = """\b

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,8 +16,16 @@ from rich.text import Text
 
 from vlm_assets.assets.partition_state import MEANING, State
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.commands.terminal import AsJson, Home, TerminalConsole, app, chosen_settings, say_as_json
-from vlm_assets.config.settings import env_file_sentence
+from vlm_assets.commands.terminal import (
+    AsJson,
+    Home,
+    TerminalConsole,
+    app,
+    chosen_settings,
+    say_as_json,
+    say_json,
+)
+from vlm_assets.config.settings import Settings, env_file_sentence
 from vlm_assets.services.progress import doing
 from vlm_assets.services.status import PartitionStatus, Status, read_status
 from vlm_durable.commands import command
@@ -185,10 +194,23 @@ def _duration(seconds: float | None) -> str:
 _EXAMPLES = """\b
 vlm-assets status
 vlm-assets status --watch
-vlm-assets status --since 2026-01-31T08:00"""
+vlm-assets status --since 2026-01-31T08:00
+vlm-assets status --prometheus --file /var/lib/node_exporter/vlm_assets.prom"""
 
 _TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]
 """Local times, as people write them."""
+
+
+def _show_metrics(settings: Settings, file: Path | None) -> None:
+    from prometheus_client import generate_latest, write_to_textfile
+
+    from vlm_assets.services.metrics import metrics_of
+
+    registry = metrics_of(settings)
+    if file is None:
+        say_json(generate_latest(registry).decode().rstrip())
+    else:
+        write_to_textfile(str(file), registry)
 
 
 @app.command("status", epilog=_EXAMPLES)
@@ -199,6 +221,16 @@ def status_command(
     since: Annotated[
         datetime | None,
         typer.Option(formats=_TIMES, help="List what was tried again and done since then; else a day ago."),
+    ] = None,
+    prometheus: Annotated[
+        bool, typer.Option("--prometheus", help="Say the figures in the text format of Prometheus.")
+    ] = False,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --prometheus: replace this file of node exporter's textfile collector; its name ends"
+            " in .prom."
+        ),
     ] = None,
 ) -> None:
     """Say where every partition stands, and what is left.
@@ -215,7 +247,11 @@ def status_command(
         catalog, at = Catalog.open(current.home), since.timestamp() if since else None
         return read_status(current, catalog, since=at, advance=advance)
 
-    if as_json:
+    if prometheus:
+        _show_metrics(current, file)
+    elif file is not None:
+        raise typer.BadParameter("--file is for --prometheus.")
+    elif as_json:
         say_as_json(read().as_json())
     elif watch:
         watch_status(read, TerminalConsole())

@@ -335,7 +335,7 @@ def _with_failures(settings: Settings, one: PartitionState) -> PartitionState:
         return one
     note = (
         f"{one.note}. {failures.sentence()}. To publish it as it is:"
-        f" {command('publish', one.key, '--accept-failed')}"
+        f" {command('run', one.key, '--accept-failed')}"
     )
     return replace(one, note=note)
 

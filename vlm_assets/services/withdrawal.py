@@ -168,8 +168,8 @@ def withdraw(settings: Settings, withdrawal: Withdrawal) -> Iterator[str]:
             note.unlink()
             sync_directory(note.parent)
         raise CommandError(
-            f"A run works on {', '.join(busy[:3])}. Nothing was changed. Wait for it, or {command('pause')},"
-            " then do it again."
+            f"A run works on {', '.join(busy[:3])}. Nothing was changed. Wait for it, or"
+            f" {command('devices', 'pause')}, then do it again."
         )
     withdrawn = share_withdrawn(settings.home, settings.store)
     if withdrawn is None:

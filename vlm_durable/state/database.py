@@ -67,7 +67,7 @@ class StateRestoration:
             return (
                 f"{self.why} No copy was good, so a new database was begun, and everything is paused. Cancels"
                 " are read again from Dagster's runs; devices that were left out are used again. Check both,"
-                f" then run {command('resume')}. No property is lost."
+                f" then run {command('devices', 'resume')}. No property is lost."
             )
         return (
             f"{self.why} It was restored from the copy of {_when(self.copy_at)}. Attempts and alerts noted"

@@ -30,9 +30,9 @@ class Pause:
         when = datetime.fromtimestamp(self.since, UTC).astimezone().isoformat(" ", "minutes")
         because = f" because {self.reason}" if self.reason else ""
         if self.node is not None:
-            go_on = f"{command('resume', '--node', self.node)}"
+            go_on = f"{command('devices', 'resume', '--node', self.node)}"
             return f"the node {self.node} is paused since {when}{because}; {go_on} has it take work again"
-        return f"paused since {when}{because}; {command('resume')} goes on"
+        return f"paused since {when}{because}; {command('devices', 'resume')} goes on"
 
 
 def pause_of(state: ControlState) -> Pause | None:

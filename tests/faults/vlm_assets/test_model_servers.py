@@ -49,7 +49,7 @@ def test_a_pause_ends_model_servers_and_devices_shows_them(home: Path) -> None:
     """Before a reboot: what waits on a device is shown, and ended with the pause."""
     shown = CliRunner().invoke(app, ["devices"]).stdout
     assert "cpu-0  CPU slot 0 of 1: free. A server of a-model lives there (pid " in shown
-    paused = CliRunner().invoke(app, ["pause"])
+    paused = CliRunner().invoke(app, ["devices", "pause"])
     assert (paused.exit_code, "No device is held" in paused.stdout) == (0, True)
     assert not list(LoadedServers(home / ".state").living())
 

@@ -61,7 +61,10 @@ def home(listing: Path) -> Iterator[Path]:
     """A home that was made under umask 000, in a folder that every account may enter."""
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
-    for command in ("ingest", listing, "--home", folder / "home"), ("pause", "--home", folder / "home"):
+    for command in (
+        ("ingest", listing, "--home", folder / "home"),
+        ("devices", "pause", "--home", folder / "home"),
+    ):
         subprocess.run([PROGRAM, *command], check=True, umask=0, capture_output=True)
     prepare_dagster_home(folder / "home" / "dagster", catalog_id="c", slots=1)
     umask = os.umask(0)

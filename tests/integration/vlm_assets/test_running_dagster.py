@@ -129,7 +129,7 @@ def test_new_ranges_are_seen_at_once_and_run_heaviest_first(
         of_it = {"dagster/backfill": backfill}
         queued = dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED], tags=of_it)
         running.wait_until(lambda: instance.get_runs_count(queued) == 3, "three runs queued")
-        told = CliRunner().invoke(app, ["metrics", "--home", str(running.home)]).stdout
+        told = CliRunner().invoke(app, ["status", "--prometheus", "--home", str(running.home)]).stdout
         assert f'vlm_assets_runs{{home="{running.home}",status="queued"}} 3.0' in told
         (found,) = pool_findings(api.queue(POOL), 1)
         assert found[0] == "error", "a pool of 0 is found by the doctor"

@@ -100,8 +100,7 @@ def test_a_wheel_ingests_describes_and_serves(person, listing, tmp_path):
 
 def test_a_wheel_says_that_the_example_is_in_a_checkout(person):
     """No traceback where rendered properties and the example model are not installed."""
-    for command in ("example", "demo"):
-        assert "Run this command in a checkout" in said(person(command), 1)
+    assert "Run this command in a checkout" in said(person("demo"), 1)
 
 
 def test_a_project_with_packages_of_our_names_keeps_them(person):

@@ -66,8 +66,8 @@ def test_no_file_holds_a_secret() -> None:
 
 
 def test_a_node_starts_with_options_that_there_are() -> None:
-    """NODE of the environment is handed to `vlm-assets node`."""
-    known = {option for parameter in find_command("node").params for option in parameter.opts}
+    """NODE of the environment is handed to `vlm-assets devices node`."""
+    known = {option for parameter in find_command("devices node").params for option in parameter.opts}
     lines = re.findall(r"^#?NODE=(.*)$", (DEPLOY / "node.env").read_text(), re.MULTILINE)
     assert len(lines) == 2
     assert all({word for word in line.split() if word.startswith("--")} <= known for line in lines)

@@ -12,7 +12,7 @@ def test_a_command_of_a_cluster_names_the_extra_that_is_missing(monkeypatch, cap
     for name in ("vlm_cluster.node", "vlm_cluster.ray_launcher"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "dagster_ray", None)
-    monkeypatch.setattr(sys, "argv", ["vlm-assets", "node", "--help"])
+    monkeypatch.setattr(sys, "argv", ["vlm-assets", "devices", "node", "--help"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 1

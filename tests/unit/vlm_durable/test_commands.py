@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[3]
 def test_a_command_names_its_home_and_is_quoted(monkeypatch):
     """A suggestion that is copied acts on the same home, also where its path holds a blank."""
     monkeypatch.setenv("VLM_ASSETS_HOME", "/srv/my homes/a")
-    words = shlex.split(command("publish", "it's", "--accept-failed").strip("`"))
-    assert words == ["vlm-assets", "publish", "it's", "--accept-failed", "--home", "/srv/my homes/a"]
+    words = shlex.split(command("run", "it's", "--accept-failed").strip("`"))
+    assert words == ["vlm-assets", "run", "it's", "--accept-failed", "--home", "/srv/my homes/a"]
     assert command("ingest", "--home", "DIR") == "`vlm-assets ingest --home DIR`"
     monkeypatch.delenv("VLM_ASSETS_HOME")
     assert command("audit", "--deep") == "`vlm-assets audit --deep`"

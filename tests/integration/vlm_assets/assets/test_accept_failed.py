@@ -60,9 +60,9 @@ def test_the_refusal_names_the_setting_and_the_command(desk, gone):
     refused = desk.materialize()
     assert severity(refused) == "ERROR"
     assert "VLM_ASSETS_FAILED_SHARE" in refused.failure
-    assert f"vlm-assets publish {KEY} --accept-failed" in refused.failure
+    assert f"vlm-assets run {KEY} --accept-failed" in refused.failure
     shown = said(desk)
-    assert f"vlm-assets publish {KEY} --accept-failed" in shown
+    assert f"vlm-assets run {KEY} --accept-failed" in shown
     assert f"3 of 8 properties failed (3 missing). First: {gone.ids[0]}: missing: " in shown
 
 

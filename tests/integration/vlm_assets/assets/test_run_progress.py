@@ -64,7 +64,7 @@ def test_a_working_materialization_commits_its_batch_and_ends_as_interrupted(des
 def test_a_run_on_a_node_that_is_drained_commits_before_the_node_counts_as_free(
     desk, model, postgres_url, monkeypatch
 ):
-    """`vlm-assets pause --node` returns when the rows are committed; the run counts as no attempt."""
+    """`vlm-assets devices pause --node` returns when the rows are committed; the run counts as no attempt."""
     monkeypatch.setenv("VLM_ASSETS_STATE_URL", postgres_url)
     on_node = desk.changed(state_url=SecretStr(postgres_url))
     settings, state = on_node.settings, control_state(on_node.settings)
@@ -74,7 +74,7 @@ def test_a_run_on_a_node_that_is_drained_commits_before_the_node_counts_as_free(
         return NodeRecord(name, "boot", 1, "10.0.0.1", 1, runs=frozenset(locks.living()))
 
     def drain():
-        said = CliRunner().invoke(app, ["pause", "--node", name, "--home", str(settings.home)])
+        said = CliRunner().invoke(app, ["devices", "pause", "--node", name, "--home", str(settings.home)])
         committed.append(committed_rows(settings.descriptions, KEY))
         return said
 

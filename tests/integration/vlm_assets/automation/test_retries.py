@@ -136,13 +136,13 @@ def test_a_pause_is_what_the_schedule_says_and_the_button_tries_again(
     place = running.spoil(key)
     running.fail(key)
     monkeypatch.setenv("VLM_ASSETS_HOME", str(running.home))
-    paused = CliRunner().invoke(app, ["pause", "--home", str(running.home), "--reason", "a move"])
+    paused = CliRunner().invoke(app, ["devices", "pause", "--home", str(running.home), "--reason", "a move"])
     assert paused.exit_code == 0, paused.output
     assert "No device is held" in paused.output
     place.unlink()
     running.wait_until(lambda: any("because a move" in said for said in running.skipped()), "said so")
     assert not running.runs(key, **{LAUNCHED_BY: RETRY})
-    assert "lifted" in CliRunner().invoke(app, ["resume", "--home", str(running.home)]).output
+    assert "lifted" in CliRunner().invoke(app, ["devices", "resume", "--home", str(running.home)]).output
 
     answer = running.server.api.ask(
         LAUNCH_BUTTON,
@@ -168,7 +168,7 @@ def test_a_pause_drains_what_works_and_it_goes_on_afterwards(
     settings = load_settings(home=running.home)
     running.server.api.launch_backfill(BOTH, [key], title="long", tags={})
     running.wait_until(lambda: committed_rows(settings.descriptions, key) > 0, "first commit")
-    paused = CliRunner().invoke(app, ["pause", "--home", str(running.home)])
+    paused = CliRunner().invoke(app, ["devices", "pause", "--home", str(running.home)])
     assert paused.exit_code == 0, paused.output
     (ended, *_) = running.runs(key)[::-1]
     running.wait_until(lambda: running.instance.get_run_by_id(ended.run_id).is_finished, "the run ended")
@@ -184,6 +184,6 @@ def test_a_pause_drains_what_works_and_it_goes_on_afterwards(
         "the retry waits",
     )
     assert committed_rows(settings.descriptions, key) == committed
-    assert CliRunner().invoke(app, ["resume", "--home", str(running.home)]).exit_code == 0
+    assert CliRunner().invoke(app, ["devices", "resume", "--home", str(running.home)]).exit_code == 0
     running.wait_until(lambda: running.published(key), "published")
     assert running.instance.get_run_by_id(retry).tags["dagster/retry_number"] == "1"

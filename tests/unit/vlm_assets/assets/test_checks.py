@@ -160,7 +160,7 @@ def test_failed_rows_that_a_person_accepted_only_warn(tmp_path, failed, severity
     assert "VLM_ASSETS_FAILED_SHARE" in outcome.sentence()
     assert "ada accepted 3 at 2026-11-22T14:00:00+00:00" in outcome.sentence()
     assert "To try them again: " in outcome.sentence()
-    offered = f"vlm-assets publish {KEY} --accept-failed" in outcome.sentence()
+    offered = f"vlm-assets run {KEY} --accept-failed" in outcome.sentence()
     assert offered == (severity is Severity.ERROR)
 
 

@@ -46,7 +46,7 @@ def test_a_folder_without_a_data_set_is_not_paused(command, tmp_path, monkeypatc
     """With a misspelt home a person would read that all is paused, and reboot while it works elsewhere."""
     monkeypatch.setenv("VLM_ASSETS_DEVICES", "cpu:1")
     misspelt = tmp_path / "hoem"
-    refused = CliRunner().invoke(app, [command, "--home", str(misspelt)])
+    refused = CliRunner().invoke(app, ["devices", command, "--home", str(misspelt)])
     assert isinstance(refused.exception, CommandError)
     assert str(misspelt) in str(refused.exception)
     assert not misspelt.exists()
@@ -57,10 +57,10 @@ def test_a_home_is_paused_and_resumed(tmp_path, monkeypatch):
     monkeypatch.setenv("VLM_ASSETS_DEVICES", "cpu:1")
     state = tmp_path / ".state"
     state.mkdir()
-    paused = CliRunner().invoke(app, ["pause", "--home", str(tmp_path)])
+    paused = CliRunner().invoke(app, ["devices", "pause", "--home", str(tmp_path)])
     assert paused.exit_code == 0, paused.output
     assert pause_of(open_state(state)) is not None
-    assert CliRunner().invoke(app, ["resume", "--home", str(tmp_path)]).exit_code == 0
+    assert CliRunner().invoke(app, ["devices", "resume", "--home", str(tmp_path)]).exit_code == 0
     assert pause_of(open_state(state)) is None
 
 
@@ -72,11 +72,11 @@ def test_one_node_is_drained_and_taken_back(home, monkeypatch):
     def ask(*arguments):
         return CliRunner().invoke(app, [*arguments, "--home", str(home)])
 
-    assert "There is no node onne" in str(ask("pause", "--node", "onne").exception)
-    assert "holds no run" in ask("pause", "--node", "one").output
+    assert "There is no node onne" in str(ask("devices", "pause", "--node", "onne").exception)
+    assert "holds no run" in ask("devices", "pause", "--node", "one").output
     assert not Nodes(state).snapshot().slots
     assert pause_of(state) is None
-    assert "takes work again" in ask("resume", "--node", "one").output
+    assert "takes work again" in ask("devices", "resume", "--node", "one").output
     assert Nodes(state).snapshot().slots == 1
     assert "is not dead" in str(ask("devices", "--forget-node", "one").exception)
     assert Nodes(state).snapshot().nodes, "all its runs would be ended"

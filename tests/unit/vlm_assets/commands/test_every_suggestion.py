@@ -114,7 +114,14 @@ def test_suggestions_are_collected():
 
 @pytest.mark.parametrize(
     "given",
-    ["prune", "withdraw --ids 3", "repair", "repair --catalog 3", "repair --accept-loss 3", "publish 3"],
+    [
+        "prune",
+        "withdraw --ids 3",
+        "repair",
+        "repair --catalog 3",
+        "repair --accept-loss 3",
+        "run 3 --accept-failed",
+    ],
 )
 def test_a_command_that_asks_can_be_given_its_answer(given, parsed, monkeypatch, tmp_path):
     """Without a terminal a command says how it is told yes; that command exists, in the same home."""

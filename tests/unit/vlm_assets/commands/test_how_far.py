@@ -32,7 +32,7 @@ QUICK = {
     "alerts": "reads the control state",
     "alerts close": "writes to the control state",
     "devices": "reads the control state and the driver",
-    "resume": "writes to the control state",
+    "devices resume": "writes to the control state",
     "settings": "reads nothing but settings",
     "show": "reads one property",
 }
@@ -134,19 +134,19 @@ TELLS: Mapping[str, Told | str] = {
             "copying property_embeddings, partitions": 3,
         },
     ),
-    "demo": Told("demo --exit", {"reading (100%): 1 property, 1 image": 0}, without_dagster),
-    "doctor": Told("doctor --quick", {"trying what a run will need (state), checks": 0}),
-    "example": Told(
-        "example --properties 2 --home FOLDER/example",
+    "demo": Told(
+        "demo --no-run --properties 2 --home FOLDER/example",
         {"rendering the images of properties": 2, "taking properties in": 2},
     ),
+    "devices pause": Told(
+        "devices pause", {f"{device_commands._DRAINING}": 1, "ending model servers": 0}, hold_a_device
+    ),
+    "doctor": Told("doctor --quick", {"trying what a run will need (state), checks": 0}),
     "ingest": Told(
         "ingest FOLDER/listing.jsonl",
         {"reading (100%): 1 property, 1 image": 0},
         without_dagster,
     ),
-    "metrics": Told("metrics", {"reading where partitions stand": 3}),
-    "pause": Told("pause", {f"{device_commands._DRAINING}": 1, "ending model servers": 0}, hold_a_device),
     "plan": Told(
         "plan --limit 4",
         {"looking at the model and what was measured with it": 0, "planning what is left": 0},
@@ -160,7 +160,6 @@ TELLS: Mapping[str, Told | str] = {
         },
         quarantine,
     ),
-    "publish": "test_a_backfill_says_how_many_of_its_partitions_are_done",
     "repair": Told(
         "repair --yes",
         {

@@ -17,13 +17,13 @@ from vlm_assets.commands.main import app
 from vlm_assets.services.status import read_status
 
 
-@pytest.mark.parametrize("command", ["example", "demo"])
-def test_an_installed_package_says_that_the_example_needs_a_checkout(command, monkeypatch, tmp_path):
+@pytest.mark.parametrize("words", [["demo"], ["demo", "--no-run"]])
+def test_an_installed_package_says_that_the_example_needs_a_checkout(words, monkeypatch, tmp_path):
     """A wheel has no examples folder: a sentence says so, and what to do; nothing is made."""
     monkeypatch.setattr(intake, "_FOLDER", tmp_path / "nothing")
     monkeypatch.setenv("VLM_ASSETS_HOME", str(tmp_path / "home"))
     with pytest.raises(intake.CommandError, match=r"part of a checkout.*VLM_ASSETS_SOURCE"):
-        CliRunner().invoke(app, [command], catch_exceptions=False)
+        CliRunner().invoke(app, words, catch_exceptions=False)
     assert not (tmp_path / "home").exists()
 
 
@@ -34,7 +34,8 @@ def test_the_example_is_found_from_any_working_directory(tmp_path):
             sys.executable,
             "-c",
             "from vlm_assets.commands.main import main; main()",
-            "example",
+            "demo",
+            "--no-run",
             "--properties",
             "2",
         ],
@@ -53,7 +54,9 @@ def test_the_example_does_not_mix_with_own_properties(tmp_path):
     (tmp_path / "list.jsonl").write_text('{"property_id": "p", "images": ["p.jpg"]}\n')
     ingest(tmp_path / "list.jsonl", tmp_path / "home")
     with pytest.raises(intake.CommandError, match="--home DIR"):
-        CliRunner().invoke(app, ["example", "--home", str(tmp_path / "home")], catch_exceptions=False)
+        CliRunner().invoke(
+            app, ["demo", "--no-run", "--home", str(tmp_path / "home")], catch_exceptions=False
+        )
     assert not (tmp_path / "home" / "example").exists()
 
 

@@ -49,7 +49,8 @@ def commands() -> dict[str, click.Command]:
     found = {}
     for name in cli.commands():
         found[name] = command = cli.find_command(name)
-        found |= {f"{name} {inner}": one for inner, one in getattr(command, "commands", {}).items()}
+        inner = {f"{name} {word}" for word in getattr(command, "commands", {})}
+        found |= {whole: cli.find_command(whole) for whole in inner}
     return found
 
 

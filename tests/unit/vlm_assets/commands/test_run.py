@@ -39,10 +39,9 @@ ROWS = pa.schema(
 )
 
 
-def publish(dataset, *arguments):
-    return CliRunner().invoke(
-        app, ["publish", dataset.keys[0], "--home", str(dataset.settings.home), *arguments]
-    )
+def accept_failed(dataset, *arguments):
+    words = ["run", dataset.keys[0], "--accept-failed", "--home", str(dataset.settings.home)]
+    return CliRunner().invoke(app, [*words, *arguments])
 
 
 @pytest.fixture
@@ -73,23 +72,23 @@ def refused(empty, refuse):
 
 def test_the_failed_rows_are_named_before_anything_is_accepted(refused):
     """How many of how many, of which kinds, and the first with its reason, that of its last try."""
-    said = publish(refused)
+    said = accept_failed(refused)
     assert said.exit_code == 1
     assert "2 of 3 properties failed (2 io_error). First: p1: io_error: still bad." in said.output
-    assert "--accept-failed" in said.output
 
 
 def test_without_a_yes_nothing_is_published(refused):
     """Without a terminal to ask in, only --yes accepts."""
-    said = publish(refused, "--accept-failed")
+    said = accept_failed(refused)
     assert said.exit_code == 1
     assert "Nothing was changed" in said.output
+    assert "--yes" in said.output
     assert not refused.settings.descriptions.partition(refused.keys[0]).published.exists()
 
 
 def test_what_is_published_already_is_left_alone(dataset):
     """There is nothing to accept."""
-    said = publish(dataset, "--accept-failed", "--yes")
+    said = accept_failed(dataset, "--yes")
     assert said.exit_code == 0
     assert "published. Nothing was done." in said.output
 

@@ -129,7 +129,7 @@ def partition_paths(dataset):
         (cut_short, "status", "repair"),
         (cut_short, "audit", "repair"),
         (put_back, "audit", f"repair --accept-version {KEY}"),
-        (lambda home: run("pause", "--home", home), "status", "resume"),
+        (lambda home: run("devices", "pause", "--home", home), "status", "devices resume"),
     ],
 )
 def test_what_a_refusal_suggests_ends_it(dataset, monkeypatch, harm, asked, next_step):

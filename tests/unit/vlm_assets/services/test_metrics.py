@@ -12,9 +12,9 @@ from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands.main import app
-from vlm_assets.commands.metrics import metrics_of
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
+from vlm_assets.services.metrics import metrics_of
 from vlm_assets.services.status import read_status
 from vlm_durable.state.pause import pause
 from vlm_engine.devices.left_out import LeftOutDevices
@@ -25,7 +25,9 @@ Values = dict[tuple[str, ...], float]
 
 
 def told(home: Path, *arguments: str) -> str:
-    done = CliRunner().invoke(app, ["metrics", "--home", str(home), *arguments], catch_exceptions=False)
+    done = CliRunner().invoke(
+        app, ["status", "--prometheus", "--home", str(home), *arguments], catch_exceptions=False
+    )
     assert done.exit_code == 0
     return done.stdout
 

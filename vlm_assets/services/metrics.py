@@ -1,4 +1,4 @@
-"""``vlm-assets metrics``: the figures of status for Prometheus, as gauges in its text format.
+"""The figures of status for Prometheus, as gauges in its text format: ``vlm-assets status --prometheus``.
 
 docs/operations.md lists them.
 """
@@ -9,15 +9,12 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
-import typer
-from prometheus_client import CollectorRegistry, Gauge, generate_latest, write_to_textfile
+from prometheus_client import CollectorRegistry, Gauge
 
 from resources.alerts.outbox import Outbox
 from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.commands.terminal import Home, app, chosen_settings, say_json
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.progress import doing
@@ -148,23 +145,3 @@ def _runs(address: str | None, dagster_home: Path) -> dict[tuple[str, ...], floa
         return {(status.lower(),): api.runs_in(status) for status in RUN_STATUSES}
     except DagsterApiError:
         return None
-
-
-_EXAMPLES = """\b
-vlm-assets metrics
-vlm-assets metrics --file /var/lib/node_exporter/vlm_assets.prom"""
-
-File = Annotated[
-    Path | None,
-    typer.Option(help="Replace this file of node exporter's textfile collector; its name ends in .prom."),
-]
-
-
-@app.command("metrics", epilog=_EXAMPLES)
-def metrics_command(home: Home = None, file: File = None) -> None:
-    """Say the figures of status in the text format of Prometheus."""
-    found = metrics_of(chosen_settings(home))
-    if file is None:
-        say_json(generate_latest(found).decode().rstrip())
-    else:
-        write_to_textfile(str(file), found)
