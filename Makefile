@@ -34,7 +34,7 @@ STARTING := tests/browser tests/integration
 SERVING := -m 'serves and not long and not vllm' $(STARTING)
 NOT_SERVING := -m 'not serves and not long and not vllm' tests/integration --ignore $(MAIN_JOB)
 
-.PHONY: help run rehearse explore test test-core-alone test-long test-gpu test-vllm test-deps vllm faults cluster-demo test-training test-store test-bare gpu-wheels gpu-hour mutations example-embedder example-model bench bench-environments bench-gpu clean
+.PHONY: help run rehearse explore test test-core-alone test-long test-gpu test-vllm test-deps vllm faults cluster-demo test-training test-store test-bare test-bare-if-changed gpu-wheels gpu-hour mutations example-embedder example-model bench bench-environments bench-gpu clean
 
 help:
 	@echo "make run            environment, example properties, Dagster UI and a backfill; ARGS='--exit --seed 7'"
@@ -94,7 +94,9 @@ test-gpu: .venv/installed-dev
 	$(BIN)/pytest tests/gpu/vlm_engine
 	@$(MAKE) bench-gpu
 
-# The packages of a GPU machine that is lent for an hour, and of all others only what is brought along. Its torch comes with CUDA's libraries: 2.9 GB and five minutes, too much for CI.
+# The packages of a GPU machine that is lent for an hour, and of all others only what is brought along. Its torch comes
+# with CUDA's libraries: 2.9 GB and five minutes. So CI runs this only where what it tests has changed since it passed
+# last, which .ci/bare-passed says: commit that file too.
 BARE_PYTHON ?= $(shell for p in python3.12 "$$(pyenv prefix 3.12 2>/dev/null)/bin/python" $(PYTHON); do \
 	"$$p" -c '' 2>/dev/null && echo "$$p" && break; done)
 BARE := .bare
@@ -105,6 +107,12 @@ test-bare: $(BARE)/installed
 	$(BARE_TEST) --confcutdir tests/unit/vlm_engine tests/unit/vlm_engine/transformers tests/unit/vlm_engine/devices
 	$(BARE_TEST) --confcutdir tests/integration/benchmarks -m 'not vllm' tests/integration/benchmarks/test_gpu.py
 	GPU_TESTS_DEVICE=cpu $(BARE_TEST) --confcutdir tests/gpu -m 'not needs_gpu' tests/gpu/vlm_engine
+	@$(BARE_DIGEST) > .ci/bare-passed
+
+BARE_DIGEST := git ls-files -s constraints.txt vlm_engine benchmarks tests/gpu tests/unit/vlm_engine \
+	tests/integration/benchmarks | sha256sum
+test-bare-if-changed:
+	@$(BARE_DIGEST) | cmp -s - .ci/bare-passed || $(MAKE) test-bare
 
 $(BARE)/installed: constraints.txt benchmarks/gpu_machine/has.txt benchmarks/gpu_machine/brought.txt
 	@echo "Installing into $(@D) with $(BARE_PYTHON) (several minutes) ..."
