@@ -13,6 +13,7 @@ _COMMITS = "vlm_durable/journal/commits.py"
 _JOURNAL = "vlm_durable/journal/journal.py"
 _LOCK = "vlm_durable/journal/writer_lock.py"
 _DISCARDING = "vlm_durable/journal/discarding.py"
+_ASIDE = "vlm_durable/journal/setting_aside.py"
 
 MUTANTS = (
     Mutant(_JOURNAL, "                files.sync_directory(directory)\n", "",
@@ -134,4 +135,9 @@ MUTANTS = (
     Mutant(_DISCARDING, "        rows = max(retired.rows, mark.rows if mark else 0)\n", "        rows = retired.rows\n", "a discarded journal's mark keeps the highest number of rows"),
     Mutant(_DISCARDING, "        write_mark(high_water_mark, dataclasses.replace(mark, sequence=sequence, retired=True))\n", "        pass\n", "a discarding killed at its end still retires the mark"),
     Mutant(_DISCARDING, "    sequence = 1 + max([*commits.sequences(directory), mark.sequence if mark else 0])\n", "    sequence = 1 + max(commits.sequences(directory), default=0)\n", "a discarding's number follows all others"),
+    Mutant(_LOCK, "            if not keep:\n                os.close(descriptor)\n", "            pass\n", "a lock that was not taken whole is given back"),
+    Mutant(_ASIDE, "            write_sealed(paths.set_aside_note(generation), {\"generation\": generation, \"why\": why})\n", "            pass\n", "a generation that was set aside is never used again"),
+    Mutant(_ASIDE, "        if paths.journal(note.stem).is_dir() or any(slot.exists() for slot in slots(mark)):\n", "        if False:\n", "a setting aside that was killed is finished by the next run"),
+    Mutant(_ASIDE, "                    slot.unlink()\n", "                    pass\n", "nobody misses the rows of a generation that was set aside"),
+    Mutant(_ASIDE, "        lock = WriterLock(directory) if directory.is_dir() else None\n", "        lock = WriterLock(directory.parent) if directory.is_dir() else None\n", "a journal in use is not set aside"),
 )  # fmt: skip

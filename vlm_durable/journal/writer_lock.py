@@ -33,24 +33,29 @@ class WriterLock:
     def _try(self) -> int:
         """The locked descriptor, or -1 where the file was removed while we took it."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        keep = False
+        try:
+            self._take(descriptor)
+            if not self._is_at_path(descriptor):
+                return -1
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, self._name, 0)
+            keep = True
+            return descriptor
+        finally:
+            # Without a name in it the file is locked by nobody: else this process would lock itself out.
+            if not keep:
+                os.close(descriptor)
+
+    def _take(self, descriptor: int) -> None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
-            os.close(descriptor)
             raise JournalLockedError(
                 f"{self._path.parent} is being written by {holder or 'another process'}. Wait for it, or end "
                 "it; its committed rows stay."
             ) from None
-        except BaseException:
-            os.close(descriptor)
-            raise
-        if not self._is_at_path(descriptor):
-            os.close(descriptor)
-            return -1
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, self._name, 0)
-        return descriptor
 
     def _is_at_path(self, descriptor: int) -> bool:
         try:
