@@ -27,10 +27,10 @@ _BY_LENGTH: Final = "flash_by_length"
 """transformers hands all sequences at once, and where each begins, to a name that has "flash" in it."""
 
 _LONG: Final = 512
-"""Tokens of a prompt from which on the mask of a batch is large, and a row alone is work enough for a GPU."""
+"""With more tokens in its prompts the mask of a batch is large, and one row is enough work for a GPU."""
 
 _TOGETHER: Final = 1 << 16
-"""Tokens of sequences that are computed at once: enough for any GPU, and a small part of its memory."""
+"""Tokens of sequences that are computed at once: enough to fill any GPU, and a small part of its memory."""
 
 _log = logging.getLogger(__name__)
 
@@ -48,11 +48,11 @@ def avoid_attention_with_plans() -> None:
 
 
 def prefer_flash_attention(model: Any) -> None:
-    """Have the layers that look at images use the package flash-attn, where that is installed and they can.
+    """Have the layers that look at images use the package flash-attn, where it is installed and they can.
 
-    Where each image is a sequence of its own (Qwen-VL) it takes all at once, and not one after the other. The
-    layers that answer stay as they are: for a padded batch it asks the device in each layer of each step how
-    long the prompts are, and copies keys and values without their padding. It needs 16 bits. Nothing is
+    Where each image is a sequence of its own (Qwen-VL), flash-attn takes all images at once. The layers that
+    answer stay as they are: for a padded batch flash-attn asks the device in each layer of each step how long
+    the prompts are, and copies keys and values without their padding. It needs 16 bits. Nothing is
     downloaded.
     """
     import torch
@@ -66,7 +66,7 @@ def prefer_flash_attention(model: Any) -> None:
         return
     before = images._attn_implementation
     try:
-        lazy_import_flash_attention(_FLASH)  # else it would be the first image that finds it broken
+        lazy_import_flash_attention(_FLASH)  # A broken package fails here, and not at the first image.
         model.set_attn_implementation({"vision_config": _FLASH})
     except (ImportError, ValueError) as error:
         _log.info("The model goes on with its attention (%s): %s", before, error)
@@ -115,14 +115,14 @@ def attend_to_images_by_length(model: Any) -> None:
     images = getattr(model.config, "vision_config", None)
     if images is None or images._attn_implementation != _SDPA:
         return
-    layers = [one for one in model.modules() if getattr(one, "config", None) is images]
-    if any("cu_seqlens" in inspect.signature(one.forward).parameters for one in layers):
+    layers = [module for module in model.modules() if getattr(module, "config", None) is images]
+    if any("cu_seqlens" in inspect.signature(layer.forward).parameters for layer in layers):
         AttentionInterface.register(_BY_LENGTH, partial(_attention_by_length, sdpa_attention_forward))
         images._attn_implementation = _BY_LENGTH
 
 
 def attend_as_shipped(model: Any) -> bool:
-    """Undo both of ours, for a family whose own code fails with them; False where none was set."""
+    """Undo both of our functions, for a family whose own code fails with them. False where none is set."""
     images: Any = getattr(model.config, "vision_config", None)
     by_length = getattr(images, "_attn_implementation", None) == _BY_LENGTH
     if by_length:
@@ -140,32 +140,34 @@ class _LongPrompts:
     """In the place of a mask, for a batch padded on the left.
 
     tokens: of each row, without its padding. mask_of: makes the mask of one row without its padding
-    [1, 1, tokens, tokens]; None where it is causal and no more. It is made anew in each layer, not kept.
+    [1, 1, tokens, tokens]; None where the mask is only causal. Each layer makes it anew.
     """
 
     tokens: Sequence[int]
     mask_of: Callable[[int], torch.Tensor | None]
 
 
-def _mask(whole: Callable[..., Any], **asked: Any) -> torch.Tensor | _LongPrompts | None:
-    """The mask of a batch, or what stands for that of several long prompts. See AttentionMaskInterface."""
-    rows, tokens, padding = asked["batch_size"], asked["q_length"], asked.get("attention_mask")
-    is_prompt = tokens == asked["kv_length"] and not asked.get("q_offset") and not asked.get("kv_offset")
+def _mask(whole: Callable[..., Any], **options: Any) -> torch.Tensor | _LongPrompts | None:
+    """The mask of a batch; for several long prompts _LongPrompts. See AttentionMaskInterface."""
+    rows, tokens, padding = options["batch_size"], options["q_length"], options.get("attention_mask")
+    is_prompt = (
+        tokens == options["kv_length"] and not options.get("q_offset") and not options.get("kv_offset")
+    )
     if rows == 1 or tokens <= _LONG or not is_prompt:
-        return whole(**asked)
+        return whole(**options)
     shown = [tokens] * rows if padding is None else padding.sum(dim=1).tolist()
     if padding is not None and not padding[:, -1].all():  # padded on the right
-        return whole(**asked)
+        return whole(**options)
 
     def mask_of(row: int) -> torch.Tensor | None:
-        own, rule = shown[row], asked["mask_function"]
-        before = tokens - own
+        own, rule = shown[row], options["mask_function"]
+        padded = tokens - own
 
         def shifted(batch: Any, head: Any, query: Any, key: Any) -> Any:
-            return rule(batch + row, head, query + before, key + before)
+            return rule(batch + row, head, query + padded, key + padded)
 
         alone = {"batch_size": 1, "q_length": own, "kv_length": own, "attention_mask": None}
-        return whole(**{**asked, **alone, "mask_function": shifted})
+        return whole(**{**options, **alone, "mask_function": shifted})
 
     if min(shown) == tokens and mask_of(0) is None:
         return None  # no padding: all rows at once
@@ -219,13 +221,13 @@ def _attention_by_length(
     begins, lengths = cu_seq_lens_q[:-1], cu_seq_lens_q.diff()
     attended = query.new_empty(tokens, heads, width)
     for length in lengths.unique().tolist():
-        of_length = begins[lengths == length]
-        for some in of_length.split(max(1, _TOGETHER // max(1, length))):
-            at = (some[:, None] + torch.arange(length, device=some.device)).flatten()
-            shown = (
-                one[0].index_select(1, at).unflatten(1, (len(some), length)).transpose(0, 1)
-                for one in (query, key, value)
+        begins_of_length = begins[lengths == length]
+        for starts in begins_of_length.split(max(1, _TOGETHER // max(1, length))):
+            indices = (starts[:, None] + torch.arange(length, device=starts.device)).flatten()
+            sequences = (
+                tensor[0].index_select(1, indices).unflatten(1, (len(starts), length)).transpose(0, 1)
+                for tensor in (query, key, value)
             )
-            found = otherwise(module, *shown, None, scaling=scaling, is_causal=False)[0]
-            attended.index_copy_(0, at, found.flatten(0, 1))
+            outputs = otherwise(module, *sequences, None, scaling=scaling, is_causal=False)[0]
+            attended.index_copy_(0, indices, outputs.flatten(0, 1))
     return attended[None], None

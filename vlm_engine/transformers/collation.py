@@ -1,10 +1,10 @@
 """One batch of tensors from the tensors of its properties, equal to the processor's own batch bit for bit.
 
-What lives here: the tensors that a worker makes of one property, and joining those of a batch.
-Families of processors join properties in different ways: images one after another (LLaVA, Gemma, Qwen), or a
-row of images a property, padded to the longest (Idefics, SmolVLM); prompts are padded on the left. Which way
-each tensor is joined is found by trying: the processor makes a few properties together and singly, and the
-two are compared. Where no way gives the processor's own batch, batches are processed as a whole.
+A worker makes the tensors of one property, and the model's process joins those of a batch. Families of
+processors join properties in different ways: images one after another (LLaVA, Gemma, Qwen), or a row of
+images a property, padded to the longest (Idefics, SmolVLM); prompts are padded on the left. How each tensor
+is joined is tried out: the processor makes a few properties together and singly, and the two are compared.
+Where no way gives the processor's own batch, batches are processed as a whole.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Tensors:
         def make(images: Sequence[Image.Image]) -> Made:
             # Converted here: half as much to hand over, and nothing left to do for the model's process.
             tensors = processed(processor, self.prompt, [images]).to("cpu", dtype)
-            return Made((), {name: (as_array(one), joins[name]) for name, one in tensors.items()})
+            return Made((), {name: (as_array(tensor), joins[name]) for name, tensor in tensors.items()})
 
         return make
 
@@ -71,14 +71,14 @@ def learn_joins(processor: Any, prompt: str) -> dict[str, str] | None:
     images = [[_picture(*size, seed) for seed, size in enumerate(sizes)] for sizes in _PROBED]
     try:
         whole = processed(processor, prompt, images)
-        singly = [processed(processor, prompt, [shown]) for shown in images]
+        singly = [processed(processor, prompt, [own_images]) for own_images in images]
     except Exception:  # A processor that refuses these pictures may take others, as a whole batch.
         return None
     joins: dict[str, str] = {}
     for name, expected in whole.items():
-        if any(name not in one for one in singly) or not isinstance(expected, torch.Tensor):
+        if any(name not in tensors for tensors in singly) or not isinstance(expected, torch.Tensor):
             return None
-        parts = [one[name] for one in singly]
+        parts = [tensors[name] for tensors in singly]
         for join in _candidates(parts, expected):
             made = joined(parts, join)
             if made is not None and made.dtype == expected.dtype and made.equal(expected):
@@ -86,14 +86,14 @@ def learn_joins(processor: Any, prompt: str) -> dict[str, str] | None:
                 break
         else:
             return None
-    return joins if all(one.keys() == joins.keys() for one in singly) else None
+    return joins if all(tensors.keys() == joins.keys() for tensors in singly) else None
 
 
 def collated(properties: Sequence[Mapping[str, tuple[npt.NDArray[Any], str]]]) -> dict[str, torch.Tensor]:
     """The tensors of a batch. Raises ValueError where its properties do not fit together."""
     batch = {}
     for name, (_, join) in properties[0].items():
-        made = joined([as_tensor(one[name][0]) for one in properties], join)
+        made = joined([as_tensor(arrays[name][0]) for arrays in properties], join)
         if made is None:
             raise ValueError(f"{name} of these properties cannot be joined {join}")
         batch[name] = made
@@ -101,30 +101,30 @@ def collated(properties: Sequence[Mapping[str, tuple[npt.NDArray[Any], str]]]) -
 
 
 def joined(parts: Sequence[torch.Tensor], join: str) -> torch.Tensor | None:
-    """The parts, each [1 or images, ...], as one tensor; None where their shapes are not for that."""
+    """The parts, each [1 or images, ...], as one tensor; None where their shapes do not allow it."""
     import torch
 
     if join == _ONE_AFTER_ANOTHER:
-        fits = all(one.shape[1:] == parts[0].shape[1:] for one in parts)
+        fits = all(part.shape[1:] == parts[0].shape[1:] for part in parts)
         return torch.cat(list(parts)) if fits else None
-    if any(one.dim() != parts[0].dim() or len(one) != 1 for one in parts):
+    if any(part.dim() != parts[0].dim() or len(part) != 1 for part in parts):
         return None
-    shape = [max(one.shape[axis] for one in parts) for axis in range(1, parts[0].dim())]
+    shape = [max(part.shape[axis] for part in parts) for axis in range(1, parts[0].dim())]
     fill = float(join.rpartition(" ")[2])
     batch = torch.full((len(parts), *shape), fill, dtype=parts[0].dtype)
-    for row, one in zip(batch, parts, strict=True):
+    for row, part in zip(batch, parts, strict=True):
         if join.startswith(_PADDED_ON_THE_LEFT):
-            row[len(row) - one.shape[1] :] = one[0]
+            row[len(row) - part.shape[1] :] = part[0]
         else:
-            row[tuple(slice(size) for size in one.shape[1:])] = one[0]
+            row[tuple(slice(size) for size in part.shape[1:])] = part[0]
     return batch
 
 
 def _candidates(parts: Sequence[torch.Tensor], whole: torch.Tensor) -> Iterator[str]:
     yield _ONE_AFTER_ANOTHER
     if whole.dim() == 2:
-        # Where the shortest prompt's row begins, there is nothing but what it was padded with.
-        shortest = min(range(len(parts)), key=lambda at: parts[at].shape[-1])
+        # The row of the shortest prompt begins with its padding.
+        shortest = min(range(len(parts)), key=lambda index: parts[index].shape[-1])
         if shortest < len(whole) and whole.shape[1]:
             yield f"{_PADDED_ON_THE_LEFT}{whole[shortest, 0].item()}"
     yield f"{_PADDED}0"
@@ -140,7 +140,7 @@ def _picture(width: int, height: int, seed: int) -> Image.Image:
 
 
 def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """A tensor's memory. NumPy has no bfloat16: it is passed off as uint16, which no processor makes."""
+    """A tensor's memory. NumPy has no bfloat16: it becomes uint16, which no processor makes."""
     import torch
 
     array: npt.NDArray[Any] = (

@@ -1,8 +1,8 @@
 """Resizing and normalizing of images by torch, in the place of Pillow and float64.
 
-What lives here: that part of transformers' image processors without torchvision. What does not: to which
-sizes images are brought and how they are cut, which stays each family's own. A core does it in a quarter of
-the time, as torchvision's processors would, whose build for the CPU's torch is not on the public index.
+This is that part of transformers' image processors without torchvision. The sizes of images, and how they are
+cut, stay each family's own. A core needs a quarter of Pillow's time. torchvision's processors would be as
+fast, but the public index has no build of torchvision for the CPU's torch.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _RESIZED: Final = {
     "bicubic": "b2f7d72f4ee20970",
 }
 """Digests of a picture that torch has resized by each filter. Another torch or another kind of CPU may bring
-another kernel. Where its pixels are others, DECODING must be raised, or this machine must not describe."""
+another kernel. Where its pixels differ, DECODING must be raised, or this machine must not describe."""
 
 
 def made_fast(image_processor: Any) -> Any:
-    """The image processor with these operations, if it is one that works with Pillow; else as it is.
+    """The image processor with these operations, if it works with Pillow; else as it is.
 
     Pixels differ from Pillow's by a level or two of 256, in one byte of two hundred. Raises ModelLoadError
     where torch makes other pixels on this machine than elsewhere: the fingerprint would not tell them apart.
-    Only the family's own filter is looked at; one that this torch lacks (lanczos in 2.11) is left to Pillow.
+    Only the family's own filter is checked. Pillow does those that this torch lacks (lanczos in 2.11).
     """
     from transformers.image_processing_backends import PilBackend
 
@@ -46,7 +46,7 @@ def made_fast(image_processor: Any) -> Any:
     if issubclass(family, PilBackend):
         resample = getattr(image_processor, "resample", None)
         number = 2 if resample is None else int(resample)
-        _resizes_alike(number)  # It is refused here, before any image is.
+        _resizes_alike(number)  # A machine that differs is refused here, before its first image.
         image_processor.__class__ = _fast(family)
     return image_processor
 
@@ -116,7 +116,9 @@ def _fast(family: Any) -> Any:
 
         def normalize(self, image: Any, mean: Any, std: Any, **_: Any) -> Any:
             """Each channel less its mean, over its deviation, as float32."""
-            middle, spread = (torch.tensor(one, dtype=torch.float32).view(-1, 1, 1) for one in (mean, std))
+            middle, spread = (
+                torch.tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (mean, std)
+            )
             return (_tensor(image).to(torch.float32) - middle).div_(spread).numpy()
 
     # Its own name, which refusals and configurations show.
@@ -124,7 +126,7 @@ def _fast(family: Any) -> Any:
 
 
 def _tensor(image: npt.NDArray[np.generic]) -> torch.Tensor:
-    """The same memory; a copy of what may not be written to, of which torch warns."""
+    """The image's memory, or a copy where that is read-only, because torch would warn."""
     import numpy as np
     import torch
 

@@ -1,9 +1,9 @@
 """How many tokens images cost, and at what resolution all of a property's images fit the model's context.
 
-What lives here: one call of a model's processor (chat template, image processor and tokenizer), what each
-family's processor makes of a bound of pixels, and the search for the largest bound that fits. All of it is
-decided once a run from model, prompt and settings, so that a property's images are processed alike wherever
-and whenever that happens.
+This module holds the call of a model's processor (chat template, image processor and tokenizer), the options
+by which each family's processor keeps a bound of pixels, and the search for the largest bound that fits. All
+of it is decided once a run from model, prompt and settings, so that a property's images are processed alike
+wherever and whenever that happens.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _PIXEL_MASK: Final = "pixel_attention_mask"
-"""Marks of each pixel of each tile [properties, tiles, height, width] (Idefics, SmolVLM), of which processors
-make integers of 64 bits: more than the pixels themselves. Where none is given the models make booleans."""
+"""A mask of each pixel of each tile [properties, tiles, height, width] (Idefics, SmolVLM). Processors make it
+of integers of 64 bits, which is more than the pixels themselves. The models' own default is booleans."""
 
 _SMALLEST: Final = 4096
 """Pixels an image keeps, whatever the budget."""
 
 _SHAPES: Final = ((4, 3), (3, 4), (1, 1), (3, 2), (16, 9), (9, 16), (3, 1), (1, 3), (6, 1))
-"""Widths and heights, of which the one that costs most counts: how an image is tiled depends on its shape."""
+"""Widths and heights. How an image is tiled depends on its shape, so the most expensive of these counts."""
 
 
 def processed(
@@ -39,11 +39,11 @@ def processed(
 ) -> Any:
     """A BatchFeature for the images of each property, prompts padded on the left."""
     conversations = []
-    for shown in images:
-        # As PIL images they need no guessing of which axis holds the channels.
+    for own_images in images:
+        # With PIL images the processor need not guess which axis holds the channels.
         content: list[dict[str, Any]] = [
-            {"type": "image", "image": one if isinstance(one, Image.Image) else Image.fromarray(one)}
-            for one in shown
+            {"type": "image", "image": image if isinstance(image, Image.Image) else Image.fromarray(image)}
+            for image in own_images
         ]
         content.append({"type": "text", "text": prompt})
         conversations.append([{"role": "user", "content": content}])
@@ -54,7 +54,7 @@ def processed(
         return_dict=True,
         return_tensors="pt",
         processor_kwargs={"padding": True, "padding_side": "left"},
-        **_without_a_thought(processor.chat_template),
+        **_without_thoughts(processor.chat_template),
     )
     mask = tensors.get(_PIXEL_MASK)
     if mask is not None and mask.dim() == 4:
@@ -62,10 +62,10 @@ def processed(
     return tensors
 
 
-def _without_a_thought(template: object) -> dict[str, Any]:
-    """What has a chat template end where the answer begins. Qwen3.5's, for one, opens a thought otherwise.
+def _without_thoughts(template: object) -> dict[str, Any]:
+    """Options with which a chat template ends where the answer begins. Qwen3.5's would open a thought.
 
-    Only where the template asks for it: transformers gives other names to the image processor.
+    Only options that the template has: transformers passes all others to the image processor.
     """
     return {"enable_thinking": False} if "enable_thinking" in str(template) else {}
 
@@ -73,10 +73,10 @@ def _without_a_thought(template: object) -> dict[str, Any]:
 def fitted_processor(
     source: ModelSource, prompt: str, limits: ImageLimits | None, *, without: Collection[str] = ()
 ) -> tuple[Any, ImageTokens | None]:
-    """The model's processor, set to images that fit, and what they cost; None where that is not known.
+    """The model's processor, set to images that fit, and their cost in tokens; None where that is not known.
 
-    Without limits it is as the model has it. without: options that are left as they are. Raises
-    ModelLoadError.
+    Without limits the processor stays as the model's files have it. without: options that are left as they
+    are. Raises ModelLoadError.
     """
     processor = load_processor(source)
     if limits is None:
@@ -87,7 +87,7 @@ def fitted_processor(
         return processor, fit_images(processor, prompt, limits, context=context, without=without)
     except MemoryError:
         raise
-    except Exception as error:  # whatever a processor raises that does not take our pictures
+    except Exception as error:  # A processor that does not take our pictures may raise anything.
         if limits.options or limits.tokens is not None:
             raise ModelLoadError(
                 f"model {source.name}: its processor takes no pictures with VLM_ASSETS_PROCESSOR_OPTIONS="
@@ -104,9 +104,10 @@ def fit_images(
     context: int | None,
     without: Collection[str] = (),
 ) -> ImageTokens:
-    """Set the processor to the largest images of which all fit, and say what they cost.
+    """Set the processor to the largest size at which all images fit, and return their cost.
 
-    Where not even the smallest ones fit all, those are set, and ``fitting`` is below ``images``.
+    Where they do not all fit even at the smallest size, that size is set, and ``fitting`` is below
+    ``images``.
     """
     shipped = processor.image_processor
     text = _prompt_tokens(processor, prompt, [])
@@ -114,36 +115,40 @@ def fit_images(
         math.inf if limits.tokens is None else limits.tokens,
         math.inf if context is None else context - text - limits.answer_tokens,
     )
-    found: ImageTokens | None = None
+    cost: ImageTokens | None = None
     pixels = limits.pixels
     while pixels >= _SMALLEST:
         bounds = within(shipped, pixels, limits.options)
         options = {**limits.options, **{name: bounds[name] for name in bounds.keys() - without}}
-        if found is None or options != found.options:
+        if cost is None or options != cost.options:
             _set(processor, shipped, options)
             each, alone = _costs(processor, prompt, text, pixels, limits.images)
             fitting = max(1, min(limits.images, int(min(room, 1 << 40) // each)))
-            found = ImageTokens(each, text, limits.images, fitting, pixels, context, options, limits.tokens)
+            cost = ImageTokens(each, text, limits.images, fitting, pixels, context, options, limits.tokens)
             share = room / max(alone, each * limits.images)
             if share >= 1:
                 break
         pixels = int(pixels * min(0.9, max(0.1, share)))
-    assert found is not None
-    return found
+    assert cost is not None
+    return cost
 
 
 def within(image_processor: Any, pixels: int, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """The options under which an image that reaches the model has at most so many pixels.
+    """The options with which an image has at most so many pixels when it reaches the model.
 
-    chosen: options of the user's, which are kept where they ask for less. A tile's pixels count, those of a
-    small copy of the whole image beside the tiles do not. One tile is left in any case. Families with images
-    of one fixed size (LLaVA, Gemma) have no such options.
+    chosen: the user's options, which are kept where they ask for fewer. The pixels of tiles count; those of a
+    small copy of the whole image beside the tiles do not. At least one tile remains. Families with images of
+    one fixed size (LLaVA, Gemma) have no such options.
     """
     own = {name: chosen.get(name, getattr(image_processor, name, None)) for name in _READ}
     size = dict(own["size"] or {})
     if own["max_soft_tokens"] and own["pooling_kernel_size"]:  # Gemma 4: a token is a square of patches
-        token = (own["patch_size"] * own["pooling_kernel_size"]) ** 2
-        fitting = [one for one in _SOFT_TOKENS if one * token <= pixels and one <= own["max_soft_tokens"]]
+        token_pixels = (own["patch_size"] * own["pooling_kernel_size"]) ** 2
+        fitting = [
+            tokens
+            for tokens in _SOFT_TOKENS
+            if tokens * token_pixels <= pixels and tokens <= own["max_soft_tokens"]
+        ]
         return {"max_soft_tokens": max(fitting, default=min(_SOFT_TOKENS))}
     if own["max_slice_nums"] and own["scale_resolution"]:  # MiniCPM-V: so many tiles
         return {"max_slice_nums": max(1, min(own["max_slice_nums"], pixels // own["scale_resolution"] ** 2))}
@@ -172,8 +177,8 @@ def _tiles_or_tokens(own: Mapping[str, Any], pixels: int) -> dict[str, Any]:
     tiles = min(own["max_tiles"], pixels // own["tile_size"] ** 2)
     if own["do_image_splitting"] and tiles >= max(2, own["min_tiles"]):
         return {"max_tiles": tiles}
-    token = (own["encoder_patch_size"] * own["downsample_factor"]) ** 2
-    most = max(1, min(own["max_image_tokens"], pixels // token))
+    token_pixels = (own["encoder_patch_size"] * own["downsample_factor"]) ** 2
+    most = max(1, min(own["max_image_tokens"], pixels // token_pixels))
     least = min(own["min_image_tokens"], most)
     return {"do_image_splitting": False, "max_image_tokens": most, "min_image_tokens": least}
 
@@ -200,13 +205,13 @@ _READ: Final = (
 )  # fmt: skip
 
 _COUNTED_BY_MODELS: Final = ("image_grid_pinpoints", "downsample_mode")
-"""Options by which the code of a model, too, reckons tiles (LLaVA) or tokens (MiniCPM-V) of an image."""
+"""Options by which a model's own code, too, counts the tiles (LLaVA) or tokens (MiniCPM-V) of an image."""
 
 
 def agree_on_images(config: Any, processor: Any) -> None:
-    """Set a model's configuration to the processor's options by which both count an image's tiles.
+    """Copy the options by which both count an image's tiles from the processor to the model's configuration.
 
-    Otherwise LLaVA looks for the tiles of its own list of grids, and refuses what a bound of pixels left.
+    Otherwise LLaVA expects the tiles of its own list of grids, and refuses images under a bound of pixels.
     """
     for name in _COUNTED_BY_MODELS:
         value = getattr(processor.image_processor, name, None)
@@ -215,16 +220,16 @@ def agree_on_images(config: Any, processor: Any) -> None:
 
 
 def _refuse_unknown(processor: Any, options: Mapping[str, Any]) -> None:
-    known = set(getattr(processor.image_processor.valid_kwargs, "__annotations__", {}))
-    if unknown := sorted(options.keys() - known):
+    accepted = set(getattr(processor.image_processor.valid_kwargs, "__annotations__", {}))
+    if unknown := sorted(options.keys() - accepted):
         raise ModelLoadError(
             f"VLM_ASSETS_PROCESSOR_OPTIONS: {type(processor.image_processor).__name__} has no option"
-            f" {', '.join(unknown)}; it has {', '.join(sorted(known))}"
+            f" {', '.join(unknown)}; it has {', '.join(sorted(accepted))}"
         )
 
 
 def _set(processor: Any, shipped: Any, options: Mapping[str, Any]) -> None:
-    """Give the processor an image processor with these options; what it passes at each call, too."""
+    """Give the processor an image processor with these options, and have it pass them at each call."""
     if options:
         processor.image_processor = type(shipped)(**{**_attributes(shipped), **options})
     processor.images_kwargs = {**getattr(type(processor), "images_kwargs", {}), **options}
@@ -232,12 +237,12 @@ def _set(processor: Any, shipped: Any, options: Mapping[str, Any]) -> None:
 
 def _attributes(image_processor: Any) -> dict[str, Any]:
     names = getattr(image_processor.valid_kwargs, "__annotations__", {})
-    found = {name: getattr(image_processor, name, None) for name in names}
-    return {name: value for name, value in found.items() if value is not None}
+    values = {name: getattr(image_processor, name, None) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _costs(processor: Any, prompt: str, text: int, pixels: int, images: int) -> tuple[int, int]:
-    """Tokens of one of several images, and of an image alone, which LLaVA shows at a higher resolution."""
+    """Tokens of an image among several, and of an image alone, which LLaVA shows at a higher resolution."""
     shape = _dearest_shape(processor, prompt, pixels)
     alone = _prompt_tokens(processor, prompt, [shape]) - text
     if images == 1:
@@ -246,7 +251,7 @@ def _costs(processor: Any, prompt: str, text: int, pixels: int, images: int) -> 
 
 
 def _dearest_shape(processor: Any, prompt: str, pixels: int) -> tuple[int, int]:
-    """Width and height of the image that has most patches, or tokens, of those with so many pixels."""
+    """Width and height of the image with most patches, or tokens, among images with so many pixels."""
     shapes = [_sides(shape, pixels) for shape in _SHAPES]
     count = getattr(processor.image_processor, "get_number_of_image_patches", None)
     if count is None:

@@ -1,8 +1,7 @@
-"""What a model is given for a batch: chat template, image processor and tokenizer, ahead of the model or not.
+"""The inputs of a model for a batch, made by chat template, image processor and tokenizer, ahead or at once.
 
-What lives here: joining what workers made of each property, and keeping what was prepared ahead until it is
-asked for. What does not: calling the processor (image_tokens.py), when that happens (feeding.py), and the
-model (transformers_engine.py).
+This module joins the tensors that workers made of each property, and keeps what was prepared ahead. The
+processor is called in image_tokens.py, feeding.py says when, and the model is in transformers_engine.py.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _MARKS: Final = "attention_mask"
 """Which tokens of a row are its prompt's [properties, tokens]."""
 
 PINNED_BYTES: Final = 1 << 30
-"""Of the host's memory that one batch may pin: nobody else can use it, and the system cannot swap it out.
+"""What one batch may pin of the host's memory: nobody else can use it, and the system cannot swap it out.
 Up to three batches wait prepared, so three times as much may be pinned, in blocks of powers of two."""
 
 
@@ -43,8 +42,8 @@ Up to three batches wait prepared, so three times as much may be pinned, in bloc
 class ModelInputs:
     """The tensors of a batch, prompts padded on the left, so that all answers begin side by side.
 
-    prompt_tokens: of each property, images included and padding not. fitting: which of them the tensors are
-    of: all but those that are too long. tensors: None where none fits.
+    prompt_tokens: of each property, with its images and without padding. fitting: for each property, whether
+    the tensors include it; those that are too long are left out. tensors: None where no property fits.
     """
 
     tensors: Any
@@ -80,7 +79,7 @@ class InputPreparation:
         for _ in range(2):
             self._processors.put(copy.deepcopy(processor))
         self._guard = threading.Lock()
-        # Of the batch that is asked about, perhaps in parts, of the next, and of the one being prepared.
+        # Of the batch that is described, perhaps in parts, of the next, and of the one being prepared.
         self._ahead: deque[list[_Prepared]] = deque(maxlen=3)
 
     def prepare(self, chunks: Sequence[Sequence[LoadedProperty]], attempt: Attempt) -> None:
@@ -89,39 +88,43 @@ class InputPreparation:
         with self._guard:
             self._ahead.append(parts)
 
-    def take(self, chunk: Sequence[LoadedProperty], attempt: Attempt) -> ModelInputs:
-        """The tensors of a chunk: those prepared ahead, or else made now."""
+    def for_chunk(self, chunk: Sequence[LoadedProperty], attempt: Attempt) -> ModelInputs:
+        """The tensors of a chunk: those prepared ahead, which are handed out once, or else made now."""
         with self._guard:
             for parts in self._ahead:
                 for part in parts:
                     if part.is_of(chunk, attempt):
                         parts.remove(part)
                         if not parts:
-                            self._ahead.remove(parts)  # its place is another batch's
+                            self._ahead.remove(parts)  # Another batch needs its place.
                         return part.inputs
         return self._inputs(chunk, attempt)
 
     def _inputs(self, chunk: Sequence[LoadedProperty], attempt: Attempt) -> ModelInputs:
         from transformers import BatchFeature
 
-        if all(one.tensors for one in chunk):
-            shown = [_shown(one, attempt).tensors for one in chunk]
-            tokens = [int(one[_MARKS][0].sum()) for one in shown]  # an array, and how it is joined
-            fitting = [one <= self._longest for one in tokens]
-            made = BatchFeature(collated(list(itertools.compress(shown, fitting)))) if any(fitting) else None
+        if all(loaded.tensors for loaded in chunk):
+            singly = [_shown(loaded, attempt).tensors for loaded in chunk]
+            marks = [tensors[_MARKS][0] for tensors in singly]
+            tokens = [int(array.sum()) for array in marks]
+            fitting = [count <= self._longest for count in tokens]
+            fitting_tensors = list(itertools.compress(singly, fitting))
+            batch = BatchFeature(collated(fitting_tensors)) if fitting_tensors else None
         else:
-            images = [one.images[: attempt.images] for one in chunk]
+            images = [loaded.images[: attempt.images] for loaded in chunk]
             with self._a_processor() as processor:
-                made = processed(processor, self._prompt.text, images)
-                tokens = made[_MARKS].sum(dim=1).tolist()
-                fitting = [one <= self._longest for one in tokens]
+                batch = processed(processor, self._prompt.text, images)
+                tokens = batch[_MARKS].sum(dim=1).tolist()
+                fitting = [count <= self._longest for count in tokens]
                 if not all(fitting):
-                    rest = list(itertools.compress(images, fitting))
-                    made = processed(processor, self._prompt.text, rest) if rest else None
-        if made is not None:
-            made = made.to("cpu", self._dtype)
-            made = _pinned(made) if self._pinned else made
-        return ModelInputs(made, tokens, fitting)
+                    fitting_images = list(itertools.compress(images, fitting))
+                    batch = (
+                        processed(processor, self._prompt.text, fitting_images) if fitting_images else None
+                    )
+        if batch is not None:
+            batch = batch.to("cpu", self._dtype)
+            batch = _pinned(batch) if self._pinned else batch
+        return ModelInputs(batch, tokens, fitting)
 
     @contextlib.contextmanager
     def _a_processor(self) -> Iterator[Any]:
@@ -140,35 +143,35 @@ def _pinned(tensors: Any) -> Any:
     """
     import torch
 
-    pinnable = {name: one for name, one in tensors.items() if isinstance(one, torch.Tensor)}
-    if sum(one.nbytes for one in pinnable.values()) > PINNED_BYTES:
+    pinnable = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)}
+    if sum(tensor.nbytes for tensor in pinnable.values()) > PINNED_BYTES:
         return tensors
     if torch.cuda.host_memory_stats().get("allocated_bytes.current", 0) > PINNED_BYTES:
         empty_host_cache()
-    tensors.update({name: one.pin_memory() for name, one in pinnable.items()})
+    tensors.update({name: tensor.pin_memory() for name, tensor in pinnable.items()})
     return tensors
 
 
-def _shown(one: LoadedProperty, attempt: Attempt) -> LoadedProperty:
-    """The property with as many images as are shown in this attempt: loaded again where these are fewer."""
-    if attempt.images is None or one.seen <= attempt.images or one.with_images is None:
-        return one
-    fewer = one.with_images(attempt.images)
-    # The row lists the first images that could be read at first. These must be the ones that are shown.
-    if not fewer.tensors or (fewer.seen, fewer.failed) != (attempt.images, one.failed):
+def _shown(loaded: LoadedProperty, attempt: Attempt) -> LoadedProperty:
+    """The property with the images that this attempt shows, loaded again where these are fewer."""
+    if attempt.images is None or loaded.seen <= attempt.images or loaded.with_images is None:
+        return loaded
+    fewer = loaded.with_images(attempt.images)
+    # The row lists the first images that could be read the first time. The model must see these.
+    if not fewer.tensors or (fewer.seen, fewer.failed) != (attempt.images, loaded.failed):
         raise EngineError(fewer.refusal or "its images can no longer be read")
     return fewer
 
 
 @dataclass(eq=False)
 class _Prepared:
-    """Tensors that wait for their chunk; it is held, so that no other object can be taken for one of it."""
+    """Tensors that wait for their chunk. They hold it, so that no new object has an old object's identity."""
 
     chunk: Sequence[LoadedProperty]
     attempt: Attempt
     inputs: ModelInputs
 
     def is_of(self, chunk: Sequence[LoadedProperty], attempt: Attempt) -> bool:
-        """Whether it is of these very objects."""
+        """Whether these very objects were prepared, for this attempt."""
         same = len(self.chunk) == len(chunk) and all(map(operator.is_, self.chunk, chunk))
         return same and self.attempt == attempt

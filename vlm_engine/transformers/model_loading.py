@@ -1,6 +1,6 @@
-"""Loading a model's parts through transformers' Auto classes, and the errors of that as sentences.
+"""Loading a model's parts through transformers' Auto classes, with errors as sentences for people.
 
-What does not live here: which files these are (``model_source.py``), generating (``transformers_engine.py``).
+Which files a model has is in model_source.py; transformers_engine.py generates.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from vlm_engine.transformers.fast_images import made_fast
 
 _log = logging.getLogger(__name__)
 
-_TELL_WHAT_IS_LEFT = frozenset({"duckdb", "triton", "xgrammar"})
-"""Modules that complain when the interpreter ends (nanobind's)."""
+_REPORT_LEAKS = frozenset({"duckdb", "triton", "xgrammar"})
+"""Modules that print their uncollected objects when the interpreter ends (nanobind's)."""
 
 _NOT_IN_VLLM = frozenset({"bitsandbytes"})
 """Kinds of quantized weights that vLLM 0.32 does not load either."""
@@ -44,23 +44,24 @@ _INSTALL_TORCHVISION = ".venv/bin/pip install -c constraints.txt -e '.[torchvisi
 
 
 class _FreezeBefore:
-    """A finder that finds nothing: it has no later collection look at what is imported by now.
+    """A finder that finds nothing. It spares later garbage collections the objects of all imports so far.
 
-    The process's last collection alone takes a second of a core. Not what follows: triton, which transformers
-    brings, says on the screen what is left.
+    The process's last collection alone takes a second of a core. Later imports are still collected: triton,
+    which transformers imports, prints uncollected objects on the screen.
     """
 
     def find_spec(self, name: str, *_: object) -> None:
         """Called before each import."""
-        if name in _TELL_WHAT_IS_LEFT and not _TELL_WHAT_IS_LEFT & sys.modules.keys():
+        if name in _REPORT_LEAKS and not _REPORT_LEAKS & sys.modules.keys():
             gc.freeze()
 
 
 @cache
 def _import_transformers() -> None:
-    """Import torch and what every model needs of transformers, without a garbage collection meanwhile.
+    """Import torch and the parts of transformers that every model needs, without garbage collections
+    meanwhile.
 
-    What is imported stays, and each collection would look at all of it again: 1.2 of 4.8 s of a core.
+    Modules stay in memory, and each collection would go through all of them again: 1.2 of 4.8 s of a core.
     """
     collecting, finder = gc.isenabled(), _FreezeBefore()
     gc.disable()
@@ -78,8 +79,8 @@ def load_processor(source: ModelSource) -> Any:
     """The processor (tokenizer, image processor, chat template) of a vision-language model.
 
     Images are processed by the family's PIL processor where it has one, whether torchvision is installed or
-    not, with the operations of ``fast_images``: the same folder should answer alike on every machine. What
-    processes videos is left out, and with it torchvision and num2words, which nothing else needs.
+    not, with the operations of ``fast_images``: the same folder should answer alike on every machine. The
+    part for videos is left out, and with it torchvision and num2words, which nothing else needs.
     """
     _import_transformers()
     with _loading(source, "processor") as arguments, _without_videos():
@@ -107,15 +108,15 @@ def load_processor(source: ModelSource) -> Any:
 
 
 class _NoVideos(dict[str, Any]):
-    """What stands for the part for videos: empty, and a dictionary, because processors become JSON."""
+    """Stands for the part for videos: empty, and a dictionary, because processors become JSON."""
 
-    # What processors read of it when they are made: Qwen-VL, SmolVLM, MiniCPM-V.
+    # Attributes that processors read when they are made: Qwen-VL, SmolVLM, MiniCPM-V.
     num_frames = fps = slice_mode = downsample_mode = None
     model_input_names: ClassVar[list[str]] = []
 
     @classmethod
     def from_pretrained(cls, *_: object, **__: object) -> _NoVideos:
-        """What the automatic class is asked for."""
+        """Called on the class that transformers would load."""
         return cls()
 
 
@@ -127,24 +128,24 @@ def _without_videos() -> Iterator[None]:
 
     parts = processing_utils.MODALITY_TO_AUTOPROCESSOR_MAPPING
     processor = processing_utils.ProcessorMixin
-    find, check = type(parts).__getitem__, processor.check_argument_for_proper_class
-    spell = processing_smolvlm.num2words
+    get_part, check_class = type(parts).__getitem__, processor.check_argument_for_proper_class
+    num2words = processing_smolvlm.num2words
 
-    def found(self: Any, key: str) -> Any:
-        return _NoVideos if key == "video_processor" else find(self, key)
+    def get_part_without_videos(self: Any, key: str) -> Any:
+        return _NoVideos if key == "video_processor" else get_part(self, key)
 
-    def checked(self: Any, name: str, part: Any) -> Any:
-        return _NoVideos if isinstance(part, _NoVideos) else check(self, name, part)
+    def check_class_without_videos(self: Any, name: str, part: Any) -> Any:
+        return _NoVideos if isinstance(part, _NoVideos) else check_class(self, name, part)
 
-    type(parts).__getitem__ = found
-    processor.check_argument_for_proper_class = checked
-    processing_smolvlm.num2words = spell or str
+    type(parts).__getitem__ = get_part_without_videos
+    processor.check_argument_for_proper_class = check_class_without_videos
+    processing_smolvlm.num2words = num2words or str
     try:
         yield
     finally:
-        type(parts).__getitem__ = find
-        processor.check_argument_for_proper_class = check
-        processing_smolvlm.num2words = spell
+        type(parts).__getitem__ = get_part
+        processor.check_argument_for_proper_class = check_class
+        processing_smolvlm.num2words = num2words
 
 
 def load_config(source: ModelSource) -> Any:
@@ -232,9 +233,10 @@ def _prepare_device(source: ModelSource, device: str) -> None:
 
 
 def release_memory(device: str) -> None:
-    """Give back what nobody holds any more: a GPU's memory, and the host's that was pinned for it.
+    """Give back memory that nobody holds any more: a GPU's, and the host's that was pinned for it.
 
-    After an error of the device this fails too. It is logged and not raised: what is told is the first error.
+    After an error of the device this fails too. That is logged and not raised, so that the caller sees the
+    first error.
     """
     gc.collect()
     if device == "cpu":
@@ -249,7 +251,7 @@ def release_memory(device: str) -> None:
 
 
 def empty_host_cache() -> None:
-    """Give the host's memory back that torch keeps pinned and nobody uses."""
+    """Give back the host's memory that torch keeps pinned and nobody uses."""
     import torch
 
     # torch 2.11 has it under another name.
@@ -272,9 +274,9 @@ def refuse_what_vllm_does_not_load(source: ModelSource) -> None:
 
 def _quantization(config: Mapping[str, Any]) -> str | None:
     """How a configuration says that the weights are quantized; None where it does not."""
-    parts = [config, *(one for one in config.values() if isinstance(one, dict))]  # text_config, for one
-    quantized = (one["quantization_config"] for one in parts if one.get("quantization_config"))
-    return next((str(one.get("quant_method")) for one in quantized), None)
+    parts = [config, *(part for part in config.values() if isinstance(part, dict))]  # such as text_config
+    quantized = (part["quantization_config"] for part in parts if part.get("quantization_config"))
+    return next((str(quantization.get("quant_method")) for quantization in quantized), None)
 
 
 def _refuse_quantized(source: ModelSource, config: Mapping[str, Any]) -> None:
@@ -292,17 +294,17 @@ def _refuse_number_format(source: ModelSource, method: str) -> NoReturn:
 
 @contextmanager
 def _no_weights_missing(source: ModelSource) -> Iterator[None]:
-    """Refuse a model whose files lack weights, whoever loads it meanwhile. Its pooler is not used."""
+    """Meanwhile refuse any model whose files lack weights. Its pooler is not used, so that may lack."""
     from transformers import PreTrainedModel
 
     load = PreTrainedModel.__dict__["from_pretrained"]
 
-    def complete(model_class: Any, *given: Any, **named: Any) -> Any:
-        model, report = load.__func__(model_class, *given, **{**named, "output_loading_info": True})
+    def load_complete(model_class: Any, *args: Any, **kwargs: Any) -> Any:
+        model, report = load.__func__(model_class, *args, **{**kwargs, "output_loading_info": True})
         _refuse_incomplete(source, model, report, unused="pooler.")
         return model
 
-    PreTrainedModel.from_pretrained = classmethod(complete)
+    PreTrainedModel.from_pretrained = classmethod(load_complete)
     try:
         yield
     finally:
@@ -331,14 +333,14 @@ def _json_file(source: ModelSource, name: str, arguments: dict[str, Any]) -> Any
     """The content of a model's JSON file, from its folder or from the hub; None where it has none."""
     from transformers.utils import cached_file
 
-    where = {key: value for key, value in arguments.items() if key != "trust_remote_code"}
-    found = cached_file(source.location, name, _raise_exceptions_for_missing_entries=False, **where)
-    return None if found is None else json.loads(Path(found).read_bytes())
+    options = {key: value for key, value in arguments.items() if key != "trust_remote_code"}
+    path = cached_file(source.location, name, _raise_exceptions_for_missing_entries=False, **options)
+    return None if path is None else json.loads(Path(path).read_bytes())
 
 
 @contextmanager
 def _nothing_unpickled() -> Iterator[None]:
-    """Refuse ``torch.load`` meanwhile, whichever part of transformers comes to it: a pickle can run code."""
+    """Refuse ``torch.load`` meanwhile, whichever part of transformers calls it: a pickle can run code."""
     import torch
 
     def refuse(*_: object, **__: object) -> None:
@@ -370,7 +372,7 @@ def _loading(source: ModelSource, part: str) -> Iterator[dict[str, Any]]:
         yield arguments
     except (ModelLoadError, MemoryError):
         raise
-    except Exception as error:  # transformers raises nearly anything here; the sentence is what helps
+    except Exception as error:  # transformers raises nearly anything here.
         raise ModelLoadError(_sentence(source, part, error)) from error
     finally:
         transformers.logging.set_verbosity(verbosity)
@@ -379,27 +381,27 @@ def _loading(source: ModelSource, part: str) -> Iterator[dict[str, Any]]:
 
 
 def _sentence(source: ModelSource, part: str, error: Exception) -> str:
-    said = " ".join(str(error).split())
+    text = " ".join(str(error).split())
     start = f"model {source.name}: its {part} cannot be loaded"
     if "torchvision" in " ".join(_chain(error)).lower():
-        return f"{start}{_torchvision_sentence(said)}"
-    if "trust_remote_code" in said:
+        return f"{start}{_torchvision_sentence(text)}"
+    if "trust_remote_code" in text:
         return (
             f"{start} without running Python code that comes with the model; read that code, and if you want "
             "it, set VLM_ASSETS_TRUST_REMOTE_CODE=true"
         )
-    return f"{start}: {type(error).__name__}: {said[:500]}"
+    return f"{start}: {type(error).__name__}: {text[:500]}"
 
 
-def _torchvision_sentence(said: str) -> str:
+def _torchvision_sentence(text: str) -> str:
     try:
-        there = version("torchvision")
+        installed = version("torchvision")
     except PackageNotFoundError:
         return f" without torchvision; install it with `{_INSTALL_TORCHVISION}`"
     return (
-        f"; torchvision {there} may not fit torch {version('torch')}: take it out with "
+        f"; torchvision {installed} may not fit torch {version('torch')}: take it out with "
         f"`.venv/bin/pip uninstall torchvision`, and install what fits with `{_INSTALL_TORCHVISION}`"
-        f" ({said[:300]})"
+        f" ({text[:300]})"
     )
 
 

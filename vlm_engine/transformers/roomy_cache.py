@@ -1,8 +1,8 @@
 """A cache of keys and values with room for the tokens to come, instead of one that is copied at each step.
 
-What lives here: that layer, and putting it into a cache that a prompt was computed with. What does not: the
-steps (greedy_decoding.py). transformers appends a token by making a new tensor of all that is there: a batch
-of 24 prompts of 4,505 tokens is 21 GB of SmolVLM2's cache, read and written for each token of an answer.
+This module puts such layers into the cache that a prompt was computed with. The steps are in
+greedy_decoding.py. transformers appends a token by making a new tensor of all tokens: a batch of 24 prompts
+of 4,505 tokens is 21 GB of SmolVLM2's cache, read and written for each token of an answer.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     import torch
 
 _ROOM: Final = 64
-"""Columns that are taken at once: a batch's cache is copied three times for an answer of 150 tokens."""
+"""Columns that are added at once: a batch's cache is copied three times for an answer of 150 tokens."""
 
 
 def make_room(kept: Any) -> None:
-    """Have layers of a ``DynamicCache`` keep room, those aside that look back over a number of columns."""
+    """Have the layers of a ``DynamicCache`` keep room, but not those that look back over a window."""
     from transformers.cache_utils import DynamicLayer
 
     for layer in kept.layers:
@@ -29,14 +29,15 @@ def make_room(kept: Any) -> None:
 
 @cache
 def roomy_layer() -> type[Any]:
-    """The class of such a layer: transformers is not imported before it is needed."""
+    """The class of such a layer, made when it is first needed, because it needs transformers."""
     from transformers.cache_utils import DynamicLayer
 
     class RoomyLayer(DynamicLayer):  # type: ignore[misc]
         """``keys`` and ``values`` [rows, heads, columns, width] are the first columns of ``rooms``.
 
-        Whoever replaces one of them by another tensor need not know: the next token finds no room, and makes
-        some. A crop only shortens them, and the next token is written over what was cut off.
+        Code that replaces one of them by another tensor need not know of rooms: the next token finds no room,
+        and makes a new one. A crop only shortens them, and the next token overwrites the columns that it cut
+        off.
         """
 
         keys: torch.Tensor

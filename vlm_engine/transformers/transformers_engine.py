@@ -1,8 +1,8 @@
 """The engine in this process: any image-text-to-text model that transformers loads, greedy by default.
 
-What lives here: from loaded images to answers, batch by batch, on one CPU or GPU, and what to do when its
-memory is too small. What does not: loading (model_loading.py), what it is given (model_inputs.py), choosing
-tokens (greedy_decoding.py, guided.py), retries (ladder.py).
+It takes loaded images to answers, batch by batch, on one CPU or GPU, and halves batches that its memory does
+not hold. Loading is in model_loading.py, the model's inputs in model_inputs.py, the choice of tokens in
+greedy_decoding.py and guided.py, retries in ladder.py.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class TransformersEngine:
         )
         self.model = source.label
         self.revision = exact_revision(source)
-        self._take(model, processor, grammar, prompt, device, speculative_tokens)
+        self._set_up(model, processor, grammar, prompt, device, speculative_tokens)
 
     @classmethod
     def around(
@@ -129,10 +129,10 @@ class TransformersEngine:
         engine.model = type(model).__name__
         engine.revision = "in memory"
         engine.image_tokens = None
-        engine._take(model, processor, grammar, prompt, device, speculative_tokens)
+        engine._set_up(model, processor, grammar, prompt, device, speculative_tokens)
         return engine
 
-    def _take(
+    def _set_up(
         self,
         model: Any,
         processor: Any,
@@ -158,7 +158,7 @@ class TransformersEngine:
         self._model.generation_config = GenerationConfig(
             eos_token_id=list(self._stop_token_ids), pad_token_id=self._pad_token_id, do_sample=False
         )
-        self._decodes_itself = _takes_a_decoding(model)
+        self._decodes_itself = _uses_our_decoding(model)
         if device == "cuda":
             prefer_flash_attention(model)
         attend_by_rows(model)
@@ -173,15 +173,15 @@ class TransformersEngine:
 
     def prepare(self, batch: Sequence[LoadedProperty], *, attempt: Attempt) -> None:
         """Run the processor ahead. See Engine."""
-        batch = [one for one in batch if one.refusal is None]
-        size = self.largest_batch or len(batch) or 1
-        self._inputs.prepare([batch[at : at + size] for at in range(0, len(batch), size)], attempt)
+        accepted = _accepted(batch)
+        size = self.largest_batch or len(accepted) or 1
+        chunks = [accepted[start : start + size] for start in range(0, len(accepted), size)]
+        self._inputs.prepare(chunks, attempt)
 
     def describe(self, batch: Sequence[LoadedProperty], *, attempt: Attempt) -> list[Answer | EngineError]:
         """One answer a property, in order. See Engine; raises RequestTooLargeError for a single property."""
-        asked = self._described([one for one in batch if one.refusal is None], attempt)
-        answers = iter(asked)
-        return [next(answers) if one.refusal is None else EngineError(one.refusal) for one in batch]
+        answers = iter(self._described(_accepted(batch), attempt))
+        return [next(answers) if loaded.refusal is None else EngineError(loaded.refusal) for loaded in batch]
 
     def _described(self, batch: Sequence[LoadedProperty], attempt: Attempt) -> list[Answer | EngineError]:
         answers: list[Answer | EngineError] = []
@@ -208,21 +208,23 @@ class TransformersEngine:
         has_room = True
         try:
             answers = self._described(canary_properties(Pixels().load()), ATTEMPT)
-            texts = [one.text if isinstance(one, Answer) else type(one).__name__ for one in answers]
+            texts = [
+                answer.text if isinstance(answer, Answer) else type(answer).__name__ for answer in answers
+            ]
             has_room = self.largest_batch is None
         except (EngineLostError, ImpossibleScoresError):
             raise
         except RequestTooLargeError:
             has_room = False
         except Exception as error:
-            # Some models take no image like these. Then the weights alone tell.
+            # Some models take no image like these. Then the checksum of the weights alone is compared.
             texts = [type(error).__name__]
         finally:
             self._drafting, self._seconds, self.largest_batch = drafting, seconds, largest
         if not has_room:
             return None  # Memory that another process has taken makes no device sick.
         made_with = versions("torch", "transformers", "xgrammar", device=self._device)
-        # A family may have got its own attention back since it was asked before.
+        # A family may have got its own attention back since its last canary.
         text = self._model.config.get_text_config(decoder=True)
         made_with += f", {getattr(text, '_attn_implementation', None)}"
         return CanaryAnswer(digest_of_answers(texts, weights_checksum(self._model)), made_with)
@@ -250,32 +252,34 @@ class TransformersEngine:
         return None
 
     def _answers(self, batch: Sequence[LoadedProperty], attempt: Attempt) -> list[Answer | EngineError]:
-        """One answer a property. What is too long for the model is no part of what the model is asked."""
+        """One answer a property. Prompts that are too long for the model are left out of its batch."""
         began = time.monotonic()
-        inputs = self._inputs.take(batch, attempt)
+        inputs = self._inputs.for_chunk(batch, attempt)
         self._seconds["processor"] += time.monotonic() - began
-        rest = list(itertools.compress(batch, inputs.fitting))
-        answers = iter(self._asked(rest, attempt, inputs) if rest else ())
-        found = zip(batch, inputs.prompt_tokens, inputs.fitting, strict=True)
+        fitting = list(itertools.compress(batch, inputs.fitting))
+        answers = iter(self._generated_answers(fitting, attempt, inputs) if fitting else ())
         return [
-            next(answers) if fits else self._too_long(one, tokens, attempt) for one, tokens, fits in found
+            next(answers) if fits else self._too_long(loaded, tokens, attempt)
+            for loaded, tokens, fits in zip(batch, inputs.prompt_tokens, inputs.fitting, strict=True)
         ]
 
-    def _asked(self, batch: Sequence[LoadedProperty], attempt: Attempt, inputs: ModelInputs) -> list[Answer]:
+    def _generated_answers(
+        self, batch: Sequence[LoadedProperty], attempt: Attempt, inputs: ModelInputs
+    ) -> list[Answer]:
         import torch
         from transformers import LogitsProcessorList
 
         prompts = list(itertools.compress(inputs.prompt_tokens, inputs.fitting))
         limits = [self._room(tokens, attempt) for tokens in prompts]
         guide = self._grammar.for_batch(len(batch))
-        # Our own loop looks at the scores itself, beside the grammar.
+        # Our own loop checks the scores itself, beside the grammar.
         processors: list[Any] = [guide] if self._decodes_itself else [_refuse_impossible, guide]
         start_steps = None
         # Greedily the guide alone decides about a token: the generation's own settings are empty.
         if self._drafting is not None and attempt.temperature == 0:
             start_steps = self._drafting.start_steps(guide)
         if attempt.temperature > 0:
-            seeds = [sampling_seed(one.property_id, attempt.number) for one in batch]
+            seeds = [sampling_seed(loaded.property_id, attempt.number) for loaded in batch]
             processors.append(SampledBatch(attempt.temperature, seeds))
         decoding = GreedyDecoding(
             stop_token_ids=self._stop_token_ids,
@@ -290,7 +294,7 @@ class TransformersEngine:
             if not attend_as_shipped(self._model):
                 raise
             _log.warning("This model keeps its own attention, which is slower: %s", error)
-            return self._asked(batch, attempt, inputs)
+            return self._generated_answers(batch, attempt, inputs)
         generated = sequences[:, inputs.tensors["input_ids"].shape[1] :].tolist()
         return [
             self._answer(tokens[:limit], prompt)
@@ -321,33 +325,34 @@ class TransformersEngine:
 
     def _longest_prompt(self) -> int | None:
         """Tokens of a prompt with images, at most: the user's budget, or what leaves an answer a token."""
-        known, most = self.image_tokens, []
-        if known is not None and known.budget is not None:
-            most.append(known.text + known.budget)
+        bounds = []
+        cost = self.image_tokens
+        if cost is not None and cost.budget is not None:
+            bounds.append(cost.text + cost.budget)
         if self._context is not None:
-            most.append(self._context - 1)
-        return min(most, default=None)
+            bounds.append(self._context - 1)
+        return min(bounds, default=None)
 
-    def _too_long(self, one: LoadedProperty, prompt_tokens: int, attempt: Attempt) -> RequestTooLargeError:
+    def _too_long(self, loaded: LoadedProperty, prompt_tokens: int, attempt: Attempt) -> RequestTooLargeError:
         """Why a property was left out: its images leave an answer no room, or exceed the budget."""
-        known, shown = self.image_tokens, min(one.seen, attempt.images or one.seen)
-        text = 0 if known is None else known.text
-        budget = None if known is None or known.budget is None else text + known.budget
+        cost, shown = self.image_tokens, min(loaded.seen, attempt.images or loaded.seen)
+        text = 0 if cost is None else cost.text
+        budget = None if cost is None or cost.budget is None else text + cost.budget
         if budget is not None and prompt_tokens > budget:
-            most, said = budget, "VLM_ASSETS_IMAGE_TOKENS and the prompt allow"
+            most, reason = budget, "VLM_ASSETS_IMAGE_TOKENS and the prompt allow"
         else:
             assert self._context is not None
-            most, said = self._context, "the model takes"
+            most, reason = self._context, "the model takes"
         # Where the answer would take all that is left, the images have it.
         room = max(most - text - (0 if most == budget else attempt.max_new_tokens), most // 2)
         return RequestTooLargeError(
             "prompt_too_long",
-            f"images and prompt are {prompt_tokens} tokens, of {most} that {said}",
+            f"images and prompt are {prompt_tokens} tokens, of {most} that {reason}",
             images=int(room * shown / max(1, prompt_tokens - text)),
         )
 
     def _answer(self, tokens: list[int], prompt_tokens: int) -> Answer:
-        ends = [at for at, token in enumerate(tokens) if token in self._stop_token_ids]
+        ends = [index for index, token in enumerate(tokens) if token in self._stop_token_ids]
         answer = tokens[: ends[0]] if ends else tokens
         return Answer(
             text=self._tokenizer.decode(answer, skip_special_tokens=True, clean_up_tokenization_spaces=False),
@@ -355,6 +360,11 @@ class TransformersEngine:
             prompt_tokens=prompt_tokens,
             output_tokens=len(answer),
         )
+
+
+def _accepted(batch: Sequence[LoadedProperty]) -> list[LoadedProperty]:
+    """The properties that the processor did not refuse."""
+    return [loaded for loaded in batch if loaded.refusal is None]
 
 
 def _refuse_impossible(input_ids: Any, scores: Any) -> Any:
@@ -382,13 +392,13 @@ def _stop_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def _takes_a_decoding(model: Any) -> bool:
-    """Whether answers are decoded by our own loop: not by a model that brings a way of its own."""
+def _uses_our_decoding(model: Any) -> bool:
+    """Whether our own loop decodes the answers: it does not where a model brings its own."""
     from transformers import GenerationMixin
 
-    steps = ("generate", "_sample", "_prefill")
-    ours = all(getattr(type(model), step) is getattr(GenerationMixin, step) for step in steps)
-    return ours and not model.config.is_encoder_decoder
+    methods = ("generate", "_sample", "_prefill")
+    generic = all(getattr(type(model), method) is getattr(GenerationMixin, method) for method in methods)
+    return generic and not model.config.is_encoder_decoder
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:

@@ -82,7 +82,7 @@ def test_which_pixels_are_an_images_is_said_in_a_byte_each(model_folder, prepara
     from transformers import AutoModelForImageTextToText
 
     batch = [load_property("a", 2), load_property("b", 1)]
-    tensors = preparation().take(batch, FIRST).tensors
+    tensors = preparation().for_chunk(batch, FIRST).tensors
     marks = tensors["pixel_attention_mask"]
     assert marks.dtype == torch.bool
     assert not marks.all()  # the second property has a tile less
@@ -109,7 +109,7 @@ def test_workers_make_what_the_processor_makes_of_a_batch(dtype, model_folder, p
     fewer = Attempt(number=2, max_new_tokens=60, images=2)
     for part in (slice(None), slice(1, 4), slice(2, 3)):
         for attempt in (FIRST, fewer):
-            assert_equal(made.take(tensors[part], attempt), made.take(pixels[part], attempt))
+            assert_equal(made.for_chunk(tensors[part], attempt), made.for_chunk(pixels[part], attempt))
 
 
 def test_a_family_that_cannot_be_joined_is_processed_as_a_whole(model_folder, preparation, jobs, monkeypatch):
@@ -128,7 +128,7 @@ def test_images_that_have_gone_meanwhile_cost_their_property(model_folder, prepa
         Path(path).rename(f"{path}.away")
     try:
         with pytest.raises(EngineError, match="can no longer be read"):
-            preparation().take([one], Attempt(number=2, max_new_tokens=60, images=1))
+            preparation().for_chunk([one], Attempt(number=2, max_new_tokens=60, images=1))
     finally:
         for path in jobs[2].image_paths:
             Path(f"{path}.away").rename(path)
@@ -139,14 +139,14 @@ def test_a_retry_shows_the_images_that_the_row_lists(model_folder, preparation, 
     [one] = load(jobs[3:4], Tensors(ModelSource(str(model_folder)), PROMPT.text, "float32"))
     first, broken = map(Path, jobs[3].image_paths[:2])
     fewer = Attempt(number=2, max_new_tokens=60, images=2)
-    expected = preparation().take([one], fewer)
+    expected = preparation().for_chunk([one], fewer)
     content = broken.read_bytes()
     try:
         broken.write_bytes(first.read_bytes())
-        assert_equal(preparation().take([one], fewer), expected)
+        assert_equal(preparation().for_chunk([one], fewer), expected)
         first.rename(f"{first}.away")
         with pytest.raises(EngineError, match="can no longer be read"):
-            preparation().take([one], fewer)
+            preparation().for_chunk([one], fewer)
     finally:
         broken.write_bytes(content)
         Path(f"{first}.away").rename(first)
@@ -159,12 +159,12 @@ def test_what_was_prepared_is_kept_in_any_order(preparation, load_property):
     for prepared in (1, 0, 2):
         made.prepare([batches[prepared]], FIRST)
         if prepared == 0:
-            made.take(batches[0], FIRST)
-            made.take(batches[1], FIRST)
+            made.for_chunk(batches[0], FIRST)
+            made.for_chunk(batches[1], FIRST)
     made.prepare([batches[3]], FIRST)
     made._processors = None
-    assert made.take(batches[2], FIRST).prompt_tokens
-    assert made.take(batches[3], FIRST).prompt_tokens
+    assert made.for_chunk(batches[2], FIRST).prompt_tokens
+    assert made.for_chunk(batches[3], FIRST).prompt_tokens
 
 
 def test_a_batch_larger_than_the_bound_is_not_pinned(monkeypatch):
