@@ -79,7 +79,7 @@ class GpuResource:
             if sentences:
                 return sentences
             try:
-                stays = servers.make_way(device.id, server_digest, log)
+                stays = servers.end_unless(device.id, server_digest, log)
             except LoadedServerError as error:
                 return [str(error)]
             check = replace(health, min_free_bytes=0) if stays else health

@@ -327,7 +327,7 @@ def _device_records(devices: list[Device]) -> tuple[NodeDevice, ...]:
     """The devices, each with its temperature and its trouble by the driver."""
     try:
         readings = {reading.uuid: reading for reading in DriverNvml().readings()}
-        verdicts = HealthCheck(DriverNvml()).of(devices)
+        verdicts = HealthCheck(DriverNvml()).judge_all(devices)
     except DeviceError as error:
         return tuple(NodeDevice(device.id, device.name, trouble=str(error)) for device in devices)
     records = []

@@ -248,7 +248,7 @@ def _devices(settings: Settings) -> Said:
     devices = gpu.find()
     has_gpu = any(one.kind == "cuda" for one in devices)
     readings = {one.uuid: one for one in DriverNvml().readings()} if has_gpu else {}
-    health = HealthCheck(DriverNvml(), round(settings.device_min_free_gib * _GIB)).of(devices)
+    health = HealthCheck(DriverNvml(), round(settings.device_min_free_gib * _GIB)).judge_all(devices)
     holders = {one.device.id for one in gpu.leases().holders()}
     left_out = gpu.left_out_devices().left_out()
     weights = weight_bytes(settings)

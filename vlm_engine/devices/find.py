@@ -1,8 +1,8 @@
 """Which devices there are to work on: GPUs, MIG instances, what a cluster gave, or CPU slots.
 
-Finding and naming them lives here, and asking the NVIDIA driver about its GPUs, which nothing else does.
-Whether one is sound (health.py) or free (leases.py) does not. Terms: NVML, MIG (a GPU cut into instances that
-count as devices of their own).
+This module finds and names devices, and it alone asks the NVIDIA driver about its GPUs. Whether a device is
+sound is in health.py, whether it is free in leases.py. Terms: NVML, MIG (a GPU cut into instances that count
+as devices of their own).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 
 _CLUSTER_MARKERS = {"SLURM_JOB_ID": "Slurm job", "VLM_RAY_RUN": "Ray run"}
 # The second is ours (``vlm_cluster/ray_launcher.py``): Ray tells a job's process no id.
-_NO_DEVICES = {"", "-1", "NoDevFiles"}  # what CUDA, people and Slurm write for "none"
+_NO_DEVICES = {"", "-1", "NoDevFiles"}  # CUDA, people and Slurm write these for "none".
 _MOST_DEFAULT_SLOTS = 8
 _TOGETHER = "+"
 
@@ -31,10 +31,10 @@ class Device:
     """One thing that a materialization can hold to itself.
 
     ``id`` names it in leases, rows and the UI: ``GPU-uuid``, ``MIG-uuid``, ``cpu-0``, ``GPU-uuid+GPU-uuid``
-    for two that work on one model, and ``given-JOB-ENTRY`` for what a cluster gave and NVML does not know.
-    ``memory_bytes``: of one of several, the least. ``visible`` is the value that
-    CUDA_VISIBLE_DEVICES takes in the process that holds it ("" for a CPU slot). ``given``: a cluster
-    chose it, so that its health is told and not judged.
+    for two that work on one model, and ``given-JOB-ENTRY`` for a device that a cluster gave and NVML does not
+    know. ``memory_bytes``: of several devices, the smallest memory of one. ``visible``: the value of
+    CUDA_VISIBLE_DEVICES in the process that holds it ("" for a CPU slot). ``given``: a cluster chose it, so
+    its health is logged and it is used all the same.
     """
 
     id: str
@@ -44,9 +44,9 @@ class Device:
     visible: str
     given: bool = False
     threads: int | None = None
-    """Of a CPU slot: threads that the model computes with."""
+    """For a CPU slot: threads that the model computes with."""
     at_once: int = field(default=1, compare=False)
-    """Of a leased one: how many of the machine may work at once, and share its cores."""
+    """For a leased device: how many devices of the machine may work at once, and share its cores."""
 
     @property
     def model_name(self) -> str:
@@ -72,10 +72,10 @@ def members(device: str) -> tuple[str, ...]:
 
 
 def grouped(devices: Sequence[Device], count: int) -> list[Device]:
-    """Neighbours, so many at a time, as one device for one model; those left over are not used.
+    """Groups of ``count`` neighbours, each as one device for one model; a rest is not used.
 
-    Neighbours in PCI order have the shortest way to each other. The groups are the same for every run, so
-    two runs never hold a part of what the other waits for. Raises DeviceError.
+    Neighbours in PCI order have the shortest way to each other. The groups are the same for every run, so two
+    runs never hold a part of a group that the other waits for. Raises DeviceError.
     """
     if count == 1:
         return list(devices)
@@ -89,7 +89,7 @@ def grouped(devices: Sequence[Device], count: int) -> list[Device]:
             f"VLM_ASSETS_DEVICES_PER_MODEL is {count}, and {len(devices)} may be used here:"
             f" {', '.join(device.id for device in devices)}. Set it lower, or VLM_ASSETS_DEVICES to more."
         )
-    return [_together(devices[at : at + count]) for at in range(0, len(devices) - count + 1, count)]
+    return [_together(devices[start : start + count]) for start in range(0, len(devices) - count + 1, count)]
 
 
 def _together(devices: Sequence[Device]) -> Device:
@@ -105,52 +105,52 @@ def _together(devices: Sequence[Device]) -> Device:
 
 
 def find_devices(
-    wanted: str,
+    setting: str,
     environment: Mapping[str, str],
     *,
     nvml: Nvml | None = None,
     cores: int | None = None,
     node: str = "",
 ) -> list[Device]:
-    """The devices that the setting ``wanted`` means on this machine, in a fixed order, never empty.
+    """The devices that the value of VLM_ASSETS_DEVICES means on this machine, in a fixed order, never empty.
 
-    ``auto``: what a cluster gave, else every GPU that CUDA_VISIBLE_DEVICES leaves, else CPU slots.
-    ``given``: exactly what stands in CUDA_VISIBLE_DEVICES. ``cpu`` or ``cpu:N``: CPU slots, no GPU.
-    Otherwise a list of numbers as nvidia-smi shows them, GPU or MIG UUIDs or beginnings of UUIDs; the
-    number of a GPU in MIG mode means all its instances. CUDA_VISIBLE_DEVICES, where it is set, bounds
-    every choice. ``cores`` (default: those this process may use) decides the number of CPU slots.
-    ``node``: in a cluster, the name that its CPU slots bear, which are alike on all machines else.
+    setting: ``auto``: what a cluster gave, else every GPU that CUDA_VISIBLE_DEVICES leaves, else CPU slots.
+    ``given``: exactly the devices in CUDA_VISIBLE_DEVICES. ``cpu`` or ``cpu:N``: CPU slots, no GPU. Otherwise
+    a list of numbers as nvidia-smi shows them, GPU or MIG UUIDs or beginnings of UUIDs; the number of a GPU
+    in MIG mode means all its instances. CUDA_VISIBLE_DEVICES, where it is set, bounds every choice. ``cores``
+    (default: those this process may use) decides the number of CPU slots. ``node``: in a cluster, the name of
+    this machine in the names of its CPU slots, which would be alike on all machines.
 
     Raises DeviceError.
     """
-    wanted = wanted.strip()
-    if wanted == "cpu" or wanted.startswith("cpu:"):
-        return _cpu_slots(wanted, cores, node)
+    setting = setting.strip()
+    if setting == "cpu" or setting.startswith("cpu:"):
+        return _cpu_slots(setting, cores, node)
     readings = (nvml or DriverNvml()).readings()
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     cluster = _cluster(environment)
-    if wanted == "given" or (cluster and visible is not None):
+    if setting == "given" or (cluster and visible is not None):
         devices = _given(visible, cluster or "environment", readings)
     elif visible is not None and readings:
         devices = _pick(_entries(visible), _gpus(readings), "CUDA_VISIBLE_DEVICES")
     else:
         devices = _gpus(readings)
-    if wanted == "given" and not devices:
+    if setting == "given" and not devices:
         raise DeviceError(
             "The devices are to be given by the environment, but CUDA_VISIBLE_DEVICES is "
             f"{'not set' if visible is None else 'empty'}. Ask the cluster for a GPU, or set "
             "VLM_ASSETS_DEVICES to auto, cpu or a list."
         )
-    if wanted in ("auto", "given"):
+    if setting in ("auto", "given"):
         return [device for device, _ in devices] or _cpu_slots("cpu", cores, node)
-    entries = _entries(wanted)
+    entries = _entries(setting)
     if not entries:
-        raise DeviceError(_setting_help(wanted))
+        raise DeviceError(_setting_help(setting))
     return [device for device, _ in _pick(entries, devices, "VLM_ASSETS_DEVICES")]
 
 
 _Numbered = tuple[Device, str]
-"""A device with the number that nvidia-smi shows for it, or what the cluster calls it."""
+"""A device with the number that nvidia-smi shows for it, or the cluster's name for it."""
 
 
 def _gpus(readings: Sequence[GpuReading]) -> list[_Numbered]:
@@ -162,11 +162,10 @@ def _device(reading: GpuReading, visible: str, *, given: bool = False) -> Device
 
 
 def _given(visible: str | None, cluster: str, readings: Sequence[GpuReading]) -> list[_Numbered]:
-    """One device an entry, whatever NVML says: a cluster may number devices in a way it cannot see.
+    """One device an entry, whatever NVML says: a cluster may number devices in its own way.
 
-    Where NVML knows an entry, its UUID is the id, so that two jobs that were given the same GPU still
-    meet at the same lease. An entry it does not know is named with the job: number 0 of two Slurm jobs
-    are two devices.
+    Where NVML knows an entry, its UUID is the id, so that two jobs with the same GPU still share its lease.
+    An entry that NVML does not know is named with the job: number 0 of two Slurm jobs are two devices.
     """
     devices = []
     for entry in _entries(visible or ""):
@@ -216,21 +215,21 @@ def _listing(devices: Sequence[_Numbered]) -> str:
 
 
 def _cluster(environment: Mapping[str, str]) -> str | None:
-    """Who gives devices here ("Slurm job 17"), or None."""
-    for marker, what in _CLUSTER_MARKERS.items():
+    """The cluster's job that gives devices ("Slurm job 17"), or None."""
+    for marker, kind in _CLUSTER_MARKERS.items():
         if environment.get(marker):
-            return f"{what} {environment[marker]}"
+            return f"{kind} {environment[marker]}"
     return None
 
 
 def is_cpu_slot(id_: str) -> bool:
-    """Whether this is the id of a CPU slot of one machine alone: a number of runs, never missing."""
+    """Whether this is the id of a CPU slot without a machine's name. Such slots are never missing."""
     return re.fullmatch(r"cpu-\d+", id_) is not None
 
 
-def _cpu_slots(wanted: str, cores: int | None, node: str) -> list[Device]:
+def _cpu_slots(setting: str, cores: int | None, node: str) -> list[Device]:
     cores = len(os.sched_getaffinity(0)) if cores is None else cores
-    count = _slot_count(wanted, cores)
+    count = _slot_count(setting, cores)
     # Half of a slot's cores for the model; the other half decodes and commits. With a thread on every core
     # OpenMP's threads spin while they wait for the one whose core was taken: measured 10 times slower.
     threads = max(cores // count // 2, 1)
@@ -247,17 +246,17 @@ def _cpu_slots(wanted: str, cores: int | None, node: str) -> list[Device]:
     ]
 
 
-def _slot_count(wanted: str, cores: int) -> int:
+def _slot_count(setting: str, cores: int) -> int:
     """How many CPU slots; by default one for every two cores, at least 1 and at most 8.
 
     Two cores a slot because a materialization keeps two busy: the model in one, decoding and committing
     in the other. At most 8 because each slot is a process with its own torch and its own copy of the model.
     """
-    if wanted == "cpu":
+    if setting == "cpu":
         return min(max(cores // 2, 1), _MOST_DEFAULT_SLOTS)
-    number = wanted.removeprefix("cpu:")
+    number = setting.removeprefix("cpu:")
     if not number.isdecimal() or int(number) < 1:
-        raise DeviceError(_setting_help(wanted))
+        raise DeviceError(_setting_help(setting))
     return int(number)
 
 
@@ -284,9 +283,9 @@ def torch_trouble(nvml: DriverNvml) -> str | None:
     return None
 
 
-def _setting_help(wanted: str) -> str:
+def _setting_help(setting: str) -> str:
     return (
-        f"{wanted!r} does not name devices. VLM_ASSETS_DEVICES is one of: auto, given, cpu, cpu:2 (two CPU "
+        f"{setting!r} does not name devices. VLM_ASSETS_DEVICES is one of: auto, given, cpu, cpu:2 (two CPU "
         "slots), or a list of numbers or UUIDs as `nvidia-smi -L` shows them, such as 0,1 or GPU-8f1c."
     )
 
@@ -311,7 +310,7 @@ class GpuReading:
     throttle_reasons: int | None = None
     temperature: int | None = None
     fault: str | None = None
-    """Why the driver could not be asked, in its own words; set, nothing else here can be relied on."""
+    """Why the driver could not be asked, in its own words. Where it is set, no other field is reliable."""
 
 
 class Nvml(Protocol):
@@ -408,7 +407,7 @@ def _read_gpu(pynvml: Any, index: int) -> list[GpuReading]:
 
 
 def _completed(pynvml: Any, gpu: GpuReading, handle: Any) -> GpuReading:
-    """The GPU's reading with name, id and memory of what ``handle`` is: the GPU itself or one instance."""
+    """The GPU's reading with name, id and memory of ``handle``: the GPU itself or one instance."""
     memory = _ask(pynvml, lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
     return replace(
         gpu,
@@ -432,18 +431,19 @@ def _mig_handles(pynvml: Any, handle: Any) -> list[Any]:
         try:
             handles.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, instance))
         except pynvml.NVMLError_NotFound:
-            continue  # slots are numbered sparsely
+            continue  # Slots are numbered sparsely.
     return handles
 
 
 def _ask(pynvml: Any, question: Callable[[], Any]) -> Any:
-    """The answer, or None where there is none: consumer cards have no ECC, older drivers fewer questions.
+    """The driver's answer, or None where it has none: consumer cards have no ECC, older drivers fewer
+    functions.
 
-    Only what says that the GPU itself is gone is raised: a GPU is needed, an optional reading is not.
+    Only errors that say that the GPU itself is gone are raised: a GPU is needed, an optional reading is not.
     """
     try:
         return question()
     except (pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_ResetRequired):
         raise
-    except Exception:  # what a driver of next year, or another nvidia-ml-py, raises is unforeseen
+    except Exception:  # Later drivers, or another nvidia-ml-py, may raise other errors.
         return None

@@ -1,7 +1,7 @@
 """Whether a GPU is sound enough to be trusted with work, and whether it is too hot: sentences that say why.
 
-Reading the driver is find.py's; what happens to a refused device (it is passed over, and looked at again
-while the wait lasts) is leases.py's. Terms: ECC, clock event reasons, GPU recovery action.
+find.py reads the driver. leases.py passes a refused device over, and asks again while the wait lasts. Terms:
+ECC, clock event reasons, GPU recovery action.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HARDWARE_THROTTLES = {
     0x40: "it is too hot and its hardware has slowed it down: look at its cooling",
     0x80: "its power brake has slowed it down: look at the power supply",
 }
-_HARDWARE_SLOWDOWN = 0x08  # set together with each of the two above, and alone for other causes
+_HARDWARE_SLOWDOWN = 0x08  # Set together with each of the two above, and alone for other causes.
 
 _RECOVERY_ACTIONS = {
     1: "a reset (nvidia-smi --gpu-reset)",
@@ -34,10 +34,10 @@ _RECOVERY_ACTIONS = {
 
 @dataclass(frozen=True)
 class DeviceHealth:
-    """What speaks against a device, one sentence a reason. refused: why it should not be used now.
+    """The reasons against a device, a sentence each. refused: why it should not be used now.
 
-    hot: why it is slower than it could be though it computes what it should: it goes on, as the driver has
-    it, for refused it would do nothing at all.
+    hot: why it is slower than it could be. It computes correctly and is used: refused it would do nothing at
+    all.
     """
 
     refused: tuple[str, ...] = ()
@@ -53,32 +53,32 @@ class HealthCheck:
 
     def __call__(self, device: Device) -> Sequence[str]:
         """Why ``device`` should not be used now, one sentence a reason; none if nothing speaks against it."""
-        return self.of([device])[device.id].refused
+        return self.judge_all([device])[device.id].refused
 
-    def of(self, devices: Sequence[Device]) -> dict[str, DeviceHealth]:
-        """The health of several, by id, from one reading: to open the driver may take a second."""
+    def judge_all(self, devices: Sequence[Device]) -> dict[str, DeviceHealth]:
+        """The health of several devices, by id, from one reading: to open the driver may take a second."""
         listed: dict[str, GpuReading] = {}
         if any(device.kind != "cpu" for device in devices):
             listed = {reading.uuid: reading for reading in self.nvml.readings()}
-        return {device.id: self._of(device, listed) for device in devices}
+        return {device.id: self._judge_members(device, listed) for device in devices}
 
-    def _of(self, device: Device, listed: Mapping[str, GpuReading]) -> DeviceHealth:
-        """What speaks against any one of several speaks against all of them together."""
+    def _judge_members(self, device: Device, listed: Mapping[str, GpuReading]) -> DeviceHealth:
+        """The health of one device, or of several together, with the reasons against each of them."""
         refused: list[str] = []
         hot: list[str] = []
         for member in device.members:
             if member in listed:
-                one = self.judge(listed[member])
-                refused += one.refused
-                hot += one.hot
-            elif device.kind != "cpu" and not device.given:  # else NVML never knew it
+                health = self.judge(listed[member])
+                refused += health.refused
+                hot += health.hot
+            elif device.kind != "cpu" and not device.given:  # NVML need not list what a cluster gave.
                 refused.append(
                     f"{member} is no longer listed by the driver: look at `nvidia-smi` and the kernel log."
                 )
         return DeviceHealth(tuple(refused), tuple(hot))
 
     def judge(self, reading: GpuReading) -> DeviceHealth:
-        """The health that one reading tells; what a GPU does not report is not held against it."""
+        """The health by one reading. Values that a GPU does not report are no reason against it."""
         who = reading.uuid
         if reading.fault:
             return DeviceHealth((f"{who} ({reading.name}) cannot be used: {reading.fault}.",))

@@ -64,7 +64,7 @@ class Clock(Protocol):
 
 @dataclass(frozen=True)
 class LeaseHolder:
-    """What the device is used for."""
+    """The run, partition and step that a device works for."""
 
     run_id: str
     partition: str
@@ -73,7 +73,7 @@ class LeaseHolder:
 
 @dataclass(frozen=True)
 class LeaseRecord:
-    """One holder. ``process_start`` (clock ticks since boot) tells it from a later one with its pid."""
+    """One holder. ``process_start``, in clock ticks since boot, differs for a later process with its pid."""
 
     device: str
     holder: LeaseHolder
@@ -83,14 +83,14 @@ class LeaseRecord:
     since: str
 
     def write(self, path: Path) -> None:
-        """Replace what stands at ``path``. Raises OSError."""
+        """Write to ``path``, in the place of an earlier record. Raises OSError."""
         write_replacing(
             path, json.dumps({"format": FORMAT, "about": _ABOUT, **asdict(self)}, indent=2).encode()
         )
 
     @classmethod
     def read(cls, path: Path) -> LeaseRecord | None:
-        """What stands at ``path``; None where nothing legible does."""
+        """The record at ``path``; None where there is no legible one."""
         try:
             fields = json.loads(path.read_bytes())
             refuse_newer_format(fields.pop("format", 0), FORMAT, path)
@@ -143,7 +143,7 @@ class Lease:
         return self._locks[0].is_open
 
     def hand_to(self, holder: LeaseHolder, log: logging.Logger) -> None:
-        """Say beside the lock who works on the device now. A failure is logged: the lock is what counts."""
+        """Write beside the lock who works on the device now. A failure is only logged: the lock counts."""
         record = LeaseRecord(
             device=self.device.id,
             holder=holder,
@@ -166,7 +166,7 @@ class Lease:
             return
         # While the lock is still held: a moment later the record may be the next holder's.
         for path in self._record_paths:
-            # A note that stays misleads nobody: whether the device is held is decided by the lock.
+            # A note that stays does no harm: the lock decides whether the device is held.
             with contextlib.suppress(OSError):
                 path.unlink()
         for lock in self._locks:
@@ -217,48 +217,48 @@ class DeviceLeases:
             at_work = any(held.is_at_work for held in self.holders())
             if at_work:
                 deadline_from = now
-            left = deadline_from + wait_seconds - now
-            if left <= 0:
+            seconds_left = deadline_from + wait_seconds - now
+            if seconds_left <= 0:
                 raise NoDeviceFreeError(
                     f"No device came free within {wait_seconds:.0f} s. {self._standing(refused)} "
                     "Nothing was computed and nothing is lost; start it again when one is free."
                 )
             if now >= next_notice:
-                how_long = "until one is" if at_work else f"up to {left:.0f} s more"
+                how_long = "until one is" if at_work else f"up to {seconds_left:.0f} s more"
                 log.info("No device is free; waiting %s. %s", how_long, self._standing(refused))
                 next_notice = now + _NOTICE_SECONDS
-            clock.sleep(min(_POLL_SECONDS, left))
+            clock.sleep(min(_POLL_SECONDS, seconds_left))
 
     def holders(self) -> list[HeldDevice]:
-        """The devices whose lock is held at this moment, with what their holders wrote about themselves.
+        """The devices whose lock is held at this moment, with their holders' records.
 
-        Looking takes each free lock shared for an instant, which can cost a waiting process one poll.
+        This takes each free lock shared for an instant, which can cost a waiting process one poll.
         """
         held = []
         for device in self.devices:
             paths = zip(self._paths(device, ".lock"), self._paths(device, ".json"), strict=True)
-            found = [record for lock, record in paths if _is_held(lock)]
-            if found:
-                held.append(HeldDevice(device, LeaseRecord.read(found[0])))
+            record_paths = [record_path for lock_path, record_path in paths if _is_held(lock_path)]
+            if record_paths:
+                held.append(HeldDevice(device, LeaseRecord.read(record_paths[0])))
         return held
 
     def lock_path(self, device: Device) -> Path:
-        """The file whose lock is the lease of a device; of several together, the first one's."""
+        """The file whose lock is the lease of a device; for several devices together, the first one's."""
         return self._paths(device, ".lock")[0]
 
     def _locks_if_sound(
         self, device: Device, refused: dict[str, Sequence[str]], log: logging.Logger
     ) -> list[LockFile] | None:
-        """The locks of the device, or of all that work together, taken; None where one is not to be had.
+        """The locks of the device, or of all that work together, taken; None where one of them is held.
 
-        All or none, and none is waited for: who gets one and not the next gives it back at once.
+        It takes all or none and waits for none: where one is held, those before it are given back at once.
         """
         locks: list[LockFile] = []
         keep = False
         try:
             for path in self._paths(device, ".lock"):
                 locks.append(_open(path))
-                if not _take(locks[-1]):
+                if not _try_lock(locks[-1]):
                     return None
                 _refuse_if_locks_do_not_hold(path)
             reasons = self._refusals(device)
@@ -283,7 +283,7 @@ class DeviceLeases:
 
     def _paths(self, device: Device, ending: str) -> list[Path]:
         # Quoted because old drivers write MIG ids with slashes.
-        return [self.directory / f"{quote(one, safe='')}{ending}" for one in device.members]
+        return [self.directory / f"{quote(member, safe='')}{ending}" for member in device.members]
 
     def _prepare_directory(self) -> None:
         try:
@@ -309,7 +309,7 @@ def _open(path: Path) -> LockFile:
         raise LeaseDirectoryError(f"The lease file {path} cannot be opened: {error.strerror}.") from error
 
 
-def _take(file: LockFile) -> bool:
+def _try_lock(file: LockFile) -> bool:
     """Try to lock without waiting; whether it worked."""
     try:
         return file.try_lock()
@@ -323,7 +323,7 @@ def _refuse_if_locks_do_not_hold(path: Path) -> None:
     """Lock a second time through a new descriptor, which must fail; some network file systems let it pass."""
     file = _open(path)
     try:
-        if _take(file):
+        if _try_lock(file):
             raise LeaseDirectoryError(
                 f"The file system of {path.parent} does not keep locks (a network mount?), so two processes "
                 "could take one device. Put the leases on a local disk."
@@ -343,11 +343,11 @@ def lease_for_process(
     wait_seconds: float,
     log: logging.Logger,
 ) -> Lease:
-    """Lease and pin at the first call; the same lease at every later one, with ``holder`` as its new use.
+    """Lease and pin a device at the first call; later calls hand the same lease to ``holder``.
 
-    One a process, because torch cannot move to another device once it runs. ``open_leases`` is asked only
-    where there is none yet: pinning narrows what the environment shows. Raises as ``DeviceLeases.acquire``
-    and ``pin`` do; a device that cannot be pinned is given back.
+    A process has one lease, because torch cannot move to another device once it runs. ``open_leases`` is
+    called only where there is none yet: pinning narrows what the environment shows. Raises as
+    ``DeviceLeases.acquire`` and ``pin`` do; a device that cannot be pinned is given back.
     """
     global _lease
     with _lock:
@@ -390,7 +390,7 @@ def pin(device: Device, environment: MutableMapping[str, str] = os.environ) -> N
 def refuse_another_gpu(device: Device) -> None:
     """Raise DeviceError where torch computes on another GPU than the leased one.
 
-    To be asked once torch has a GPU. A container or a proxy driver may show other GPUs than NVML lists, and
+    Call it once torch has a GPU. A container or a proxy driver may show other GPUs than NVML lists, and
     two runs would then share one. Only whole GPUs are compared: torch and NVML name MIG instances each in
     their own way, and a cluster's device may have no UUID.
     """
@@ -398,7 +398,8 @@ def refuse_another_gpu(device: Device) -> None:
     if torch is None or not torch.cuda.is_available() or not device.id.startswith("GPU-"):
         return
     uuids = [
-        getattr(torch.cuda.get_device_properties(at), "uuid", None) for at in range(torch.cuda.device_count())
+        getattr(torch.cuda.get_device_properties(index), "uuid", None)
+        for index in range(torch.cuda.device_count())
     ]
     computed_on = [f"GPU-{str(uuid).removeprefix('GPU-')}" for uuid in uuids if uuid is not None]
     if len(computed_on) == len(uuids) and computed_on != list(device.members):

@@ -1,7 +1,7 @@
 """Devices that failed twice and are left out until a person takes them back, as the control state has them.
 
-What lives here: which errors are a device's own and not the model's or the data's, noting them, leaving out,
-taking back. What does not: whether a device is sound at the moment (``health.py``), and telling people.
+This module decides which errors are a device's own and not the model's or the data's. It notes them, leaves
+devices out, and takes them back. Whether a device is sound at the moment is in ``health.py``.
 """
 
 from __future__ import annotations
@@ -41,49 +41,50 @@ class ImpossibleResultError(RuntimeError):
 
 def device_failure(error: BaseException) -> str | None:
     """A sentence where the error is a device's own failure, else None. Looks at its causes too."""
-    for one in _causes(error):
-        if isinstance(one, MemoryError):
+    for cause in _causes(error):
+        if isinstance(cause, MemoryError):
             return None
-        text = str(one)
-        if isinstance(one, ImpossibleResultError):
+        text = str(cause)
+        if isinstance(cause, ImpossibleResultError):
             return f"{text.partition('. ')[0].rstrip('.')}."
-        plain = text.lower()
-        if any(sign in plain for sign in _NOT_ITS_OWN):
+        lower_text = text.lower()
+        if any(sign in lower_text for sign in _NOT_ITS_OWN):
             return None
         lines = text.splitlines()
-        telling = [line for line in lines if any(sign in line.lower() for sign in _SIGNS)]
+        signed_lines = [line for line in lines if any(sign in line.lower() for sign in _SIGNS)]
+        name = type(cause).__name__
         # By name: torch is not imported where no model ran.
-        if telling or type(one).__name__ == "AcceleratorError":
-            return f"{type(one).__name__}: {(telling or lines or [''])[0].strip()}"
+        if signed_lines or name == "AcceleratorError":
+            return f"{name}: {(signed_lines or lines or [''])[0].strip()}"
     return None
 
 
 def is_impossible_result(error: BaseException) -> bool:
     """Whether the error, or what caused it, is an ImpossibleResultError."""
-    return any(isinstance(one, ImpossibleResultError) for one in _causes(error))
+    return any(isinstance(cause, ImpossibleResultError) for cause in _causes(error))
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
     """The error's causes, the first one first, and then itself."""
     chain: list[BaseException] = []
-    one: BaseException | None = error
-    while one is not None and one not in chain:
-        chain.append(one)
-        one = one.__cause__
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = cause.__cause__
     yield from reversed(chain)
 
 
 def at_work_on(asset: str, partition: str) -> str:
-    """The occurrence of a failure at work, whatever run it was in.
+    """The occurrence of a failure while a partition was computed, in whatever run.
 
-    A partition counts once, so that one whose images are the trouble takes no device out by its retries.
+    A partition counts once, so that one with bad images takes no device out by its retries.
     """
     return f"{asset}/{partition}"
 
 
 @dataclass(frozen=True)
 class DeviceFailure:
-    """One failure. occurrence: tells it from others, see ``at_work_on``; at: unix seconds."""
+    """One failure. occurrence: the same for all its reports, see ``at_work_on``; at: unix seconds."""
 
     occurrence: str
     why: str
@@ -92,7 +93,7 @@ class DeviceFailure:
 
 @dataclass(frozen=True)
 class DeviceRecord:
-    """What is held against one device. left_out_at: unix seconds, None while it is used."""
+    """The failures of one device. left_out_at: unix seconds, None while it is used."""
 
     failures: tuple[DeviceFailure, ...] = ()
     left_out_at: float | None = None
@@ -117,55 +118,54 @@ class LeftOutDevices:
     clock: Callable[[], float] = field(default=time.time)
 
     def records(self) -> Mapping[str, DeviceRecord]:
-        """Every device that something is held against, by id."""
+        """Every device with failures, by id."""
         return self.state.read(_records)
 
     def left_out(self) -> dict[str, DeviceRecord]:
         """The devices that are left out, by id."""
-        return {id_: one for id_, one in self.records().items() if one.left_out_at is not None}
+        return {device: record for device, record in self.records().items() if record.left_out_at is not None}
 
     def note_failure(self, device: str, *, occurrence: str, why: str, on_one_device: bool = False) -> bool:
         """Note, durably, that a device failed; the same occurrence counts once within a day.
 
-        on_one_device: nor where it is held against another device, for then it goes with the work. Returns
-        whether this is what leaves the device out.
+        on_one_device: the occurrence counts for one device only, the first: on a second one its cause is the
+        work. Returns whether this failure leaves the device out.
         """
         now = self.clock()
 
-        def is_known(records: Mapping[str, DeviceRecord]) -> bool:
-            counted = records.values() if on_one_device else [records.get(device, DeviceRecord())]
+        def is_noted(records: Mapping[str, DeviceRecord]) -> bool:
+            compared = records.values() if on_one_device else [records.get(device, DeviceRecord())]
             return any(
-                one.occurrence == occurrence and abs(now - one.at) <= WITHIN_SECONDS
-                for record in counted
-                for one in record.failures
+                failure.occurrence == occurrence and abs(now - failure.at) <= WITHIN_SECONDS
+                for record in compared
+                for failure in record.failures
             )
 
         def note(connection: sa.Connection) -> bool:
             records = _records(connection)
-            if is_known(records):
+            if is_noted(records):
                 return False
             before = records.get(device, DeviceRecord())
-            recent = [one for one in before.failures if abs(now - one.at) <= WITHIN_SECONDS]
+            recent = [failure for failure in before.failures if abs(now - failure.at) <= WITHIN_SECONDS]
             failures = (*recent, DeviceFailure(occurrence, why, now))
             connection.execute(device_failures.delete().where(device_failures.c.device == device))
-            for one in failures:
-                row = {"device": device, "occurrence": one.occurrence, "at": one.at, "why": one.why}
-                connection.execute(device_failures.insert().values(row))
+            for failure in failures:
+                connection.execute(device_failures.insert().values(_row(device, failure)))
             leaves = before.left_out_at is None and len(failures) >= FAILURES
             if leaves:
                 connection.execute(devices_left_out.insert().values(device=device, since=now))
             return leaves
 
-        # Said at each look while it lasts: what is known already is neither written nor copied.
-        return not is_known(self.records()) and self.state.write(note, copy=True)
+        # A failure is reported at each check while it lasts: a noted one is neither written nor copied again.
+        return not is_noted(self.records()) and self.state.write(note, copy=True)
 
     def take_back(self, device: str) -> DeviceRecord:
-        """Use a device again and forget its failures. Returns what was held against it.
+        """Use a device again and forget its failures, which are returned.
 
         Raises DeviceError.
         """
 
-        def take(connection: sa.Connection) -> DeviceRecord:
+        def forget(connection: sa.Connection) -> DeviceRecord:
             records = _records(connection)
             if device not in records:
                 listed = ", ".join(sorted(records)) or "none"
@@ -178,16 +178,19 @@ class LeftOutDevices:
             _forget_contradicted(connection, device)
             return records[device]
 
-        return self.state.write(take, copy=True)
+        return self.state.write(forget, copy=True)
 
 
 def leave_out(connection: sa.Connection, device: str, failure: DeviceFailure) -> None:
-    """Leave a device out at once, with one failure that says why; within a transaction of the caller's."""
-    row = {"device": device, "occurrence": failure.occurrence, "at": failure.at, "why": failure.why}
-    connection.execute(device_failures.insert().values(row))
+    """Leave a device out at once, with one failure that says why, in the caller's transaction."""
+    connection.execute(device_failures.insert().values(_row(device, failure)))
     is_out = sa.select(devices_left_out).where(devices_left_out.c.device == device)
     if connection.execute(is_out).first() is None:
         connection.execute(devices_left_out.insert().values(device=device, since=failure.at))
+
+
+def _row(device: str, failure: DeviceFailure) -> dict[str, object]:
+    return {"device": device, "occurrence": failure.occurrence, "at": failure.at, "why": failure.why}
 
 
 def _forget_contradicted(connection: sa.Connection, device: str) -> None:
@@ -195,8 +198,8 @@ def _forget_contradicted(connection: sa.Connection, device: str) -> None:
 
     Two devices that agree make an answer known again.
     """
-    of_device = sa.select(failed_canaries.c.known).where(failed_canaries.c.device == device)
-    connection.execute(known_canaries.delete().where(known_canaries.c.id.in_(of_device)))
+    contradicted = sa.select(failed_canaries.c.known).where(failed_canaries.c.device == device)
+    connection.execute(known_canaries.delete().where(known_canaries.c.id.in_(contradicted)))
 
 
 def _records(connection: sa.Connection) -> dict[str, DeviceRecord]:
@@ -204,4 +207,7 @@ def _records(connection: sa.Connection) -> dict[str, DeviceRecord]:
     failures: dict[str, list[DeviceFailure]] = {device: [] for device in since}
     for row in connection.execute(sa.select(device_failures).order_by(device_failures.c.at)):
         failures.setdefault(row.device, []).append(DeviceFailure(row.occurrence, row.why, row.at))
-    return {device: DeviceRecord(tuple(found), since.get(device)) for device, found in failures.items()}
+    return {
+        device: DeviceRecord(tuple(own_failures), since.get(device))
+        for device, own_failures in failures.items()
+    }

@@ -1,8 +1,8 @@
 """Model servers that stay loaded on a device between the runs that use them: found, kept or ended.
 
-What lives here: the record of each, beside the leases; whether its processes live; ending them. What does
-not: how a server is started and watched (``vlm_engine/server/supervisor.py``), who may have the device
-(``leases.py``).
+This module reads the record of each server, which lies beside the leases, says whether its processes live,
+and ends them. ``vlm_engine/server/supervisor.py`` starts and watches a server; ``leases.py`` says who may
+have the device.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ _ABOUT = (
 _LOOK_SECONDS = 0.05
 _SLACK_SECONDS = 10.0
 _SPEAKING_SECONDS = 10.0
-"""A supervisor writes its record within a second of its start, and again where it is gone."""
+"""A supervisor writes its record within a second of its start, and again where the file is gone."""
 
 _SUPERVISOR_LOCK = ".supervisor.lock"
 
 
 class LoadedServerError(DeviceError):
-    """What lives on a device does not say what it is, or does not end."""
+    """A server on a device does not say what it is, or does not end."""
 
 
 @dataclass(frozen=True)
 class ServerRecord:
-    """What a supervisor says about its server.
+    """A supervisor's record of its server.
 
     what: for people ("a server of MODEL"). digest, pin (environment variables that choose device and threads)
-    and variables (keyed digests of the others, some of which are secret): what must be the same for the
-    server to be used again. grace_seconds: between SIGTERM and SIGKILL. server: leads a process group of its
-    own. why: the cause of an end.
+    and variables (keyed digests of the others, some of which are secret) must be the same for the server to
+    be used again. grace_seconds: between SIGTERM and SIGKILL. server: leads a process group of its own. why:
+    the cause of its end.
     """
 
     device: str
@@ -69,14 +69,14 @@ class ServerRecord:
     why: str = ""
 
     def write(self, path: Path) -> None:
-        """Replace what stands at ``path``. Raises OSError."""
+        """Write to ``path``, in the place of an earlier record. Raises OSError."""
         write_replacing(
             path, json.dumps({"format": FORMAT, "about": _ABOUT, **asdict(self)}, indent=2).encode()
         )
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """What stands at ``path``; None where nothing legible does."""
+        """The record at ``path``; None where there is no legible one."""
         try:
             fields: dict[str, Any] = json.loads(path.read_bytes())
             refuse_newer_format(fields.pop("format", 0), FORMAT, path)
@@ -88,7 +88,7 @@ class ServerRecord:
             return None
 
     def sentence(self) -> str:
-        """For people: what lives there."""
+        """For people: which server is on the device."""
         pid = (self.server or self.supervisor).pid
         does = "lives" if self.state == "ready" else "starts"
         return f"{self.what} {does} there (pid {pid}, since {self.since})."
@@ -114,11 +114,11 @@ class LoadedServers:
         self.directory = state_directory / "servers"
 
     def files(self, device: str) -> ServerFiles:
-        """Where a device's files are."""
+        """The files of a device's server."""
         return ServerFiles(self.directory, device)
 
     def living(self) -> Iterator[ServerRecord]:
-        """All servers that live now and say what they are."""
+        """All servers that live now and have a record."""
         for lock in sorted(self.directory.glob(f"*{_SUPERVISOR_LOCK}")):
             if is_held(lock):
                 device = unquote(lock.name.removesuffix(_SUPERVISOR_LOCK))
@@ -126,18 +126,18 @@ class LoadedServers:
                 if record is not None and record.supervisor.lives():
                     yield record
 
-    def of(self, device: str) -> ServerRecord | None:
+    def living_on(self, device: str) -> ServerRecord | None:
         """The server that lives on a device, or None.
 
-        Raises LoadedServerError where something lives that does not say what it is, within seconds.
+        Raises LoadedServerError where a supervisor lives and writes no record for seconds.
         """
         files = self.files(device)
         deadline = time.monotonic() + _SPEAKING_SECONDS
         while is_held(files.supervisor):
             record = ServerRecord.read(files.record)
             # The record may be an earlier supervisor's: this one has only just been started.
-            its = [] if record is None else [record.supervisor, record.server]
-            if any(process is not None and process.lives() for process in its):
+            processes = [] if record is None else [record.supervisor, record.server]
+            if any(process is not None and process.lives() for process in processes):
                 return record
             if time.monotonic() >= deadline:
                 raise LoadedServerError(
@@ -147,18 +147,19 @@ class LoadedServers:
             time.sleep(_LOOK_SECONDS)
         return None
 
-    def make_way(self, device: str, wanted: str | None, log: logging.Logger) -> bool:
-        """End the device's server, if it is not of digest ``wanted``; whether one lives there afterwards.
+    def end_unless(self, device: str, usable_digest: str | None, log: logging.Logger) -> bool:
+        """End the device's server, unless it has this digest. Returns whether a server lives there
+        afterwards.
 
-        For the process that holds the device's lease. Returns when its memory is free. Raises
+        For the process that holds the device's lease. Returns when the memory is free. Raises
         LoadedServerError.
         """
         if not self.directory.exists():
             return False
         for other in self._overlapping(device):
             self.end(other, "another use of the device", log)
-        record = self.of(device)
-        if record is not None and wanted is not None and record.digest == wanted:
+        record = self.living_on(device)
+        if record is not None and usable_digest is not None and record.digest == usable_digest:
             return True
         self.end(device, "another use of the device", log)
         return False
@@ -166,11 +167,11 @@ class LoadedServers:
     def _overlapping(self, device: str) -> list[str]:
         """Other groups of devices that share one with this device and have had a server."""
         names = [unquote(path.name.removesuffix(".json")) for path in sorted(self.directory.glob("*.json"))]
-        return [one for one in names if one != device and set(members(one)) & set(members(device))]
+        return [name for name in names if name != device and set(members(name)) & set(members(device))]
 
     def end(self, device: str, why: str, log: logging.Logger) -> bool:
         """End the device's server, every process of it; False where none lived. Raises LoadedServerError."""
-        record = self.of(device)
+        record = self.living_on(device)
         files = self.files(device)
         if record is not None:
             log.info("Ending what lives on %s, for %s: %s", device, why, record.sentence())
@@ -222,17 +223,17 @@ def _freed(lock: Path, seconds: float) -> bool:
 
 
 def _end_remnants(record: ServerRecord | None) -> None:
-    """Kill what is left of a server whose supervisor and reaper were both killed.
+    """Kill the remaining processes of a server whose supervisor and reaper were both killed.
 
-    Told by its process group within its supervisor's session: neither number is given to others while one
-    process has it.
+    They are those of its process group within its supervisor's session: the system gives neither number to
+    others while one process has it.
     """
     if record is None or record.server is None or record.state == "ended":
         return
     if record.host != socket.gethostname() or record.supervisor.boot_id != boot_id():
         return
     for pid, session in processes_of_group(record.server.pid):
-        one = ProcessIdentity.from_pid(pid)
-        if one is not None and session == record.supervisor.pid:
+        process = ProcessIdentity.from_pid(pid)
+        if process is not None and session == record.supervisor.pid:
             with contextlib.suppress(PermissionError):
-                one.send(signal.SIGKILL)
+                process.send(signal.SIGKILL)

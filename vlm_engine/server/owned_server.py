@@ -131,7 +131,7 @@ class OwnedServer:
 
     def _bring_up(self) -> None:
         began = time.monotonic()
-        record = self._servers.of(self._device.id)
+        record = self._servers.living_on(self._device.id)
         if record is not None:
             wrong = self._misfit(record)
             if not wrong:
@@ -209,7 +209,7 @@ class OwnedServer:
         began = time.monotonic()
         deadline = began + self._plan.start_seconds + self._plan.grace_seconds + _SLACK_SECONDS
         next_notice = began + _NOTICE_SECONDS
-        while (record := self._servers.of(self._device.id)) is not None:
+        while (record := self._servers.living_on(self._device.id)) is not None:
             if record.state == "ready":
                 return record
             now = time.monotonic()

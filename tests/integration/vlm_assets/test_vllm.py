@@ -115,7 +115,7 @@ def test_vllm_comes_back_whichever_of_its_processes_is_killed(vllm_desk):
     while True:
         # Restarts are counted for each materialization.
         engine = model.load(CPU, schema=DescriptionSchema(Roof), prompt=Prompt("Describe."))
-        record = servers.of(CPU.id)
+        record = servers.living_on(CPU.id)
         ours = [record.reaper.pid, record.supervisor.pid, record.server.pid]
         pids = [*ours, *descendants(record.server.pid)]
         if len(killed) >= len(pids):
@@ -127,7 +127,7 @@ def test_vllm_comes_back_whichever_of_its_processes_is_killed(vllm_desk):
         assert isinstance(answer, Answer), f"{killed[-1]}: {answer}"
         # Python's resource tracker, which only tidies up, may go alone.
         if victim in ours or b"VLLM" in killed[-1]:
-            assert servers.of(CPU.id).server != record.server, killed[-1]
+            assert servers.living_on(CPU.id).server != record.server, killed[-1]
             assert not any(command_line(pid) for pid in pids), killed[-1]
         engine.close()
     engine.close()

@@ -59,7 +59,7 @@ class Home:
         return OwnedServer(device, plan or self.plan(), state_directory=self.state)
 
     def record(self, device: str = DEVICE.id) -> ServerRecord:
-        record = self.servers.of(device)
+        record = self.servers.living_on(device)
         assert record is not None
         return record
 
@@ -187,7 +187,7 @@ def test_supervisor_and_reaper_killed_at_once_leave_nothing_to_the_next_lessee(h
     assert gone([record.supervisor.pid, record.reaper.pid, stub])
     os.kill(child, 0)
     server.release()
-    assert not home.servers.make_way(DEVICE.id, None, LOG)
+    assert not home.servers.end_unless(DEVICE.id, None, LOG)
     assert gone([child])
     os.kill(left_session, signal.SIGKILL)
 
@@ -197,9 +197,9 @@ def test_a_server_of_two_devices_makes_way_for_a_run_on_one_of_them(home: Home) 
     both = replace(DEVICE, id="cpu-0+cpu-1")
     home.start(device=both).release()
     everyone = home.everyone(both.id)
-    assert not home.servers.make_way("cpu-2", None, LOG)
-    assert home.servers.make_way(both.id, home.plan().digest, LOG)
-    assert not home.servers.make_way("cpu-1", home.plan().digest, LOG)
+    assert not home.servers.end_unless("cpu-2", None, LOG)
+    assert home.servers.end_unless(both.id, home.plan().digest, LOG)
+    assert not home.servers.end_unless("cpu-1", home.plan().digest, LOG)
     assert gone(everyone)
 
 
@@ -212,7 +212,7 @@ def test_a_stopped_supervisor_or_reaper_does_not_keep_the_device(
     home.start().release()
     everyone = home.everyone()
     os.kill(getattr(home.record(), stopped).pid, signal.SIGSTOP)
-    assert not home.servers.make_way(DEVICE.id, None, LOG)
+    assert not home.servers.end_unless(DEVICE.id, None, LOG)
     assert gone(everyone)
 
 

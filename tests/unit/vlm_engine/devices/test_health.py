@@ -109,14 +109,14 @@ def test_all_devices_are_judged_by_one_reading() -> None:
     """A look at eight GPUs every few seconds opens the driver once, and not at all for CPU slots."""
     nvml = Recorded(SOUND)
     devices = [DEVICE, replace(DEVICE, id="GPU-b"), Device("cpu-0", "cpu", "CPU slot", None, "")]
-    verdicts = HealthCheck(nvml).of(devices)
+    verdicts = HealthCheck(nvml).judge_all(devices)
     assert {id_: bool(one.refused) for id_, one in verdicts.items()} == {
         "GPU-a": False,
         "GPU-b": True,
         "cpu-0": False,
     }
     assert nvml.asked == 1
-    HealthCheck(nvml).of(devices[2:])
+    HealthCheck(nvml).judge_all(devices[2:])
     assert nvml.asked == 1
 
 

@@ -64,7 +64,7 @@ def test_a_record_reads_back(servers: LoadedServers) -> None:
 def test_a_record_without_a_living_supervisor_is_no_server(servers: LoadedServers) -> None:
     """The lock decides: a record left behind, however true it sounds, is nobody's."""
     record(server=ProcessIdentity.from_pid(os.getpid())).write(servers.files("cpu-0").record)
-    assert servers.of("cpu-0") is None
+    assert servers.living_on("cpu-0") is None
     assert list(servers.living()) == []
     assert end_loaded_servers(servers.directory.parent, LOG) == []
 
@@ -84,10 +84,10 @@ def test_a_supervisor_that_says_nothing_is_an_error_not_an_empty_device(
     assert lock is not None
     try:
         with pytest.raises(LoadedServerError, match="something lives on cpu-0"):
-            servers.make_way("cpu-0", "d", LOG)
+            servers.end_unless("cpu-0", "d", LOG)
     finally:
         lock.close()
-    assert not servers.make_way("cpu-0", "d", LOG)
+    assert not servers.end_unless("cpu-0", "d", LOG)
 
 
 @pytest.mark.parametrize(
