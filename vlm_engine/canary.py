@@ -1,12 +1,13 @@
 """The canary: a small fixed question, asked before and after a partition, of which the answer never changes.
 
-A sick device gives wrong answers before it gives errors. What lives here: the question, the exact checksum of
-the weights on a device, and what follows from an answer: it is known, it is kept, or the device is left out.
-What does not: how an engine computes it (the engines), and what becomes of rows that a sick device may have
-made (``vlm_assets/assets/rows_in_doubt.py``).
+A sick device gives wrong answers before it gives errors. This module holds the question, the exact checksum
+of the weights on a device, and the consequence of an answer: it is recorded, it confirms the record, or the
+device is left out. The engines compute the answer. ``vlm_assets/assets/rows_in_doubt.py`` deals with rows of
+a sick device.
 
-Devices of a kind agree: the same batch, greedy, without drafts and without retries. Only an answer that two
-devices have given refuses a third one: of two that differ nobody knows which one is sick.
+Devices of a kind agree, because the canary is the same batch, greedy, without drafts and without retries.
+Only an answer that two devices have given refuses a third one: where two differ, nobody knows which one is
+sick.
 """
 
 from __future__ import annotations
@@ -45,16 +46,16 @@ TEXTS: Final = (
     "An apartment in the city. The kitchen is white, and the living room has a fireplace.",
     "A timber cottage by a lake, with solar panels on its gable roof.",
 )
-"""What a text embedder is asked."""
+"""The texts that a text embedder embeds as its canary."""
 
 _SHAPES: Final = (((12, 16),), ((16, 16), (20, 12)))
-"""Of each property the images, in blocks [rows, columns]: 2 properties with 1 and 2 images."""
+"""The images of each property, in blocks [rows, columns]: 2 properties with 1 and 2 images."""
 
 _BLOCK: Final = 8
 """Pixels of a block's side: single pixels would be grey once a processor has resized them."""
 
 _CHUNK_BYTES: Final = 1 << 25
-"""Of a tensor, summed up at a time. Each gives one number of the checksum."""
+"""Bytes of a tensor that are summed up at a time. Each sum is one number of the checksum."""
 
 _log = logging.getLogger(__name__)
 
@@ -71,15 +72,15 @@ class WrongAnswersError(RuntimeError):
 
 
 def canary_properties(make: Maker) -> list[LoadedProperty]:
-    """The properties of the canary. make: what the engine's workers make of images.
+    """The properties of the canary. make: how the engine's workers process images.
 
-    Their pixels come from a digest: no library's random numbers, which a new version may change.
+    The pixels come from a digest, because a new version of a library may draw other random numbers.
     """
     properties = []
     for number, shapes in enumerate(_SHAPES):
         images = []
-        for at, (rows, columns) in enumerate(shapes):
-            colours = hashlib.shake_256(f"canary {number} {at}".encode()).digest(3 * rows * columns)
+        for index, (rows, columns) in enumerate(shapes):
+            colours = hashlib.shake_256(f"canary {number} {index}".encode()).digest(3 * rows * columns)
             blocks = Image.frombytes("RGB", (columns, rows), colours)
             images.append(blocks.resize((columns * _BLOCK, rows * _BLOCK), Image.Resampling.NEAREST))
         made = make(images)
@@ -92,7 +93,7 @@ def canary_properties(make: Maker) -> list[LoadedProperty]:
 
 
 def digest_of_answers(answers: Iterable[object], weights: Iterable[object] = ()) -> str:
-    """One digest over JSON values: the answers, and the checksum of the weights where that can be had."""
+    """One digest over JSON values: the answers, and the checksum of the weights where it can be computed."""
     content = json.dumps([list(answers), list(weights)])
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 
@@ -100,14 +101,13 @@ def digest_of_answers(answers: Iterable[object], weights: Iterable[object] = ())
 def weights_checksum(model: torch.nn.Module) -> list[list[Any]]:
     """Sums over the bits of all weights of a model, as integers, computed where they lie.
 
-    Exact: any one flipped bit changes a sum modulo 2^64. Of each tensor its name, type and shape, and the
-    sums of its chunks. Without buffers that no file holds: some models change theirs with the longest prompt.
+    Any one flipped bit changes a sum modulo 2^64. Each tensor gives its name, type and shape, and the sums of
+    its chunks. Buffers that no file holds are left out: some models change theirs with the longest prompt.
     """
-    named = sorted(model.state_dict().items())
     return [
-        [name, str(one.dtype), list(one.shape), _sums(one)]
-        for name, one in named
-        if hasattr(one, "is_meta")  # a quantized layer may keep something else beside its weights
+        [name, str(tensor.dtype), list(tensor.shape), _sums(tensor)]
+        for name, tensor in sorted(model.state_dict().items())
+        if hasattr(tensor, "is_meta")  # A quantized layer may keep other objects beside its weights.
     ]
 
 
@@ -117,18 +117,18 @@ def _sums(tensor: torch.Tensor) -> list[int]:
     if not tensor.numel() or tensor.is_meta:
         return []
     flat = tensor.detach().contiguous().flatten().view(torch.uint8)
-    # Eight bytes at a time, at the speed of the memory and without a copy; what is left singly.
+    # Eight bytes at a time, at the speed of the memory and without a copy; the rest singly.
     whole = flat.numel() - flat.numel() % 8
     words, rest = flat[:whole], flat[whole:]
     if words.storage_offset() % 8:
         words = words.clone()
     sums = [chunk.sum() for chunk in words.view(torch.int64).split(_CHUNK_BYTES // 8) if chunk.numel()]
     sums.append(rest.sum(dtype=torch.int64))
-    return [int(one) for one in torch.stack(sums).tolist()]
+    return [int(number) for number in torch.stack(sums).tolist()]
 
 
 def versions(*packages: str, device: str) -> str:
-    """What computes in this process: packages with their versions, and the driver or the processor.
+    """The versions of what computes in this process: packages, and the driver or the processor.
 
     device: ``cpu`` or ``cuda``.
     """
@@ -164,7 +164,7 @@ class Canary:
     _first: CanaryAnswer | None = field(default=None, init=False)
 
     def begin(self, engine: object) -> None:
-        """Ask before the first batch. Raises WrongAnswersError where two devices have answered otherwise."""
+        """Ask before the first batch. Raises WrongAnswersError where two devices gave another answer."""
         if not isinstance(engine, CanaryEngine):
             return
         try:
@@ -177,7 +177,7 @@ class Canary:
     def end(self, engine: object) -> None:
         """Ask after the last batch, with nothing under way. Raises WrongAnswersError.
 
-        Where it is right, the rows before it are sound. The answer is known from now on, where none was.
+        A right answer proves the rows before it sound. It is recorded where none was.
         """
         if self._first is None or not isinstance(engine, CanaryEngine):
             return
@@ -194,10 +194,10 @@ class Canary:
             self._fail("they changed between begin and end of its work", None, rows_in_doubt=True)
 
     def _compare(self, answer: CanaryAnswer, ended_at: float | None) -> None:
-        """Compare with the known answer. ended_at: of work that is sound, if it is right; unix seconds.
+        """Compare with the recorded answer. ended_at: end of the work, unix seconds; None before it.
 
-        At the begin nothing is noted: weights were loaded anew, so a right answer says nothing of rows that
-        were made before. An answer that one device alone has given makes way for another one.
+        Before the work nothing is recorded: weights were loaded anew, so a right answer says nothing of
+        earlier rows. A record that only one device has given is replaced by another answer.
         """
         kind = {
             "device_kind": self.device.model_name,
@@ -206,51 +206,53 @@ class Canary:
         }
         id_ = hashlib.sha256(json.dumps(kind, sort_keys=True).encode()).hexdigest()[:32]
         device, table = self.device.id, known_canaries
-        this = table.c.id == id_
+        is_this_kind = table.c.id == id_
 
         def compare(connection: sa.Connection) -> Any:
-            known = connection.execute(sa.select(table).where(this)).first() if answer.versions else None
-            differs = known is not None and known.digest != answer.digest
-            if ended_at is None or (known is not None and differs and known.confirmed):
-                return known if differs else None
-            if answer.versions and (known is None or differs):
+            """The recorded answer, where it differs."""
+            query = sa.select(table).where(is_this_kind)
+            record = connection.execute(query).first() if answer.versions else None
+            differs = record is not None and record.digest != answer.digest
+            if ended_at is None or (record is not None and differs and record.confirmed):
+                return record if differs else None
+            if answer.versions and (record is None or differs):
                 new = {"id": id_, "digest": answer.digest, "device": device, "at": ended_at} | kind
-                connection.execute(table.delete().where(this))
+                connection.execute(table.delete().where(is_this_kind))
                 connection.execute(table.insert().values(**new, confirmed=False))
-            elif known is not None and known.device != device:
-                connection.execute(table.update().where(this).values(confirmed=True))
+            elif record is not None and record.device != device:
+                connection.execute(table.update().where(is_this_kind).values(confirmed=True))
             connection.execute(good_canaries.delete().where(good_canaries.c.device == device))
             connection.execute(good_canaries.insert().values(device=device, at=ended_at))
-            return known if differs else None
+            return record if differs else None
 
         try:
-            known = self.state.read(compare) if ended_at is None else self.state.write(compare)
+            differing = self.state.read(compare) if ended_at is None else self.state.write(compare)
         except ControlStateError as error:
             self.log.warning("Whether %s answers the canary as known cannot be told: %s", device, error)
             return
-        if known is None:
+        if differing is None:
             return
-        if known.confirmed:
+        if differing.confirmed:
             why = "they are not those which two devices have given"
             self._fail(why, id_, rows_in_doubt=ended_at is not None)
         self.log.warning(
             "%s answers the canary otherwise than %s did. One of the two may be sick: look at both. A third"
             " device, or the next run of one of them, decides.",
             device,
-            known.device,
+            differing.device,
         )
 
-    def _fail(self, why: str, known: str | None, *, rows_in_doubt: bool) -> NoReturn:
+    def _fail(self, why: str, contradicted_id: str | None, *, rows_in_doubt: bool) -> NoReturn:
         device, now = self.device.id, self.clock()
 
         def fail(connection: sa.Connection) -> None:
             last_good = sa.select(good_canaries.c.at).where(good_canaries.c.device == device)
             good_at: float | None = connection.scalar(last_good)
             if good_at is not None and good_at > now:
-                good_at = None  # The clock was ahead then: nothing tells which rows it vouched for.
+                good_at = None  # The clock was ahead: nobody knows which rows that canary proved.
             failure = DeviceFailure(self.occurrence, f"It gave wrong answers to the canary: {why}.", now)
             leave_out(connection, device, failure)
-            row = {"device": device, "at": now, "good_at": good_at, "why": why, "known": known}
+            row = {"device": device, "at": now, "good_at": good_at, "why": why, "known": contradicted_id}
             connection.execute(failed_canaries.insert().values(**row, told=False))
 
         try:
@@ -258,14 +260,14 @@ class Canary:
             out = f"{device} is left out from now on"
         except ControlStateError as error:
             out = f"{device} could not be left out ({error}), so leave it out yourself (VLM_ASSETS_DEVICES)"
-        what = (
+        consequence = (
             "Nothing is published, and the rows of this work are set aside in .quarantine"
             if rows_in_doubt
             else "Nothing was begun"
         )
         raise WrongAnswersError(
-            f"{device} gives wrong answers to the canary ({self.occurrence}): {why}. {what}; {out}. The"
-            f" partition is tried again by itself, on another device. Look at this one, then:"
+            f"{device} gives wrong answers to the canary ({self.occurrence}): {why}. {consequence}; {out}."
+            f" The partition is tried again by itself, on another device. Look at this one, then:"
             f" {command('devices', '--take-back', device)}",
             rows_in_doubt=rows_in_doubt,
         )
@@ -281,26 +283,26 @@ class FailedCanary:
     why: str
 
     def covers(self, device: object, first: float, last: float) -> bool:
-        """Whether rows are in doubt that a device made between these times."""
+        """Whether rows that a device made between these times are in doubt."""
         return device == self.device and first <= self.at and last > (self.good_at or 0.0)
 
 
-def read_failed(state: ControlState, *, untold: bool = False) -> list[FailedCanary]:
-    """The failed canaries, oldest first. untold: those of which no alert tells. Raises ControlStateError."""
+def read_failed(state: ControlState, *, not_alerted: bool = False) -> list[FailedCanary]:
+    """The failed canaries, oldest first. not_alerted: those without an alert. Raises ControlStateError."""
     table = failed_canaries
     query = sa.select(table.c.device, table.c.at, table.c.good_at, table.c.why).order_by(table.c.at)
-    if untold:
+    if not_alerted:
         query = query.where(table.c.told.is_(False))
     return state.read(lambda connection: [FailedCanary(*row) for row in connection.execute(query)])
 
 
-def note_told(state: ControlState, failed: Sequence[FailedCanary]) -> None:
-    """Note that alerts tell of these. Raises ControlStateError."""
+def note_alerted(state: ControlState, failed: Sequence[FailedCanary]) -> None:
+    """Note that these have an alert. Raises ControlStateError."""
     table = failed_canaries
 
     def note(connection: sa.Connection) -> None:
-        for one in failed:
-            this = (table.c.device == one.device) & (table.c.at == one.at)
-            connection.execute(table.update().where(this).values(told=True))
+        for canary in failed:
+            is_this_canary = (table.c.device == canary.device) & (table.c.at == canary.at)
+            connection.execute(table.update().where(is_this_canary).values(told=True))
 
     state.write(note)

@@ -1,8 +1,8 @@
 """Feeding an engine: loaded batches in, described batches out, the device never waiting.
 
-What lives here: preparing the next batch beside the model, keeping as many batches under way as the engine
-takes, and where the time went. What does not: loading images (``worker_pool``), what becomes of one property
-(``ladder``), the model (the engines). What comes out does not depend on ``batches_at_once``.
+This module prepares the next batch beside the model, keeps as many batches under way as the engine takes, and
+counts where the time went. ``worker_pool`` loads images, and ``ladder`` decides about each property. The
+descriptions do not depend on ``batches_at_once``.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from vlm_engine.schema import DescriptionSchema
 
 _ENDING_SECONDS: Final = 5.0
-"""For all threads together. A processor under way cannot be stopped, and a run that is ended has seconds."""
+"""For all threads together. A processor under way cannot be stopped, and a run that ends has only seconds."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class DescribedBatch:
-    """What became of a batch. seconds: from its first question to its last answer."""
+    """The results of a batch. seconds: from its first question to its last answer."""
 
     described: list[Described]
     seconds: float
@@ -94,9 +94,9 @@ class Feeding:
         self._end_batches = end_batches
         self._clock = clock
         self._events: SimpleQueue[_Event] = SimpleQueue()
-        """Loaded batches, in order, and the outcomes of those that other threads have asked about."""
+        """Loaded batches, in order, and the outcomes of batches that other threads have asked about."""
         self._room = threading.Semaphore(1)
-        """Taken for each batch that is drawn, given back when the engine is asked about it."""
+        """Acquired for each batch that is drawn, released when the engine is asked about it."""
         self._counting = threading.Lock()
         self._asking = 0
         self._turned = clock()
@@ -124,10 +124,10 @@ class Feeding:
                 )
 
     def described(self, batches: Iterable[Sequence[LoadedProperty]]) -> Iterator[DescribedBatch]:
-        """Describe batch after batch: in their order where one is asked at once, else each when it is done.
+        """Describe batch after batch: in order where the engine takes one at once, else each when it is done.
 
-        May be called again once all is described. Raises EngineLostError, and what ``batches`` raises, after
-        all that was finished before.
+        May be called again once all are described. Raises EngineLostError, and the errors of ``batches``,
+        after all batches that were finished before.
         """
         source = iter(batches)
         self._start("feeding-ahead", lambda: self._draw_ahead(source))
@@ -159,7 +159,7 @@ class Feeding:
                     all_drawn = event
                 case DescribedBatch():
                     under_way -= 1
-                    # At once: a batch that waits for a slow one is neither committed nor seen by anybody.
+                    # At once: a batch that waited for a slow one would be neither committed nor counted.
                     yield event
                 case BaseException():
                     raise event
@@ -174,37 +174,36 @@ class Feeding:
         return event
 
     def _start(self, name: str, run: Callable[[], None]) -> None:
-        # Daemons: an interrupt while they are waited for must not keep the process from ending.
+        # Daemons: threads that are still at work after an interrupt must not keep the process alive.
         thread = threading.Thread(target=run, name=name, daemon=True)
-        self._threads = [*(one for one in self._threads if one.is_alive()), thread]
+        self._threads = [*(started for started in self._threads if started.is_alive()), thread]
         thread.start()
 
     def _draw_ahead(self, source: Iterator[Sequence[LoadedProperty]]) -> None:
         """Draw batches and prepare them, one ahead of the engine, until there are no more."""
         try:
             while self._room.acquire() and not self._stopped:
-                loaded = next(source, None)
-                if loaded is None:
+                batch = next(source, None)
+                if batch is None:
                     self._room.release()  # For a next round of batches.
                     self._events.put(_AllDrawn(None))
                     return
-                self._prepare([one for one in loaded if one.seen])
-                for one in loaded:
-                    self.spent.reading += one.reading_seconds
-                    self.spent.decoding += one.seconds - one.reading_seconds
-                    self.spent.preparing += one.processing_seconds
-                self._events.put(loaded)
-                del loaded  # The engine's side alone decides how long its tensors stay.
+                self._prepare([loaded for loaded in batch if loaded.seen])
+                self.spent.reading += sum(loaded.reading_seconds for loaded in batch)
+                self.spent.decoding += sum(loaded.seconds - loaded.reading_seconds for loaded in batch)
+                self.spent.preparing += sum(loaded.processing_seconds for loaded in batch)
+                self._events.put(batch)
+                del batch  # Only the engine's side decides how long the tensors stay.
         except BaseException as error:
             self._events.put(_AllDrawn(error))
 
-    def _prepare(self, shown: Sequence[LoadedProperty]) -> None:
+    def _prepare(self, batch: Sequence[LoadedProperty]) -> None:
         began = self._clock()
-        # What is wrong with a batch shows again when it is asked, where the ladder decides about it. All of
-        # it: a panic in a tokenizer is no Exception, and its batch would be waited for for ever.
+        # The engine raises the same error again when it describes the batch, and there the ladder decides.
+        # BaseException: a panic in a tokenizer is no Exception, and this thread must go on.
         with contextlib.suppress(BaseException):
-            if shown:
-                self._engine.prepare(shown, attempt=Attempt(1, self._max_new_tokens))
+            if batch:
+                self._engine.prepare(batch, attempt=Attempt(1, self._max_new_tokens))
         self.spent.preparing += self._clock() - began
 
     def _ask(self, loaded: Sequence[LoadedProperty]) -> DescribedBatch:
@@ -216,7 +215,8 @@ class Feeding:
         finally:
             ended = self._turn(-1)
         with self._counting:
-            self.spent.validating += max(0.0, ended - began - sum(one.seconds for one in described))
+            engine_seconds = sum(row.seconds for row in described)
+            self.spent.validating += max(0.0, ended - began - engine_seconds)
         return DescribedBatch(described, ended - began)
 
     def _ask_apart(self, loaded: Sequence[LoadedProperty]) -> None:
@@ -226,7 +226,7 @@ class Feeding:
             self._events.put(error)
 
     def _turn(self, change: int) -> float:
-        """Count the batches that are with the engine, and their time; return the moment of the change."""
+        """Change the number of batches that are with the engine, count their time, and return the moment."""
         with self._counting:
             now = self._clock()
             if self._asking:

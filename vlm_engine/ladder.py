@@ -1,10 +1,9 @@
 """The retry ladder: from a batch of loaded properties to one terminal result for each.
 
-What lives here: which answer counts, how a property is asked again whose answer does not count, when it is
-given up as failed with what the model said, which failures may pass, and giving up a partition before it
-fills with garbage. What does not: the model (the engines), whether a text is a description (schema.py), how
-often a failed row is tried again (``vlm_assets/assets/partition.py``). Every other decision is about one
-property; its neighbours in the batch do not matter.
+This module decides which answer counts, how a property is asked again, when it has failed, which failures
+another try may cure, and when a partition must stop before it fills with garbage. All but the last decide
+about one property; its neighbours in the batch do not matter. schema.py says whether a text is a description,
+and ``vlm_assets/assets/partition.py`` how often a failed row is tried again.
 """
 
 from __future__ import annotations
@@ -42,15 +41,15 @@ TRANSIENT_KINDS: Final[frozenset[str]] = TRANSIENT_IMAGE_KINDS | {
     "impossible_scores",
     "out_of_memory",
 }
-"""Kinds of failed rows that another try may cure: of the moment, the device or the disk.
+"""Kinds of failed rows that another try may cure: their cause was the moment, the device or the disk.
 
-All others go to a person. An answer that the model gave after the whole ladder (``truncated``,
-``repetition``, ``invalid_json``, ``schema_mismatch``) comes out the same again: seeds derive from the
-property and the attempt. Another prompt or limit may help, which is a person's choice.
+All others need a person. After the whole ladder an answer (``truncated``, ``repetition``, ``invalid_json``,
+``schema_mismatch``) would come out the same again: seeds derive from the property and the attempt. Another
+prompt or limit may help, and a person chooses those.
 """
 
 _TEMPERATURE: Final = 0.7
-"""Of the attempt that leaves the greedy path."""
+"""Temperature of the attempt that is not greedy."""
 
 _ERROR_LIMIT = 500
 _REPEATED_UNIT = 100
@@ -58,7 +57,7 @@ _REPEATED_TAIL = 48
 _REPEATS = 4
 
 WINDOW = 40
-"""Answers of the model that are looked at together; before so many nothing is judged."""
+"""Answers of the model that are judged together; fewer are not judged."""
 
 _SHOWN = 300
 
@@ -70,9 +69,8 @@ class Described:
     error_kind: ``invalid_json``, ``schema_mismatch``, ``truncated``, ``repetition``, ``prompt_too_long``,
     ``out_of_memory``, ``impossible_scores``, ``engine_error``; without any readable image ``no_images`` or
     the commonest kind of image failure. raw_text: the last answer, where it failed. images_seen: images in
-    the attempt that counts.
-    fewer_images: why the attempt that counts was shown fewer images than could be read; None: it was not.
-    prompt_tokens, output_tokens: over all attempts. seconds: this property's share of the engine's time.
+    the last attempt. fewer_images: why the last attempt had fewer images than could be read; None: it had
+    all. prompt_tokens, output_tokens: over all attempts. seconds: this property's share of the engine's time.
     """
 
     property_id: str
@@ -104,7 +102,7 @@ def describe_batch(
 
     max_new_tokens: of the first attempt; a truncated answer gets twice as many.
     """
-    climbs = [_Climb(one, Attempt(1, max_new_tokens)) for one in batch]
+    climbs = [_Climb(loaded, Attempt(1, max_new_tokens)) for loaded in batch]
     for climb in climbs:
         if not climb.loaded.seen:
             climb.result = _without_images(climb.loaded)
@@ -112,7 +110,7 @@ def describe_batch(
         attempt = waiting[0].attempt
         together = [climb for climb in waiting if climb.attempt == attempt]
         for climb, outcome in zip(together, _ask(engine, together, attempt, clock), strict=True):
-            climb.take(outcome, schema, max_new_tokens)
+            climb.go_on(outcome, schema, max_new_tokens)
     return [climb.result for climb in climbs if climb.result is not None]
 
 
@@ -128,8 +126,8 @@ class _Climb:
     fewer_images: str | None = None
     result: Described | None = field(default=None)
 
-    def take(self, outcome: _Outcome, schema: DescriptionSchema, max_new_tokens: int) -> None:
-        """Take in what an attempt brought: the result, or the next attempt."""
+    def go_on(self, outcome: _Outcome, schema: DescriptionSchema, max_new_tokens: int) -> None:
+        """Go on after an attempt, to the result or the next attempt."""
         self.seconds += outcome.seconds
         answer = outcome.answer
         if answer is None:
@@ -193,9 +191,9 @@ def next_attempt(
 ) -> Attempt | None:
     """The next rung for a property with so many images whose attempt failed with this kind; None: give up.
 
-    More tokens, only where tokens ran out; then another temperature; then half of the images, greedily. What
-    is too large goes down to what fits (``fitting``), where that is known, or else to one image by halves. A
-    rung that could change nothing is left out.
+    More tokens, only where tokens ran out; then another temperature; then half of the images, greedily. A
+    request that is too large gets ``fitting`` images, where that is known, or else half as many, down to one.
+    Rungs that could change nothing are left out.
     """
     shown = images if attempt.images is None else min(images, attempt.images)
     fewer = replace(attempt, number=attempt.number + 1, temperature=0.0, images=(shown + 1) // 2)
@@ -215,7 +213,7 @@ def next_attempt(
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What one attempt brought for one property: an answer, or a kind of error, its text, and what fits."""
+    """One attempt for one property: an answer, or a kind of error, its text, and how many images fit."""
 
     seconds: float
     answer: Answer | None = None
@@ -227,7 +225,7 @@ class _Outcome:
 def _ask(
     engine: Engine, climbs: Sequence[_Climb], attempt: Attempt, clock: Callable[[], float]
 ) -> list[_Outcome]:
-    """Ask for all at once; where that raises, one by one, so that only the culprit pays."""
+    """Ask for all at once; where that raises, one by one, so that only the culprit fails."""
     began = clock()
     answers: Sequence[Answer | Exception]
     try:
@@ -236,11 +234,11 @@ def _ask(
             raise RuntimeError(
                 f"the engine gave {counted(len(answers), 'answers')} for {counted(len(climbs), 'properties')}"
             )
-    except (EngineLostError, StoreAwayError):  # the latter: fewer of its images could not be fetched again
+    except (EngineLostError, StoreAwayError):  # An attempt with fewer images fetches these again.
         raise
     except MemoryError as error:
         raise EngineLostError("this process ran out of memory while describing; end it") from error
-    except Exception as error:  # whatever a model's code raises for one property, the others go on
+    except Exception as error:  # A model's code may raise anything for one property. The others go on.
         if len(climbs) > 1:
             return [outcome for climb in climbs for outcome in _ask(engine, [climb], attempt, clock)]
         answers = [error]
@@ -255,13 +253,13 @@ def _outcome(answer: Answer | Exception, seconds: float) -> _Outcome:
         return _Outcome(seconds, kind=answer.kind, error=str(answer), images=answer.images)
     if isinstance(answer, ImpossibleScoresError):
         return _Outcome(seconds, kind="impossible_scores", error=str(answer))
-    # An engine's own words about one property need no class before them.
-    said = str(answer) if type(answer) is EngineError else f"{type(answer).__name__}: {answer}"
-    return _Outcome(seconds, kind="engine_error", error=said)
+    # An engine's own message about one property needs no class name before it.
+    message = str(answer) if type(answer) is EngineError else f"{type(answer).__name__}: {answer}"
+    return _Outcome(seconds, kind="engine_error", error=message)
 
 
 def _kind_of(answer: Answer, verdict: InvalidDescription) -> tuple[str, str]:
-    """The kind and text of a refused answer: that it was cut off explains more than how it fails to parse."""
+    """The kind and text of a refused answer. A cut explains more than the parser's error after it."""
     if answer.finish_reason == "stop":
         return verdict.kind, verdict.message
     if (unit := repeated_tail(answer.text)) is not None:
@@ -273,7 +271,7 @@ def _kind_of(answer: Answer, verdict: InvalidDescription) -> tuple[str, str]:
 
 
 def repeated_tail(text: str) -> str | None:
-    """The unit that a text's end repeats, four times and 48 characters at least; None if it does not."""
+    """The unit that a text's end repeats, at least four times and for 48 characters, or None."""
     for width in range(1, min(_REPEATED_UNIT, len(text) // _REPEATS) + 1):
         length = max(_REPEATED_TAIL, width * _REPEATS)
         tail = text[-length:]
@@ -312,24 +310,24 @@ class GarbageOutputError(RuntimeError):
 
 
 class AnswerGuard:
-    """Watches the model's answers in one run. most: share of the last WINDOW that may be refused."""
+    """Watches the model's answers in one run. most: the share of the last WINDOW that may be refused."""
 
     def __init__(self, most: float) -> None:
         self._most = most
         self._last: deque[Described] = deque(maxlen=WINDOW)
 
-    def take(self, described: Sequence[Described]) -> None:
+    def count(self, described: Sequence[Described]) -> None:
         """Count the answers of a batch. Raises GarbageOutputError.
 
         A property without a readable image never reached the model (it has no attempt) and does not count.
         Where most were refused for impossible scores, the cause is an ImpossibleResultError, which is noted
         against the device.
         """
-        self._last.extend(one for one in described if one.attempts)
-        refused = [one for one in self._last if one.status == "failed"]
+        self._last.extend(row for row in described if row.attempts)
+        refused = [row for row in self._last if row.status == "failed"]
         if len(self._last) < WINDOW or len(refused) <= self._most * WINDOW:
             return
-        counts = Counter(str(one.error_kind) for one in refused)
+        counts = Counter(str(row.error_kind) for row in refused)
         kinds = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
         impossible = counts["impossible_scores"]
         cause = ImpossibleResultError(

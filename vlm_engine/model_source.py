@@ -1,13 +1,12 @@
-"""Which model, and exactly which files of it: what stands in a row's provenance and decides its meaning.
+"""Which model, and exactly which files of it: this stands in a row's provenance and decides its meaning.
 
-What lives here: where a model comes from, the digest of its folder or the commit of its hub repository, and
-which of its files are loaded. What does not: loading them (``transformers/model_loading.py``). Needs no
-torch.
+This module holds a model's source, the digest of its folder or the commit of its hub repository, and the list
+of its files that are loaded. ``transformers/model_loading.py`` loads them. Nothing here needs torch.
 
 A folder's own files can point elsewhere: an index of shards names files, a configuration may name another
-file of weights, an adapter names the model that it changes. transformers follows them all. What does not end
-in ``.safetensors`` it reads with ``torch.load``. So all that is loaded lies in the folder, is safetensors or
-text, and is in its digest.
+file of weights, an adapter names the model that it changes. transformers follows them all, and reads files
+that do not end in ``.safetensors`` with ``torch.load``. Here every loaded file lies in the folder, is
+safetensors or text, and is in the digest.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
 ADAPTER = "adapter_config.json"
 MODULES = "modules.json"
-"""What sentence-transformers makes of a text: modules in their order, each with a folder of its own."""
+"""The modules through which sentence-transformers passes a text, in order, each with a folder of its own."""
 
 _DECIDING_SUFFIXES = frozenset({".safetensors", ".json", ".jinja", ".model", ".tiktoken", ".txt", ".py"})
-"""Endings of the files of a model folder that decide what it answers: weights, settings, tokenizer, code."""
+"""Endings of the files of a model folder that decide its answers: weights, settings, tokenizer, code."""
 _MORE_TEMPLATES = "additional_chat_templates/*.jinja"
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ABOUT_A_PIN = "Truth: the commit that this home's work was done with. Remove it to ask the hub again."
 
 SMALL_BYTES = 16 << 20
-"""A smaller file is hashed anew: that costs less than remembering it."""
+"""Smaller files are hashed each time: that costs less than a note of their digest."""
 _SETTLED_NS = 2 * 10**9
 _TRUSTED_NS = 86_400 * 10**9
 _ABOUT_A_DIGEST = "Digests of model files. May be deleted: the next run computes them again."
@@ -60,8 +59,8 @@ class ModelSource:
 
     An empty name stands for no choice: a server at an address may know its model, everything else refuses it.
 
-    records: folder that remembers what it is: digests of a local folder's large files, and the commit that a
-    hub's branch stood for when this home first used it.
+    records: folder of notes: digests of a local folder's large files, and the commit of a hub's branch when
+    this home first used it.
     """
 
     name: str
@@ -82,15 +81,15 @@ class ModelSource:
 
     @property
     def location(self) -> str:
-        """What ``from_pretrained`` takes."""
+        """The argument of ``from_pretrained``."""
         return str(self.folder or self.name)
 
 
 def exact_revision(source: ModelSource) -> str:
-    """What exactly this source names now: ``sha256:…`` over a folder's files, or the hub's commit.
+    """The exact version of this source: ``sha256:…`` over a folder's files, or the hub's commit.
 
-    Needs no torch. A hub branch is asked for online and, where the hub cannot be reached, taken from the
-    local cache; with ``records`` it stays what it was at first. Raises ModelLoadError where nobody knows it.
+    Needs no torch. The hub is asked for a branch's commit; where it cannot be reached, the local cache knows
+    the commit. With ``records`` the first commit stays. Raises ModelLoadError where the commit is not known.
     """
     if not source.name:
         raise ModelLoadError("no model is chosen: set VLM_ASSETS_MODEL to a model's folder or hub id")
@@ -136,14 +135,14 @@ def _hub_commit(name: str, revision: str | None) -> str:
 
 
 def deciding_files(folder: Path) -> list[Path]:
-    """The files of a model's folder that decide what it answers, in a fixed order. Raises ModelLoadError."""
+    """The files of a model's folder that decide its answers, in a fixed order. Raises ModelLoadError."""
     refuse_other_files(str(folder), lambda name: read_object(folder, name))
     modules = (folder / part["path"] for part in embedding_modules(folder) or ())
-    found = []
+    paths: list[Path] = []
     for part in dict.fromkeys((folder, *modules)):
-        found += [path for path in part.glob("*") if path.suffix in _DECIDING_SUFFIXES]
-        found += part.glob(_MORE_TEMPLATES)
-    return sorted(path for path in found if path.is_file())
+        paths += [path for path in part.glob("*") if path.suffix in _DECIDING_SUFFIXES]
+        paths += part.glob(_MORE_TEMPLATES)
+    return sorted(path for path in paths if path.is_file())
 
 
 def refuse_other_files(model: str, read: Callable[[str], Mapping[str, Any] | None]) -> None:
@@ -188,7 +187,7 @@ def embedding_modules(folder: Path) -> list[dict[str, str]] | None:
         kind, path = (part.get("type"), part.get("path", "")) if isinstance(part, dict) else (None, None)
         if not isinstance(kind, str) or not isinstance(path, str):
             raise ModelLoadError(f"model {folder}: {MODULES} is not a list of modules with type and path")
-        # Links to files are followed: the hub's cache is made of them, and what they hold is in the digest.
+        # Links to files are followed: the hub's cache is made of them, and their content is in the digest.
         if "\\" in path or not (folder / path).resolve().is_relative_to(folder.resolve()):
             raise ModelLoadError(
                 f"model {folder}: {MODULES} names the folder {path!r}, which is not in the model's own"
@@ -218,9 +217,9 @@ def _read(folder: Path, name: str) -> Any:
 def pinned_commit(
     name: str, revision: str | None, records: Path, ask: Callable[[str, str | None], str]
 ) -> str:
-    """The commit of a hub's branch or tag, as of its first use here; a commit is itself.
+    """The commit of a hub's branch or tag, as of its first use here; a commit stays as it is.
 
-    records: the home's folder of such notes. ask: the hub. Raises ModelLoadError, OSError.
+    records: the home's folder of such notes. ask: asks the hub. Raises ModelLoadError, OSError.
     """
     if revision is not None and _COMMIT.fullmatch(revision):
         return revision
@@ -229,7 +228,7 @@ def pinned_commit(
     if not note.exists():
         content = {"about": _ABOUT_A_PIN, "model": name, "revision": branch, "commit": ask(name, revision)}
         make_directory(records)
-        # Where another run was first, what that one noted counts for all.
+        # Where another run was first, its note counts for all.
         with contextlib.suppress(FileExistsError):
             write_new(note, sealed(content))
     try:
@@ -255,25 +254,25 @@ def _digest(path: Path, identity: tuple[int, ...], kept_in: Path | None) -> str:
         return sha256_of(path)
     note = kept_in / f"{hashlib.sha256(str(path).encode()).hexdigest()[:32]}.json"
     now = time.time_ns()
-    known = _remembered(note)
-    if known.get("identity") == list(identity) and 0 <= now - int(known["hashed_ns"]) < _TRUSTED_NS:
-        return str(known["sha256"])
-    found = sha256_of(path)
+    noted = _read_note(note)
+    if noted.get("identity") == list(identity) and 0 <= now - int(noted["hashed_ns"]) < _TRUSTED_NS:
+        return str(noted["sha256"])
+    digest = sha256_of(path)
     if max(identity[-2:]) < now - _SETTLED_NS:
         content = {
             "about": _ABOUT_A_DIGEST,
             "path": str(path),
             "identity": identity,
-            "sha256": found,
+            "sha256": digest,
             "hashed_ns": now,
         }
-        # A full disk must not stop a run for want of a shortcut.
+        # The note only saves time, so a full disk must not stop a run.
         with contextlib.suppress(OSError):
             write_sealed(note, content)
-    return found
+    return digest
 
 
-def _remembered(note: Path) -> dict[str, Any]:
+def _read_note(note: Path) -> dict[str, Any]:
     try:
         return read_sealed(note)
     except (OSError, BrokenSealError):

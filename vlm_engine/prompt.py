@@ -1,7 +1,7 @@
-"""The prompt: what is asked of the model beside the images of one property.
+"""The prompt: the text that the model reads beside the images of one property.
 
-What lives here: the question's text, the user's or one made from the schema, and its digest. What does not:
-how images and text are put into a model's own chat format (the engines).
+The text is the user's, or is made from the schema; its digest is here too. The engines put images and text
+into a model's own chat format.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _objects_in(field: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     if field.get("type") == "object":
         return [field]
     options = [*field.get("anyOf", []), *([field["items"]] if "items" in field else [])]
-    return [found for option in options for found in _objects_in(option)]
+    return [node for option in options for node in _objects_in(option)]
 
 
 def _shown(value: Any) -> str:

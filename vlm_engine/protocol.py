@@ -1,8 +1,8 @@
-"""What an engine is: the small interface between a batch of loaded properties and a vision-language model.
+"""The small interface between a batch of loaded properties and a vision-language model.
 
-What lives here: the request, the answer, the interface and its errors. What does not: any model (the
-engines), what makes an answer valid (schema.py), what happens to one that is not (ladder.py). Imports nothing
-heavy: neither pydantic nor an image library.
+This module holds the request, the answer, the interface and its errors. schema.py says which answers are
+valid, and ladder.py what happens to the others. It imports nothing heavy: neither pydantic nor an image
+library.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ModelLoadError(EngineError):
 class RequestTooLargeError(EngineError):
     """One property alone is more than the model or its device takes; fewer images may do.
 
-    kind: ``out_of_memory`` or ``prompt_too_long``. images: how many of the property's would do, where known.
+    kind: ``out_of_memory`` or ``prompt_too_long``. images: how many of the property's would fit, where known.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class ImpossibleScoresError(EngineError):
 
 
 class EngineLostError(EngineError):
-    """The device or the process's memory is lost: nothing asked of this engine can be answered any more."""
+    """The device or the process's memory is lost: this engine can answer nothing any more."""
 
 
-class InvalidDescription(ValueError):  # noqa: N818 - said of an answer, and named as people read it in a row
+class InvalidDescription(ValueError):  # noqa: N818 - named as people read it in a row
     """An answer is no description of the schema.
 
     kind: ``invalid_json`` (does not parse as one strict JSON object) or ``schema_mismatch`` (parses, but the
@@ -75,11 +75,11 @@ class InvalidDescription(ValueError):  # noqa: N818 - said of an answer, and nam
 
 @dataclass(frozen=True)
 class ImageLimits:
-    """What images may cost, as the user says.
+    """The user's limits for images.
 
-    pixels: of an image that reach the model, at most. images: of a property. answer_tokens: room that an
-    answer needs. tokens: of a property's images; None: as many as the context holds. options: of the family's
-    image processor, which go before its own.
+    pixels: of an image when it reaches the model. images: of a property. answer_tokens: room that an answer
+    needs. tokens: of a property's images; None: as many as the context holds. options: of the family's image
+    processor, in the place of its own.
     """
 
     pixels: int
@@ -91,12 +91,12 @@ class ImageLimits:
 
 @dataclass(frozen=True)
 class ImageTokens:
-    """How large images are shown, and what they cost.
+    """The size at which images are shown, and their cost.
 
-    each: tokens of an image, of the shape that costs most. text: tokens of the prompt without images.
-    images: of a property, at most. fitting: how many of them fit. pixels: the bound of an image's.
-    context: tokens that the model takes; None: not known. options: what the image processor was told.
-    budget: tokens that the user allows a property's images; None: as many as the context holds.
+    each: tokens of an image of the most expensive shape. text: tokens of the prompt without images. images:
+    of a property, at most. fitting: how many of them fit. pixels: bound of an image's pixels. context: tokens
+    that the model takes; None: not known. options: of the image processor. budget: tokens that the user
+    allows for a property's images; None: as many as the context holds.
     """
 
     each: int
@@ -110,15 +110,15 @@ class ImageTokens:
 
     @property
     def property_tokens(self) -> int:
-        """Tokens of a property with all of its images that fit, the prompt's text included."""
+        """Tokens of a property with all its images that fit, the prompt's text included."""
         return self.text + self.each * self.fitting
 
     def sentence(self) -> str:
-        """All of it for a person."""
-        of_context = "" if self.context is None else f" of {self.context:,} that the model takes"
+        """For people."""
+        context = "" if self.context is None else f" of {self.context:,} that the model takes"
         return (
             f"{self.each:,} tokens an image (up to {self.pixels:,} pixels), {self.property_tokens:,} a"
-            f" property with its prompt{of_context}; {self.fitting} of {counted(self.images, 'images')} fit"
+            f" property with its prompt{context}; {self.fitting} of {counted(self.images, 'images')} fit"
         )
 
 
@@ -126,8 +126,8 @@ class ImageTokens:
 class Attempt:
     """How to ask this time. ``number`` counts from 1.
 
-    max_new_tokens: limit of the answer, in tokens. temperature: 0 is greedy; what a property samples with
-    derives from its id and ``number``. images: at most so many of each property's (None: all).
+    max_new_tokens: limit of the answer, in tokens. temperature: 0 is greedy; a property's seed derives from
+    its id and ``number``. images: of each property, at most (None: all).
     """
 
     number: int
@@ -138,7 +138,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back for one property. finish_reason: ``stop``, or ``length`` where the limit cut it off."""
+    """The answer for one property. finish_reason: ``stop``, or ``length`` where the limit cut it off."""
 
     text: str
     finish_reason: FinishReason
@@ -148,10 +148,11 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class CanaryAnswer:
-    """What an engine answers to the canary: a small fixed question of which the answer must never change.
+    """An engine's answer to the canary: a small fixed question whose answer must never change.
 
-    digest: of the answers, and in process of the weights on the device. versions: of what computed it; ""
-    where that is not known as a whole, so that it is compared with no other process.
+    digest: of the answers, and in process of the weights on the device. versions: of the software and
+    hardware that computed it; "" where not all of them are known, so that it is compared with no other
+    process.
     """
 
     digest: str
@@ -167,38 +168,39 @@ class Engine(Protocol):
 
     @property
     def revision(self) -> str:
-        """What exactly was loaded: a commit, or a digest of the files."""
+        """The exact version that is loaded: a commit, or a digest of the files."""
 
     @property
     def batches_at_once(self) -> int:
-        """Batches that keep it busy: so many calls of ``describe``, each in a thread, at a time.
+        """How many calls of ``describe`` at a time, each in a thread, keep the engine busy.
 
-        With 1, all calls come from the caller's own thread. It is asked before each batch, and may change
-        from one above 1 to another.
+        With 1, all calls come from the caller's own thread. It is read before each batch. It may change from
+        one number above 1 to another.
         """
 
     @property
     def seconds(self) -> Mapping[str, float]:
-        """Seconds inside ``describe`` so far, by what it did, for people; empty where it does not know.
+        """Seconds inside ``describe`` so far, by kind of work, for people; empty where it does not know.
 
-        ``processor``: what ``prepare`` had not done. ``prefill``: images and prompt, up to the first token.
-        ``generation``: all other tokens.
+        ``processor``: work that ``prepare`` had not done. ``prefill``: images and prompt, up to the first
+        token. ``generation``: all other tokens.
         """
 
     def prepare(self, batch: Sequence[LoadedProperty], *, attempt: Attempt) -> None:
-        """Do ahead, beside the model, what ``describe`` of the same batch and attempt would do before it.
+        """Do ahead, beside the model, the work of ``describe`` before the model for this batch and attempt.
 
-        Called from another thread than ``describe``; may do nothing. What it raises, ``describe`` raises
-        again when it is asked: here it is dropped.
+        Called from another thread than ``describe``; may do nothing. Its errors are dropped, because
+        ``describe`` raises them again.
         """
 
     def describe(
         self, batch: Sequence[LoadedProperty], *, attempt: Attempt
     ) -> Sequence[Answer | EngineError]:
-        """One answer a property, in order, or the error that is this property's own.
+        """One answer a property, in order, or the property's own error.
 
         Each property has at least one image. Raises EngineLostError where the engine must be given up, and
-        anything else where this batch cannot be answered as a whole; the caller then asks singly.
+        any other error where this batch cannot be answered as a whole; the caller then asks for each
+        property.
         """
 
     def close(self) -> None:
@@ -212,7 +214,7 @@ class Engine(Protocol):
 class WaitingEngine(Protocol):
     """An engine that may have to wait, in ``describe``, for as long as a model takes to load.
 
-    ``waiting``: set by the caller; what it gives is entered around such a wait, in another thread.
+    ``waiting``: set by the caller; its context is entered around such a wait, in another thread.
     """
 
     waiting: Callable[[], AbstractContextManager[object]]
@@ -227,7 +229,7 @@ class SplittingEngine(Protocol):
 
 @runtime_checkable
 class MeasuringEngine(Protocol):
-    """An engine that knows what images cost. ``image_tokens``: None where its processor does not say."""
+    """An engine that knows the cost of images. ``image_tokens``: None where its processor does not say."""
 
     image_tokens: ImageTokens | None
 
@@ -239,12 +241,12 @@ class CanaryEngine(Protocol):
     def canary(self) -> CanaryAnswer | None:
         """Compute the canary, from the caller's own thread, while no batch is under way.
 
-        None: this engine cannot be asked, as a server that others may ask too, or has no memory left for it.
+        None: this engine cannot be asked (such as a server that others may ask too), or has no memory for it.
         Raises EngineLostError, ImpossibleScoresError.
         """
 
 
 def sampling_seed(property_id: str, attempt: int) -> int:
-    """The seed with which one property samples in one attempt: the same in any batch, run or process."""
+    """The seed of one property in one attempt: the same in any batch, run or process."""
     digest = hashlib.sha256(f"0\0{attempt}\0{property_id}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1

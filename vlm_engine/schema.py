@@ -1,8 +1,8 @@
 """The description schema: one pydantic model as JSON schema, as Arrow struct, and as validator of answers.
 
-What lives here: loading the user's model, its two other forms, parsing one answer, the canonical text of a
-description, and when two values mean the same. What does not: the prompt (prompt.py), holding a decoder to
-the schema (guided.py), trying again (ladder.py).
+This module loads the user's model, makes its two other forms, parses one answer, writes the canonical text of
+a description, and says when two values mean the same. The prompt is in prompt.py, guided decoding in
+guided.py, retries in ladder.py.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class DescriptionSchema:
     def json_schema(self) -> dict[str, Any]:
         """The JSON schema that guides decoding: no ``$ref``, every field required, no other fields.
 
-        Fields with a default are required too: left optional, a guided model would learn to leave them out.
+        Fields with a default are required too: a guided model would learn to leave optional fields out.
         """
         schema = self.model.model_json_schema()
         definitions = schema.pop("$defs", {})
@@ -78,10 +78,11 @@ class DescriptionSchema:
         try:
             parsed = self.model.model_validate_json(text, strict=True)
         except pydantic.ValidationError as error:
-            unparsed = any(item["type"] == "json_invalid" for item in error.errors(include_url=False))
+            errors = error.errors(include_url=False)
+            unparsed = any(details["type"] == "json_invalid" for details in errors)
             kind = "invalid_json" if unparsed else "schema_mismatch"
             raise InvalidDescription(kind, _first_errors(error)) from None
-        except Exception as error:  # a user's validator may raise anything; one answer must not end a run
+        except Exception as error:  # A user's validator may raise anything; one answer must not end a run.
             raise InvalidDescription(
                 "schema_mismatch", f"validator raised {type(error).__name__}: {error}"
             ) from error
@@ -99,7 +100,7 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _without_nulls(field) for name, field in value.items() if field is not None}
     if isinstance(value, list):
-        return [_without_nulls(item) for item in value]
+        return [_without_nulls(element) for element in value]
     return value
 
 
@@ -112,25 +113,25 @@ def load_schema(name: str) -> DescriptionSchema:
             "write for example 'vlm_assets.config.property_description:PropertyDescription'"
         )
     try:
-        found: Any = importlib.import_module(module_name)
+        resolved: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise SchemaError(
             f"description schema {name!r}: no module named {error.name!r}; "
             "put its file into the folder where you start the command, or install it in this environment"
         ) from error
-    except Exception as error:  # the user's module is code: whatever it raises belongs in the sentence
+    except Exception as error:  # The user's module is code, and may raise anything.
         raise SchemaError(
             f"description schema {name!r}: importing {module_name} raised {type(error).__name__}: {error}"
         ) from error
     for part in class_name.split("."):
-        if not hasattr(found, part):
-            models = _models_in(found)
+        if not hasattr(resolved, part):
+            models = _models_in(resolved)
             offer = f"; it has {', '.join(models)}" if models else ""
             raise SchemaError(f"description schema {name!r}: {module_name} has no {class_name}{offer}")
-        found = getattr(found, part)
-    if not (isinstance(found, type) and issubclass(found, pydantic.BaseModel)):
+        resolved = getattr(resolved, part)
+    if not (isinstance(resolved, type) and issubclass(resolved, pydantic.BaseModel)):
         raise SchemaError(f"description schema {name!r}: {class_name} is no subclass of pydantic.BaseModel")
-    return DescriptionSchema(found)
+    return DescriptionSchema(resolved)
 
 
 def _models_in(module: object) -> list[str]:
@@ -149,7 +150,7 @@ def _models_in(module: object) -> list[str]:
 def _inlined(node: Any, definitions: Mapping[str, Any]) -> Any:
     """A copy of a JSON schema node with references replaced, objects closed, and titles left out."""
     if isinstance(node, list):
-        return [_inlined(item, definitions) for item in node]
+        return [_inlined(element, definitions) for element in node]
     if not isinstance(node, dict):
         return copy.deepcopy(node)
     if "$ref" in node:
@@ -158,7 +159,7 @@ def _inlined(node: Any, definitions: Mapping[str, Any]) -> Any:
         return _inlined({**target, **beside}, definitions)
     out: dict[str, Any] = {}
     for key, value in node.items():
-        if key == "properties":  # its keys are field names, of which one may well be "title"
+        if key == "properties":  # Its keys are field names, and a field may be called "title".
             out[key] = {name: _inlined(field, definitions) for name, field in value.items()}
         elif key not in ("title", "default", "required", "additionalProperties"):
             out[key] = _inlined(value, definitions)
@@ -246,7 +247,7 @@ def _require_strict_json(text: str) -> None:
         raise InvalidDescription(
             "invalid_json", f"{error.msg} at character {error.pos} of {len(text)}"
         ) from None
-    except (RecursionError, ValueError) as error:  # too deep; or an integer of thousands of digits
+    except (RecursionError, ValueError) as error:  # Too deep, or an integer of thousands of digits.
         raise InvalidDescription("invalid_json", str(error)) from None
     if not isinstance(value, dict):
         raise InvalidDescription("invalid_json", f"a JSON object was asked for, not {type(value).__name__}")
@@ -264,7 +265,10 @@ def _storable(value: Any, kind: pa.DataType, *, where: str) -> Any:
             for field in kind
         }
     if pa.types.is_list(kind):
-        return [_storable(item, kind.value_type, where=f"{where}[{at}]") for at, item in enumerate(value)]
+        return [
+            _storable(element, kind.value_type, where=f"{where}[{index}]")
+            for index, element in enumerate(value)
+        ]
     if pa.types.is_int64(kind) and value not in _INT64:
         raise InvalidDescription("schema_mismatch", f"{where}: {value} does not fit 64 bits")
     if pa.types.is_float64(kind) and not math.isfinite(value):
@@ -278,16 +282,16 @@ def _joined(where: str, name: str) -> str:
 
 def _first_errors(error: pydantic.ValidationError) -> str:
     errors = error.errors(include_url=False, include_context=False)
-    shown = [f"{'.'.join(map(str, item['loc'])) or 'answer'}: {item['msg']}" for item in errors[:3]]
+    shown = [f"{'.'.join(map(str, first['loc'])) or 'answer'}: {first['msg']}" for first in errors[:3]]
     more = f" (and {len(errors) - 3} more)" if len(errors) > 3 else ""
     return "; ".join(shown) + more
 
 
-def same(said: Any, right: Any) -> bool:
+def same(first: Any, second: Any) -> bool:
     """Whether two values mean the same: numbers by value, words whatever their case, lists in any order."""
-    if isinstance(said, list | tuple) and isinstance(right, list | tuple):
-        return sorted(map(_plain, said)) == sorted(map(_plain, right))
-    return _plain(said) == _plain(right)
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        return sorted(map(_plain, first)) == sorted(map(_plain, second))
+    return _plain(first) == _plain(second)
 
 
 def _plain(value: Any) -> str:

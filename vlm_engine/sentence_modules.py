@@ -1,8 +1,8 @@
-"""What the files of a text embedder say: its modules, pooling, prompt and width, and which files are refused.
+"""The files of a text embedder: its modules, pooling, prompt and width, and which files are refused.
 
-What lives here: reading and judging the layout of sentence-transformers, without importing it. What does not:
-loading (``transformers/model_loading.py``). A folder may name any class to import and any file of weights:
-only the modules below are accepted, each with safetensors of its own.
+This module reads and judges the layout of sentence-transformers, without importing it;
+``transformers/model_loading.py`` loads the model. A folder may name any class to import and any file of
+weights, so only the modules below are accepted, each with safetensors of its own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KINDS = {
     "sentence_transformers.base.modules.normalize.Normalize": "Normalize",
     "sentence_transformers.sentence_transformer.modules.pooling.Pooling": "Pooling",
 }
-"""The classes that modules.json may name: of the library's own, those that make a vector of a text."""
+"""The classes that modules.json may name: those of the library that make a vector of a text."""
 
 _POOLINGS = {
     "pooling_mode_cls_token": "cls",
@@ -70,7 +70,7 @@ _WITH_WEIGHTS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.ti
 
 @dataclass(frozen=True)
 class SentenceModules:
-    """What decides a vector, beside the weights. width: its numbers. prompt: stands before each text."""
+    """Decides a vector, beside the weights. width: count of its numbers. prompt: stands before each text."""
 
     width: int
     prompt: str
@@ -84,18 +84,18 @@ def model_files(source: ModelSource, *, weights: bool) -> Path:
     import huggingface_hub
 
     try:
-        found = huggingface_hub.snapshot_download(
+        folder = huggingface_hub.snapshot_download(
             source.name,
             revision=commit,
             allow_patterns=_WITH_WEIGHTS if weights else _WITHOUT_WEIGHTS,
             ignore_patterns=["onnx/*", "openvino/*"],
         )
-    except Exception as error:  # the hub's client raises nearly anything; the sentence is what helps
+    except Exception as error:  # The hub's client raises nearly anything.
         raise ModelLoadError(
             f"model {source.name}: its files at {commit} cannot be downloaded and are not cached here;"
             f" download them once with `.venv/bin/hf download {source.name}`, or give a folder ({error})"
         ) from error
-    return Path(found)
+    return Path(folder)
 
 
 def read_modules(source: ModelSource, folder: Path) -> SentenceModules:
@@ -148,9 +148,9 @@ def _refuse_odd_transformer(model: str, folder: Path) -> None:
         raise ModelLoadError(f"model {model}: it has no {CONFIG} in {folder.name}")
     _refuse_without_safetensors(model, folder)
     for path in folder.glob(_TRANSFORMER_CONFIGS):
-        for said in _odd_options(read_object(folder, path.name) or {}):
+        for option in _odd_options(read_object(folder, path.name) or {}):
             raise ModelLoadError(
-                f"model {model}: {path.name} says {said}, which is not followed: it may load other files or"
+                f"model {model}: {path.name} says {option}, which is not followed: it may load other files or"
                 " read other states than those of the last layer. Take it out of the file if it does not"
                 " matter, or choose another embedding model."
             )
@@ -216,7 +216,7 @@ def _dense_width(model: str, folder: Path) -> int:
 
 
 def _refuse_token_outputs(model: str, folder: Path) -> None:
-    """Refuse a module that changes another thing than the vector of the text."""
+    """Refuse a module that reads or changes anything but the vector of the text."""
     options = read_object(folder, CONFIG) or {}
     for key in ("module_input_name", "module_output_name"):
         if options.get(key, "sentence_embedding") != "sentence_embedding":
@@ -233,7 +233,7 @@ def _a_width(model: str, folder: Path, value: object) -> int:
 
 
 def _prompt(settings: Mapping[str, Any]) -> str:
-    """What stands before each document: the model's prompt for documents, else its default, else nothing."""
+    """The prompt before each document: the model's prompt for documents, else its default, else none."""
     prompts = settings.get("prompts") or {}
     names = [*_DOCUMENT_PROMPTS, settings.get("default_prompt_name")]
     return next((str(prompts[name]) for name in names if prompts.get(name) is not None), "")

@@ -342,7 +342,7 @@ class DescriptionWork:
             progress.start()
             for batch, tries in self._described(feeding, workers, rounds, journal, size):
                 described = batch.described
-                meter.take([answer.images_seen for answer in described], batch.seconds)
+                meter.count([answer.images_seen for answer in described], batch.seconds)
                 if trying and meter.has_tried:  # A kill from now on says nothing of these sizes.
                     self._remember(meter, engine, device)
                     trying = False
@@ -360,7 +360,7 @@ class DescriptionWork:
                 building += clock() - built
                 journal.submit(rows)
                 progress.advance(sum(answer.property_id not in tries for answer in described))
-                guard.take(described)
+                guard.count(described)
             # Before the model is put away: the last rows do not wait for that.
             journal.flush()
             self._remember(meter, engine, device)

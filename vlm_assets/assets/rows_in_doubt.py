@@ -26,7 +26,7 @@ from vlm_durable.state.sqlite_file import ControlStateError
 from vlm_durable.versions.partition_files import PublishedError
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.wording import counted
-from vlm_engine.canary import FailedCanary, note_told, read_failed
+from vlm_engine.canary import FailedCanary, note_alerted, read_failed
 
 _MADE_AT = ("described_at", "embedded_at")
 _NAMED = 40
@@ -105,9 +105,9 @@ def alert_failed_canaries(settings: Settings) -> None:
     """
     state = control_state(settings)
     try:
-        if failed := read_failed(state, untold=True):
+        if failed := read_failed(state, not_alerted=True):
             Outbox(state).post_all(_alert(settings, canary) for canary in failed)
-            note_told(state, failed)
+            note_alerted(state, failed)
     except (ControlStateError, OSError) as error:
         _log.warning("The alert of wrong answers waits for the next run: %s", error)
 

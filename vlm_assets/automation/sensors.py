@@ -138,7 +138,9 @@ def build_health_watcher(settings: Settings) -> HealthWatcher:
     """The watcher of the workers and devices of this machine."""
     state, gpu = control_state(settings), build_gpu(settings)
     outbox = Outbox(state)
-    devices = DeviceWatcher(outbox, gpu.left_out_devices(), gpu.find, HealthCheck(DriverNvml()).of, gpu.node)
+    devices = DeviceWatcher(
+        outbox, gpu.left_out_devices(), gpu.find, HealthCheck(DriverNvml()).judge_all, gpu.node
+    )
     return HealthWatcher(Workers(state), outbox, devices, worker_limits(settings))
 
 

@@ -59,7 +59,7 @@ def run(seconds_of, partitions, images=10, count=2000, held=10**9):
         split = None
         for batch in plan_batches([PlannedProperty(f"{n}", n, images) for n in range(count)], size=size):
             split = min(held, split or held) if len(batch) > held else split
-            meter.take([one.images for one in batch], seconds_of(sum(one.images for one in batch)))
+            meter.count([one.images for one in batch], seconds_of(sum(one.images for one in batch)))
         known |= meter.measured(split)
     return sizes
 
@@ -92,21 +92,21 @@ def test_what_memory_does_not_hold_is_not_chosen():
 def test_first_batch_and_fragments_are_not_measured():
     """What is compiled at the first batch, and the last few properties of a window, make no rate."""
     meter = BatchMeter(BatchSize(99, 100))
-    meter.take([10] * 10, 60.0)
+    meter.count([10] * 10, 60.0)
     for _ in range(3):
-        meter.take([10] * 10, 1.0)
-        meter.take([10] * 2, 1.0)
+        meter.count([10] * 10, 1.0)
+        meter.count([10] * 2, 1.0)
     assert meter.measured(None) == {100: Measured(100.0, 1.0)}
 
 
 def test_a_machine_that_slept_once_says_nothing_of_a_size():
     """One batch that took an hour leaves its size as fast and as short as the others say."""
     meter = BatchMeter(BatchSize(99, 100, tried=(200,)))
-    meter.take([10] * 10, 1.0)
+    meter.count([10] * 10, 1.0)
     for seconds in (1.0, 3600.0):
         assert not meter.has_tried
-        meter.take([10] * 10, seconds)
-        meter.take([10] * 20, seconds)
+        meter.count([10] * 10, seconds)
+        meter.count([10] * 20, seconds)
     assert meter.has_tried
     assert meter.measured(None) == {100: Measured(100.0, 1.0), 200: Measured(200.0, 1.0)}
 

@@ -202,7 +202,7 @@ def test_partitions_before_the_last_good_canary_are_not_named(slots, sick):
 
 STEPS = [
     (rows_in_doubt, "read_failed"),
-    (rows_in_doubt, "note_told"),
+    (rows_in_doubt, "note_alerted"),
     (materialize, "note_set_aside"),
     (materialize, "move_set_aside"),
     (setting_aside.files, "make_directory"),

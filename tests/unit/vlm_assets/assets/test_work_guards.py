@@ -136,12 +136,12 @@ NO_IMAGE = dataclasses.replace(INVALID, attempts=0, error_kind="unreadable", raw
 def test_a_sudden_rise_of_invalid_answers_stops_the_partition():
     """Within a window of the rise, whatever came before; the error says what and what to do."""
     guard = AnswerGuard(0.5)
-    guard.take([GOOD] * 1000)
-    guard.take([INVALID] * (WINDOW // 2))
+    guard.count([GOOD] * 1000)
+    guard.count([INVALID] * (WINDOW // 2))
     with pytest.raises(
         GarbageOutputError, match=r"21 of the model's last 40.*21 invalid_json.*'!!!!'"
     ) as told:
-        guard.take([INVALID])
+        guard.count([INVALID])
     assert "What is committed stays" in str(told.value)
     assert "retry_failed" in str(told.value)
 
@@ -157,7 +157,7 @@ def test_answers_without_numbers_are_held_against_the_device(tmp_path, kind, fai
             pytest.raises(GarbageOutputError),
             gpu.blame(device, asset="a", partition="0", log=logging.getLogger()),
         ):
-            AnswerGuard(0.5).take(refused)
+            AnswerGuard(0.5).count(refused)
     records = gpu.left_out_devices().records()
     assert [len(records[name].failures) for name in records] == [1] * failures
     assert all("NaN or infinity for 40 of the last 40" in one.failures[0].why for one in records.values())
@@ -167,17 +167,17 @@ def test_bad_images_are_no_garbage():
     """An honest dataset with any share of bad images goes on: they never reached the model."""
     guard = AnswerGuard(0.5)
     for _ in range(200):
-        guard.take([NO_IMAGE, NO_IMAGE, NO_IMAGE, GOOD, INVALID])
+        guard.count([NO_IMAGE, NO_IMAGE, NO_IMAGE, GOOD, INVALID])
 
 
 def test_a_few_answers_prove_nothing():
     """The first properties of a run may be the hard ones."""
-    AnswerGuard(0.5).take([INVALID] * (WINDOW - 1))
+    AnswerGuard(0.5).count([INVALID] * (WINDOW - 1))
 
 
 def test_a_person_may_expect_them():
     """With a share of 1 nothing is stopped."""
-    AnswerGuard(1.0).take([INVALID] * 1000)
+    AnswerGuard(1.0).count([INVALID] * 1000)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 0.0])

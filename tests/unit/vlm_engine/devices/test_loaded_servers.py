@@ -124,6 +124,6 @@ def test_the_memory_of_its_own_server_is_not_held_against_a_device(
 
 def test_a_home_that_never_had_a_server_is_left_alone(tmp_path: Path) -> None:
     """Without model servers nothing is looked for, and no folder is made."""
-    assert not LoadedServers(tmp_path).make_way("cpu-0", None, LOG)
+    assert not LoadedServers(tmp_path).end_unless("cpu-0", None, LOG)
     assert end_loaded_servers(tmp_path, LOG) == []
     assert list(tmp_path.iterdir()) == []
