@@ -15,6 +15,10 @@ BIN := .venv/bin
 # by each of the runs and servers that start first, 20 s of a core for each.
 PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
 	$(BIN)/python -m pip -qq install --no-compile
+# The core is a distribution, and so is each extension.
+EXTENSIONS := $(patsubst distributions/%/pyproject.toml,%,$(wildcard distributions/*/pyproject.toml))
+PROJECTS := pyproject.toml $(EXTENSIONS:%=distributions/%/pyproject.toml)
+EDITABLE := -e . $(EXTENSIONS:%=-e distributions/%)
 COMPILE := $(BIN)/python -c 'import dagster_webserver.app, duckdb, pyarrow.parquet, torch, xgrammar; \
 	from transformers import AutoProcessor, Idefics3ForConditionalGeneration, Idefics3Processor'
 # vLLM wants other versions than ours, so it has an environment of its own: the build for this machine's device.
@@ -86,7 +90,7 @@ test-core-alone: .venv/installed-dev
 
 # What waits for real daemons for many minutes: for a change of what they do, and before a release.
 test-long: .venv/installed-dev
-	@$(PIP) -c constraints.txt 'vlm-assets[explore]'
+	@$(PIP) -c constraints.txt 'vlm-assets-results[explore]'
 	$(BIN)/pytest -m long $(COMPUTING) $(STARTING)
 
 # On a machine with a GPU: without one these tests fail, none is skipped.
@@ -138,7 +142,7 @@ faults: .venv/installed
 
 # Charts, a table and a map of what was described; the extra that shows them is installed first.
 explore: .venv/installed
-	@$(PIP) -c constraints.txt 'vlm-assets[explore]'
+	@$(PIP) -c constraints.txt 'vlm-assets-results[explore]'
 	@$(BIN)/vlm-assets explore $(ARGS)
 
 # Machines over one S3 store, killed and cut off at more of their puts than CI has time for.
@@ -202,19 +206,19 @@ clean:
 	rm -rf .venv .venv-vllm .bare .wheels benchmarks/.environments benchmarks/.work *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/installed: pyproject.toml constraints.txt
+.venv/installed: $(PROJECTS) constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: install python3.11, or make PYTHON=/path/to/it" >&2; exit 1; }
 	@echo "Installing into .venv (the first time this takes a minute or two) ..."
 	@$(PYTHON) -m venv .venv
 	@( while sleep 10; do echo "  $$(du -sh .venv | cut -f1) are installed so far ..."; done ) & telling=$$!; \
-		trap 'kill $$telling 2>/dev/null' EXIT; $(PIP) -c constraints.txt -e .
+		trap 'kill $$telling 2>/dev/null' EXIT; $(PIP) -c constraints.txt $(EDITABLE)
 	@echo "Compiling what starts first ..."
 	@$(COMPILE)
 	@touch $@
 
 .venv/installed-dev: .venv/installed
 	@echo "Installing the test tools into .venv ..."
-	@$(PIP) -c constraints.txt 'vlm-assets[dev]'
+	@$(PIP) -c constraints.txt 'vlm-assets[dev]' 'vlm-assets-training[lora]' 'vlm-assets-cluster[ray]'
 	@touch $@
 
 # Two things the build for CPUs lacks: the name under which vLLM looks itself up, and a torchvision that fits where

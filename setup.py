@@ -1,7 +1,7 @@
 """Put ``resources`` and ``sensors`` below ``vlm_assets`` in the wheel: users' projects have their own.
 
-The build renames folders, imports, and dotted names in texts (``python -m``, dagster.yaml). An editable
-install keeps the names of the checkout.
+The core and each extension of ``distributions`` are built by this file. The build renames folders, imports,
+and dotted names in texts (``python -m``, dagster.yaml). An editable install keeps the names of the checkout.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from setuptools import Distribution, setup
 from setuptools.command.build_py import build_py
 
+HERE = Path(__file__).resolve().parent
 MOVED = ("resources", "sensors")
 ABOVE = "vlm_assets"
 
@@ -26,7 +27,9 @@ class WheelDistribution(Distribution):
         self.packages = [
             f"{ABOVE}.{name}" if name.startswith(MOVED) else name for name in self.packages or []
         ]
-        self.package_dir = {f"{ABOVE}.{name}": name for name in MOVED}
+        moved = {f"{ABOVE}.{name}": name for name in MOVED}
+        here = {name: folder for name, folder in moved.items() if name in self.packages}
+        self.package_dir = {**(self.package_dir or {}), **here}
 
 
 class BuildRenamed(build_py):
@@ -35,7 +38,7 @@ class BuildRenamed(build_py):
     def run(self) -> None:
         """Build all packages."""
         super().run()
-        modules = {path.stem for name in MOVED for path in Path(name).iterdir()}
+        modules = {path.stem for name in MOVED for path in (HERE / name).iterdir()}
         names = re.compile(
             rf"(?<![\w./])(?=(?:{'|'.join(MOVED)})\.(?:{'|'.join(sorted(modules))})\b)"
             rf"|(?<=\bfrom )(?=(?:{'|'.join(MOVED)}) import )"

@@ -206,7 +206,7 @@ def _extra(name: str) -> Any:
     except ImportError as error:
         raise CommandError(
             "The page is an extra: `make explore` installs it and opens it, or"
-            " `pip install -c constraints.txt -e '.[explore]'`."
+            " `pip install -c constraints.txt -e 'distributions/results[explore]'`."
         ) from error
 
 

@@ -705,7 +705,7 @@ def _with_adapters(model: Any, seed: int) -> Any:
     except ImportError as error:
         raise TrainingError(
             "`method: lora` needs peft: install it with `.venv/bin/pip install -c constraints.txt -e"
-            " '.[lora]'`, or set `method: full`."
+            " 'distributions/training[lora]'`, or set `method: full`."
         ) from error
     torch.manual_seed(seed_of("adapters", seed))
     return peft.get_peft_model(model, peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))

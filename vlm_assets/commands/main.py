@@ -35,8 +35,8 @@ from vlm_durable.files.files import restrict_umask
 _OURS = frozenset({"vlm_durable", "vlm_engine", "resources", "sensors", "vlm_assets", "examples", "faults"})
 """Packages whose errors are sentences, beside those of extensions."""
 
-_OF_A_CLUSTER = frozenset({"ray", "dagster_ray", "dagster_postgres"})
-"""Packages of the extra ``cluster``."""
+_EXTRAS = {"dagster_postgres": ".[postgres]"}
+"""Import packages that an extra of the core installs, each with what to give to pip."""
 
 
 _CORE: Final = {
@@ -137,13 +137,21 @@ def main(program: typer.Typer | None = None) -> None:
             said = str(error)
         elif isinstance(error, OSError) and error.filename is not None:
             said = f"{error.filename}: {error.strerror}. Put that right, and do it again."
-        elif isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _OF_A_CLUSTER:
-            said = f"{error.name} is not installed: `pip install -c constraints.txt -e '.[cluster]'`."
+        elif isinstance(error, ModuleNotFoundError) and (extra := _extra_with(error.name or "")) is not None:
+            said = f"{error.name} is not installed: `pip install -c constraints.txt -e '{extra}'`."
         else:
             say(traceback.format_exc(), err=True)
             sys.exit(1)
         say(said, fg="red", err=True)
         sys.exit(2 if isinstance(error, SettingsError) else 1)
+
+
+def _extra_with(module: str) -> str | None:
+    """What to give to pip for a module that an extra of the core or of an extension installs."""
+    extras = dict(_EXTRAS)
+    for extension in installed():
+        extras |= extension.extras
+    return extras.get(module.partition(".")[0])
 
 
 def _say_version(wanted: bool) -> None:

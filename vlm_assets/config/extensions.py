@@ -73,6 +73,9 @@ class Extension:
     commands: ClassVar[Mapping[str, tuple[str, str]]] = {}
     """By name, each command's module and the first line of its help."""
 
+    extras: ClassVar[Mapping[str, str]] = {}
+    """Import packages that an extra of its distribution installs, each with what to give to pip."""
+
     assets: ClassVar[tuple[str, ...]] = ()
     """Assets of its own that have folders in a home: a backup takes them along."""
 

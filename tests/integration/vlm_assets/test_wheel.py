@@ -1,5 +1,6 @@
 """The installed package, outside of any checkout: a wheel in an environment of its own."""
 
+import json
 import os
 import re
 import shutil
@@ -7,45 +8,67 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import tomllib
 from pathlib import Path
 
 import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[3]
-PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
-PACKAGES = tuple(name.rstrip("*") for name in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"])
+CORE = ("vlm_durable", "vlm_engine", "resources", "sensors", "vlm_assets")
+EXTENSIONS = ("vlm_results", "vlm_training", "vlm_cluster")
 SEES_ONLY = ("PATH", "HOME", "LANG", "TMPDIR")
 
 pytestmark = pytest.mark.serves
 
 
+PIP = (sys.executable, "-m", "pip", "-qq", "--disable-pip-version-check")
+
+
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory) -> Path:
-    """The programs of a new environment with the wheel; what it depends on is that of this environment."""
-    folder = tmp_path_factory.mktemp("wheel")
+def wheels(tmp_path_factory) -> dict[str, Path]:
+    """The wheel of each distribution, by its name."""
+    folder = tmp_path_factory.mktemp("wheels")
     source = folder / "source"
     source.mkdir()
-    for name in (*PACKAGES, "setup.py", "pyproject.toml", "README.md", "LICENSE"):
+    beside = ("distributions", "setup.py", "pyproject.toml", "README.md", "LICENSE")
+    for name in (*CORE, *EXTENSIONS, *beside):
         copy = shutil.copytree if (CHECKOUT / name).is_dir() else shutil.copy
         copy(CHECKOUT / name, source / name)
-    pip = [sys.executable, "-m", "pip", "-qq", "--disable-pip-version-check"]
-    build = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", folder, source]
-    subprocess.run([*pip, *build], check=True, timeout=200)
-    (wheel,) = folder.glob("*.whl")
+    build = (*PIP, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", folder)
+    for project in (source, *(source / "distributions").iterdir()):
+        subprocess.run([*build, project], check=True, timeout=200)
     shutil.rmtree(source)
-    programs = folder / "environment" / "bin"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", programs.parent], check=True, timeout=100)
+    return {path.name.partition("-0")[0].replace("_", "-"): path for path in folder.glob("*.whl")}
+
+
+@pytest.fixture(scope="module")
+def installed(wheels, tmp_path_factory) -> Path:
+    """The programs of a new environment with the core's wheel alone.
+
+    What it depends on is that of this environment, without the distributions of this checkout.
+    """
+    folder = tmp_path_factory.mktemp("environment")
+    programs = folder / "bin"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=100)
     python = programs / "python"
-    subprocess.run([*pip, "--python", python, "install", "--no-deps", "--no-index", wheel], check=True)
+    install(programs, wheels["vlm-assets"])
     asked = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     own = Path(subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip())
-    (own / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    dependencies = folder / "dependencies"
+    dependencies.mkdir()
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if not path.name.startswith(("vlm_assets", "__editable__")):
+            (dependencies / path.name).symlink_to(path)
+    (own / "dependencies.pth").write_text(f"{dependencies}\n")
     for name in ("dagster", "dagster-daemon"):
         script = Path(sys.executable).with_name(name).read_text().splitlines(keepends=True)
         (programs / name).write_text("".join([f"#!{python}\n", *script[1:]]))
         (programs / name).chmod(0o755)
     return programs
+
+
+def install(programs: Path, *wheels: Path) -> None:
+    python = programs / "python"
+    subprocess.run([*PIP, "--python", python, "install", "--no-deps", "--no-index", *wheels], check=True)
 
 
 @pytest.fixture
@@ -96,6 +119,9 @@ def test_a_wheel_ingests_describes_and_serves(person, listing, tmp_path):
     assert (home / "dagster" / "dagster.yaml").is_file()
     served.send_signal(signal.SIGTERM)
     said(served, 0)
+    for command in ("audit", "doctor --quick"):
+        said(person(*command.split()), 0)
+    assert json.loads(said(person("status", "--json"), 0))["extensions"] == []
 
 
 def test_a_wheel_says_that_the_example_is_in_a_checkout(person):
@@ -116,3 +142,31 @@ def test_a_project_with_packages_of_our_names_keeps_them(person):
         "print(u.find_spec('resources'), u.find_spec('sensors'))"
     )
     assert said(person("-c", code, program="python"), 0) == "None None\n"
+
+
+EXTENSIONS_HERE = """
+from vlm_assets.config.extensions import installed
+from vlm_assets.config.settings import current_settings
+for extension in installed():
+    extension.definitions(current_settings())
+    print(extension.package)
+"""
+
+
+def test_extensions_are_distributions_that_join_the_core(person, installed, wheels, listing):
+    """The core's environment knows none; each wheel adds its own, with the names of the core's wheel."""
+    assert "search" not in said(person("--help"), 0)
+    assert said(person("-c", EXTENSIONS_HERE, program="python"), 0) == ""
+    extensions = {name: wheel for name, wheel in wheels.items() if name != "vlm-assets"}
+    assert len(extensions) == len(EXTENSIONS)
+    try:
+        install(installed, *extensions.values())
+        names = [
+            line.split()[0] for line in said(person("-c", EXTENSIONS_HERE, program="python"), 0).splitlines()
+        ]
+        assert names == ["vlm_cluster", "vlm_results", "vlm_training"]
+        for command in ("devices node", "search", "review"):
+            assert f"vlm-assets {command}" in said(person(*command.split(), "--help"), 0)
+    finally:
+        python = installed / "python"
+        subprocess.run([*PIP, "--python", python, "uninstall", "-y", *extensions], check=True)

@@ -17,5 +17,5 @@ def test_a_command_of_a_cluster_names_the_extra_that_is_missing(monkeypatch, cap
         cli.main()
     assert ended.value.code == 1
     said = capsys.readouterr().err
-    assert "'.[cluster]'" in said
+    assert "'distributions/cluster[ray]'" in said
     assert "Traceback" not in said
