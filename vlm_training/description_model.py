@@ -93,7 +93,7 @@ def build_description_model(settings: Settings) -> dg.AssetsDefinition | None:
         description=(
             "One describing model a variant of VLM_ASSETS_VARIANTS, trained on published descriptions,"
             " reviewed or true labels. Materialize resumes what was interrupted, to the bit; a complete"
-            " variant is verified and left alone. The folder is what VLM_ASSETS_MODEL takes."
+            " variant is verified and left alone. VLM_ASSETS_MODEL=variant:NAME describes with it."
         ),
     )
     def description_model(
@@ -337,7 +337,7 @@ class TrainingWork:
     @property
     def model_folder(self) -> Path:
         """The finished model."""
-        return _folders(self.settings).published / self.name
+        return model_folder(self.settings, self.name)
 
     @property
     def folder(self) -> Path:
@@ -561,7 +561,7 @@ class TrainingWork:
         return {
             "done": dg.MetadataValue.text(said),
             "path": dg.MetadataValue.path(str(self.model_folder)),
-            "use it": dg.MetadataValue.text(f"VLM_ASSETS_MODEL={self.model_folder}"),
+            "use it": dg.MetadataValue.text(f"VLM_ASSETS_MODEL=variant:{self.name}"),
             "metric": dg.MetadataValue.float(float(record.get("metric", 0.0))),
             "steps": dg.MetadataValue.int(int(record.get("step", 0))),
             "seconds": dg.MetadataValue.float(round(float(record.get("seconds", 0.0)), 1)),
@@ -589,6 +589,11 @@ class TrainingWork:
             f"## Right, of {finished['asked']}\n\n{figures or 'Not measured.'}\n\n"
             f"## What decided the result\n\n{parts}\n\nWeights' base and data are named by their digests.\n"
         )
+
+
+def model_folder(settings: Settings, name: str) -> Path:
+    """The folder of a variant's finished model, which need not be published yet."""
+    return _folders(settings).published / name
 
 
 def read_record(paths: PartitionPaths) -> Mapping[str, Any] | None:

@@ -1,8 +1,9 @@
-"""What this extension hands over to the core: the asset ``description_model`` and what is kept for it."""
+"""What this extension hands over to the core: the asset ``description_model``, its models, what it keeps."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ class TrainingExtension(Extension):
 
     package = "vlm_training"
     assets: ClassVar[tuple[str, ...]] = ("description_model",)
+    model_source: ClassVar[str | None] = "variant"
 
     def definitions(self, settings: Settings) -> dg.Definitions:
         """The asset, where there are variants."""
@@ -27,6 +29,12 @@ class TrainingExtension(Extension):
 
         asset = build_description_model(settings)
         return dg.Definitions(assets=[] if asset is None else [asset])
+
+    def model_folder(self, settings: Settings, name: str) -> Path:
+        """Where a variant's finished model is published."""
+        from vlm_training.description_model import model_folder
+
+        return model_folder(settings, name)
 
     def assets_by_hand(self, settings: Settings) -> tuple[str, ...]:
         """The asset, where there are variants."""

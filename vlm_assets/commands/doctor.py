@@ -33,7 +33,7 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.image_root import InvalidImagePathError
 from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, say, say_as_json
 from vlm_assets.config.engine_choice import require_models
-from vlm_assets.config.extensions import DoctorCheck, Level, installed
+from vlm_assets.config.extensions import DoctorCheck, Level, describing_model, installed
 from vlm_assets.config.resource_settings import (
     build_gpu,
     build_vision_language_model,
@@ -287,7 +287,8 @@ def _devices(settings: Settings) -> Said:
 
 def weight_bytes(settings: Settings) -> int:
     """Bytes of the describing model's weights; 0 where it is no local folder."""
-    folder = Path(settings.model) if settings.model else None
+    model = describing_model(settings)
+    folder = Path(model) if model else None
     if folder is None or not folder.is_dir():
         return 0
     return sum(one.stat().st_size for one in folder.glob("*.safetensors"))

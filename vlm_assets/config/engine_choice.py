@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from vlm_assets.config.extensions import describing_model
 from vlm_assets.config.settings import CHECKOUT, EXAMPLE, EXAMPLE_MODEL, PREFIX, Settings, SettingsError
 from vlm_durable.files.files import make_directory, write_new
 from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, sealed
@@ -71,6 +72,12 @@ def require_models(settings: Settings) -> None:
         raise SettingsError(
             f"{PREFIX}MODEL is not set, so nothing can describe your images. Set it to a model's folder or"
             f" hub id{example}."
+        )
+    model = describing_model(settings)
+    if model != settings.model and not Path(str(model)).is_dir():
+        raise SettingsError(
+            f"{PREFIX}MODEL={settings.model} is not there yet: {model} would hold it. Make it first, or set"
+            " another model's folder or hub id."
         )
 
 

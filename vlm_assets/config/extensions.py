@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 if TYPE_CHECKING:
@@ -85,6 +86,13 @@ class Extension:
 
         return dg.Definitions()
 
+    model_source: ClassVar[str | None] = None
+    """What ``VLM_ASSETS_MODEL`` begins with, before a colon and a name, where its models describe."""
+
+    def model_folder(self, settings: Settings, name: str) -> Path:
+        """The folder of its describing model of this name, which need not be there yet."""
+        raise NotImplementedError
+
     def dagster_settings(self, settings: Settings) -> str | None:
         """The text of dagster.yaml, with the launcher of runs, where runs of these settings are its own."""
         return None
@@ -126,6 +134,23 @@ def installed() -> tuple[Extension, ...]:
     """The extensions of this environment, by name."""
     points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
     return tuple(point.load()() for point in points)
+
+
+def describing_model(settings: Settings) -> str | None:
+    """The folder or hub id of the describing model; None where none is set.
+
+    ``SOURCE:NAME`` is the model of an extension, which knows its folder. Raises SettingsError.
+    """
+    source, colon, name = (settings.model or "").partition(":")
+    if not colon or Path(source).is_absolute():
+        return settings.model
+    sources = {extension.model_source: extension for extension in installed()}
+    if source not in sources:
+        raise SettingsError(
+            f"{PREFIX}MODEL={settings.model} is a model of an extension that is not installed here. Install"
+            " the extension, or set a model's folder or hub id."
+        )
+    return str(sources[source].model_folder(settings, name))
 
 
 def launcher_settings(settings: Settings) -> str | None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from vlm_assets.config.engine_choice import chosen_engine, vllm_command
+from vlm_assets.config.extensions import describing_model
 from vlm_assets.config.settings import Settings
 from vlm_durable.state.database import ControlState, open_state
 from vlm_engine.devices.find import DeviceError
@@ -83,12 +84,12 @@ def build_gpu(settings: Settings) -> GpuResource:
 
 
 def build_vision_language_model(settings: Settings) -> VisionLanguageModel:
-    """The describing model of these settings."""
+    """The describing model of these settings. Raises SettingsError."""
     from resources.vision_language_model import VisionLanguageModel
     from vlm_engine.protocol import ImageLimits
 
     return VisionLanguageModel(
-        model=settings.model or "",
+        model=describing_model(settings) or "",
         revision=settings.model_revision,
         trust_remote_code=settings.trust_remote_code,
         records_directory=str(settings.state_directory / "models"),

@@ -20,6 +20,7 @@ from typing import IO, Final, Self
 
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.config.extensions import describing_model
 from vlm_assets.config.settings import PREFIX, Settings, of_env_file
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.progress import doing
@@ -196,8 +197,8 @@ def _environment(settings: Settings, usable: Sequence[Device]) -> dict[str, str]
     inherited = {**of_env_file(), **os.environ}
     left_out = {"DAGSTER_HOME", *(PREFIX + name for name in _OWN)}
     chosen = {"ENV_FILE": os.devnull, "ENGINE": "transformers", "DEVICES": named(usable)}
-    if settings.model is not None:
-        chosen["MODEL"] = settings.model
+    if (model := describing_model(settings)) is not None:
+        chosen["MODEL"] = model
     if settings.embedding_model is not None:
         chosen["EMBEDDING_MODEL"] = settings.embedding_model
     return {

@@ -15,7 +15,8 @@ from tests.unit.homes import Dataset
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands import main as cli
 from vlm_assets.config import extensions
-from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.engine_choice import require_models
+from vlm_assets.config.resource_settings import build_vision_language_model, control_state
 from vlm_assets.config.settings import SettingsError
 from vlm_assets.definitions import build_defs
 from vlm_assets.services.command_error import CommandError
@@ -55,9 +56,13 @@ class Neighbours(Extension):
     package = "neighbours_extension"
     commands = {"neighbours": ("neighbours_extension", "Say who lives there.")}
     assets = ("neighbourhoods",)
+    model_source = "neighbour"
 
     def definitions(self, settings):
         return dg.Definitions(assets=[neighbourhoods], sensors=[neighbours_moved])
+
+    def model_folder(self, settings, name):
+        return settings.home / "neighbourhoods" / name
 
     def status(self, settings):
         return StatusTable("neighbours", ("who", "since"), (("Ada", "1815"),), ({"who": "Ada"},))
@@ -209,3 +214,22 @@ def test_work_for_several_machines_is_refused_where_nothing_launches_it(
     clustered = {"ray_address": "http://10.0.0.1:8265", "store": S3Folder.parse("s3://bucket/prefix")}
     with pytest.raises(SettingsError, match="Install vlm-assets-cluster"):
         extensions.launcher_settings(dataset.settings.model_copy(update=clustered))
+
+
+def test_a_model_of_an_extension_describes(
+    neighbours: None, with_extensions: Callable[..., None], dataset: Dataset
+) -> None:
+    """By its name; one that is not there yet stops no definitions, and work with a sentence."""
+    settings = dataset.settings.model_copy(update={"model": "neighbour:ada"})
+    folder = settings.home / "neighbourhoods" / "ada"
+    assert build_vision_language_model(settings).model == str(folder)
+    assert "property_descriptions" in keys_of(build_defs(settings))
+    with pytest.raises(SettingsError, match="is not there yet"):
+        require_models(settings)
+    folder.mkdir(parents=True)
+    require_models(settings)
+    for other in (None, "owner/name", "/models/with:colon"):
+        assert extensions.describing_model(settings.model_copy(update={"model": other})) == other
+    with_extensions()
+    with pytest.raises(SettingsError, match="of an extension that is not installed"):
+        extensions.describing_model(settings)
