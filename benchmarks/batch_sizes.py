@@ -39,7 +39,7 @@ def prepared(options: argparse.Namespace, folder: Path) -> tuple[str, dict[str, 
     home = folder / "home"
     if options.model == "example":
         listing = write_example(folder / "rendered", properties=RENDERED, seed=7)
-        images = sorted(str(one) for one in (listing.parent / "images").rglob("*.jpg"))
+        images = sorted(str(path) for path in (listing.parent / "images").rglob("*.jpg"))
         chosen: dict[str, Any] = {"model": str(EXAMPLE_MODEL)}
     else:
         images = render_jpegs(folder, 24, (640, 480), 2)
@@ -71,10 +71,10 @@ def main() -> None:
         def describe(size: Size) -> tuple[float, float, str]:
             """Properties a second, seconds of the longest batch, and the size as the page says it."""
             settings = load_settings(**chosen, batch_images=size)
-            found = materialize(settings, key, [ASSET], instance, recompute=True)
-            rate = options.properties / seconds_of_work(found)
-            print(f"  {size!s:>6} {rate:8.2f} properties/s   {found['batches']}", flush=True)
-            return rate, found["seconds of the longest batch"], found["batches"]
+            measured = materialize(settings, key, [ASSET], instance, recompute=True)
+            rate = options.properties / seconds_of_work(measured)
+            print(f"  {size!s:>6} {rate:8.2f} properties/s   {measured['batches']}", flush=True)
+            return rate, measured["seconds of the longest batch"], measured["batches"]
 
         print(f"{options.model}, {options.properties} properties: auto learns")
         for _ in range(options.learn):
@@ -90,8 +90,8 @@ def main() -> None:
             ended = time.monotonic()
             if ended - began + (ended - round_began) > 60 * options.minutes:
                 break
-    rates = {size: statistics.median(one[0] for one in taken) for size, taken in measured.items()}
-    longest = {size: statistics.median(one[1] for one in taken) for size, taken in measured.items()}
+    rates = {size: statistics.median(turn[0] for turn in taken) for size, taken in measured.items()}
+    longest = {size: statistics.median(turn[1] for turn in taken) for size, taken in measured.items()}
     print("images a batch   properties/s   longest batch")
     for size in sizes:
         print(f"{size!s:>14} {rates[size]:14.2f} {longest[size]:13.1f} s")

@@ -66,7 +66,7 @@ def main() -> None:
     arguments = _arguments()
     if arguments.micro:
         sys.exit(0 if run_micro(quick=arguments.quick) else 1)
-    wanted = [one for one in CONTENDERS if one.name in arguments.only]
+    contenders = [contender for contender in CONTENDERS if contender.name in arguments.only]
     become_subreaper()
     WORK.mkdir(parents=True, exist_ok=True)
     load_before = os.getloadavg()[0]
@@ -80,14 +80,14 @@ def main() -> None:
             seed=arguments.seed,
         )
         bench = Bench(workload, Path(folder), arguments.limit_seconds)
-        bench.try_batches(wanted, arguments.batches)
+        bench.try_batches(contenders, arguments.batches)
         rounds = [
-            bench.round(_rotated(wanted, number), name=f"round {number + 1} of {arguments.rounds}")
+            bench.round(_rotated(contenders, number), name=f"round {number + 1} of {arguments.rounds}")
             for number in range(arguments.rounds)
         ]
     results = {
         **_facts(arguments, load_before),
-        **summary(wanted, rounds, bench),
+        **summary(contenders, rounds, bench),
     }
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
@@ -110,11 +110,11 @@ class Bench:
     rates: dict[str, dict[int, float]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
 
-    def try_batches(self, wanted: Sequence[Contender], batches: Sequence[int]) -> None:
+    def try_batches(self, contenders: Sequence[Contender], batches: Sequence[int]) -> None:
         """Run each contender at each size once; this also warms up the machine's file cache."""
         for size in batches:
             say(f"\nbatches of {size}; load {os.getloadavg()[0]:.1f}")
-            for contender in wanted:
+            for contender in contenders:
                 if contender.batches and (run := self._run(contender, size)) is not None:
                     self.rates.setdefault(contender.name, {})[size] = run.rate
 
@@ -126,8 +126,8 @@ class Bench:
     def round(self, order: Sequence[Contender], *, name: str) -> dict[str, Run]:
         """Each contender once, at its best batch size."""
         say(f"\n{name}; load {os.getloadavg()[0]:.1f}")
-        found = {one.name: self._run(one, self.best_batch(one)) for one in order}
-        return {name: run for name, run in found.items() if run is not None}
+        runs = {contender.name: self._run(contender, self.best_batch(contender)) for contender in order}
+        return {name: run for name, run in runs.items() if run is not None}
 
     def _run(self, contender: Contender, batch: int) -> Run | None:
         if contender.name in self.errors:
@@ -152,38 +152,42 @@ class Bench:
         return run
 
 
-def summary(wanted: Sequence[Contender], rounds: Rounds, bench: Bench) -> dict[str, Any]:
+def summary(chosen: Sequence[Contender], rounds: Rounds, bench: Bench) -> dict[str, Any]:
     """The figures of each contender, and which form of the loop was the floor."""
     floor = floor_of(rounds)
     contenders: dict[str, Any] = {}
-    for one in wanted:
-        runs = {number: found[one.name] for number, found in enumerate(rounds) if one.name in found}
-        if one.name in bench.errors or not runs:
-            contenders[one.name] = {
-                "title": one.title,
-                "error": bench.errors.get(one.name, "no round was run"),
+    for contender in chosen:
+        runs = {
+            number: runs_of_round[contender.name]
+            for number, runs_of_round in enumerate(rounds)
+            if contender.name in runs_of_round
+        }
+        if contender.name in bench.errors or not runs:
+            contenders[contender.name] = {
+                "title": contender.title,
+                "error": bench.errors.get(contender.name, "no round was run"),
             }
             continue
-        contenders[one.name] = {
-            "title": one.title,
-            "batch": bench.best_batch(one) or None,
+        contenders[contender.name] = {
+            "title": contender.title,
+            "batch": bench.best_batch(contender) or None,
             "properties_per_second_by_batch": {
-                size: round(rate, 2) for size, rate in bench.rates.get(one.name, {}).items()
+                size: round(rate, 2) for size, rate in bench.rates.get(contender.name, {}).items()
             },
             **_figures(runs, rounds, floor),
         }
-        if one.environment:
-            contenders[one.name]["environment"] = f"benchmarks/environments/{one.environment}.txt"
-        contenders[one.name]["versions"] = versions_in(one, PACKAGES)
+        if contender.environment:
+            contenders[contender.name]["environment"] = f"benchmarks/environments/{contender.environment}.txt"
+        contenders[contender.name]["versions"] = versions_in(contender, PACKAGES)
     return {"floor": floor, "contenders": contenders}
 
 
 def floor_of(rounds: Rounds) -> str | None:
     """The form of the loop with the higher median rate; None where neither ran in every round."""
     medians = {
-        name: statistics.median(found[name].rate for found in rounds)
+        name: statistics.median(runs_of_round[name].rate for runs_of_round in rounds)
         for name in FLOOR
-        if rounds and all(name in found for found in rounds)
+        if rounds and all(name in runs_of_round for runs_of_round in rounds)
     }
     return max(medians, key=medians.__getitem__) if medians else None
 
@@ -215,7 +219,9 @@ def _figures(runs: Mapping[int, Run], rounds: Rounds, floor: str | None) -> dict
         number, run = next(iter(runs.items()))
         yardstick = rounds[number][floor].answers
         if run.answers.keys() == yardstick.keys():
-            same = sum(run.answers[one] == yardstick[one] for one in yardstick) / len(yardstick)
+            same = sum(run.answers[property_id] == yardstick[property_id] for property_id in yardstick) / len(
+                yardstick
+            )
         else:
             same = 0.0
     return {
@@ -228,9 +234,9 @@ def _figures(runs: Mapping[int, Run], rounds: Rounds, floor: str | None) -> dict
     }
 
 
-def _rotated(wanted: Sequence[Contender], number: int) -> list[Contender]:
-    start = number % len(wanted)
-    return [*wanted[start:], *wanted[:start]]
+def _rotated(contenders: Sequence[Contender], number: int) -> list[Contender]:
+    start = number % len(contenders)
+    return [*contenders[start:], *contenders[:start]]
 
 
 def _facts(arguments: argparse.Namespace, load_before: float) -> dict[str, Any]:
@@ -264,7 +270,7 @@ def _facts(arguments: argparse.Namespace, load_before: float) -> dict[str, Any]:
 
 
 def _arguments() -> argparse.Namespace:
-    names = [one.name for one in CONTENDERS]
+    names = [contender.name for contender in CONTENDERS]
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__.split("\n")[0])
     parser.add_argument("--properties", type=int, help="a run (default 480; multiples of the batch)")
     parser.add_argument("--rounds", type=int, help="(default 5)")

@@ -87,4 +87,4 @@ def run_micro(*, quick: bool) -> bool:
     RESULTS.write_text(json.dumps({**facts, "benchmarks": results}, indent=2, ensure_ascii=False) + "\n")
     Console(width=max(Console().width, 150)).print(table)
     sys.stdout.write(f"{RESULTS}\n")
-    return not any(one["failed"] for one in results)
+    return not any(result["failed"] for result in results)

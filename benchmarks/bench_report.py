@@ -39,35 +39,35 @@ def print_table(results: Mapping[str, Any]) -> None:
         "same answers",
     ):
         table.add_column(name, justify="right")
-    for name, found in results["contenders"].items():
-        title = f"{found['title']} *" if name == results["floor"] else found["title"]
-        if "error" in found:
-            table.add_row(title, f"[red]FAILED: {escape(found['error'])}[/red]")
+    for name, contender in results["contenders"].items():
+        title = f"{contender['title']} *" if name == results["floor"] else contender["title"]
+        if "error" in contender:
+            table.add_row(title, f"[red]FAILED: {escape(contender['error'])}[/red]")
             continue
-        same = found["same_answers_as_floor"]
+        same = contender["same_answers_as_floor"]
         table.add_row(
             title,
-            str(found["batch"] or "default"),
-            _spread(found, "properties_per_second", 2),
-            _spread(found, "ratio_to_floor", 3) if "ratio_to_floor" in found else "-",
-            f"{found['ours_to_this']:.2f}" if "ours_to_this" in found else "-",
-            _spread(found, "startup_seconds", 1),
-            f"{found['peak_rss_mb']:.0f}",
-            f"{found['cpu_seconds']:.0f}",
-            f"{found['model_process_cpu_ms_per_property']:.1f}"
-            if "model_process_cpu_ms_per_property" in found
+            str(contender["batch"] or "default"),
+            _spread(contender, "properties_per_second", 2),
+            _spread(contender, "ratio_to_floor", 3) if "ratio_to_floor" in contender else "-",
+            f"{contender['ours_to_this']:.2f}" if "ours_to_this" in contender else "-",
+            _spread(contender, "startup_seconds", 1),
+            f"{contender['peak_rss_mb']:.0f}",
+            f"{contender['cpu_seconds']:.0f}",
+            f"{contender['model_process_cpu_ms_per_property']:.1f}"
+            if "model_process_cpu_ms_per_property" in contender
             else "-",
             "-" if same is None else f"{same:.1%}",
         )
     wide = Console(width=max(_console.width, 130))
     wide.print(table)
-    for found in results["contenders"].values():
-        if rates := found.get("properties_per_second_by_batch"):
+    for contender in results["contenders"].values():
+        if rates := contender.get("properties_per_second_by_batch"):
             tried = ", ".join(f"{rate:.1f} at {size}" for size, rate in rates.items())
-            say(f"{found['title']}: {tried} properties/s by batch size, tried once")
+            say(f"{contender['title']}: {tried} properties/s by batch size, tried once")
     say("* the floor. Properties/s: from the first batch's end until all rows are durable.")
 
 
-def _spread(found: Mapping[str, Any], name: str, digits: int) -> str:
-    low, high = found["spread"][name]
-    return f"{found[name]:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
+def _spread(contender: Mapping[str, Any], name: str, digits: int) -> str:
+    low, high = contender["spread"][name]
+    return f"{contender[name]:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"

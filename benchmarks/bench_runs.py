@@ -113,13 +113,13 @@ def run_contender(
     others = frozenset(_children(os.getpid()))
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.monotonic()
-    with log.open("wb") as said:
+    with log.open("wb") as log_file:
         process = subprocess.Popen(
             [contender.python, "-P", "-m", f"benchmarks.contenders.{contender.module}", str(path)],
             cwd=folder,
             env={**environment, "PYTHONPATH": str(CHECKOUT)},
             stdin=subprocess.DEVNULL,
-            stdout=said,
+            stdout=log_file,
             stderr=subprocess.STDOUT,
         )
     try:
@@ -130,10 +130,10 @@ def run_contender(
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if process.returncode != 0:
         raise ContenderFailedError(f"ended with {process.returncode}: {_last_words(log)}")
-    asked, first_batch, durable = _moments(Path(task.marks), len(task.rows()), log)
+    request, first_batch, durable = _moments(Path(task.marks), len(task.rows()), log)
     return Run(
         rate=(durable["rows"] - first_batch["rows"]) / (durable["at"] - first_batch["at"]),
-        startup=asked["at"] - started,
+        startup=request["at"] - started,
         ending=ended - durable["at"],
         whole=ended - started,
         cpu=after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
@@ -154,10 +154,10 @@ def versions_in(contender: Contender, packages: tuple[str, ...]) -> dict[str, st
         "print(json.dumps({'python': platform.python_version(),"
         " **{p: found[p] for p in sys.argv[1:] if p in found}}))"
     )
-    told = subprocess.run(
+    answer = subprocess.run(
         [contender.python, "-c", code, *packages], capture_output=True, text=True, check=True, timeout=60
     )
-    versions: dict[str, str] = json.loads(told.stdout)
+    versions: dict[str, str] = json.loads(answer.stdout)
     return versions
 
 
@@ -187,21 +187,21 @@ def _descendants(roots: Collection[int]) -> Iterator[int]:
     seen: set[int] = set()
     waiting = list(roots)
     while waiting:
-        one = waiting.pop()
-        if one not in seen:
-            seen.add(one)
-            yield one
-            waiting += _children(one)
+        pid = waiting.pop()
+        if pid not in seen:
+            seen.add(pid)
+            yield pid
+            waiting += _children(pid)
 
 
 def _children(pid: int) -> list[int]:
-    found: list[int] = []
+    pids: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
-            found += map(int, path.read_text().split())
+            pids += map(int, path.read_text().split())
         except OSError:
             continue  # It has ended since.
-    return found
+    return pids
 
 
 def _field(pid: int, name: str, number: int) -> int:
@@ -225,29 +225,29 @@ def _end_all(process: subprocess.Popen[bytes], others: frozenset[int]) -> None:
     if process.poll() is None:
         process.kill()
         process.wait()
-    while left := set(_children(os.getpid())) - others:
-        for pid in list(_descendants(left)):
+    while children := set(_children(os.getpid())) - others:
+        for pid in list(_descendants(children)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        for pid in left:
+        for pid in children:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
 
 
 def _moments(marks: Path, expected: int, log: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     lines = marks.read_text().splitlines() if marks.exists() else []
-    found: dict[str, dict[str, Any]] = {}
+    moments: dict[str, dict[str, Any]] = {}
     for line in map(json.loads, lines):
         if line["moment"] != "durable" or line["rows"] == expected:
-            found.setdefault(line["moment"], line)
-    missing = [moment for moment in ("asked", "first_batch", "durable") if moment not in found]
+            moments.setdefault(line["moment"], line)
+    missing = [moment for moment in ("asked", "first_batch", "durable") if moment not in moments]
     if missing:
         raise ContenderFailedError(f"never said {', '.join(missing)}: {_last_words(log)}")
-    if found["first_batch"]["rows"] == expected:
+    if moments["first_batch"]["rows"] == expected:
         raise ContenderFailedError(
             "its first batch was all there is, so it has no steady state: more --properties"
         )
-    return found["asked"], found["first_batch"], found["durable"]
+    return moments["asked"], moments["first_batch"], moments["durable"]
 
 
 def _model_cpu(first_batch: Mapping[str, Any], durable: Mapping[str, Any]) -> float | None:

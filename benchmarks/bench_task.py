@@ -54,7 +54,9 @@ class Workload:
         rendered = min(properties, RENDERED)
         listing = write_example(work / f"example-{rendered}-{seed}", properties=rendered, seed=seed)
         shown = [
-            list(one.images) for one in list_properties(properties=rendered, seed=seed) if one.hard is None
+            list(listed.images)
+            for listed in list_properties(properties=rendered, seed=seed)
+            if listed.hard is None
         ]
         many = listing.with_name(f"{properties}.jsonl")
         lines = (

@@ -74,10 +74,10 @@ def _measure_runs(settings: Settings) -> None:
     taken: list[float] = []
 
     def timed(method: Callable[[Canary, object], None]) -> Callable[[Canary, object], None]:
-        def asked(canary: Canary, engine: object) -> None:
+        def measured_method(canary: Canary, engine: object) -> None:
             taken.append(_timed(lambda: method(canary, engine)).wall)
 
-        return asked
+        return measured_method
 
     setattr(Canary, "begin", timed(Canary.begin))  # noqa: B010
     setattr(Canary, "end", timed(Canary.end))  # noqa: B010
@@ -87,35 +87,42 @@ def _measure_runs(settings: Settings) -> None:
         taken.clear()
         began = time.perf_counter()
         dg.materialize(
-            [one for one in defs.assets or () if isinstance(one, dg.AssetsDefinition)],
+            [definition for definition in defs.assets or () if isinstance(definition, dg.AssetsDefinition)],
             selection=[asset],
             partition_key=partition.key,
             instance=instance,
             resources=defs.resources,
         )
         seconds = time.perf_counter() - began
-        asked = sum(taken)
-        print(f"a run of {asset}: {seconds:.1f} s, canary {1000 * asked:.0f} ms: {_share(asked, seconds)}")
+        canary_seconds = sum(taken)
+        print(
+            f"a run of {asset}: {seconds:.1f} s, canary {1000 * canary_seconds:.0f} ms:"
+            f" {_share(canary_seconds, seconds)}"
+        )
 
 
-def _share(seconds: float, of: float) -> str:
-    share = seconds / of
+def _share(seconds: float, whole: float) -> str:
+    share = seconds / whole
     return f"{100 * share:.2f}%, {'within' if share < _TARGET else 'over'} the target of {100 * _TARGET:.0f}%"
 
 
 def _measure(
-    name: str, asked: object, work: Callable[[], object], canary: Callable[[int], Canary], rounds: int
+    name: str, engine: object, work: Callable[[], object], canary: Callable[[int], Canary], rounds: int
 ) -> None:
     taken: list[tuple[Took, ...]] = []
     for number in range(rounds + 1):
-        one = canary(number)
-        steps: list[Callable[[], object]] = [partial(one.begin, asked), work, partial(one.end, asked)]
+        measured_canary = canary(number)
+        steps: list[Callable[[], object]] = [
+            partial(measured_canary.begin, engine),
+            work,
+            partial(measured_canary.end, engine),
+        ]
         taken.append(tuple(_timed(step) for step in steps))
     # The first round pays for what is compiled and allocated once, and finds no known answer.
     begins, works, ends = zip(*taken[1:], strict=True)
     for clock in ("wall", "cpu"):
         begin, whole, end = (
-            statistics.median(getattr(one, clock) for one in of_step) for of_step in (begins, works, ends)
+            statistics.median(getattr(cost, clock) for cost in costs) for costs in (begins, works, ends)
         )
         print(
             f"{name}, {clock}: begin {1000 * begin:.0f} ms, work {whole:.1f} s, end {1000 * end:.0f} ms:"
@@ -148,7 +155,7 @@ def main() -> None:
         _measure(f"{arguments.properties} descriptions", engine, describe, canary, arguments.rounds)
         if isinstance(engine, TransformersEngine):
             model = engine._model
-            size = sum(one.nbytes for one in model.state_dict().values())
+            size = sum(tensor.nbytes for tensor in model.state_dict().values())
             seconds = min(_timed(lambda: weights_checksum(model)).wall for _ in range(3))
             print(f"checksum of {size / 1e6:.1f} MB of weights: {1000 * seconds:.1f} ms")
         _measure_runs(settings)

@@ -70,14 +70,14 @@ def main() -> None:
         alerts = build_alerts(settings, [cluster], schedules={})
         for sensor in (cluster, alerts):
             ticking = Ticking(sensor, name)
-            for what in ("first look", "nothing new", "nothing new"):
+            for title in ("first look", "nothing new", "nothing new"):
                 beat(nodes, runs, chosen.devices)
-                ticking.tick(what)
+                ticking.tick(title)
         environment = {**cluster_of, "VLM_ASSETS_HOME": str(settings.home), "DAGSTER_HOME": name}
-        for what in ("first look", "nothing new"):
+        for title in ("first look", "nothing new"):
             beat(nodes, runs, chosen.devices)
             cpu, memory = spent(STATUS, environment)
-            print(f"status, {what}: {cpu:.2f} s of CPU, {memory:.0f} MiB", flush=True)
+            print(f"status, {title}: {cpu:.2f} s of CPU, {memory:.0f} MiB", flush=True)
 
 
 def beat(nodes: Nodes, runs: list[str], devices: int) -> None:
@@ -102,14 +102,14 @@ def beat(nodes: Nodes, runs: list[str], devices: int) -> None:
 def write_workers(settings: Settings, runs: list[str]) -> None:
     """A materialization under way for each run, on a machine that is not this one."""
     workers, now = Workers(control_state(settings)), time.time()
-    one = Worker(
+    worker = Worker(
         run_id="", asset=settings.descriptions.name, partition="", device=None, pid=1, process_start=1,
         host="elsewhere", boot_id=f"not {boot_id()}", started_at=now, beat_at=now, expected=1000, restored=0,
         computed=10, committed=10, committed_at=now, rate=1.0, batch_seconds=1.0, phase=Phase.WORKING,
         moved=now,
     )  # fmt: skip
     for number, (run, key) in enumerate(zip(runs, keys(settings), strict=False)):
-        workers.write_record(replace(one, run_id=run, partition=key, device=f"GPU-{number}"))
+        workers.write_record(replace(worker, run_id=run, partition=key, device=f"GPU-{number}"))
 
 
 if __name__ == "__main__":

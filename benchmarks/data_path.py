@@ -77,9 +77,9 @@ def calls_of_modules(folder: Path, size: int) -> Calls:
     lines = [json.dumps({"property_id": f"p{number}", "images": images}) + "\n" for number in range(size)]
     source.write_text("".join(lines))
     home = folder / "home"
-    (wanted,) = ingest(source, home, range_size=size).new_ranges
+    (property_range,) = ingest(source, home, range_size=size).new_ranges
     settings = load_settings(home=home, model="example", devices="cpu:1", batch_size=4, decode_workers=1)
-    return _materialized(settings, wanted.key)
+    return _materialized(settings, property_range.key)
 
 
 def _materialized(settings: Settings, key: str) -> Calls:

@@ -31,11 +31,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[100, 1000, 10_000])
     sizes = parser.parse_args().sizes
-    found = {size: _measure(size) for size in sizes}
+    measured = {size: _measure(size) for size in sizes}
     first, last = sizes[0], sizes[-1]
     if last > first:
         for name in CASES:
-            (cpu, memory), (least_cpu, least_memory) = found[last][name], found[first][name]
+            (cpu, memory), (least_cpu, least_memory) = measured[last][name], measured[first][name]
             thousands = (last - first) / 1000
             print(
                 f"{name}: {1000 * (cpu - least_cpu) / thousands:.0f} ms of CPU and"
@@ -48,12 +48,12 @@ def _measure(partitions: int) -> dict[str, tuple[float, float]]:
     with tempfile.TemporaryDirectory() as folder:
         settings = make_home(Path(folder), partitions)
         environment = {"VLM_ASSETS_HOME": str(settings.home), "DAGSTER_HOME": folder}
-        found = {}
+        measured = {}
         for name, command in CASES.items():
-            found[name] = spent(command, environment)
-            cpu, memory = found[name]
+            measured[name] = spent(command, environment)
+            cpu, memory = measured[name]
             print(f"{partitions:6d} partitions, {name}: {cpu:.2f} s of CPU, {memory:.0f} MiB", flush=True)
-        return found
+        return measured
 
 
 def spent(command: tuple[str, ...], environment: dict[str, str]) -> tuple[float, float]:

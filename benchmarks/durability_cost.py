@@ -102,7 +102,7 @@ class Bench:
 
 def _commit_thread_seconds() -> float:
     """CPU seconds of the open journal's commit thread so far."""
-    (thread,) = [one for one in threading.enumerate() if one.name == "journal-commits"]
+    (thread,) = [running for running in threading.enumerate() if running.name == "journal-commits"]
     nanoseconds = Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text().split()[0]
     return int(nanoseconds) / 1e9
 

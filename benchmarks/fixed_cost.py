@@ -70,7 +70,7 @@ def main() -> None:
         template = _template(Path(folder))
         measured = [_measure(template, Path(folder)) for _ in range(arguments.repeat + 1)][1:]
         for part in measured[0]:
-            values = [one[part] for one in measured]
+            values = [run[part] for run in measured]
             print(
                 f"{part}: median {statistics.median(values):.2f} s of CPU"
                 f" ({min(values):.2f} to {max(values):.2f})"
@@ -156,7 +156,7 @@ def _run() -> None:
     (only,) = Catalog.open(current_settings().home).ranges
     with clock.around("Dagster's instance", dg.DagsterInstance.get)() as instance:
         dg.materialize(
-            [one for one in defs.assets or () if isinstance(one, dg.AssetsDefinition)],
+            [definition for definition in defs.assets or () if isinstance(definition, dg.AssetsDefinition)],
             selection=[ASSET],
             partition_key=only.key,
             resources=defs.resources,

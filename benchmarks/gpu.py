@@ -98,7 +98,7 @@ def run_case(bench: Bench, case: Case) -> dict[str, Any]:
 def _run_case(bench: Bench, case: Case, folder: Path) -> dict[str, Any]:
     shape = SHAPES[case.model]
     result: dict[str, Any] = {"case": asdict(case), "model_seconds": bench.load(case.model)}
-    result["parameters"] = sum(one.numel() for one in bench.model.parameters())
+    result["parameters"] = sum(parameter.numel() for parameter in bench.model.parameters())
     processor, limits = save_processor_of(shape, bench.tokenizer, folder, side=case.side, prompt=PROMPT.text)
     dtype = str(bench.model.dtype).removeprefix("torch.")
     output = Tensors(ModelSource(str(folder)), PROMPT.text, dtype, limits)
@@ -188,7 +188,9 @@ def _batch_of_the_same_memory(bench: Bench, case: Case, result: dict[str, Any]) 
     """The batch with which plain generation takes the memory that the engine took, where that is larger."""
     if "plain" not in result or not bench.cuda:
         return None
-    weights = sum(one.numel() * one.element_size() for one in bench.model.parameters()) / 2**30
+    weights = (
+        sum(parameter.numel() * parameter.element_size() for parameter in bench.model.parameters()) / 2**30
+    )
     engine = result["engine"]["peak_gib"]
     times = (engine - weights) / max(0.1, result["plain"]["peak_gib"] - weights)
     return int(result["plain"]["batch"] * times) if times >= WORTH_A_LARGER_BATCH else None
@@ -201,7 +203,7 @@ def _rates(work: Work, bench: Bench) -> dict[str, Any]:
         "batches": work.batches,
         "images_per_second": images,
         "properties_per_second": work.properties / work.seconds,
-        "tokens_per_second": sum(said for _, said in work.tokens) / work.seconds,
+        "tokens_per_second": sum(generated for _, generated in work.tokens) / work.seconds,
         "days_of_the_run": IMAGES_OF_THE_RUN / DEVICES_OF_THE_RUN / images / 86_400,
         "peak_gib": bench.peak_gib(),
     }
@@ -239,11 +241,12 @@ def _limits(bench: Bench, case: Case, work: Work, stages: Stages) -> dict[str, A
     shape, ceilings = SHAPES[case.model], bench.ceilings
     vision = shape.vision_flops(stages.tiles)
     prefill = sum(shape.prefill_flops(prompt) for prompt, _ in work.tokens)
-    decode = sum(shape.decode_flops(prompt + said // 2) * said for prompt, said in work.tokens)
+    decode = sum(shape.decode_flops(prompt + generated // 2) * generated for prompt, generated in work.tokens)
     width = 2 if bench.cuda else 4
     weights = shape.step_bytes([], width)
     read = stages.steps * weights + sum(
-        (said - 1) * (shape.step_bytes([prompt + said // 2], width) - weights) for prompt, said in work.tokens
+        (generated - 1) * (shape.step_bytes([prompt + generated // 2], width) - weights)
+        for prompt, generated in work.tokens
     )
 
     if not work.tokens:  # plain generation counts none
@@ -297,7 +300,7 @@ def main() -> None:
         jpegs = render_jpegs(Path(folder), 4 if options.tiny else 24, size, cores)
         spent, megabytes = (
             time.monotonic() - began,
-            np.mean([Path(one).stat().st_size for one in jpegs]) / 1e6,
+            np.mean([Path(jpeg).stat().st_size for jpeg in jpegs]) / 1e6,
         )
         say(f"{len(jpegs)} JPEGs of {size[0]}x{size[1]}, {megabytes:.1f} MB each, in {spent:.1f} s")
         ceilings = measure_ceilings(device)

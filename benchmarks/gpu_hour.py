@@ -72,15 +72,18 @@ def steps(*, device: str, tiny: bool) -> list[Step]:
     partitions = ("benchmarks.gpu_partitions", *options, "--no-vllm", "--properties", "4" if tiny else "100")
     # First what no GPU has shown yet.
     figures = [
-        *(Step(f"drafts {one}", (*case, "--model", one, "--batch", large, *drafts), 150) for one in models),
-        *(Step(f"partitions {one}", (*partitions, "--model", one), 240) for one in models),
         *(
-            Step(f"plain {one}", (*case, "--model", one, "--batch", small, large, "--plain"), 180)
-            for one in models
+            Step(f"drafts {model}", (*case, "--model", model, "--batch", large, *drafts), 150)
+            for model in models
+        ),
+        *(Step(f"partitions {model}", (*partitions, "--model", model), 240) for model in models),
+        *(
+            Step(f"plain {model}", (*case, "--model", model, "--batch", small, large, "--plain"), 180)
+            for model in models
         ),
     ]
     # Measured twice, a figure shows its spread.
-    again = [Step(f"{one.name}, again", one.command, one.seconds) for one in figures]
+    again = [Step(f"{model.name}, again", model.command, model.seconds) for model in figures]
     return [*listed, *figures, *again]
 
 
@@ -93,7 +96,7 @@ def run_steps(
     """
     ends = time.monotonic() + seconds
     results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    left: list[str] = []
+    remaining: list[str] = []
     out_of_time = False
     for step in listed:
         tries = results.get(step.name, {}).get("tries", 0)
@@ -102,7 +105,7 @@ def run_steps(
         has = ends - time.monotonic()
         out_of_time = out_of_time or has < min(step.seconds, LEAST_SECONDS)
         if out_of_time:
-            left.append(step.name)
+            remaining.append(step.name)
             continue
         print(f"== {step.name}: {' '.join(step.command)}", flush=True)
         result: dict[str, Any] = {"tries": tries + 1, "versions": versions(), "before": gpu_readings()}
@@ -111,11 +114,11 @@ def run_steps(
         result |= _run(step, environment, min(has, step.seconds)) | {"after": gpu_readings()}
         if result["returned"] == LIMIT and has < step.seconds:
             del result["returned"]  # The call was over, not the step's own time.
-            left.append(step.name)
+            remaining.append(step.name)
         _replace(file, results)
         ended = result.get("returned", "cut")
         print(f"   {ended} after {result['seconds']:.0f} s\n{result['last_words'][-800:]}", flush=True)
-    return left
+    return remaining
 
 
 def _run(step: Step, environment: Mapping[str, str], seconds: float) -> dict[str, Any]:
@@ -165,9 +168,9 @@ def main() -> None:
     options = parser.parse_args()
     environment = {**os.environ, "GPU_TESTS_DEVICE": options.device, "PYTHONUNBUFFERED": "1"}
     listed = steps(device=options.device, tiny=options.tiny)
-    left = run_steps(listed, options.results, seconds=60 * options.minutes, environment=environment)
+    remaining = run_steps(listed, options.results, seconds=60 * options.minutes, environment=environment)
     results = json.loads(options.results.read_text()) if options.results.exists() else {}
-    print(f"results: {options.results}; left for the next call: {', '.join(left) or 'nothing'}")
+    print(f"results: {options.results}; left for the next call: {', '.join(remaining) or 'nothing'}")
     failed = [name for name, result in results.items() if result.get("returned") != 0]
     if failed:
         sys.exit(f"gpu-hour: failed, see the results: {', '.join(failed)}")

@@ -250,12 +250,12 @@ def describe_window(
 
 
 def _count(work: Work, described: Sequence[Described]) -> None:
-    if failed := [one for one in described if one.status != "ok"]:
+    if failed := [answer for answer in described if answer.status != "ok"]:
         raise RuntimeError(f"{len(failed)} of {len(described)} failed, first: {failed[0].error}")
     work.batches += 1
     work.properties += len(described)
-    work.images += sum(one.images_seen for one in described)
-    work.tokens += [(one.prompt_tokens, one.output_tokens) for one in described]
+    work.images += sum(answer.images_seen for answer in described)
+    work.tokens += [(answer.prompt_tokens, answer.output_tokens) for answer in described]
 
 
 def plain_window(
@@ -306,12 +306,12 @@ def plain_window(
             generated(inputs, 2)
             lengths.restart()
             restart()
-        asked = time.monotonic()
+        answering_since = time.monotonic()
         sequences = generated(inputs, lengths.longest)
         processor.batch_decode(sequences[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         work.wait_images += opened - called
         work.processor += processed - opened
-        work.describe += (processed - opened) + time.monotonic() - asked
+        work.describe += (processed - opened) + time.monotonic() - answering_since
         work.batches += 1
         work.properties += len(batch)
         work.images += sum(len(job.image_paths) for job in batch)

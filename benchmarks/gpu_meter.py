@@ -91,8 +91,8 @@ class StageClock:
 
             torch.cuda.synchronize()
         stages = replace(self._stages, prompts=[])
-        stages.vision += sum(self._elapsed(one.began, one.ended) for one in self._visions)
-        stages.tiles = sum(one.rows for one in self._visions)
+        stages.vision += sum(self._elapsed(span.began, span.ended) for span in self._visions)
+        stages.tiles = sum(span.rows for span in self._visions)
         for call in self._calls:
             if not call:  # the memory was too small for its images
                 continue
@@ -102,11 +102,11 @@ class StageClock:
             stages.steps += len(rest)
             if rest:
                 stages.decode += self._elapsed(first.ended, rest[-1].ended)
-                stages.step_forward += sum(self._elapsed(one.began, one.ended) for one in rest)
-                stages.step_host += sum(one.host_seconds for one in rest)
+                stages.step_forward += sum(self._elapsed(span.began, span.ended) for span in rest)
+                stages.step_host += sum(span.host_seconds for span in rest)
         # Some versions of transformers look at the images before the forward of the prompt, others in it.
-        inside = [one for one in self._visions if one.inside_another]
-        stages.prefill -= sum(self._elapsed(one.began, one.ended) for one in inside)
+        inside = [span for span in self._visions if span.inside_another]
+        stages.prefill -= sum(self._elapsed(span.began, span.ended) for span in inside)
         return stages
 
     def _clock_generate(self) -> Callable[[], None]:
@@ -132,7 +132,7 @@ class StageClock:
     def _begin(self, forwards: Callable[[], list[_Forward]]) -> Any:
         def begin(module: Any, arguments: Any, named: dict[str, Any]) -> None:
             names = ("input_ids", "inputs_embeds", "pixel_values")
-            shown = next((one for name in names if (one := named.get(name)) is not None), None)
+            shown = next((value for name in names if (value := named.get(name)) is not None), None)
             if shown is None and arguments:  # Qwen's vision layers: patches of all images
                 shown = arguments[0]
             rows, tokens = shown.shape[:2] if shown is not None else (0, 0)
@@ -257,9 +257,9 @@ def measure_ceilings(device: str) -> Ceilings:
     cuda = device == "cuda"
     side, megabytes = (8192, 4096) if cuda else (512, 64)
     dtype = torch.bfloat16 if cuda else torch.float32
-    left = torch.randn(side, side, device=device, dtype=dtype)
-    right = torch.randn(side, side, device=device, dtype=dtype)
-    flops = 2 * side**3 / _best(lambda: left @ right, cuda=cuda)
+    first = torch.randn(side, side, device=device, dtype=dtype)
+    second = torch.randn(side, side, device=device, dtype=dtype)
+    flops = 2 * side**3 / _best(lambda: first @ second, cuda=cuda)
     source = torch.zeros(megabytes << 20, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     copied = 2 * source.numel() / _best(lambda: target.copy_(source), cuda=cuda)
@@ -309,8 +309,10 @@ def profile_kernels(work: Callable[[], Any], *, longest: int = 10) -> KernelProf
         work()
         torch.cuda.synchronize()
         wall = time.perf_counter() - began
-    events = [one for one in profiler.key_averages() if one.self_device_time_total > 0]
-    total = sum(one.self_device_time_total for one in events)
-    events.sort(key=lambda one: -one.self_device_time_total)
-    top = [(one.key[:90], one.self_device_time_total / total, int(one.count)) for one in events[:longest]]
-    return KernelProfile(wall, total / 1e6, sum(int(one.count) for one in events), top)
+    events = [event for event in profiler.key_averages() if event.self_device_time_total > 0]
+    total = sum(event.self_device_time_total for event in events)
+    events.sort(key=lambda event: -event.self_device_time_total)
+    top = [
+        (event.key[:90], event.self_device_time_total / total, int(event.count)) for event in events[:longest]
+    ]
+    return KernelProfile(wall, total / 1e6, sum(int(event.count) for event in events), top)

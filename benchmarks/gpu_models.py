@@ -105,7 +105,7 @@ class Shape:
     def step_bytes(self, contexts: Sequence[int], bytes_each: int) -> float:
         """Bytes that one decode step must read: the text weights once, keys and values of each row."""
         weights = self.layer_weights + self.vocabulary * self.text_width
-        kept = sum(2 * self.kv_heads * self.head_width * sum(self._reaches(one)) for one in contexts)
+        kept = sum(2 * self.kv_heads * self.head_width * sum(self._reaches(context)) for context in contexts)
         return float(bytes_each * (weights + kept))
 
     @property
@@ -397,8 +397,8 @@ class AnswerScripts:
         scripts = []
         for length in self._lengths.draw(size):
             own = self._random.integers(self._words.start, self._words.stop, size=self.longest)
-            said = np.where(self._alike, self._of_all, own)[: length - 1]
-            scripts.append([*said.tolist(), self._stop])
+            answer = np.where(self._alike, self._of_all, own)[: length - 1]
+            scripts.append([*answer.tolist(), self._stop])
         return ScriptsOfBatch(scripts)
 
 
@@ -407,14 +407,17 @@ class ScriptsOfBatch:
 
     def __init__(self, scripts: list[list[int]]) -> None:
         self._scripts = scripts
-        self._said = [0] * len(scripts)
+        self._counts = [0] * len(scripts)
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         """Scores [batch, width] in which one token of each row is certain."""
         import torch
 
-        tokens = [one[min(said, len(one) - 1)] for one, said in zip(self._scripts, self._said, strict=True)]
-        self._said = [said + 1 for said in self._said]
+        tokens = [
+            script[min(count, len(script) - 1)]
+            for script, count in zip(self._scripts, self._counts, strict=True)
+        ]
+        self._counts = [count + 1 for count in self._counts]
         certain = torch.tensor(tokens, device=scores.device)[:, None]
         return torch.full_like(scores, float("-inf")).scatter_(1, certain, 0.0)
 
@@ -426,15 +429,15 @@ class ScriptsOfBatch:
     ) -> list[list[int]]:
         """The next tokens of each of ``rows``, along its draft."""
         scores.argmax(dim=-1).tolist()  # as a check that reads them
-        said = []
+        tokens = []
         for row, draft in zip(rows, drafts, strict=True):
-            left = self._scripts[row][self._said[row] :]
+            rest = self._scripts[row][self._counts[row] :]
             right = 0
-            while right < min(len(draft), len(left) - 1) and draft[right] == left[right]:
+            while right < min(len(draft), len(rest) - 1) and draft[right] == rest[right]:
                 right += 1
-            said.append(left[: right + 1])
-            self._said[row] += right + 1
-        return said
+            tokens.append(rest[: right + 1])
+            self._counts[row] += right + 1
+        return tokens
 
 
 class LengthsOfBatch:

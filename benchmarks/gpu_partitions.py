@@ -79,7 +79,7 @@ class Outcome:
 
     def line(self) -> str:
         """For the table."""
-        busy, memory = ("-" if one is None else f"{one:.0%}" for one in (self.busy, self.memory))
+        busy, memory = ("-" if share is None else f"{share:.0%}" for share in (self.busy, self.memory))
         return (
             f"  {self.name:34} {self.whole:8.1f} {self.whole - self.seconds:9.1f}"
             f" {self.properties / self.whole:9.2f} {self.properties / self.seconds:9.2f}"
@@ -105,8 +105,8 @@ class Bench:
 
     def environment(self, **changed: Any) -> dict[str, str]:
         """Of the product's processes, and of vLLM's."""
-        inherited = {name: one for name, one in os.environ.items() if not name.startswith(PREFIX)}
-        chosen = {PREFIX + name.upper(): str(one) for name, one in {**self.settings, **changed}.items()}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+        chosen = {PREFIX + name.upper(): str(value) for name, value in {**self.settings, **changed}.items()}
         of_cpu = ON_A_CPU if self.device == "cpu" else {}
         quiet = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
         return {**inherited, **chosen, **of_cpu, **quiet}
@@ -151,18 +151,21 @@ def ours(bench: Bench, name: str, **changed: Any) -> Iterator[Outcome]:
             )
         if ran.returncode:
             raise RuntimeError(ran.stderr[-2000:])
-        found = json.loads(ran.stdout.splitlines()[-1])
-        beside = sum(found[f"seconds {part}"] for part in ("reading images", "decoding images"))
-        beside += found["seconds in processor"]
+        measured = json.loads(ran.stdout.splitlines()[-1])
+        beside = sum(measured[f"seconds {part}"] for part in ("reading images", "decoding images"))
+        beside += measured["seconds in processor"]
         which = "first" if key == bench.keys[0] else "second"
         yield Outcome(
             f"{name}, {which} partition",
             bench.properties,
-            found["images"],
+            measured["images"],
             time.monotonic() - began,
-            seconds_of_work(found),
+            seconds_of_work(measured),
             *busy_shares(samples),
-            {"images_per_second_a_core": found["images"] / max(1e-9, beside), "batches": found["batches"]},
+            {
+                "images_per_second_a_core": measured["images"] / max(1e-9, beside),
+                "batches": measured["batches"],
+            },
         )
 
 
@@ -183,7 +186,7 @@ def with_vllm(bench: Bench, command: str) -> Iterator[Outcome]:
 
 
 @dataclass(frozen=True)
-class Asked:
+class EngineRequest:
     """What vLLM is started with, the same as our own server: context, processor and images of a property."""
 
     costs: ImageTokens | None
@@ -191,7 +194,7 @@ class Asked:
     images: int
 
     @classmethod
-    def of(cls, bench: Bench) -> Asked:
+    def from_bench(cls, bench: Bench) -> EngineRequest:
         """By the settings of the product."""
         settings = load_settings(**bench.settings)
         model = build_vision_language_model(settings)
@@ -204,24 +207,24 @@ class Asked:
 
     def arguments(self) -> dict[str, Any]:
         """Of vLLM's engine."""
-        found: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "load_format": "dummy",
             "limit_mm_per_prompt": {"image": self.images, "video": 0},
             "mm_processor_cache_gb": 0,
             "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
         }
         if self.context is not None:
-            found["max_model_len"] = self.context
+            arguments["max_model_len"] = self.context
         if self.costs is not None and self.costs.options:
-            found["mm_processor_kwargs"] = dict(self.costs.options)
-        return found
+            arguments["mm_processor_kwargs"] = dict(self.costs.options)
+        return arguments
 
 
 def offline(bench: Bench, command: str) -> Outcome:
     """vLLM's own loop over all requests of a partition."""
     settings = load_settings(**bench.settings)
     on_a_cpu = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 8}
-    engine = Asked.of(bench).arguments() | (on_a_cpu if bench.device == "cpu" else {})
+    engine = EngineRequest.from_bench(bench).arguments() | (on_a_cpu if bench.device == "cpu" else {})
     task = bench.folder / "offline.json"
     listing = bench.folder / "first.jsonl"
     listing.write_text("".join(json.dumps(row) + "\n" for row in bench.rows()))
@@ -250,11 +253,11 @@ def offline(bench: Bench, command: str) -> Outcome:
     if ran.returncode:
         raise RuntimeError(ran.stderr[-2000:])
     # vLLM writes there too, while it ends.
-    found = json.loads(next(one for one in reversed(ran.stdout.splitlines()) if one.startswith("{")))
+    measured = json.loads(next(line for line in reversed(ran.stdout.splitlines()) if line.startswith("{")))
     images = sum(len(row["images"]) for row in bench.rows())
     whole = time.monotonic() - began
     shares = busy_shares(samples)
-    return Outcome("vLLM offline", bench.properties, images, whole, found["seconds"], *shares)
+    return Outcome("vLLM offline", bench.properties, images, whole, measured["seconds"], *shares)
 
 
 def served(bench: Bench, command: str) -> Outcome:
@@ -264,7 +267,7 @@ def served(bench: Bench, command: str) -> Outcome:
         free.bind((HOST, 0))
         port = free.getsockname()[1]
     words = [command, "serve", str(bench.folder / "model"), "--host", HOST, "--port", str(port)]
-    for name, value in Asked.of(bench).arguments().items():
+    for name, value in EngineRequest.from_bench(bench).arguments().items():
         text = json.dumps(value) if isinstance(value, dict) else str(value)
         words += [f"--{name.replace('_', '-')}", text]
     if bench.device == "cpu":
@@ -274,7 +277,7 @@ def served(bench: Bench, command: str) -> Outcome:
     encode = EncodedImages().load()
 
     def ask(row: dict[str, Any]) -> int:
-        images = [load_image(Path(one), max_pixels=settings.max_pixels) for one in row["images"]]
+        images = [load_image(Path(path), max_pixels=settings.max_pixels) for path in row["images"]]
         body = chat_request(question, data_uris(encode(images).images), row["property_id"], attempt)
         request = urllib.request.Request(  # on loopback
             f"http://{HOST}:{port}/v1/chat/completions", body, {"Content-Type": "application/json"}
@@ -338,9 +341,9 @@ def arithmetic_share(bench: Bench, outcome: Outcome, flops: float) -> float | No
     shape, text = SHAPES[bench.model], len(PROMPT.text)
     total = 0.0
     for row in rows:
-        prompt, said = row["prompt_tokens"], row["output_tokens"]
+        prompt, generated = row["prompt_tokens"], row["output_tokens"]
         total += shape.vision_flops(shape.tiles_of(prompt - text)) + shape.prefill_flops(prompt)
-        total += shape.decode_flops(prompt + said // 2) * said
+        total += shape.decode_flops(prompt + generated // 2) * generated
     return total / outcome.seconds / flops
 
 
@@ -364,9 +367,9 @@ def run_model(options: argparse.Namespace, model: str, jpegs: list[str], flops: 
         if command is None or program is None:
             say("  vLLM is not installed (`make vllm`): not compared")
         else:
-            told = f"{command} {CPU_ARGUMENTS}" if bench.device == "cpu" else command
+            served_command = f"{command} {CPU_ARGUMENTS}" if bench.device == "cpu" else command
             ways |= {
-                "ours, vLLM resident": lambda: with_vllm(bench, told),
+                "ours, vLLM resident": lambda: with_vllm(bench, served_command),
                 "vLLM offline": lambda: iter([offline(bench, program)]),
                 "vllm serve": lambda: iter([served(bench, program)]),
             }
@@ -386,19 +389,20 @@ def run_model(options: argparse.Namespace, model: str, jpegs: list[str], flops: 
             f"  {first.name}: arithmetic {share:.1%} of the ceiling while describing; a core decodes and"
             f" processes {a_core:.1f} images/s: {first.images / first.seconds / a_core:.1f} cores feed it"
         )
-    theirs = [one for one in outcomes if one.name.lower().startswith("vllm")]
-    if theirs:
-        best = max(one.properties / one.seconds for one in theirs)
-        whole = max(one.properties / one.whole for one in theirs)
-        for one in outcomes:
-            if one not in theirs:
+    vllm_outcomes = [outcome for outcome in outcomes if outcome.name.lower().startswith("vllm")]
+    if vllm_outcomes:
+        best = max(outcome.properties / outcome.seconds for outcome in vllm_outcomes)
+        whole = max(outcome.properties / outcome.whole for outcome in vllm_outcomes)
+        for outcome in outcomes:
+            if outcome not in vllm_outcomes:
                 say(
-                    f"  {one.name}: {one.properties / one.seconds / best:.2f} of vLLM's own steady rate,"
-                    f" {one.properties / one.whole / whole:.2f} of its rate over the whole"
+                    f"  {outcome.name}: {outcome.properties / outcome.seconds / best:.2f} of vLLM's own"
+                    f" steady rate, {outcome.properties / outcome.whole / whole:.2f} of its rate over the"
+                    " whole"
                 )
     return {
         "model": model,
-        "outcomes": [asdict(one) for one in outcomes],
+        "outcomes": [asdict(outcome) for outcome in outcomes],
         "failures": failures,
         "arithmetic_share": share,
     }
@@ -429,7 +433,7 @@ def main() -> None:
             options.output.parent.mkdir(parents=True, exist_ok=True)
             options.output.write_text(json.dumps(results, indent=1) + "\n")
     print(f"results: {options.output}")
-    if any("ours, in process" in one["failures"] for one in results):
+    if any("ours, in process" in result["failures"] for result in results):
         sys.exit(1)
 
 

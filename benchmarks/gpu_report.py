@@ -113,12 +113,12 @@ def _print_loop(name: str, loop: Mapping[str, Any], say: Say) -> None:
 
 
 def _ratio(result: Mapping[str, Any]) -> float:
-    plain = max(one["properties_per_second"] for one in _plain(result))
+    plain = max(figures["properties_per_second"] for figures in _plain(result))
     return float(result["engine"]["properties_per_second"] / plain)
 
 
 def _generate_ratio(result: Mapping[str, Any]) -> float:
-    plain = min(one["generate_seconds_per_property"] for one in _plain(result))
+    plain = min(figures["generate_seconds_per_property"] for figures in _plain(result))
     return float(plain / result["engine"]["generate_seconds_per_property"])
 
 

@@ -26,8 +26,8 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=2, help="images a property")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = [_measure(Path(folder), size, arguments.images) for size in arguments.sizes]
-    first, last = found[0], found[-1]
+        results = [_measure(Path(folder), size, arguments.images) for size in arguments.sizes]
+    first, last = results[0], results[-1]
     thousands = (last["properties"] - first["properties"]) / 1000
     print(
         f"{last['properties'] / first['properties']:.0f} times the properties:"
@@ -76,7 +76,7 @@ def _run(home: Path) -> None:
     started = time.monotonic()
     for name in ("property_descriptions", "property_embeddings"):
         dg.materialize(
-            [one for one in defs.assets or () if isinstance(one, dg.AssetsDefinition)],
+            [definition for definition in defs.assets or () if isinstance(definition, dg.AssetsDefinition)],
             selection=[name],
             partition_key=Catalog.open(home).ranges[0].key,
             resources=defs.resources,

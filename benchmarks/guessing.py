@@ -32,13 +32,13 @@ RENDERED, SEED = 240, 7
 def load_batches(size: int) -> list[list[LoadedProperty]]:
     """Whole batches of sound properties of the example, each at most once."""
     listing = write_example(WORK / f"example-{RENDERED}-{SEED}", properties=RENDERED, seed=SEED)
-    sound = [one for one in list_properties(properties=RENDERED, seed=SEED) if one.hard is None]
+    sound = [listed for listed in list_properties(properties=RENDERED, seed=SEED) if listed.hard is None]
     most = load_settings()
     loaded = []
-    for at, one in enumerate(sound[: len(sound) // size * size]):
-        paths = one.images[: most.max_images]
+    for at, listed in enumerate(sound[: len(sound) // size * size]):
+        paths = listed.images[: most.max_images]
         images = [np.array(load_image(listing.parent / name, max_pixels=most.max_pixels)) for name in paths]
-        loaded.append(LoadedProperty(one.property_id, at, images, len(images), (), 0.0))
+        loaded.append(LoadedProperty(listed.property_id, at, images, len(images), (), 0.0))
     return [loaded[at : at + size] for at in range(0, len(loaded), size)]
 
 
@@ -69,7 +69,7 @@ def describe(
         began = time.process_time()
         described = engine.describe(batch, attempt=attempt)
         cpu += time.process_time() - began
-        answers += [one for one in described if isinstance(one, Answer)]
+        answers += [answer for answer in described if isinstance(answer, Answer)]
     engine.close()
     return answers, cpu, steps
 
@@ -95,7 +95,7 @@ def main() -> None:
                 f"{tokens} tokens guessed at most: {milliseconds:.1f} ms of CPU a property,"
                 f" {steps / len(batches):.1f} steps a batch"
             )
-        same = sum(one == other for one, other in zip(plain[0], guessed[0], strict=True))
+        same = sum(answer == guess for answer, guess in zip(plain[0], guessed[0], strict=True))
         print(f"ratio {plain[1] / guessed[1]:.2f}, {same} of {len(plain[0])} answers the same")
     print(f"load {os.getloadavg()[0]:.1f}")
 

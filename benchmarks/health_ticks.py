@@ -76,8 +76,8 @@ def make_home(folder: Path, partitions: int) -> Settings:
                 path.write_bytes(content)
             for path in (paths.record, paths.record_copy):
                 path.write_bytes(manifest)
-            said = {"published": asdict(record), "previous": []}
-            mark = VersionMark(f"{asset.name}/{key}", 1, digest, record.published_at, said)
+            mark_content = {"published": asdict(record), "previous": []}
+            mark = VersionMark(f"{asset.name}/{key}", 1, digest, record.published_at, mark_content)
             for path in mark_copies(paths.version_mark):
                 path.write_bytes(sealed(asdict(mark)))
     return settings
@@ -85,7 +85,7 @@ def make_home(folder: Path, partitions: int) -> Settings:
 
 def keys(settings: Settings) -> list[str]:
     """The partitions of a home."""
-    return [one.key for one in Catalog.open(settings.home).ranges]
+    return [property_range.key for property_range in Catalog.open(settings.home).ranges]
 
 
 class Ticking:
@@ -96,17 +96,17 @@ class Ticking:
         self._dagster_home = dagster_home
         self._cursor: str | None = None
 
-    def tick(self, what: str) -> str:
+    def tick(self, title: str) -> str:
         """Tick, print the CPU seconds, and give what the tick said."""
         with dg.DagsterInstance.from_config(self._dagster_home) as instance:
             context = dg.build_sensor_context(instance=instance, cursor=self._cursor)
             before = time.process_time()
             result = self._sensor(context)
             took = time.process_time() - before
-        said = (result.skip_message if isinstance(result, dg.SkipReason) else None) or ""
+        message = (result.skip_message if isinstance(result, dg.SkipReason) else None) or ""
         self._cursor = context.cursor
-        print(f"{self._sensor.name}, {what}: {took:.2f} s of CPU ({said[:70]})", flush=True)
-        return said
+        print(f"{self._sensor.name}, {title}: {took:.2f} s of CPU ({message[:70]})", flush=True)
+        return message
 
 
 def main() -> None:
@@ -123,9 +123,9 @@ def main() -> None:
         sensors = build_sensors(settings, keys(settings))
         for sensor in sensors:
             ticking = Ticking(sensor, name)
-            said = ticking.tick("first look")
-            while "next time" in said:
-                said = ticking.tick("goes on")
+            message = ticking.tick("first look")
+            while "next time" in message:
+                message = ticking.tick("goes on")
             ticking.tick("nothing new")
             ticking.tick("nothing new")
             if sensor.name == published_file_drift.NAME:

@@ -60,7 +60,7 @@ def measure(name: str, jpegs: list[Path], rounds: int) -> dict[str, float]:
         named_config(name, named).save_pretrained(folder)
         limits = ImageLimits(pixels=PIXELS, images=len(jpegs), answer_tokens=512)
         processors = {"now": fitted_processor(ModelSource(folder), PROMPT.text, limits)[0]}
-        with patch.object(model_loading, "made_fast", lambda one: one):
+        with patch.object(model_loading, "made_fast", lambda processor: processor):
             processors["before"] = fitted_processor(ModelSource(folder), PROMPT.text, limits)[0]
 
     def process(when: str, images: list[Image.Image]) -> None:
@@ -68,17 +68,17 @@ def measure(name: str, jpegs: list[Path], rounds: int) -> dict[str, float]:
 
     spent: dict[str, list[float]] = {}
 
-    def clock(what: str, work: Callable[[], Any]) -> Any:
+    def clock(step: str, work: Callable[[], Any]) -> Any:
         began = time.process_time()
         made = work()
-        spent.setdefault(what, []).append(1e3 * (time.process_time() - began) / len(jpegs))
+        spent.setdefault(step, []).append(1e3 * (time.process_time() - began) / len(jpegs))
         return made
 
     for _ in range(rounds):
         for when, decode in (("before", decoded_before), ("now", decoded_now)):
             images = clock(f"decode {when}", partial(list, map(decode, jpegs)))
             clock(f"processor {when}", partial(process, when, images))
-    return {what: statistics.median(times) for what, times in spent.items()}
+    return {step: statistics.median(times) for step, times in spent.items()}
 
 
 def named_config(name: str, tokenizer: Any) -> Any:
@@ -104,8 +104,8 @@ def main() -> None:
         )
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        jpegs = [Path(one) for one in render_jpegs(Path(folder), options.images, tuple(options.size), 2)]
-        megabytes = sum(one.stat().st_size for one in jpegs) / len(jpegs) / 1e6
+        jpegs = [Path(jpeg) for jpeg in render_jpegs(Path(folder), options.images, tuple(options.size), 2)]
+        megabytes = sum(jpeg.stat().st_size for jpeg in jpegs) / len(jpegs) / 1e6
         print(f"{options.images} JPEGs of {options.size[0]} x {options.size[1]}, {megabytes:.1f} MB each")
         print("ms of a core an image   decode  processor       decode  processor    times  images/s a core")
         for name in options.family or [name for name, family in FAMILIES.items() if family.is_here()]:

@@ -65,16 +65,16 @@ def _reopen(home: Path, schema: pa.Schema, segments: int, repeat: int) -> None:
         for start in range(0, total, SEGMENT_ROWS):
             journal.submit(_rows(schema, start, SEGMENT_ROWS))
             journal.flush()
-    said = f"re-open and verify {total} rows in {segments} segments"
-    _time(f"{said}, warm", home, schema, expected, repeat, before=lambda: None)
+    title = f"re-open and verify {total} rows in {segments} segments"
+    _time(f"{title}, warm", home, schema, expected, repeat, before=lambda: None)
     if os.access(_DROP_CACHES, os.W_OK):
-        _time(f"{said}, cold", home, schema, expected, repeat, before=_drop_caches)
+        _time(f"{title}, cold", home, schema, expected, repeat, before=_drop_caches)
     else:
-        print(f"{said}, cold: not measured, which needs root")
+        print(f"{title}, cold: not measured, which needs root")
 
 
 def _time(
-    what: str, home: Path, schema: pa.Schema, expected: list[str], repeat: int, before: Callable[[], None]
+    title: str, home: Path, schema: pa.Schema, expected: list[str], repeat: int, before: Callable[[], None]
 ) -> None:
     seconds, cpu = [], []
     for _ in range(repeat):
@@ -85,7 +85,7 @@ def _time(
             cpu.append(time.process_time() - spent)
             if journal.committed_rows != len(expected):
                 raise RuntimeError(f"{journal.committed_rows} of {len(expected)} rows came back")
-    print(f"{what}: {_percentiles(seconds)}, {statistics.median(cpu):.2f} s of CPU")
+    print(f"{title}: {_percentiles(seconds)}, {statistics.median(cpu):.2f} s of CPU")
 
 
 def _ids(total: int) -> list[str]:

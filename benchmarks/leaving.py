@@ -71,13 +71,15 @@ def main() -> None:
         turns = {}
         for leaving in (number % 2 == 0, number % 2 == 1):
             limits = [LONGEST] * arguments.batch
-            ours = GreedyDecoding(stop_token_ids=[STOP], pad_token_id=0, limits=limits) if leaving else None
-            turns[leaving] = generate(ours)
+            decoding = (
+                GreedyDecoding(stop_token_ids=[STOP], pad_token_id=0, limits=limits) if leaving else None
+            )
+            turns[leaving] = generate(decoding)
         assert torch.equal(turns[True][0], turns[False][0]), "both must choose the same tokens"
         ratios.append(turns[False][2] / turns[True][2])
         generations.append((turns[False][2] - prefill) / (turns[True][2] - prefill))
     print(f"answers of {sorted(lengths)} tokens after {arguments.prompt}; prefill {prefill:.1f} s of CPU")
-    print(f"padded / leaving, CPU time of the whole: {[round(one, 2) for one in ratios]}")
+    print(f"padded / leaving, CPU time of the whole: {[round(ratio, 2) for ratio in ratios]}")
     print(f"the same of the tokens after the first: median {statistics.median(generations):.2f}")
     print(f"load {os.getloadavg()[0]:.1f}")
 

@@ -101,7 +101,7 @@ def make_home(
     listing = home / "listing.jsonl"
     listing.write_text("\n".join(lines) + "\n")
     ingest(listing, home, range_size=properties, image_root=Path(os.path.commonpath(images)), close=True)
-    return [one.key for one in Catalog.open(home).ranges]
+    return [property_range.key for property_range in Catalog.open(home).ranges]
 
 
 def materialize(
@@ -112,7 +112,7 @@ def materialize(
 
     defs = build_defs(settings)
     done = dg.materialize(
-        [one for one in defs.assets or () if isinstance(one, dg.AssetsDefinition)],
+        [definition for definition in defs.assets or () if isinstance(definition, dg.AssetsDefinition)],
         selection=list(assets),
         partition_key=key,
         instance=instance,
@@ -126,10 +126,10 @@ def materialize(
     return {name: value.value for name, value in made.metadata.items()}
 
 
-def seconds_of_work(found: Mapping[str, Any]) -> float:
+def seconds_of_work(measured: Mapping[str, Any]) -> float:
     """Seconds of a partition from its first batch on, of its metadata."""
     parts = ("in model", "waiting for images", "waiting for commit", "building rows")
-    return float(sum(found[f"seconds {part}"] for part in parts))
+    return float(sum(measured[f"seconds {part}"] for part in parts))
 
 
 def main() -> None:
@@ -140,9 +140,9 @@ def main() -> None:
         tempfile.TemporaryDirectory() as folder,
         dg.DagsterInstance.local_temp(folder) as instance,
     ):
-        found = materialize(settings, key, assets, instance)
-    shown = {name: one for name, one in found.items() if isinstance(one, int | float)}
-    print(json.dumps(shown | {"batches": found["batches"]}))
+        measured = materialize(settings, key, assets, instance)
+    shown = {name: value for name, value in measured.items() if isinstance(value, int | float)}
+    print(json.dumps(shown | {"batches": measured["batches"]}))
 
 
 if __name__ == "__main__":

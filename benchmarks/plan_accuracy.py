@@ -52,13 +52,13 @@ def main() -> None:
             run(
                 "demo", home, "--no-run", "--properties", str(size), "--range-size", str(arguments.range_size)
             )
-            known = home / ".state" / "measured"
+            measured_folder = home / ".state" / "measured"
             if measured is not None:
-                shutil.copytree(measured, known)
+                shutil.copytree(measured, measured_folder)
             began = time.monotonic()
             planned = run("plan", home, "--json")
             base = base or pace.since(began)
-            measured, before = known, content(known)
+            measured, before = measured_folder, content(measured_folder)
             rehearsed = rehearse(home)["days_simulated"] * DAY
             began = time.monotonic()
             run("run", home)
@@ -66,8 +66,8 @@ def main() -> None:
             compared = run("plan", home, "--json")["compared"]
             predicted, taken = compared["predicted"], compared["actual"]
             slower = seen / base
-            errors = [said / taken - 1.0 for said in (predicted, rehearsed)]
-            paced = [said * slower / taken - 1.0 for said in (predicted, rehearsed)]
+            errors = [forecast / taken - 1.0 for forecast in (predicted, rehearsed)]
+            paced = [forecast * slower / taken - 1.0 for forecast in (predicted, rehearsed)]
             off += paced
             print(
                 f"{size:10,}  {planned['partitions']:10,}  {predicted:9.1f}  {rehearsed:11.1f}  {taken:7.1f}"
@@ -76,8 +76,8 @@ def main() -> None:
                 flush=True,
             )
             # The next plan stands on this run where it was long enough to be learned from.
-            base = seen if content(known) != before else base
-    sys.exit(any(abs(one) > TARGET for one in off))
+            base = seen if content(measured_folder) != before else base
+    sys.exit(any(abs(error) > TARGET for error in off))
 
 
 class Pace:

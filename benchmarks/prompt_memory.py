@@ -71,7 +71,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     layers = model.model.language_model if hasattr(model.model, "language_model") else model.model.text_model
     layers.register_forward_pre_hook(begin)
     layers.register_forward_hook(end)
-    tokens = [one.prompt_tokens for one in engine.describe(batch, attempt=attempt)]  # type: ignore[union-attr]
+    tokens = [answer.prompt_tokens for answer in engine.describe(batch, attempt=attempt)]  # type: ignore[union-attr]
     return {"tokens": max(tokens), "mib": taken[1] - taken[0], "seconds": spent[1] - spent[0]}
 
 
@@ -98,16 +98,16 @@ def main() -> None:
         return
     for model in options.model or ("tiny-qwen2.5-vl",):
         for attention in ATTENTIONS:
-            one = ["--model", model, "--attention", attention]
+            case = ["--model", model, "--attention", attention]
             ran = subprocess.run(
-                [sys.executable, "-m", "benchmarks.prompt_memory", *sys.argv[1:], *one],
+                [sys.executable, "-m", "benchmarks.prompt_memory", *sys.argv[1:], *case],
                 stdout=subprocess.PIPE,
                 check=True,
             )
-            found = json.loads(ran.stdout.splitlines()[-1])
+            measured = json.loads(ran.stdout.splitlines()[-1])
             print(
-                f"{model:16} {options.properties} x {found['tokens']} tokens  {attention:13}"
-                f" {found['mib']:6,} MiB in the layers that answer {found['seconds']:7.1f} s"
+                f"{model:16} {options.properties} x {measured['tokens']} tokens  {attention:13}"
+                f" {measured['mib']:6,} MiB in the layers that answer {measured['seconds']:7.1f} s"
             )
 
 

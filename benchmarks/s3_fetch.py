@@ -45,10 +45,10 @@ def main() -> None:
         began, spent = time.monotonic(), time.process_time()
         fetcher.add(fetches)
         for _ in fetches:
-            one = done.get()
-            if isinstance(one, Exception):
-                raise one
-            fetcher.forget(one)
+            fetched = done.get()
+            if isinstance(fetched, Exception):
+                raise fetched
+            fetcher.forget(fetched)
         seconds, cores = time.monotonic() - began, time.process_time() - spent
         fetcher.close()
     rate, spent_each = options.images / seconds, cores / options.images

@@ -53,12 +53,12 @@ def made(folder: Path, rows: int, width: int) -> Settings:
     return make_home(folder, rows, describe=lambda ordinal: describe(ordinal * 7919 % _DRAWN), embed=embed)
 
 
-def timed(name: str, look: Callable[[], object], times: int = 3) -> None:
+def timed(name: str, work: Callable[[], object], times: int = 3) -> None:
     """Print the best of three."""
     best = (float("inf"), 0.0)
     for _ in range(times):
         wall, cpu = time.perf_counter(), time.process_time()
-        look()
+        work()
         best = min(best, (time.perf_counter() - wall, time.process_time() - cpu))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"{name}: {best[0]:.2f} s, {best[1]:.2f} s of CPU, {peak:.0f} MiB at most so far", flush=True)
@@ -70,15 +70,15 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_350_000)
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--folder", type=Path, help="keep the home here, for the next time")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        settings = made(asked.folder or Path(temporary), asked.rows, asked.width)
+        settings = made(options.folder or Path(temporary), options.rows, options.width)
         catalog = Catalog.open(settings.home)
         size = sum(path.stat().st_size for path in settings.embeddings.published.glob("*.parquet"))
         print(
-            f"{catalog.rows:,} vectors of {asked.width} in {len(catalog.ranges)} files, {size / 1e9:.2f} GB"
+            f"{catalog.rows:,} vectors of {options.width} in {len(catalog.ranges)} files, {size / 1e9:.2f} GB"
         )
-        query = np.random.default_rng(5).standard_normal(asked.width).astype(np.float32)
+        query = np.random.default_rng(5).standard_normal(options.width).astype(np.float32)
         query /= np.linalg.norm(query)
         few = np.zeros(catalog.rows, dtype=np.bool_)
         few[::7] = True
@@ -86,11 +86,11 @@ def main() -> None:
         print(f"index of the words: {settings.layout.word_index.stat().st_size / 1e6:.0f} MB")
         with mock.patch.object(search_module, "embed_text", lambda *_: query):
             for way, by in WAYS.items():
-                look = partial(search, settings, catalog, by=by)
+                search_once = partial(search, settings, catalog, by=by)
                 for text in REQUESTS if "words" in by else REQUESTS[:1]:
-                    timed(f"{way}, {text}", partial(look, text=text))
-                timed(f"{way}, {REQUESTS[0]}, of a seventh", partial(look, text=REQUESTS[0], mask=few))
-        nearest = partial(of_duckdb, settings.embeddings.published, query.tolist(), asked.width)
+                    timed(f"{way}, {text}", partial(search_once, text=text))
+                timed(f"{way}, {REQUESTS[0]}, of a seventh", partial(search_once, text=REQUESTS[0], mask=few))
+        nearest = partial(of_duckdb, settings.embeddings.published, query.tolist(), options.width)
         timed("vectors, DuckDB", nearest)
         # Last: torch takes 400 MiB.
         timed(

@@ -48,10 +48,10 @@ _SEED: Final = 7
 def r_precision(settings: Settings, request: Request, truths: Truths, way: str) -> float:
     """The share of relevant hits."""
     relevant = {name for name, truth in truths.items() if not request.unmet(truth)}
-    found = search(
+    result = search(
         settings, Catalog.open(settings.home), text=request.text, limit=len(relevant), by=WAYS[way]
     )
-    return sum(hit.property_id in relevant for hit in found.hits) / len(relevant)
+    return sum(hit.property_id in relevant for hit in result.hits) / len(relevant)
 
 
 def described_truths(settings: Settings) -> Truths:
@@ -73,7 +73,9 @@ def true_home(folder: Path) -> tuple[Settings, Truths]:
     embedder = build_text_embedding_model(settings).load(Device("cpu-search", "cpu", "search", None, ""))
 
     def embed(descriptions: Sequence[Description]) -> Vectors:
-        return np.asarray(embedder.embed([description_text(one) for one in descriptions]), np.float32)
+        return np.asarray(
+            embedder.embed([description_text(description) for description in descriptions]), np.float32
+        )
 
     try:
         made = make_home(folder, _PROPERTIES, describe=drawn.__getitem__, embed=embed, range_size=60)
@@ -114,14 +116,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("home", type=Path, nargs="?", help="a described example; else the true texts")
     parser.add_argument("--drawn", type=int, metavar="N", help="draw so many requests, not the held-out ones")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        if asked.home is None:
+        if options.home is None:
             settings, truths = true_home(Path(folder))
         else:
-            settings = load_settings(home=asked.home)
+            settings = load_settings(home=options.home)
             truths = described_truths(settings)
-        report(settings, truths, list(draw_requests(truths, asked.drawn)) if asked.drawn else HELD_OUT)
+        report(settings, truths, list(draw_requests(truths, options.drawn)) if options.drawn else HELD_OUT)
 
 
 if __name__ == "__main__":

@@ -49,10 +49,10 @@ def write_history(instance: dg.DagsterInstance, partitions: list[str], *, failed
             {"run_id": run_id, "pipeline_name": "__ASSET_JOB", "status": status, "run_body": body,
              "create_timestamp": at, "update_timestamp": at, "start_time": ended, "end_time": ended}
         )  # fmt: skip
-        wanted = {"dagster/partition": key, "dagster/backfill": "b"}
+        run_tags = {"dagster/partition": key, "dagster/backfill": "b"}
         if failed:
-            wanted |= {"dagster/failure_reason": "STEP_FAILURE", "dagster/will_retry": "false"}
-        tags += [{"run_id": run_id, "key": name, "value": value} for name, value in wanted.items()]
+            run_tags |= {"dagster/failure_reason": "STEP_FAILURE", "dagster/will_retry": "false"}
+        tags += [{"run_id": run_id, "key": name, "value": value} for name, value in run_tags.items()]
         for asset in ASSETS:
             kinds = ["ASSET_MATERIALIZATION_PLANNED", *([] if failed else ["ASSET_MATERIALIZATION"])]
             events += [
@@ -131,11 +131,11 @@ def measure_retries(count: int, *, failed: bool) -> str:
                 before = time.process_time()
                 launched.append(ticking.tick(DagsterFacts(instance), tick=f"tick {number}", now=time.time()))
                 seconds.append(time.process_time() - before)
-        said = "all failed" if failed else "all complete"
+        outcome = "all failed" if failed else "all complete"
         return (
-            f"failed partitions, {count} partitions, {said}: first tick {seconds[0]:.2f} s,"
+            f"failed partitions, {count} partitions, {outcome}: first tick {seconds[0]:.2f} s,"
             f" nothing new {min(seconds[1:]):.2f} to {max(seconds[1:]):.2f} s of CPU;"
-            f" launched {[len(one.launches) for one in launched]} ({launched[-1].sentence})"
+            f" launched {[len(tick.launches) for tick in launched]} ({launched[-1].sentence})"
         )
 
 

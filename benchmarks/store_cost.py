@@ -56,17 +56,25 @@ def main() -> None:
                 home = folder / f"{place}-{number}"
                 turns[place].append(_run(home, listing, options.properties, on_s3=place == "s3"))
     rates = {
-        place: {kind: statistics.median(one[kind] for one in some) for kind in ("steady", "properties/s")}
-        for place, some in turns.items()
+        place: {
+            kind: statistics.median(rate[kind] for rate in rates_of_place)
+            for kind in ("steady", "properties/s")
+        }
+        for place, rates_of_place in turns.items()
     }
-    told = {
-        "properties_per_second": {place: round(one["steady"], 2) for place, one in rates.items()},
+    figures = {
+        "properties_per_second": {place: round(rate["steady"], 2) for place, rate in rates.items()},
         "ratio": round(rates["s3"]["steady"] / rates["local"]["steady"], 3),
         "whole": round(rates["s3"]["properties/s"] / rates["local"]["properties/s"], 3),
-        "held_up": {place: max(one["held up"] for one in some) for place, some in turns.items()},
-        "rounds": {place: [round(one["steady"], 2) for one in some] for place, some in turns.items()},
+        "held_up": {
+            place: max(rate["held up"] for rate in rates_of_place) for place, rates_of_place in turns.items()
+        },
+        "rounds": {
+            place: [round(rate["steady"], 2) for rate in rates_of_place]
+            for place, rates_of_place in turns.items()
+        },
     }
-    print(json.dumps(told))
+    print(json.dumps(figures))
 
 
 def _model(name: str, side: int, folder: Path) -> dict[str, str]:
@@ -97,9 +105,9 @@ def _run(home: Path, listing: Path, properties: int, *, on_s3: bool) -> Found:
     store = S3Folder.parse(f"s3://{BUCKET}/{home.name}") if on_s3 else None
     images = S3Folder.parse(f"s3://{BUCKET}/images") if on_s3 else None
     ingest(listing, home, image_root=images, range_size=properties, close=True, store=store)
-    (wanted,) = Catalog.open(home).ranges
+    (property_range,) = Catalog.open(home).ranges
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.partitions", wanted.key, ASSET],
+        [sys.executable, "-m", "benchmarks.partitions", property_range.key, ASSET],
         env={
             **os.environ,
             "VLM_ASSETS_HOME": str(home),
@@ -109,10 +117,10 @@ def _run(home: Path, listing: Path, properties: int, *, on_s3: bool) -> Found:
         stdout=subprocess.PIPE,
         text=True,
     )
-    found: Found = json.loads(done.stdout.splitlines()[-1])
-    seconds = seconds_of_work(found)
-    held_up = found["seconds waiting for commit"] / seconds
-    return found | {"steady": properties / seconds, "held up": round(held_up, 5)}
+    measured: Found = json.loads(done.stdout.splitlines()[-1])
+    seconds = seconds_of_work(measured)
+    held_up = measured["seconds waiting for commit"] / seconds
+    return measured | {"steady": properties / seconds, "held up": round(held_up, 5)}
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def measure(settings: Settings, kind: str, learned: float) -> None:
         if kind == DEVICE:
             process.send_signal(signal.SIGSTOP)
         leases = build_gpu(settings).leases()
-        while any(one.record is not None and one.record.holder.run_id == name for one in leases.holders()):
+        while any(held.record is not None and held.record.holder.run_id == name for held in leases.holders()):
             time.sleep(0.1)
         freed = time.monotonic() - hung
         print(
@@ -81,15 +81,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--learned", type=float, nargs="+", default=[5.0, 15.0, 30.0])
     parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.worker:
-        home, devices, name, pace = given.worker
+    options = parser.parse_args()
+    if options.worker:
+        home, devices, name, pace = options.worker
         work(Path(home), devices, name, float(pace))
         return
     with tempfile.TemporaryDirectory() as folder:
         listing = Path(folder) / "listing.jsonl"
         listing.write_text(json.dumps({"property_id": "p", "images": ["p.jpg"]}) + "\n")
-        devices = f"cpu:{2 * len(given.learned)}"
+        devices = f"cpu:{2 * len(options.learned)}"
         settings = load_settings(home=Path(folder) / "home", devices=devices)
         ingest(listing, settings.home, range_size=1)
         dagster_home = settings.home / "dagster"
@@ -105,7 +105,7 @@ def main() -> None:
         with dagster_server(settings.home, dagster_home, port=3700, environment=environment) as server:
             server.start_pages()
             server.start_daemon()
-            pairs = [(kind, learned) for kind in (DEVICE, PYTHON) for learned in given.learned]
+            pairs = [(kind, learned) for kind in (DEVICE, PYTHON) for learned in options.learned]
             with ThreadPoolExecutor(len(pairs)) as pool:
                 for done in [pool.submit(measure, settings, *pair) for pair in pairs]:
                     done.result()

@@ -57,7 +57,7 @@ def go_on_from(training: Training, step: int) -> None:
     state, size, count = training.state, training._plan.batch, training._order.count
     ends = range(count, step * size + 1, count)
     state.step, state.consumed = step, step * size
-    state.losses, state.samples = [1.0] * step, [size * (one + 1) for one in range(step)]
+    state.losses, state.samples = [1.0] * step, [size * (number + 1) for number in range(step)]
     state.delivered = training._order.expected(0, state.consumed)
     last = {"samples": ends[-1], "delivered": training._order.expected(0, ends[-1])}
     state.epochs = [{**last, "epoch": number, "metric": 1.0} for number, _ in enumerate(ends, start=1)]
@@ -69,43 +69,47 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The training loop against a plain one.")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--steps", type=int, default=8)
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-training-") as name:
         folder = Path(name)
         plan = make_plan(folder / "run", prepare(folder), steps=100_000, checkpoint_seconds=DAY, epochs=None)
         plan = replace(plan, batch=8, held_out=0.0, objective="default")
 
         def begin() -> Training:
-            said: Callable[[str, Any], None] = lambda *_: None  # noqa: E731 - nobody listens
+            silent: Callable[[str, Any], None] = lambda *_: None  # noqa: E731 - nobody listens
             run = folder / "run"
             return Training(
-                plan, run / "work", run / "q", Ranks(), device="cpu", history=run / "history", say=said
+                plan, run / "work", run / "q", Ranks(), device="cpu", history=run / "history", say=silent
             )
 
-        one, other = begin(), begin()
-        one._checkpoints.sweep()
-        one._resume()
+        measured, compared = begin(), begin()
+        measured._checkpoints.sweep()
+        measured._resume()
         ratios = []
-        for _ in range(given.rounds):
+        for _ in range(options.rounds):
             # The same samples, for they differ in their images.
-            theirs, mine = plain(other, one.state.consumed, given.steps), ours(one, given.steps)
-            ratios.append(theirs / mine)
-            print(f"plain {theirs / given.steps:.3f} s of CPU a step, ours {mine / given.steps:.3f} s")
+            plain_seconds = plain(compared, measured.state.consumed, options.steps)
+            own_seconds = ours(measured, options.steps)
+            ratios.append(plain_seconds / own_seconds)
+            print(
+                f"plain {plain_seconds / options.steps:.3f} s of CPU a step,"
+                f" ours {own_seconds / options.steps:.3f} s"
+            )
         for _ in range(5):
-            one._writer.begin(one.state, one._tensors())
-            one._writer.wait()
-        stalls = sorted(one._writer.stalls)
-        stall, write = stalls[len(stalls) // 2], one._writer.write_seconds
+            measured._writer.begin(measured.state, measured._tensors())
+            measured._writer.wait()
+        stalls = sorted(measured._writer.stalls)
+        stall, write = stalls[len(stalls) // 2], measured._writer.write_seconds
         interval = interval_seconds(stall, write, DAY)
         resumed = []
         for step in (FEW, MANY):
-            go_on_from(one, step)
+            go_on_from(measured, step)
             again = begin()
             began = time.monotonic()
             again._resume()
             assert again.state.step == step
             resumed.append(time.monotonic() - began)
-        size = sum(one.nbytes for one in again._tensors().values()) / 1e6
+        size = sum(tensor.nbytes for tensor in again._tensors().values()) / 1e6
         print(
             f"throughput against the plain loop: {sorted(ratios)[len(ratios) // 2]:.2f}\n"
             f"a checkpoint of {size:.0f} MB: training stands still for {1000 * stall:.0f} ms, written in"

@@ -23,32 +23,32 @@ def main(arguments: list[str]) -> int:
 
     1 too where the whole campaign was run and a branch of recovery was never reached.
     """
-    asked = _parser().parse_args(arguments)
-    if asked.home_dir is not None:
-        verdict = examine(asked.home_dir, seconds=60.0 * asked.minutes if asked.minutes else 20.0)
+    options = _parser().parse_args(arguments)
+    if options.home_dir is not None:
+        verdict = examine(options.home_dir, seconds=60.0 * options.minutes if options.minutes else 20.0)
         print(verdict.sentences())
         return 0 if verdict.trusted else 1
-    print(f"seed {asked.seed} (--seed {asked.seed} runs the same cases again)")
-    if asked.replay is not None:
-        return _replay(asked.replay, asked.seed, asked.directory)
-    chosen = tuple(map(part_named, asked.only)) if asked.only else PARTS
-    results = Results.load(asked.results, asked.seed)
+    print(f"seed {options.seed} (--seed {options.seed} runs the same cases again)")
+    if options.replay is not None:
+        return _replay(options.replay, options.seed, options.directory)
+    chosen = tuple(map(part_named, options.only)) if options.only else PARTS
+    results = Results.load(options.results, options.seed)
     # A stop by the system is one like Ctrl-C: file systems are unmounted, counts kept.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         run(
             results,
             chosen,
-            directory=asked.directory,
-            seconds=60.0 * asked.minutes if asked.minutes else None,
-            scale=asked.scale,
+            directory=options.directory,
+            seconds=60.0 * options.minutes if options.minutes else None,
+            scale=options.scale,
         )
     except KeyboardInterrupt:
         print("Stopped. The same command goes on from here.")
     results.save()
     print(results.table())
-    print(f"As JSON: {os.path.relpath(asked.results)}")
-    never = bool(results.never_reached) and results.is_full(asked.scale)
+    print(f"As JSON: {os.path.relpath(options.results)}")
+    never = bool(results.never_reached) and results.is_full(options.scale)
     if never:
         print(
             "The whole campaign was run, and some branches of recovery were never reached: a case is missing."
@@ -56,12 +56,12 @@ def main(arguments: list[str]) -> int:
     return 1 if results.failures or never else 0
 
 
-def _replay(wanted: str, seed: int, directory: Path | None) -> int:
-    name, _, number = wanted.rpartition(":")
+def _replay(case: str, seed: int, directory: Path | None) -> int:
+    name, _, number = case.rpartition(":")
     part = part_named(name)
     with places(directory) as where:
         try:
-            print(f"held: {dict(run_case(part, int(number), seed, where.of(part)))}")
+            print(f"held: {dict(run_case(part, int(number), seed, where.place_for(part)))}")
         except PromiseBrokenError as broken:
             print(f"BROKEN: {broken}")
             return 1

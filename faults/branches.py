@@ -117,7 +117,7 @@ class _Arms(ast.NodeVisitor):
 
     def _count(self, body: list[ast.stmt], name: str) -> None:
         whole = f"{self._function}: {name}"
-        number = sum(known.partition(" #")[0] == whole for known in self._names)
+        number = sum(earlier.partition(" #")[0] == whole for earlier in self._names)
         self._names.append(f"{whole} #{number + 1}" if number else whole)
         call = ast.Call(ast.Name(_COUNT, ast.Load()), [ast.Constant(len(self._names) - 1)], [])
         body.insert(0, ast.copy_location(ast.Expr(call), body[0]))
@@ -142,7 +142,7 @@ def _codes(code: CodeType) -> Iterator[tuple[str, CodeType]]:
 
 def _live_functions(module: ModuleType) -> Iterator[FunctionType]:
     """The module's own functions and methods, below their decorators. Those of dataclasses have no source."""
-    holders: list[Any] = [module, *(one for one in vars(module).values() if isinstance(one, type))]
+    holders: list[Any] = [module, *(member for member in vars(module).values() if isinstance(member, type))]
     for holder in holders:
         if holder is not module and holder.__module__ != module.__name__:
             continue

@@ -53,7 +53,7 @@ class Care:
 def _for_prune(archive: Archive, home: Path) -> None:
     """A journal of other settings that nothing will go on with, and a file that was set aside."""
     settings = settings_of(home, **_OTHER_SETTINGS)
-    materialize(settings, Catalog.open(home).ranges[1], lambda **said: None, limit=1)
+    materialize(settings, Catalog.open(home).ranges[1], lambda **report: None, limit=1)
     paths = _second_partition(home)
     for path in paths.journals.rglob("*"):
         os.utime(path, (_LONG_AGO, _LONG_AGO))
@@ -80,7 +80,9 @@ def _for_export(archive: Archive, home: Path) -> None:
 
 def _for_accept(archive: Archive, home: Path) -> None:
     """A partition that was put back to its version before, as it was in all its files."""
-    now, then = (partition_family(one, asset=_DESCRIPTIONS, key=_FIRST) for one in (home, archive.home(5)))
+    now, then = (
+        partition_family(home_path, asset=_DESCRIPTIONS, key=_FIRST) for home_path in (home, archive.home(5))
+    )
     for label, path in now.items():
         if "mark" in label:
             continue
@@ -119,7 +121,7 @@ def killed(chance: random.Random, place: Path, number: int) -> Counter[str]:
     if not life.killed:
         shutil.rmtree(home)
         return Counter(cases=1)
-    what = f"{name} killed before its operation {at} of {operations}"
+    description = f"{name} killed before its operation {at} of {operations}"
     try:
         readers_see_whole_files(home, archive, name)
         journals_are_believed_whole_or_not_at_all(home)
@@ -127,12 +129,14 @@ def killed(chance: random.Random, place: Path, number: int) -> Counter[str]:
         if name == "prune":
             # Settling an interrupted change of a record keeps its older copy aside, which goes next.
             _command(home, care)
-        if (found := _result(home)) != finished:
-            different = sorted(one for one in {*found, *finished} if found.get(one) != finished.get(one))
+        if (state := _result(home)) != finished:
+            different = sorted(
+                name_ for name_ in {*state, *finished} if state.get(name_) != finished.get(name_)
+            )
             raise PromiseBrokenError(f"done again, it ended otherwise: {', '.join(different)}")
         Trial(home, archive, care.step, undisturbed=_finished_home(archive, name)).finish()
     except PromiseBrokenError as broken:
-        raise PromiseBrokenError(f"{what}: {broken} (home: {home})") from broken
+        raise PromiseBrokenError(f"{description}: {broken} (home: {home})") from broken
     shutil.rmtree(home)
     return Counter({"kills": 1, "cases": 1})
 
@@ -186,7 +190,7 @@ def _command(home: Path, care: Care, at: int = 0) -> Life:
     names = {"IDS": f"{home}.ids", "EXPORT": f"{home}/export", "LISTING": f"{home}.listing.jsonl"}
     words = [names.get(word, word) for word in care.words]
     life = act_in_child(home, partial(_run, home, words=words), strike_at(at, torn=True))
-    codes = [one for one in life.said if one.get("code")]
+    codes = [report for report in life.reports if report.get("code")]
     if not life.killed and (life.error is not None or codes):
         raise PromiseBrokenError(f"vlm-assets {' '.join(words)} failed: {codes} {life.message}")
     return life
@@ -204,15 +208,15 @@ def _act(home: Path, act: Callable[[Say], None]) -> None:
 
 def _result(home: Path) -> dict[str, str]:
     """What a command leaves that people look for: exported files, and the names of what was set aside."""
-    found = {}
+    state = {}
     for path in sorted((home / "export").glob("*.parquet")):
-        found[path.name] = str(_digest(path))
+        state[path.name] = str(_digest(path))
     for path in sorted((home / ".quarantine").rglob("*")):
         # An ingest that was killed half way leaves the catalogue before it there.
         if path.is_file() and "property_catalog" not in path.parts:
-            found[str(_digest(path))] = "set aside"
-    found["journals"] = str(sorted(one.name for one in _second_partition(home).journals.glob("*")))
-    return found
+            state[str(_digest(path))] = "set aside"
+    state["journals"] = str(sorted(path.name for path in _second_partition(home).journals.glob("*")))
+    return state
 
 
 def _second_partition(home: Path) -> PartitionPaths:

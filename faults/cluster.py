@@ -288,15 +288,15 @@ class Cluster:
         while not self._over.wait(_LOOK_SECONDS):
             try:
                 with engine.connect() as connection:
-                    found = connection.execute(sa.text("SELECT record FROM workers")).scalars().all()
+                    records = connection.execute(sa.text("SELECT record FROM workers")).scalars().all()
             except sa.exc.DBAPIError:
                 continue  # no table yet, or Postgres is away
             now = time.monotonic()
-            for said in found:
-                if before.get(said["run_id"] + said["asset"]) != said:
-                    before[said["run_id"] + said["asset"]] = said
-                    known = {name: said[name] for name in Beat.__dataclass_fields__ if name in said}
-                    beat = Beat(**known, changed_at=now)
+            for record in records:
+                if before.get(record["run_id"] + record["asset"]) != record:
+                    before[record["run_id"] + record["asset"]] = record
+                    values = {name: record[name] for name in Beat.__dataclass_fields__ if name in record}
+                    beat = Beat(**values, changed_at=now)
                     self.beats[beat.name] = beat
                     self.rows_at.setdefault(beat.name, []).append((now, beat.rows))
 
@@ -309,9 +309,9 @@ class Cluster:
 
     def _follow(self) -> None:
         launched = self.head.place / f"backfill-{self._round}"
-        asked = (json.dumps(self._config), launched)
+        arguments = (json.dumps(self._config), launched)
         log = self.logs / "backfill.log"
-        self._follower = self.head.popen(sys.executable, "-c", _BACKFILL, *asked, log=log)
+        self._follower = self.head.popen(sys.executable, "-c", _BACKFILL, *arguments, log=log)
 
     def _has_ended(self) -> bool:
         code = None if self._follower is None else self._follower.poll()
@@ -335,11 +335,11 @@ class Cluster:
         (service,) = _children(self._node_of_head.pid)
         killed: list[int] = []
         # What is stopped starts nothing more, and then nothing is forgotten.
-        while found := [one for one in _below(service) if one not in killed]:
-            for pid in found:
+        while pids := [descendant for descendant in _below(service) if descendant not in killed]:
+            for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGSTOP)
-            killed += found
+            killed += pids
         for pid in killed:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -360,25 +360,25 @@ class Cluster:
         elif part == POSTGRES:
             self.postgres.start()
 
-    def told_secrets(self) -> list[str]:
+    def leaked_secrets(self) -> list[str]:
         """Files and tables that hold a password or a key of the store.
 
         Not looked at is what Postgres and the store keep for themselves.
         """
-        told = (self.password, SECRET, KEY)
-        found = [f"Postgres' table {table}" for table in self.postgres.tables_with(told)]
+        secrets = (self.password, SECRET, KEY)
+        places = [f"Postgres' table {table}" for table in self.postgres.tables_with(secrets)]
         for top in (self.logs, *(machine.disk for machine in self.machines)):
             for path in top.rglob("*"):
                 with contextlib.suppress(FileNotFoundError):  # what lives there goes on
                     content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
-                    if any(secret.encode() in content for secret in told):
-                        found.append(str(path))
-        return found
+                    if any(secret.encode() in content for secret in secrets):
+                        places.append(str(path))
+        return places
 
     def rows(self, asset: str) -> tuple[int, int]:
         """Rows that the published files in the store lack, and rows that they have too many."""
-        there = self.store.client().list_objects_v2(Bucket=BUCKET, Prefix=f"dataset/{asset}/")
-        if not there["KeyCount"]:
+        listing = self.store.client().list_objects_v2(Bucket=BUCKET, Prefix=f"dataset/{asset}/")
+        if not listing["KeyCount"]:
             return len(self.ids), 0
         files = S3FileSystem(
             access_key=KEY,
@@ -389,9 +389,9 @@ class Cluster:
         )
         database = duckdb.connect()
         database.execute("CREATE TABLE wanted (property_id VARCHAR)")
-        database.executemany("INSERT INTO wanted VALUES (?)", [[one] for one in self.ids])
+        database.executemany("INSERT INTO wanted VALUES (?)", [[property_id] for property_id in self.ids])
         database.register("published", ds.dataset(f"{_STORE}/{asset}", filesystem=files, format="parquet"))
-        found = database.execute(
+        row = database.execute(
             """
             WITH counted AS (SELECT property_id, count(*) AS rows FROM published GROUP BY property_id)
             SELECT count(*) FILTER (counted.rows IS NULL),
@@ -399,19 +399,19 @@ class Cluster:
             FROM wanted FULL JOIN counted USING (property_id)
             """
         ).fetchone()
-        assert found is not None
-        return found[0], found[1]
+        assert row is not None
+        return row[0], row[1]
 
 
 def _children(process: int) -> list[int]:
-    found: list[int] = []
+    pids: list[int] = []
     for path in Path(f"/proc/{process}/task").glob("*/children"):
         with contextlib.suppress(OSError):  # it has ended
-            found += map(int, path.read_text().split())
-    return found
+            pids += map(int, path.read_text().split())
+    return pids
 
 
 def _below(process: int) -> list[int]:
     """All that descends from a process, and not itself."""
     children = _children(process)
-    return children + [one for child in children for one in _below(child)]
+    return children + [descendant for child in children for descendant in _below(child)]

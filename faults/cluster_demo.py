@@ -68,14 +68,14 @@ class Campaign:
 
     def add(self, faults: Sequence[Fault]) -> None:
         """Add the faults of a part."""
-        self.kills += sum(one.kind == KILL for one in faults)
-        self.cuts += sum(one.kind == CUT for one in faults)
-        self.recomputed += sum(one.recomputed for one in faults)
-        for one in faults:
-            self.recomputed_at_most = max(self.recomputed_at_most, one.recomputed)
-            self.seconds_lost_at_most = round(max(self.seconds_lost_at_most, one.seconds_lost), 1)
-            self.seconds_until_elsewhere = max(self.seconds_until_elsewhere, one.seconds_until_elsewhere)
-            self.seconds_until_begun = max(self.seconds_until_begun, one.seconds_until_begun)
+        self.kills += sum(fault.kind == KILL for fault in faults)
+        self.cuts += sum(fault.kind == CUT for fault in faults)
+        self.recomputed += sum(fault.recomputed for fault in faults)
+        for fault in faults:
+            self.recomputed_at_most = max(self.recomputed_at_most, fault.recomputed)
+            self.seconds_lost_at_most = round(max(self.seconds_lost_at_most, fault.seconds_lost), 1)
+            self.seconds_until_elsewhere = max(self.seconds_until_elsewhere, fault.seconds_until_elsewhere)
+            self.seconds_until_begun = max(self.seconds_until_begun, fault.seconds_until_begun)
 
     def keep(self, path: Path) -> None:
         """Write it into a file, in one step."""
@@ -215,7 +215,7 @@ class Story:
         took = time.monotonic() - at
         beats = list(self._cluster.beats.values())
         # A run that was not disturbed proves nothing of the part: another one has to be launched, and work.
-        if is_over or any(one.run_id not in before and one.phase in _AT_WORK for one in beats):
+        if is_over or any(beat.run_id not in before and beat.phase in _AT_WORK for beat in beats):
             self.say(f"Another run works {took:.0f} s after {part} was back.")
             self.restarts.append(part)
             self._restarted = None
@@ -226,7 +226,7 @@ class Story:
         """A machine at work on a partition, drawn among those that are."""
         now = time.monotonic()
         struck = {strike.machine.name for strike in self._standing}
-        found = [
+        candidates = [
             (machine, beat)
             for machine in ([self._cluster.head] if kind in _OF_HEAD else self._cluster.at_risk)
             for beat in list(self._cluster.beats.values())
@@ -236,7 +236,7 @@ class Story:
             and self._cluster.is_current(beat)
             and self._may_be_struck(beat)
         ]
-        return self._chance.choice(found) if found else None
+        return self._chance.choice(candidates) if candidates else None
 
     def _may_be_struck(self, beat: Beat) -> bool:
         if not self._at_any_moment:
@@ -264,30 +264,32 @@ class Story:
         if kind == HEAD_KILL and not machine.is_reachable and took > _AWAY_SECONDS:
             self._cluster.switch_on(machine)
             self.say(f"{machine.name} is on again.")
-        found = next(
+        successor = next(
             (
-                one
-                for one in list(self._cluster.beats.values())
-                if (one.asset, one.partition) == (beat.asset, beat.partition)
-                and (one.host != machine.name or (kind in _OF_HEAD and one.run_id != beat.run_id))
+                candidate
+                for candidate in list(self._cluster.beats.values())
+                if (candidate.asset, candidate.partition) == (beat.asset, beat.partition)
+                and (candidate.host != machine.name or (kind in _OF_HEAD and candidate.run_id != beat.run_id))
                 # Not one that was cut off before, is back, and is about to be refused.
-                and self._cluster.rows_at[one.name][0][0] > strike.at
-                and one.phase in _AT_WORK
+                and self._cluster.rows_at[candidate.name][0][0] > strike.at
+                and candidate.phase in _AT_WORK
             ),
             None,
         )
-        if found is None and not self._cluster.is_done(beat.partition):
+        if successor is None and not self._cluster.is_done(beat.partition):
             if took > _ELSEWHERE_SECONDS:
                 raise ClusterError(f"Nobody went on with {beat.partition} within {took:.0f} s")
             return
-        lost = self._lost(strike, found) if found is not None else (0, 0.0)
-        begun = self._cluster.rows_at[found.name][0][0] - strike.at if found and strike.is_only else 0.0
+        lost = self._lost(strike, successor) if successor is not None else (0, 0.0)
+        begun = (
+            self._cluster.rows_at[successor.name][0][0] - strike.at if successor and strike.is_only else 0.0
+        )
         self.faults.append(Fault(kind, machine.name, beat.partition, *lost, round(took, 1), round(begun, 1)))
         self._standing.remove(strike)
         self.say(
-            f"{found.host} goes on with {beat.partition} after {took:.0f} s:"
-            f" {found.restored} rows restored, {lost[0]} computed again."
-            if found is not None
+            f"{successor.host} goes on with {beat.partition} after {took:.0f} s:"
+            f" {successor.restored} rows restored, {lost[0]} computed again."
+            if successor is not None
             else f"{beat.partition} had all of its rows in the store, and is published."
         )
         if kind == KILL:
@@ -300,9 +302,9 @@ class Story:
 
     def _lost(self, strike: Strike, successor: Beat) -> tuple[int, float]:
         """Rows that are computed again, and for how long the machine had worked on them."""
-        said = self._cluster.rows_at[strike.beat.name]
-        since = max((at for at, rows in said if rows <= successor.restored), default=said[0][0])
-        return max(0, said[-1][1] - successor.restored), max(0.0, strike.at - since)
+        progress = self._cluster.rows_at[strike.beat.name]
+        since = max((at for at, rows in progress if rows <= successor.restored), default=progress[0][0])
+        return max(0, progress[-1][1] - successor.restored), max(0.0, strike.at - since)
 
     def _pass_time(self, until: str) -> None:
         if time.monotonic() > self._deadline:
@@ -340,12 +342,12 @@ def main(arguments: list[str]) -> int:
         help="a part of a campaign: no more faults after so many; the same command goes on with the rest",
     )
     parser.add_argument("--keep", action="store_true", help="keep all files and logs")
-    asked = parser.parse_args(arguments)
-    kept = _RESULTS / f"machines-{'alone' if asked.alone else 'on-ray'}.json"
-    campaign = Campaign.at(kept) if asked.minutes else Campaign()
-    kinds = [KILL] * (asked.kills - campaign.kills) + [CUT] * (asked.cuts - campaign.cuts)
-    chance = random.Random(f"{asked.seed}/{campaign.kills + campaign.cuts}")
-    if asked.restarts:
+    options = parser.parse_args(arguments)
+    kept = _RESULTS / f"machines-{'alone' if options.alone else 'on-ray'}.json"
+    campaign = Campaign.at(kept) if options.minutes else Campaign()
+    kinds = [KILL] * (options.kills - campaign.kills) + [CUT] * (options.cuts - campaign.cuts)
+    chance = random.Random(f"{options.seed}/{campaign.kills + campaign.cuts}")
+    if options.restarts:
         kinds += (*PARTS, *_OF_HEAD)
     if len(kinds) > 2:
         chance.shuffle(kinds)
@@ -355,52 +357,54 @@ def main(arguments: list[str]) -> int:
         except NoMachinesError as error:
             print(error, file=sys.stderr)
             return 1
-        _live(asked, kinds, campaign, chance)
-        if asked.minutes:
+        _live(options, kinds, campaign, chance)
+        if options.minutes:
             campaign.keep(kept)
-    if asked.minutes:
+    if options.minutes:
         a_minute = (campaign.kills + campaign.cuts) / max(1.0, campaign.minutes)
         print(
-            f"{campaign.kills} of {asked.kills} power cuts and {campaign.cuts} of {asked.cuts} cut-offs so"
-            f" far, {a_minute:.1f} a minute. Kept in {kept}; without that file all begins anew."
+            f"{campaign.kills} of {options.kills} power cuts and {campaign.cuts} of {options.cuts} cut-offs"
+            f" so far, {a_minute:.1f} a minute. Kept in {kept}; without that file all begins anew."
         )
     print(json.dumps(asdict(campaign)))
     return 1 if campaign.broken else 0
 
 
-def _live(asked: argparse.Namespace, kinds: Sequence[str], campaign: Campaign, chance: random.Random) -> None:
+def _live(
+    options: argparse.Namespace, kinds: Sequence[str], campaign: Campaign, chance: random.Random
+) -> None:
     """Live through these faults, and add what became of them to the campaign."""
     folder = Path(tempfile.mkdtemp(prefix="machines-"))
     folder.chmod(0o755)
-    patience = asked.minutes + 15.0 if asked.minutes else 10.0 + 4.0 * len(kinds)
+    patience = options.minutes + 15.0 if options.minutes else 10.0 + 4.0 * len(kinds)
     made: Cluster
-    if asked.alone:
-        made = MachinesAlone(folder, machines=asked.machines or 6, chance=chance)
+    if options.alone:
+        made = MachinesAlone(folder, machines=options.machines or 6, chance=chance)
     else:
-        made = Cluster(folder, machines=asked.machines or 3, redis=asked.redis)
-    properties = asked.properties or (72 if asked.alone else 240)
-    range_size = asked.range_size or (12 if asked.alone else 30)
+        made = Cluster(folder, machines=options.machines or 3, redis=options.redis)
+    properties = options.properties or (72 if options.alone else 240)
+    range_size = options.range_size or (12 if options.alone else 30)
     trouble = False
     with made as cluster:
         story = Story(
             cluster,
             kinds=kinds,
-            at_once=asked.at_once or asked.alone,
-            at_any_moment=asked.alone,
+            at_once=options.at_once or options.alone,
+            at_any_moment=options.alone,
             chance=chance,
-            minutes=asked.minutes or patience,
+            minutes=options.minutes or patience,
             patience=patience,
         )
         try:
-            cluster.begin(properties=properties, range_size=range_size, seed=asked.seed)
+            cluster.begin(properties=properties, range_size=range_size, seed=options.seed)
             story.say(f"{len(cluster.machines)} machines work on {properties} properties.")
             story.live()
         except ClusterError as error:
             trouble = True
             story.say(f"{error}. Logs: {cluster.logs}")
         counted = [cluster.rows(asset) for asset in ASSETS]
-        told = cluster.told_secrets()
-    for path in told:
+        leaks = cluster.leaked_secrets()
+    for path in leaks:
         print(f"A secret stands in {path}.")
     ended = len(story.faults) + len(story.restarts)
     lost, doubled = sum(lost for lost, _ in counted), sum(doubled for _, doubled in counted) + story.doubled
@@ -408,9 +412,9 @@ def _live(asked: argparse.Namespace, kinds: Sequence[str], campaign: Campaign, c
     campaign.lost += lost
     campaign.doubled += doubled
     campaign.minutes = round(campaign.minutes + story.minutes, 1)
-    failed = trouble or bool(told) or (ended != len(kinds) and not asked.minutes)
+    failed = trouble or bool(leaks) or (ended != len(kinds) and not options.minutes)
     campaign.failed += failed
-    if failed or lost or doubled or asked.keep:
+    if failed or lost or doubled or options.keep:
         print(f"All files are kept in {folder}.")
     else:
         shutil.rmtree(folder)

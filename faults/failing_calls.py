@@ -70,11 +70,11 @@ def reading_in_recovery(chance: random.Random, place: Path, number: int) -> Coun
         live(home, say)
 
     life = act_in_child(home, act)
-    for report in life.said:
+    for report in life.reports:
         report.pop("verified", None)  # What was read wrong does not verify; the next life verifies again.
     met = _met_already(ledger, life, "")
     # Most lives go on: another copy is read instead.
-    return met | Counter({"failed calls": sum("unread" in report for report in life.said)})
+    return met | Counter({"failed calls": sum("unread" in report for report in life.reports)})
 
 
 def out_of_memory(chance: random.Random, place: Path, number: int) -> Counter[str]:

@@ -135,10 +135,10 @@ class FileOperations:
 
     def _write(self, descriptor: int, data: Any) -> int:
         whole = bytes(data)[: self.longest_write]
-        known = self._files.get(descriptor)
-        if known is None:
+        opened = self._files.get(descriptor)
+        if opened is None:
             return int(self.real["write"](descriptor, whole))
-        return int(self._do(Operation("write", known[:1], known[1], whole, descriptor), descriptor, whole))
+        return int(self._do(Operation("write", opened[:1], opened[1], whole, descriptor), descriptor, whole))
 
     def _pwrite(self, descriptor: int, data: Any, offset: int) -> int:
         return int(self._on_descriptor("pwrite", descriptor, data, offset))
@@ -157,16 +157,16 @@ class FileOperations:
             self._files.pop(descriptor, None)
 
     def _on_descriptor(self, name: str, descriptor: int, *rest: Any, call: str | None = None) -> Any:
-        known = self._files.get(descriptor)
-        if known is None:
+        opened = self._files.get(descriptor)
+        if opened is None:
             return self.real[call or name](descriptor, *rest)
-        return self._do(Operation(name, known[:1], known[1], b"", descriptor), descriptor, *rest, call=call)
+        return self._do(Operation(name, opened[:1], opened[1], b"", descriptor), descriptor, *rest, call=call)
 
     def _on_paths(self, name: str, *paths: Any, call: str | None = None, **named: Any) -> None:
         relative = [self._relative(path) for path in paths]
-        found = [one for one in relative if one is not None]
-        if len(found) == len(paths):
-            self._do(Operation(name, tuple(found)), *paths, call=call, **named)
+        names = [name_ for name_ in relative if name_ is not None]
+        if len(names) == len(paths):
+            self._do(Operation(name, tuple(names)), *paths, call=call, **named)
         else:
             self.real[call or name](*paths, **named)
 

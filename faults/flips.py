@@ -48,15 +48,15 @@ class _Home:
         return PublishedPartitions(partition_life.asset(self.root), lock_seconds=0)
 
     def survey(self) -> Survey:
-        given = partition_life.journal_settings(self.root, _WORK_UNDER_WAY)
+        settings = partition_life.journal_settings(self.root, _WORK_UNDER_WAY)
         identity = JournalIdentity(
-            given["key"],
-            given["generation"],
-            given["fingerprints"],
-            given["schema"],
-            given["expected_ids"],
+            settings["key"],
+            settings["generation"],
+            settings["fingerprints"],
+            settings["schema"],
+            settings["expected_ids"],
         )
-        return survey_journal(self.journal, identity, given["high_water_mark"])
+        return survey_journal(self.journal, identity, settings["high_water_mark"])
 
 
 def anywhere(chance: random.Random, place: Path, number: int) -> Counter[str]:
@@ -116,37 +116,46 @@ def _flipped(data: bytes, chance: random.Random) -> bytes:
 
 def _judge_losses(home: _Home, before: Mapping[Path, bytes], struck: Mapping[Path, str]) -> None:
     """Compare a survey with what is left. Raises PromiseBrokenError."""
-    found, left = home.survey(), [path for path in before if path not in struck]
-    segments = sum(path.name.startswith("segment") for path in left)
-    manifests = [unseal(before[path]) for path in left if path.name.startswith("manifest")]
-    marks = [found.mark_reading.mark.rows_written] if found.mark_reading.mark is not None else []
-    promised = max([*marks, *(sum(one["rows"] for one in each["segments"]) for each in manifests)], default=0)
-    what = ", ".join(f"{path.name} {fate}" for path, fate in struck.items())
-    if not found.losses and found.rows != segments * BATCH:
-        raise PromiseBrokenError(f"{what}: {found.rows} rows of {segments} whole segments, and no loss named")
-    if not found.losses and found.rows < promised:
-        raise PromiseBrokenError(f"{what}: {found.rows} rows of {promised} promised, and no loss named")
+    survey, kept_paths = home.survey(), [path for path in before if path not in struck]
+    segments = sum(path.name.startswith("segment") for path in kept_paths)
+    manifests = [unseal(before[path]) for path in kept_paths if path.name.startswith("manifest")]
+    marks = [survey.mark_reading.mark.rows_written] if survey.mark_reading.mark is not None else []
+    promised = max(
+        [*marks, *(sum(segment["rows"] for segment in manifest["segments"]) for manifest in manifests)],
+        default=0,
+    )
+    description = ", ".join(f"{path.name} {fate}" for path, fate in struck.items())
+    if not survey.losses and survey.rows != segments * BATCH:
+        raise PromiseBrokenError(
+            f"{description}: {survey.rows} rows of {segments} whole segments, and no loss named"
+        )
+    if not survey.losses and survey.rows < promised:
+        raise PromiseBrokenError(
+            f"{description}: {survey.rows} rows of {promised} promised, and no loss named"
+        )
     flipped = any(path.name.startswith("manifest") for path, fate in struck.items() if fate == "flipped")
-    if found.losses and segments == SEGMENTS and (marks or (manifests and not flipped)):
-        raise PromiseBrokenError(f"{what}: every segment is whole, and a loss is named: {found.losses}")
+    if survey.losses and segments == SEGMENTS and (marks or (manifests and not flipped)):
+        raise PromiseBrokenError(
+            f"{description}: every segment is whole, and a loss is named: {survey.losses}"
+        )
 
 
 def _segment(home: _Home, path: Path) -> bool:
     """Damaged, its rows are not used, and the start is refused."""
-    found = home.survey()
-    return path in found.damaged and bool(found.losses) and found.rows == (SEGMENTS - 1) * BATCH
+    survey = home.survey()
+    return path in survey.damaged and bool(survey.losses) and survey.rows == (SEGMENTS - 1) * BATCH
 
 
 def _manifest(home: _Home, path: Path) -> bool:
     """Damaged or not the one that was followed; every row is restored all the same."""
-    found = home.survey()
-    return path in found.damaged and not found.losses and found.rows == SEGMENTS * BATCH
+    survey = home.survey()
+    return path in survey.damaged and not survey.losses and survey.rows == SEGMENTS * BATCH
 
 
 def _mark(home: _Home, path: Path) -> bool:
     """Damaged; the other slot serves."""
-    found = home.survey()
-    return found.mark_reading.damaged == (path,) and not found.losses and found.rows == SEGMENTS * BATCH
+    survey = home.survey()
+    return survey.mark_reading.damaged == (path,) and not survey.losses and survey.rows == SEGMENTS * BATCH
 
 
 def _published(home: _Home, path: Path) -> bool:
@@ -157,9 +166,14 @@ def _published(home: _Home, path: Path) -> bool:
 def _record(home: _Home, path: Path) -> bool:
     """The other copy of the record speaks, and the damaged one is written anew from it."""
     before = home.published.record(KEY)
-    found = home.published.verify(KEY)
+    verification = home.published.verify(KEY)
     shutil.rmtree(home.partition.quarantine, ignore_errors=True)
-    return before is not None and before.fingerprint == str(VERSIONS) and found.ok and bool(found.repairs)
+    return (
+        before is not None
+        and before.fingerprint == str(VERSIONS)
+        and verification.ok
+        and bool(verification.repairs)
+    )
 
 
 _KINDS: dict[str, tuple[Callable[[_Home], list[Path]], bool, Callable[[_Home, Path], bool]]] = {
@@ -183,7 +197,7 @@ _homes: dict[Path, _Home] = {}
 def _home(place: Path) -> _Home:
     if place not in _homes:
         home = _Home(place / "flips")
-        partition_life.live(home.root, lambda **said: None)
+        partition_life.live(home.root, lambda **report: None)
         with open_journal(home.root, _WORK_UNDER_WAY) as journal:
             for number in range(SEGMENTS):
                 first = number * BATCH

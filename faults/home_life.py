@@ -128,7 +128,7 @@ class History:
         if order is not None:
             order.shuffle(ids)
         listing = home.parent / f"{home.name}.listing.jsonl"
-        lines = [{"property_id": one, "images": [f"{one}.jpg"]} for one in ids]
+        lines = [{"property_id": property_id, "images": [f"{property_id}.jpg"]} for property_id in ids]
         listing.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
         return listing
 
@@ -144,7 +144,7 @@ class History:
 
 def _materialize(home: Path, number: int, *, earlier: bool = False, limit: int | None = None) -> None:
     settings = settings_of(home, **(_EARLIER_SETTINGS if earlier else {}))
-    materialize(settings, Catalog.open(home).ranges[number], lambda **said: None, limit=limit)
+    materialize(settings, Catalog.open(home).ranges[number], lambda **report: None, limit=limit)
 
 
 def go_on(
@@ -165,8 +165,8 @@ def go_on(
     history.take_in(home, count, order)
     settings = settings_of(home)
     catalog = Catalog.open(home)
-    for wanted in catalog.ranges:
-        materialize(settings, wanted, say, recompute=[tuple(pair) for pair in recompute])
+    for property_range in catalog.ranges:
+        materialize(settings, property_range, say, recompute=[tuple(pair) for pair in recompute])
 
 
 def compare_catalog(home: Path) -> None:
@@ -183,7 +183,7 @@ def open_catalog(home: Path) -> None:
 
 def materialize(
     settings: Settings,
-    wanted: PropertyRange,
+    property_range: PropertyRange,
     say: Say,
     *,
     limit: int | None = None,
@@ -191,21 +191,23 @@ def materialize(
 ) -> None:
     """Bring both assets of one partition to their end. limit: stop after so many rows of descriptions."""
     catalog = Catalog.open(settings.home)
-    described = DescriptionWork.for_range(settings, catalog, wanted, build_vision_language_model(settings))
+    described = DescriptionWork.for_range(
+        settings, catalog, property_range, build_vision_language_model(settings)
+    )
     withdrawn = read_withdrawn(settings.home)
-    if withdrawn is not None and any(one in withdrawn for one in described.ids):
+    if withdrawn is not None and any(property_id in withdrawn for property_id in described.ids):
         raise BeingWithdrawnError("An older catalogue was put back: `vlm-assets withdraw` withdraws again.")
     asset = settings.descriptions.name
-    partition = Partition(settings, asset, wanted.key, described.ids, described.fingerprint)
-    anew = (asset, wanted.key) in recompute
+    partition = Partition(settings, asset, property_range.key, described.ids, described.fingerprint)
+    anew = (asset, property_range.key) in recompute
     schema = described.rows_schema()
     if not _make(partition, described, schema, _description_rows, say, limit=limit, anew=anew):
         return
-    rows = PublishedPartitions(settings.descriptions, lock_seconds=0).read(wanted.key)
-    embedded = EmbeddingWork.for_range(catalog, wanted, rows, build_text_embedding_model(settings))
+    rows = PublishedPartitions(settings.descriptions, lock_seconds=0).read(property_range.key)
+    embedded = EmbeddingWork.for_range(catalog, property_range, rows, build_text_embedding_model(settings))
     asset = settings.embeddings.name
-    partition = Partition(settings, asset, wanted.key, embedded.ids, embedded.fingerprint)
-    anew = (asset, wanted.key) in recompute
+    partition = Partition(settings, asset, property_range.key, embedded.ids, embedded.fingerprint)
+    anew = (asset, property_range.key) in recompute
     _make(partition, embedded, embedding_rows(_WIDTH), _embedding_rows, say, anew=anew)
 
 
@@ -235,8 +237,8 @@ def _make(
             except CannotRestoreError as error:
                 raise CannotRestoreError(f"{error} [recompute {partition.asset} {key}]") from error
         generation = str(record.metadata["generation"])
-        if left := partition.finish_retirement(generation, lambda: schema):
-            say(note=f"{partition.asset} {key}: {left}")
+        if leftover := partition.finish_retirement(generation, lambda: schema):
+            say(note=f"{partition.asset} {key}: {leftover}")
         return True
     first = PropertyRange.from_key(key).start
     with partition.open_journal(generation, schema) as journal:
@@ -244,13 +246,13 @@ def _make(
             _, notes = adopt_rows(journal, partition, work.inputs, published, failed_too=True)
             for note in notes:
                 say(note=f"{partition.asset} {key}: {note}")
-        todo = [one for one in work.ids if one in journal.missing_ids]
-        for one in todo[:limit]:
-            row = rows(work, one, first + work.ids.index(one))
-            row |= {INPUTS: work.inputs[one], "fingerprint": partition.fingerprint.digest}
+        todo = [property_id for property_id in work.ids if property_id in journal.missing_ids]
+        for property_id in todo[:limit]:
+            row = rows(work, property_id, first + work.ids.index(property_id))
+            row |= {INPUTS: work.inputs[property_id], "fingerprint": partition.fingerprint.digest}
             journal.submit(pa.Table.from_pylist([row], schema=schema))
             journal.flush()
-            say(computed=[partition.asset, key, one])
+            say(computed=[partition.asset, key, property_id])
         if journal.missing_ids:
             return False
         staged = published.stage(
@@ -329,9 +331,9 @@ def _without_cause(row: dict[str, Any]) -> dict[str, Any]:
 
 def tell_audit(home: Path, say: Say) -> None:
     """Say what an audit finds that reads every byte."""
-    found = audit(settings_of(home), Catalog.open(home), deep=True)
-    say(wrong=[f"{one.asset} {one.key}: {one.sentence}" for one in found.wrong])
-    say(warnings=[f"{one.asset} {one.key}: {one.sentence}" for one in found.warnings])
+    report = audit(settings_of(home), Catalog.open(home), deep=True)
+    say(wrong=[f"{finding.asset} {finding.key}: {finding.sentence}" for finding in report.wrong])
+    say(warnings=[f"{finding.asset} {finding.key}: {finding.sentence}" for finding in report.warnings])
 
 
 def tell_contents(home: Path, say: Say) -> None:

@@ -41,37 +41,37 @@ class Ledger:
         """Check what a life found against what was promised, and note what it was promised itself."""
         if life.error is not None and life.error not in self.refused:
             self._broken(f"a life ended with {life.error}: {life.message}")
-        for one in life.said:
-            if "journals" in one:
-                self._found_left_over(one["journals"], one["staged"])
-            elif "standing" in one:
-                self._found_published(one["standing"], one["exact"])
-            elif "restored" in one:
-                self._found_restored(one["version"], one["restored"], one["exact"])
-            elif "submitted" in one:
-                self.submitted.setdefault(one.get("of", self.version), set()).update(one["submitted"])
+        for report in life.reports:
+            if "journals" in report:
+                self._found_left_over(report["journals"], report["staged"])
+            elif "standing" in report:
+                self._found_published(report["standing"], report["exact"])
+            elif "restored" in report:
+                self._found_restored(report["version"], report["restored"], report["exact"])
+            elif "submitted" in report:
+                self.submitted.setdefault(report.get("of", self.version), set()).update(report["submitted"])
                 self.staging_is_empty = False
-            elif "promised" in one:
-                self.promised.setdefault(one.get("of", self.version), set()).update(one["promised"])
-            elif "publishing" in one:
-                self.publishing = one["publishing"]
-            elif "published" in one:
-                self.published = one["published"]
+            elif "promised" in report:
+                self.promised.setdefault(report.get("of", self.version), set()).update(report["promised"])
+            elif "publishing" in report:
+                self.publishing = report["publishing"]
+            elif "published" in report:
+                self.published = report["published"]
                 self.staging_is_empty = True
-            elif "retired" in one:
-                self.retired.add(one["retired"])
-            elif one.get("verified"):
-                self._broken(f"the finished partition does not verify: {one['verified']}")
+            elif "retired" in report:
+                self.retired.add(report["retired"])
+            elif report.get("verified"):
+                self._broken(f"the finished partition does not verify: {report['verified']}")
         return life
 
     def hear_woken(self, life: Life) -> None:
         """Note what an overtaken writer was promised after it woke. It must not go back behind others."""
-        for one in life.said:
-            if one.get("published", self.published) < self.published:
-                self._broken(f"version {one['published']} was published over version {self.published}")
-            if "restored" in one:
+        for report in life.reports:
+            if report.get("published", self.published) < self.published:
+                self._broken(f"version {report['published']} was published over version {self.published}")
+            if "restored" in report:
                 # It says what it had read before it was stopped; others may have committed more since.
-                one["restored"] = sorted({*one["restored"], *self.promised.get(one["version"], ())})
+                report["restored"] = sorted({*report["restored"], *self.promised.get(report["version"], ())})
         self.hear(life)
 
     def close(self, life: Life) -> None:
@@ -81,12 +81,12 @@ class Ledger:
             self._broken("the last life, with nothing in its way, did not finish")
         if self.published != VERSIONS and self.publishing != VERSIONS:
             self._broken(f"version {self.published} of {VERSIONS} is published at the end")
-        left = [path for path in self.home.rglob("*.tmp") if path.is_file()]
+        leftovers = [path for path in self.home.rglob("*.tmp") if path.is_file()]
         partition = asset(self.home).partition(KEY)
         if not self.wakes and not self.unread:
-            left += [*partition.quarantine.glob("*"), *partition.journals.glob("*")]
-        if left:
-            self._broken(f"left behind: {', '.join(map(str, left))}")
+            leftovers += [*partition.quarantine.glob("*"), *partition.journals.glob("*")]
+        if leftovers:
+            self._broken(f"left behind: {', '.join(map(str, leftovers))}")
         if self.wakes or self.unread:
             return  # One that stood still before the rename of a mark wakes and puts it over a newer one.
         promising = [mark for mark in read_marks(partition.high_water_marks, KEY) if not mark.retired]
@@ -119,5 +119,5 @@ class Ledger:
         # What was restored is committed from now on, whether it had been acknowledged or not.
         self.promised.setdefault(version, set()).update(restored)
 
-    def _broken(self, what: str) -> None:
-        raise PromiseBrokenError(f"{what} (home: {self.home})")
+    def _broken(self, sentence: str) -> None:
+        raise PromiseBrokenError(f"{sentence} (home: {self.home})")

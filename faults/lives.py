@@ -35,8 +35,8 @@ pa.set_memory_pool(pa.system_memory_pool())
 class Life:
     """What one life said, in its order, and how it ended."""
 
-    said: list[dict[str, Any]] = field(default_factory=list)
-    said_at: list[int] = field(default_factory=list)
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    reported_at: list[int] = field(default_factory=list)
     """How many file operations had been done when each of these was said; of a recorded life."""
     done: list[Operation] = field(default_factory=list)
     """The file operations of a recorded life."""
@@ -51,11 +51,11 @@ class Life:
     @property
     def finished(self) -> bool:
         """Whether it got to its end."""
-        return any("finished" in one for one in self.said)
+        return any("finished" in report for report in self.reports)
 
     def cut_at(self, done: int) -> Life:
         """What was said by a recorded life that ended after so many file operations."""
-        heard = [one for one, at in zip(self.said, self.said_at, strict=True) if at <= done]
+        heard = [report for report, at in zip(self.reports, self.reported_at, strict=True) if at <= done]
         return Life(heard, done=self.done[:done], killed=True)
 
 
@@ -128,7 +128,7 @@ class StoppedLife:
             life.error = f"it hung for {HANGS_AFTER_SECONDS:.0f} s"
         return life
 
-    def said_before(self) -> Life:
+    def life_so_far(self) -> Life:
         """What it has said by now, as of a life that was killed."""
         return _life_of(self._heard, signal.SIGKILL)
 
@@ -206,17 +206,17 @@ def _life_of(heard: bytearray, status: int) -> Life:
     """What a child said, and how it ended."""
     life = Life(killed=os.WIFSIGNALED(status))
     for line in heard.decode().splitlines():
-        one = json.loads(line)
-        if "did" in one:
-            name, paths, inode, data = one["did"]
+        report = json.loads(line)
+        if "did" in report:
+            name, paths, inode, data = report["did"]
             life.done.append(Operation(name, tuple(paths), inode, bytes.fromhex(data)))
             continue
-        life.operations = one.pop("operations", life.operations)
-        life.error, life.message = one.pop("error", life.error), one.pop("message", life.message)
-        life.is_ours = one.pop("is_ours", life.is_ours)
-        if one:
-            life.said.append(one)
-            life.said_at.append(len(life.done))
+        life.operations = report.pop("operations", life.operations)
+        life.error, life.message = report.pop("error", life.error), report.pop("message", life.message)
+        life.is_ours = report.pop("is_ours", life.is_ours)
+        if report:
+            life.reports.append(report)
+            life.reported_at.append(len(life.done))
     if not life.killed and life.error is None and os.WEXITSTATUS(status):
         life.error = f"it ended with {os.WEXITSTATUS(status)} and said nothing"
     return life
@@ -228,8 +228,8 @@ def _live_and_exit(home: Path, writing: int, orders: _Orders) -> None:
     # It lives for a moment; a collection would look at all that the parent has, and copy each page of it.
     gc.disable()
 
-    def say(**said: Any) -> None:
-        write(writing, (json.dumps(said) + "\n").encode())
+    def say(**report: Any) -> None:
+        write(writing, (json.dumps(report) + "\n").encode())
 
     def tell(done: Operation) -> None:
         say(did=[done.name, done.paths, done.inode, done.data.hex()])
@@ -255,8 +255,8 @@ def _live_and_exit(home: Path, writing: int, orders: _Orders) -> None:
 def _ended(reading: int, seconds: float, heard: bytearray) -> bool:
     """Hear a child until it ends (True) or the time is up (False)."""
     deadline = time.monotonic() + seconds
-    while (left := deadline - time.monotonic()) > 0:
-        if select.select([reading], [], [], left)[0]:
+    while (remaining := deadline - time.monotonic()) > 0:
+        if select.select([reading], [], [], remaining)[0]:
             data = os.read(reading, 1 << 16)
             if not data:
                 return True

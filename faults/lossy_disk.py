@@ -104,7 +104,7 @@ class LossyDisk:
         """Change names. Within one folder it is one step; between two, each may be lost alone."""
         parents = [str(Path(next(iter(change))).parent) for change in changes]
         if len(set(parents)) == 1:
-            parents, changes = parents[:1], ({name: one[name] for one in changes for name in one},)
+            parents, changes = parents[:1], ({name: pair[name] for pair in changes for name in pair},)
         for change, parent in zip(changes, parents, strict=True):
             self._change(self.names, change)
             self.waiting.setdefault(parent, []).append(change)

@@ -97,27 +97,29 @@ class MachinesAlone(Cluster):
 
     def _follow_runs(self) -> None:
         """Queue again what failed or lost its machine. Raises ClusterError."""
-        for one in list(self._current.values()):
-            if not one.machine.is_reachable:
-                del self._current[one.partition]
-                self._waiting.appendleft(one.partition)
+        for run_ in list(self._current.values()):
+            if not run_.machine.is_reachable:
+                del self._current[run_.partition]
+                self._waiting.appendleft(run_.partition)
         for run, code in self._template.ended().items():
-            one = self._running.pop(run)
-            if self._current.get(one.partition) is not one:
+            run_ = self._running.pop(run)
+            if self._current.get(run_.partition) is not run_:
                 continue
-            del self._current[one.partition]
+            del self._current[run_.partition]
             if code == 0:
-                self._done.add(one.partition)
-                self._failures[one.partition] = 0
+                self._done.add(run_.partition)
+                self._failures[run_.partition] = 0
                 continue
-            self._waiting.append(one.partition)
-            self._failures[one.partition] += 1
-            if self._failures[one.partition] > _FAILURES:
-                raise ClusterError(f"{one.partition} fails again and again: see {self._log(one.machine)}")
+            self._waiting.append(run_.partition)
+            self._failures[run_.partition] += 1
+            if self._failures[run_.partition] > _FAILURES:
+                raise ClusterError(f"{run_.partition} fails again and again: see {self._log(run_.machine)}")
 
     def _launch(self, config: Mapping[str, bool]) -> None:
-        busy = {one.machine.name for one in self._running.values()}
-        free = [one for one in self.machines if one.is_reachable and one.name not in busy]
+        busy = {candidate.machine.name for candidate in self._running.values()}
+        free = [
+            candidate for candidate in self.machines if candidate.is_reachable and candidate.name not in busy
+        ]
         self._chance.shuffle(free)
         # More at once than there are cores: a run waits for its store and its processes too.
         while free and self._waiting and len(self._current) <= (os.cpu_count() or 1):

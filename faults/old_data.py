@@ -105,7 +105,7 @@ class Trial:
     """A whole copy of the home that a person has; None: there is none."""
     order: random.Random | None = None
     """In which the listing is ingested again; None: as before."""
-    said: list[str] = field(default_factory=list)
+    sentences: list[str] = field(default_factory=list)
     computed: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     recompute: set[tuple[str, str]] = field(default_factory=set)
     stops: int = 0
@@ -129,7 +129,7 @@ class Trial:
             name for name in {*contents, *ending.contents} if contents.get(name) != ending.contents.get(name)
         )
         if different:
-            self._broken(f"not as undisturbed: {', '.join(different)}; it was said: {self.said}")
+            self._broken(f"not as undisturbed: {', '.join(different)}; it was said: {self.sentences}")
         self.check_computed(ending, whole)
 
     def go_on(self) -> None:
@@ -141,15 +141,15 @@ class Trial:
                     self.home, say, self.archive.history, count, order=self.order, recompute=[*self.recompute]
                 )
             )
-            for one in life.said:
-                if "computed" in one:
-                    self.computed[tuple(one["computed"])] += 1
-                if "note" in one:
-                    self.said.append(one["note"])
+            for report in life.reports:
+                if "computed" in report:
+                    self.computed[tuple(report["computed"])] += 1
+                if "note" in report:
+                    self.sentences.append(report["note"])
             if life.error is None:
                 return
             self.stops += 1
-            self.said.append(life.message)
+            self.sentences.append(life.message)
             if not life.is_ours:
                 self._broken(f"{life.error}: {life.message}")
             if self.stops > _STOPS:
@@ -161,14 +161,14 @@ class Trial:
         life = self._child(lambda say: tell_contents(self.home, say))
         if life.error is not None:
             self._broken(f"it cannot be read: {life.error}: {life.message}")
-        return next(dict(one["contents"]) for one in life.said if "contents" in one)
+        return next(dict(report["contents"]) for report in life.reports if "contents" in report)
 
     def _look(self) -> list[str]:
         """Audit; what is wrong. What is said is kept. A stop says nothing here: going on meets it too."""
         life = self._child(lambda say: tell_audit(self.home, say))
-        found = {name: value for one in life.said for name, value in one.items()}
-        self.said += [*found.get("wrong", ()), *found.get("warnings", ())]
-        return list(found.get("wrong", ()))
+        outcome = {name: value for report in life.reports for name, value in report.items()}
+        self.sentences += [*outcome.get("wrong", ()), *outcome.get("warnings", ())]
+        return list(outcome.get("wrong", ()))
 
     def _obey(self, life: Life) -> None:
         if anew := _RECOMPUTE.findall(life.message):
@@ -191,8 +191,10 @@ class Trial:
         if words[0] in ("repair", "withdraw", "prune", "restore") and "--yes" not in words:
             words = [*words, "--yes"]
         life = self._child(lambda say: run_command(self.home, say, words))
-        (answer,) = [one for one in life.said if "code" in one] or [{"code": None, "output": life.message}]
-        self.said.append(answer["output"])
+        (answer,) = [report for report in life.reports if "code" in report] or [
+            {"code": None, "output": life.message}
+        ]
+        self.sentences.append(answer["output"])
         if answer["code"] is None or "Traceback" in answer["output"]:
             self._broken(f"vlm-assets {' '.join(words)} failed: {answer['output']}")
         for asset in ASSETS:
@@ -209,9 +211,9 @@ class Trial:
             if (asset, key) in whole and not follows:
                 self._broken(
                     f"{rows} rows of {asset} {key} were computed again beside a whole file of them; "
-                    f"it was said: {self.said}"
+                    f"it was said: {self.sentences}"
                 )
-            if not any(key in sentence for sentence in self.said):
+            if not any(key in sentence for sentence in self.sentences):
                 self._broken(
                     f"{rows} finished rows of {asset} {key} were computed again, and nothing said so"
                 )
@@ -223,16 +225,16 @@ class Trial:
         for asset in ASSETS:
             now, then = Home(self.home).asset(asset), Home(before).asset(asset)
             for key in then.published_keys():
-                if any((asset, key) == (one, its_key) for one, its_key, _ in done):
+                if any((asset, key) == (its_asset, its_key) for its_asset, its_key, _ in done):
                     continue
                 if not any(
                     _digest(path) == _digest(now_path)
                     for path, now_path in zip(_vouching(then, key), _vouching(now, key), strict=True)
                 ):
                     continue
-                wanted = _digest(then.partition(key).published)
+                digest = _digest(then.partition(key).published)
                 copies = (now.partition(key).published, *map(now.partition(key).version, (0, 1, 2)))
-                if any(_digest(path) == wanted for path in copies):
+                if any(_digest(path) == digest for path in copies):
                     complete.add((asset, key))
         return complete
 
@@ -242,8 +244,8 @@ class Trial:
             self._broken("a process died by itself")
         return life
 
-    def _broken(self, what: str) -> None:
-        raise PromiseBrokenError(f"{what} (home: {self.home})")
+    def _broken(self, sentence: str) -> None:
+        raise PromiseBrokenError(f"{sentence} (home: {self.home})")
 
 
 def _vouching(asset: AssetFolders, key: str) -> list[Path]:
@@ -375,16 +377,16 @@ def put_back(chance: random.Random, place: Path, number: int) -> Counter[str]:
     kinds = ALONE | TOGETHER
     name = list(kinds)[number % len(kinds)]
     last = len(archive.history.steps)
-    found = [
+    choices = [
         (now, then, files)
         for now in range(2, last + 1)
         for files in kinds[name](archive.home(now))
         for then in range(1, now)
         if _may_be_older(name, archive.home(then), archive.home(now), files)
     ]
-    if not found:
+    if not choices:
         return Counter(cases=1)
-    now, then, files = chance.choice(found)
+    now, then, files = chance.choice(choices)
     with trial_at(archive, place / f"put-back-{number}", now) as trial:
         for path in files:
             _copy(archive.home(then) / path, trial.home / path)
@@ -393,8 +395,8 @@ def put_back(chance: random.Random, place: Path, number: int) -> Counter[str]:
 
 def _may_be_older(name: str, old: Path, new: Path, files: Files) -> bool:
     """Whether files are there in both states and differ. Alone, or all of them."""
-    there = [path for path in files if (old / path).exists() and (new / path).exists()]
-    return bool(there) and all(_content(old / path) != _content(new / path) for path in there)
+    in_both = [path for path in files if (old / path).exists() and (new / path).exists()]
+    return bool(in_both) and all(_content(old / path) != _content(new / path) for path in in_both)
 
 
 def exchange(chance: random.Random, place: Path, number: int) -> Counter[str]:
@@ -410,21 +412,21 @@ def exchange(chance: random.Random, place: Path, number: int) -> Counter[str]:
     with trial_at(archive, place / f"exchange-{number}", now) as trial:
         if with_homes and groups:
             other, (first, *_) = archive_at(place, "q").home(now), chance.sample(groups, 1)
-            pairs = [(one, one) for one in first if (other / one).exists()]
-            what = f"{name} of another home at step {now}: {', '.join(first)}"
-            for one, _ in pairs:
-                shutil.copy2(other / one, trial.home / one)
+            pairs = [(source, source) for source in first if (other / source).exists()]
+            description = f"{name} of another home at step {now}: {', '.join(first)}"
+            for source, _ in pairs:
+                shutil.copy2(other / source, trial.home / source)
         elif len(groups) > 1:
             first, second = chance.sample(groups, 2)
             pairs = list(zip(first, second, strict=True))
-            what = f"{name} at step {now}: {', '.join(first)} and {', '.join(second)}"
-            for one, another in pairs:
-                _swap(trial.home / one, trial.home / another)
+            description = f"{name} at step {now}: {', '.join(first)} and {', '.join(second)}"
+            for source, target in pairs:
+                _swap(trial.home / source, trial.home / target)
         else:
-            pairs, what = [], ""
+            pairs, description = [], ""
         if not pairs:
             return Counter(cases=1)
-        return ended(trial, chance, "exchanges", what)
+        return ended(trial, chance, "exchanges", description)
 
 
 def sectors(chance: random.Random, place: Path, number: int) -> Counter[str]:
@@ -449,21 +451,21 @@ def _strike_sectors(chance: random.Random, home: Path, how: str, paths: Sequence
         return None
     first, second = chance.choice(paths), chance.choice(paths)
     data, other = bytearray((home / first).read_bytes()), bytearray((home / second).read_bytes())
-    one, another = chance.randrange(0, len(data), SECTOR), chance.randrange(0, len(other), SECTOR)
+    start, other_start = chance.randrange(0, len(data), SECTOR), chance.randrange(0, len(other), SECTOR)
     if how == "zeroed":
-        changed = _with_sector(data, one, bytes(len(data[one : one + SECTOR])))
+        changed = _with_sector(data, start, bytes(len(data[start : start + SECTOR])))
     elif how == "exchanged within":
-        another = chance.randrange(0, len(data), SECTOR)
-        size = min(len(data[one : one + SECTOR]), len(data[another : another + SECTOR]))
-        changed = _with_sector(data, one, data[another : another + size])
-        changed = _with_sector(changed, another, data[one : one + size])
+        other_start = chance.randrange(0, len(data), SECTOR)
+        size = min(len(data[start : start + SECTOR]), len(data[other_start : other_start + SECTOR]))
+        changed = _with_sector(data, start, data[other_start : other_start + size])
+        changed = _with_sector(changed, other_start, data[start : start + size])
     else:
-        size = min(len(data[one : one + SECTOR]), len(other[another : another + SECTOR]))
-        changed = _with_sector(data, one, other[another : another + size])
+        size = min(len(data[start : start + SECTOR]), len(other[other_start : other_start + SECTOR]))
+        changed = _with_sector(data, start, other[other_start : other_start + size])
     if changed == data:
         return None
     (home / first).write_bytes(changed)
-    return f"sector at {one} of {first}, {another} of {second}"
+    return f"sector at {start} of {first}, {other_start} of {second}"
 
 
 def _with_sector(data: bytes | bytearray, at: int, sector: bytes | bytearray) -> bytes:
@@ -483,7 +485,7 @@ def trial_at(archive: Archive, home: Path, step: int, start: int | None = None) 
 
 
 def ended(
-    trial: Trial, chance: random.Random, unit: str, what: str, *, has_copy: bool = False
+    trial: Trial, chance: random.Random, unit: str, description: str, *, has_copy: bool = False
 ) -> Counter[str]:
     """Let a home that was struck go on; the listing in another order, if the newest catalogue is left.
 
@@ -498,14 +500,14 @@ def ended(
     try:
         trial.finish()
     except PromiseBrokenError as broken:
-        raise PromiseBrokenError(f"{what}: {broken}") from broken
+        raise PromiseBrokenError(f"{description}: {broken}") from broken
     return Counter({unit: 1, "cases": 1, "stops": trial.stops})
 
 
 def _content(path: Path) -> object:
     if path.is_dir():
-        inside = sorted(one for one in path.rglob("*") if one.is_file())
-        return [(str(one.relative_to(path)), one.read_bytes()) for one in inside]
+        inside = sorted(file for file in path.rglob("*") if file.is_file())
+        return [(str(file.relative_to(path)), file.read_bytes()) for file in inside]
     return path.read_bytes()
 
 
@@ -522,10 +524,10 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copy2(source, target)
 
 
-def _swap(one: Path, another: Path) -> None:
+def _swap(first_path: Path, second_path: Path) -> None:
     """Exchange two files; where one is missing, the other moves."""
-    first, second = (path.read_bytes() if path.exists() else None for path in (one, another))
-    for path, data in ((one, second), (another, first)):
+    first, second = (path.read_bytes() if path.exists() else None for path in (first_path, second_path))
+    for path, data in ((first_path, second), (second_path, first)):
         if data is None:
             path.unlink(missing_ok=True)
         else:

@@ -93,8 +93,8 @@ def live(home: Path, say: Say, *, commits: int | None = None) -> None:
     while version < VERSIONS:
         version += 1
         with open_journal(home, version) as journal:
-            found = pa.Table.from_batches(journal.read_ordered(5), schema=SCHEMA)
-            say(version=version, restored=found["ordinal"].to_pylist(), exact=_exact(found, version))
+            restored = pa.Table.from_batches(journal.read_ordered(5), schema=SCHEMA)
+            say(version=version, restored=restored["ordinal"].to_pylist(), exact=_exact(restored, version))
             todo = [n for n in range(TOTAL) if f"property-{n:05d}" in journal.missing_ids]
             for start in range(0, len(todo), BATCH)[:commits]:
                 mine = todo[start : start + BATCH]
@@ -143,5 +143,5 @@ def _settle_published(home: Path, version: int, published: PublishedPartitions) 
 def _exact(table: pa.Table, version: int) -> bool:
     """Whether every value is what this version's rows have, and none comes twice."""
     ordinals = table["ordinal"].to_pylist()
-    wanted = rows(ordinals, version).to_pylist()
-    return len(set(ordinals)) == len(ordinals) and bool(table.to_pylist() == wanted)
+    expected = rows(ordinals, version).to_pylist()
+    return len(set(ordinals)) == len(ordinals) and bool(table.to_pylist() == expected)

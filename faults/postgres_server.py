@@ -21,9 +21,9 @@ DEPLOY = Path(__file__).resolve().parent.parent / "deploy" / "postgres"
 
 def programs() -> Path | None:
     """The folder of Postgres' programs; None where it is not installed."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-    there = shutil.which("pg_ctl")
-    return found[-1] if found else Path(there).parent if there else None
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    pg_ctl = shutil.which("pg_ctl")
+    return folders[-1] if folders else Path(pg_ctl).parent if pg_ctl else None
 
 
 class PostgresServer:
@@ -86,8 +86,10 @@ class PostgresServer:
                 def count(table: str, text: str) -> int:
                     row: sa.ColumnClause[str] = sa.column("row")
                     query = sa.select(sa.func.count()).select_from(sa.table(table).alias("row"))
-                    found = connection.execute(query.where(sa.func.strpos(sa.cast(row, sa.Text), text) > 0))
-                    return int(found.scalar_one())
+                    counted_rows = connection.execute(
+                        query.where(sa.func.strpos(sa.cast(row, sa.Text), text) > 0)
+                    )
+                    return int(counted_rows.scalar_one())
 
                 tables = sa.inspect(connection).get_table_names()
                 return [table for table in tables if any(count(table, text) for text in texts)]
@@ -96,19 +98,19 @@ class PostgresServer:
 
     def _say(self, statements: str) -> None:
         as_postgres = ("-h", self._folder, "-p", str(self._port), "-U", "postgres", "-v", "ON_ERROR_STOP=1")
-        self._run("psql", "-q", "-X", *as_postgres, "postgres", said=statements)
+        self._run("psql", "-q", "-X", *as_postgres, "postgres", stdin=statements)
 
     @property
     def _data(self) -> Path:
         return self._folder / "data"
 
-    def _run(self, program: str, *arguments: str | Path, said: str = "") -> None:
+    def _run(self, program: str, *arguments: str | Path, stdin: str = "") -> None:
         binaries = programs()
         assert binaries is not None, "postgresql is not installed"
         subprocess.run(
             [*_not_as_root(), binaries / program, *arguments],
             check=True,
-            input=said,
+            input=stdin,
             text=True,
             stdout=subprocess.DEVNULL,
             cwd=self._folder,

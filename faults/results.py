@@ -59,24 +59,24 @@ class Results:
         fresh = cls(path, seed, code_digest())
         if not path.exists():
             return fresh
-        found = json.loads(path.read_text())
-        if (found["seed"], found["code"]) != (seed, fresh.code):
-            path.rename(path.with_name(f"{path.stem}-{found['code']}-{found['seed']}.json"))
+        content = json.loads(path.read_text())
+        if (content["seed"], content["code"]) != (seed, fresh.code):
+            path.rename(path.with_name(f"{path.stem}-{content['code']}-{content['seed']}.json"))
             return fresh
-        for name, one in found["parts"].items():
+        for name, part in content["parts"].items():
             fresh.parts[name] = PartResults(
-                one["cases"], Counter(one["counts"]), one["failures"], one["seconds"]
+                part["cases"], Counter(part["counts"]), part["failures"], part["seconds"]
             )
-        fresh.branches.update(found["branches"])
+        fresh.branches.update(content["branches"])
         return fresh
 
-    def of(self, part: Part) -> PartResults:
+    def results_of(self, part: Part) -> PartResults:
         """The results of one part."""
         return self.parts.setdefault(part.name, PartResults())
 
     def is_full(self, scale: float) -> bool:
         """Whether every part has met its target: then each branch of recovery must have been reached."""
-        return scale >= 1.0 and all(self.of(part).counts[part.unit] >= part.target for part in PARTS)
+        return scale >= 1.0 and all(self.results_of(part).counts[part.unit] >= part.target for part in PARTS)
 
     @property
     def never_reached(self) -> list[str]:
@@ -88,7 +88,7 @@ class Results:
     @property
     def failures(self) -> int:
         """Broken promises."""
-        return sum(len(one.failures) for one in self.parts.values())
+        return sum(len(results.failures) for results in self.parts.values())
 
     def save(self) -> None:
         """Write the file in one step."""
@@ -98,7 +98,10 @@ class Results:
             "system": f"{platform.system()} {platform.release()}",
             "missing": self.missing,
             "branches": dict(sorted(self.branches.items())),
-            "parts": {name: {**vars(one), "counts": dict(one.counts)} for name, one in self.parts.items()},
+            "parts": {
+                name: {**vars(results), "counts": dict(results.counts)}
+                for name, results in self.parts.items()
+            },
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_suffix(".tmp")
@@ -109,12 +112,12 @@ class Results:
         """One line a part: what was done, out of how many, what broke, how fast."""
         lines = [f"{'part':24} {'fault rows':11} {'done':>22} {'of':>7} {'broken':>7} {'a second':>9}"]
         for part in PARTS:
-            one = self.of(part)
-            done = one.counts[part.unit]
-            pace = f"{done / one.seconds:9.1f}" if one.seconds else f"{'-':>9}"
+            results = self.results_of(part)
+            done = results.counts[part.unit]
+            pace = f"{done / results.seconds:9.1f}" if results.seconds else f"{'-':>9}"
             lines.append(
                 f"{part.name:24} {part.rows:11} {f'{done} {part.unit}':>22} {part.target:7} "
-                f"{len(one.failures):7} {pace}"
+                f"{len(results.failures):7} {pace}"
             )
         if self.branches:
             expected = len(self.branches.keys() - NOT_BY_FAULTS)

@@ -85,11 +85,11 @@ class RunTemplate:
 
     def ended(self) -> dict[str, int]:
         """The runs that have ended since this was last asked, and their exit codes."""
-        found = {}
+        codes = {}
         while not self._ended.empty():
             run, code = self._ended.get()
-            found[run] = code
-        return found
+            codes[run] = code
+        return codes
 
     def _hear(self) -> None:
         assert self._process.stdout is not None
@@ -169,8 +169,8 @@ def _live(order: Order) -> int:
 
     os.environ.clear()
     os.environ.update(order.environment)
-    for known in (boot_id, current_settings):
-        known.cache_clear()
+    for cached in (boot_id, current_settings):
+        cached.cache_clear()
     settings = current_settings()
     job = build_defs(settings).resolve_implicit_global_asset_job_def()
     config: dict[str, Any] = {"ops": {asset: {"config": dict(order.config)} for asset in order.assets}}

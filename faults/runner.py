@@ -35,7 +35,7 @@ class Places:
         self._closing = closing
         self._mounted: dict[str, mounts.Mount] = {}
 
-    def of(self, part: Part) -> Any:
+    def place_for(self, part: Part) -> Any:
         """A Path, or a mounts.Mount for a part that needs one."""
         if part.mount is None:
             return self.folder
@@ -86,7 +86,7 @@ def run(
                 turn = time.monotonic() + _TURN_SECONDS
                 if deadline is not None:
                     turn = min(turn, deadline)
-                if _turn(results, part, where.of(part), turn, scale, tell):
+                if _turn(results, part, where.place_for(part), turn, scale, tell):
                     open_parts.remove(part)
                 now = counted.reached()
                 for name, count in now.items():
@@ -101,7 +101,7 @@ def _turn(
     results: Results, part: Part, place: Any, until: float, scale: float, tell: Callable[[str], None]
 ) -> bool:
     """Some cases of one part. True where it is done with."""
-    mine = results.of(part)
+    mine = results.results_of(part)
     while mine.counts[part.unit] < part.target * scale:
         started = time.monotonic()
         if started >= until:

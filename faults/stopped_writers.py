@@ -53,15 +53,15 @@ def finished_without_it(chance: random.Random, place: Path, number: int) -> Coun
     ledger = Ledger(home, refused=_REFUSED, wakes=True)
     with StoppedLife(home, 1 + number % OPERATIONS) as writer:
         if writer.is_stopped:
-            ledger.hear(writer.said_before())
+            ledger.hear(writer.life_so_far())
             _take_lock(home)
             dies_at = chance.randint(1, OPERATIONS) if number % 2 == 1 else 0
             ledger.hear(live_until_operation(home, dies_at))
-        said = len(writer.said_before().said)
+        reported = len(writer.life_so_far().reports)
         woken = writer.wake()
         _judge(woken, home)
     if writer.is_stopped:
-        del woken.said[:said]
+        del woken.reports[:reported]
     ledger.hear_woken(woken)
     ledger.refused = frozenset()
     ledger.close(live_to_the_end(home))
@@ -74,7 +74,7 @@ def _named_too_late(chance: random.Random, home: Path) -> Counter[str]:
     ledger = Ledger(home, refused=_REFUSED, wakes=True)
     work = partial(live, home, commits=1)
     with StoppedLife(home, 0, work, before=_stop_then_die(2)) as writer:
-        ledger.hear(writer.said_before())
+        ledger.hear(writer.life_so_far())
         _take_lock(home)
         removing = strike_at(1, stop_here, only="unlink")
         with StoppedLife(home, 0, work, before=removing) as other:
@@ -122,8 +122,8 @@ def pruned_or_withdrawn(chance: random.Random, place: Path, number: int) -> Coun
     try:
         trial.finish()
     except PromiseBrokenError as broken:
-        what = "a withdrawal" if withdraws else "a prune"
-        raise PromiseBrokenError(f"stopped before operation {at}, woken after {what}: {broken}") from broken
+        work = "a withdrawal" if withdraws else "a prune"
+        raise PromiseBrokenError(f"stopped before operation {at}, woken after {work}: {broken}") from broken
     shutil.rmtree(home)
     return Counter({"stopped writers": 1, "cases": 1})
 

@@ -213,8 +213,8 @@ class Kills:
         last, seconds = time.monotonic(), 0.2
         self._start_seconds = last - began
         # The last tenth is not for kills: a start may get further than it says.
-        left = max(0.0, 0.9 * self._steps - event["step"])
-        steps_more = self._rng.uniform(0.0, 2.0 * left / (self.count - self.done + 1))
+        steps_left = max(0.0, 0.9 * self._steps - event["step"])
+        steps_more = self._rng.uniform(0.0, 2.0 * steps_left / (self.count - self.done + 1))
         while steps_more >= 1.0:
             if _until(child, ("step",))["event"] == "ended":
                 return True
@@ -224,14 +224,14 @@ class Kills:
 
 
 def _until(
-    child: subprocess.Popen[bytes], wanted: Sequence[str], deadline: float = math.inf
+    child: subprocess.Popen[bytes], events: Sequence[str], deadline: float = math.inf
 ) -> dict[str, Any]:
     """Listen to a start until one of these events, its end ("ended"), or the deadline ("late")."""
     assert child.stdout is not None
-    while (left := deadline - time.monotonic()) > 0:
-        if select.select([child.stdout], [], [], None if math.isinf(left) else left)[0]:
+    while (remaining := deadline - time.monotonic()) > 0:
+        if select.select([child.stdout], [], [], None if math.isinf(remaining) else remaining)[0]:
             event = json.loads(child.stdout.readline() or b'{"event": "ended"}')
-            if event["event"] in (*wanted, "ended"):
+            if event["event"] in (*events, "ended"):
                 return dict(event)
     return {"event": "late"}
 
@@ -248,9 +248,9 @@ def run_killed(folder: Path, *, kills: int, rng: random.Random) -> Outcome:
                 planned.kill(child)
                 if child.poll() == -signal.SIGKILL:
                     continue
-                said = child.stdout.read()
+                output = child.stdout.read()
                 if child.wait() != 0:
-                    raise RuntimeError(f"a start ended with {child.returncode}: {said[-2000:].decode()}")
+                    raise RuntimeError(f"a start ended with {child.returncode}: {output[-2000:].decode()}")
                 return outcome(folder, kills=planned.done)
             finally:
                 child.kill()
@@ -263,7 +263,7 @@ def _started(folder: Path, *, ranks: int, workers: int) -> subprocess.Popen[byte
 
 def children(pid: int) -> list[int]:
     """The processes that a process has started, the oldest first."""
-    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def repeated_or_left_out(folder: Path) -> bool:
@@ -290,8 +290,8 @@ def damaged_and_used(folder: Path, *, cases: int, rng: random.Random) -> int:
                 file.write(bytes([whole[at] ^ 1 << rng.randrange(8)]))
             else:
                 file.truncate(at)
-        found = checkpoints.newest(damaged=None)
-        used += found is None or found == newest
+        read = checkpoints.newest(damaged=None)
+        used += read is None or read == newest
         with newest.open("r+b") as file:
             file.seek(at)
             file.write(whole[at:] if case % 4 == 0 else whole[at : at + 1])
@@ -307,34 +307,34 @@ def main() -> int:
     parser.add_argument("--damages", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=20240229)
     parser.add_argument("--start", nargs=3, metavar=("FOLDER", "RANKS", "WORKERS"), help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.start:
-        start(Path(given.start[0]), ranks=int(given.start[1]), workers=int(given.start[2]))
+    options = parser.parse_args()
+    if options.start:
+        start(Path(options.start[0]), ranks=int(options.start[1]), workers=int(options.start[2]))
         return 0
     began = time.monotonic()
-    rng = random.Random(given.seed)
+    rng = random.Random(options.seed)
     with tempfile.TemporaryDirectory(prefix="training-") as name:
         folder = Path(name)
         samples = prepare(folder)
-        for one in ("whole", "killed"):
-            make_plan(folder / one, samples, steps=given.steps)
+        for run_name in ("whole", "killed"):
+            make_plan(folder / run_name, samples, steps=options.steps)
         with _started(folder / "whole", ranks=1, workers=0) as child:
             assert child.stdout is not None
             for _ in child.stdout:
                 pass
         whole = outcome(folder / "whole")
-        killed = run_killed(folder / "killed", kills=given.kills, rng=rng)
+        killed = run_killed(folder / "killed", kills=options.kills, rng=rng)
         leaks = repeated_or_left_out(folder / "killed")
         seconds = time.monotonic() - began
-        used = damaged_and_used(folder / "killed", cases=given.damages, rng=rng)
+        used = damaged_and_used(folder / "killed", cases=options.damages, rng=rng)
     equal = (whole.model, whole.history) == (killed.model, killed.history)
     print(
         f"{killed.kills} kills over {killed.steps} steps in {seconds / 60:.0f} min: losses and weights"
         f" {'equal, bit for bit' if equal else 'DIFFER'}; samples"
-        f" {'REPEATED OR LEFT OUT' if leaks else 'none repeated or left out'}; {given.damages} flips and"
-        f" truncations of the newest checkpoint, {used} not noticed (seed {given.seed})"
+        f" {'REPEATED OR LEFT OUT' if leaks else 'none repeated or left out'}; {options.damages} flips and"
+        f" truncations of the newest checkpoint, {used} not noticed (seed {options.seed})"
     )
-    return int(not equal or leaks or used > 0 or killed.kills < given.kills)
+    return int(not equal or leaks or used > 0 or killed.kills < options.kills)
 
 
 if __name__ == "__main__":

@@ -28,10 +28,10 @@ class Model:
     def describe(self, ids: Any, ordinals: Any, images: Any) -> list[dict[str, Any]]:
         """Rows of one batch."""
         properties = [
-            {"property_id": one, "ordinal": ordinal}
-            for one, ordinal in zip(ids.to_pylist(), ordinals.to_pylist(), strict=True)
+            {"property_id": id_, "ordinal": ordinal}
+            for id_, ordinal in zip(ids.to_pylist(), ordinals.to_pylist(), strict=True)
         ]
-        inputs = self._describer.inputs([one.images for one in images.to_pylist()])
+        inputs = self._describer.inputs([listing.images for listing in images.to_pylist()])
         return self._describer.describe(properties, inputs)
 
 

@@ -20,7 +20,7 @@ def descriptions(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None
     describer = Describer(task)
     rows = []
     for batch in task.batches():
-        inputs = describer.inputs([decode_property(one, task) for one in batch])
+        inputs = describer.inputs([decode_property(row, task) for row in batch])
         rows += describer.describe(batch, inputs)
         context.log.info(f"{len(rows)} described")
     pq.write_table(pa.Table.from_pylist(rows, row_schema(task)), Path(task.output) / "rows.parquet")

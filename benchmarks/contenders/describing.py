@@ -124,14 +124,14 @@ class Describer:
         texts = self._tokenizer.batch_decode(
             sequences[:, length:], skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
-        rows = [self._row(one, text) for one, text in zip(batch, texts, strict=True)]
+        rows = [self._row(row, text) for row, text in zip(batch, texts, strict=True)]
         if self._first:
             self._task.mark("first_batch", len(rows))
             self._first = False
         return rows
 
-    def _row(self, one: dict[str, Any], text: str) -> dict[str, Any]:
-        row = {"property_id": one["property_id"], "ordinal": one["ordinal"], "error": None}
+    def _row(self, source: dict[str, Any], text: str) -> dict[str, Any]:
+        row = {"property_id": source["property_id"], "ordinal": source["ordinal"], "error": None}
         try:
             parsed = self._class.model_validate_json(text, strict=True)
         except ValueError as error:

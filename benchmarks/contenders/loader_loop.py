@@ -30,7 +30,7 @@ def main() -> None:
     processor = load_processor(task)
 
     def prepared(batch: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        images = [decode_property(one, task) for one in batch]
+        images = [decode_property(row, task) for row in batch]
         return batch, dict(model_inputs(processor, task.prompt, images))
 
     loader = DataLoader(

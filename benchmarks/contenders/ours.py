@@ -28,7 +28,7 @@ def main() -> None:
     (only,) = Catalog.open(current_settings().home).ranges
     with dg.DagsterInstance.get() as instance:
         dg.materialize(
-            [one for one in defs.assets or () if isinstance(one, dg.AssetsDefinition)],
+            [definition for definition in defs.assets or () if isinstance(definition, dg.AssetsDefinition)],
             selection=[ASSET],
             partition_key=only.key,
             resources=defs.resources,

@@ -44,8 +44,8 @@ class Model:
         import torch
 
         properties = [
-            {"property_id": str(one), "ordinal": int(ordinal)}
-            for one, ordinal in zip(batch["property_id"], batch["ordinal"], strict=True)
+            {"property_id": str(id_), "ordinal": int(ordinal)}
+            for id_, ordinal in zip(batch["property_id"], batch["ordinal"], strict=True)
         ]
         inputs = {
             name.removeprefix(_INPUTS): torch.tensor(values)

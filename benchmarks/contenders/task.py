@@ -66,8 +66,8 @@ class Task:
 
     def mark(self, moment: Moment, rows: int = 0) -> None:
         """Note that this moment is now; ``rows``: of the first batch, or of all that is durable."""
-        told = {"moment": moment, "at": time.monotonic(), "rows": rows}
-        line = json.dumps({**told, "cpu": time.process_time(), "pid": os.getpid()}) + "\n"
+        content = {"moment": moment, "at": time.monotonic(), "rows": rows}
+        line = json.dumps({**content, "cpu": time.process_time(), "pid": os.getpid()}) + "\n"
         descriptor = os.open(self.marks, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             os.write(descriptor, line.encode())

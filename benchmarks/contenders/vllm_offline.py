@@ -50,18 +50,18 @@ def main() -> None:
     with ThreadPoolExecutor(task["threads"]) as pool:
 
         def load(chunk: list[dict[str, Any]]) -> Any:
-            return [[pool.submit(opened, one, task["pixels"]) for one in row["images"]] for row in chunk]
+            return [[pool.submit(opened, path, task["pixels"]) for path in row["images"]] for row in chunk]
 
         ahead = load(chunks[0])
         for at in range(len(chunks)):
-            images = [[one.result() for one in shown] for shown in ahead]
+            images = [[future.result() for future in shown] for shown in ahead]
             ahead = load(chunks[at + 1]) if at + 1 < len(chunks) else []
             conversations = [
                 [
                     {
                         "role": "user",
                         "content": [
-                            *({"type": "image_pil", "image_pil": one} for one in shown),
+                            *({"type": "image_pil", "image_pil": image} for image in shown),
                             {"type": "text", "text": task["prompt"]},
                         ],
                     }
@@ -69,7 +69,7 @@ def main() -> None:
                 for shown in images
             ]
             outputs = model.chat(conversations, sampling, use_tqdm=False)
-            tokens += sum(len(one.outputs[0].token_ids) for one in outputs)
+            tokens += sum(len(output.outputs[0].token_ids) for output in outputs)
     print(json.dumps({"start": loaded - began, "seconds": time.monotonic() - loaded, "tokens": tokens}))
 
 

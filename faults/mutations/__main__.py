@@ -89,10 +89,10 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="make mutations", description=__doc__)
     parser.add_argument("--only", default="", help="mutants whose file or promise contains this")
     parser.add_argument("--json", type=Path, help="write the table as JSON too")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     groups = {"journal": journal_mutants.MUTANTS, "publication": publication_mutants.MUTANTS}
     for file in decision_mutants.TESTS:
-        groups[file] = tuple(one for one in decision_mutants.MUTANTS if one.file == file)
+        groups[file] = tuple(mutant for mutant in decision_mutants.MUTANTS if mutant.file == file)
     outcomes = []
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="mutations-", dir=memory) as folder:
@@ -107,17 +107,19 @@ def main(arguments: list[str]) -> int:
         (copy / "examples/model").symlink_to(CHECKOUT / "examples/model")
         _refuse_other_code(copy)
         for group, mutants in groups.items():
-            chosen = [one for one in mutants if asked.only in one.file or asked.only in one.promise]
+            chosen = [
+                mutant for mutant in mutants if options.only in mutant.file or options.only in mutant.promise
+            ]
             if chosen and (failing := _failing(copy, _QUICK[group])):
                 print(f"Without any mutant {failing} fails: nothing to compare with.")
                 return 2
             for mutant in chosen:
                 outcomes.append(_judge(mutant, group, copy))
                 print(_line(outcomes[-1]), flush=True)
-    survived = [one for one in outcomes if one.killed_by is None]
+    survived = [mutant for mutant in outcomes if mutant.killed_by is None]
     print(f"{len(outcomes) - len(survived)} of {len(outcomes)} mutants killed.")
-    if asked.json:
-        asked.json.write_text(json.dumps([asdict(one) for one in outcomes], indent=1))
+    if options.json:
+        options.json.write_text(json.dumps([asdict(mutant) for mutant in outcomes], indent=1))
     return 1 if survived else 0
 
 
@@ -130,7 +132,7 @@ def _judge(mutant: Mutant, group: str, copy: Path) -> Outcome:
         tests = [_QUICK[group], *filter(None, [_FAULTS.get(group)])]
         if path.name in _SHARED:
             tests += [_QUICK["publication"], _FAULTS["publication"]]
-        failing = next(filter(None, (_failing(copy, some) for some in tests)), None)
+        failing = next(filter(None, (_failing(copy, test_paths) for test_paths in tests)), None)
     finally:
         path.write_text(whole)
     return Outcome(mutant.file, mutant.promise, failing, time.monotonic() - started)
@@ -138,11 +140,11 @@ def _judge(mutant: Mutant, group: str, copy: Path) -> Outcome:
 
 def _failing(copy: Path, tests: Iterable[str]) -> str | None:
     """The first test that fails, by file and name; None where all pass."""
-    with tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryFile("w+") as output_file:
         child = os.fork()
         if child == 0:
             os.setpgid(0, 0)
-            _run_tests(copy, tests, said.fileno())
+            _run_tests(copy, tests, output_file.fileno())
         deadline, status = time.monotonic() + _TIMEOUT_SECONDS, 0
         while not (ended := os.waitpid(child, os.WNOHANG))[0]:
             if time.monotonic() > deadline:
@@ -151,12 +153,12 @@ def _failing(copy: Path, tests: Iterable[str]) -> str | None:
                 return "(no end: the tests hang)"
             time.sleep(0.02)
         status = os.waitstatus_to_exitcode(ended[1])
-        said.seek(0)
-        output = said.read()
+        output_file.seek(0)
+        output = output_file.read()
     if status == 0:
         return None
-    found = re.search(r"^(?:FAILED|ERROR) \S*?([^/\s]+\.py\S*)", output, re.MULTILINE)
-    return found[1] if found else f"(pytest ended with {status})"
+    match = re.search(r"^(?:FAILED|ERROR) \S*?([^/\s]+\.py\S*)", output, re.MULTILINE)
+    return match[1] if match else f"(pytest ended with {status})"
 
 
 def _run_tests(copy: Path, tests: Iterable[str], output: int) -> NoReturn:
@@ -180,9 +182,9 @@ def _refuse_other_code(copy: Path) -> None:
     if any(name.partition(".")[0] in _PACKAGES for name in sys.modules):
         raise RuntimeError("the code under test was imported before it was mutated")
     ask = [sys.executable, "-c", "import vlm_durable; print(vlm_durable.__file__)"]
-    said = subprocess.run(ask, cwd=copy, env=_environment(copy), capture_output=True, text=True, check=True)
-    if not Path(said.stdout.strip()).is_relative_to(copy):
-        raise RuntimeError(f"the tests would import {said.stdout.strip()} and not the copy in {copy}")
+    answer = subprocess.run(ask, cwd=copy, env=_environment(copy), capture_output=True, text=True, check=True)
+    if not Path(answer.stdout.strip()).is_relative_to(copy):
+        raise RuntimeError(f"the tests would import {answer.stdout.strip()} and not the copy in {copy}")
 
 
 def _environment(copy: Path) -> dict[str, str]:

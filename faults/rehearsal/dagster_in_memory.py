@@ -39,7 +39,7 @@ class DagsterInMemory(DagsterFacts):
     def __init__(self, clock: SimulatedClock) -> None:
         self.clock = clock
         self.runs: dict[str, RunState] = {}
-        self.asked: dict[str, Mapping[str, Any]] = {}
+        self.run_configs: dict[str, Mapping[str, Any]] = {}
         self.processes: dict[str, tuple[int, float]] = {}
         self.awaited: set[str] = set()
         self.pools: dict[str, int] = {}
@@ -84,7 +84,7 @@ class DagsterInMemory(DagsterFacts):
 
     def run_states(self, run_ids: Collection[str]) -> dict[str, RunState]:
         """Runs by id."""
-        return {one: self.runs[one] for one in run_ids if one in self.runs}
+        return {run_id: self.runs[run_id] for run_id in run_ids if run_id in self.runs}
 
     def runs_with_key(self, run_keys: Collection[str]) -> dict[str, RunState]:
         """Runs by run key."""
@@ -100,12 +100,16 @@ class DagsterInMemory(DagsterFacts):
     def runs_in(self, statuses: Collection[DagsterRunStatus]) -> list[RunState]:
         """Runs in one of these states."""
         among = self.runs if FINISHED.intersection(statuses) else self._unfinished
-        return [self.runs[one] for one in among if self.runs[one].status in statuses]
+        return [self.runs[run_id] for run_id in among if self.runs[run_id].status in statuses]
 
     def runs_ended_since(self, since: float, statuses: Collection[DagsterRunStatus]) -> list[RunState]:
         """Runs in one of these states that changed since."""
         changed = [run_id for run_id, at in self._changed.items() if at >= since]
-        return [self.runs[one] for one in changed if one in self.runs and self.runs[one].status in statuses]
+        return [
+            self.runs[run_id]
+            for run_id in changed
+            if run_id in self.runs and self.runs[run_id].status in statuses
+        ]
 
     def runs_created_since(self, since: float) -> list[RunState]:
         """Runs that were created since."""
@@ -117,18 +121,20 @@ class DagsterInMemory(DagsterFacts):
 
     def run_config(self, run_id: str) -> tuple[Mapping[str, Any], str] | None:
         """What somebody put into ``asked``."""
-        return (self.asked.get(run_id, {}), run_id) if run_id in self.runs else None
+        return (self.run_configs.get(run_id, {}), run_id) if run_id in self.runs else None
 
     def selections(self, run_ids: Sequence[str]) -> dict[str, tuple[str, list[str]]]:
         """The assets that were planned by each run."""
-        wanted = [one for one in run_ids if one in self.runs]
-        of = {
+        known_ids = [event for event in run_ids if event in self.runs]
+        assets_of = {
             run_id: sorted(
-                asset for asset, events in self.events.items() if any(one.run_id == run_id for one in events)
+                asset
+                for asset, events in self.events.items()
+                if any(event.run_id == run_id for event in events)
             )
-            for run_id in wanted
+            for run_id in known_ids
         }
-        return {run_id: ("job", assets) for run_id, assets in of.items()}
+        return {run_id: ("job", assets) for run_id, assets in assets_of.items()}
 
     def error_of(self, run_id: str) -> str | None:
         """A sentence."""
@@ -178,7 +184,9 @@ class DagsterInMemory(DagsterFacts):
 
     def free_slots_of_ended(self) -> list[str]:
         """Free what ended runs hold."""
-        freed = sorted(one for one in self.held if one not in self.runs or self.runs[one].finished)
+        freed = sorted(
+            run_id for run_id in self.held if run_id not in self.runs or self.runs[run_id].finished
+        )
         self.held -= set(freed)
         return freed
 
@@ -198,7 +206,7 @@ class DagsterInMemory(DagsterFacts):
     def materializations_since(self, asset: str, cursor: int) -> list[MaterializationEvent]:
         """Events of an asset, after an id."""
         events = self.events.get(asset, [])
-        return events[bisect_right(events, cursor, key=lambda one: one.storage_id) :]
+        return events[bisect_right(events, cursor, key=lambda event: event.storage_id) :]
 
     def latest_materialization(self, asset: str) -> tuple[float, Mapping[str, str]] | None:
         """None: assets without partitions are not materialized here."""
@@ -206,37 +214,44 @@ class DagsterInMemory(DagsterFacts):
 
     def materialized_partitions(self, asset: str) -> Collection[str]:
         """Those of which an event says so."""
-        return {one.partition for one in self.events.get(asset, []) if one.is_done}
+        return {event.partition for event in self.events.get(asset, []) if event.is_done}
 
     def latest_results(
         self, assets: Sequence[str] | None = None, *, passed: bool = False
     ) -> Iterator[CheckEvaluation]:
         """The latest result of every check and partition, of these assets or of all."""
-        latest = {(one.asset, one.check, one.partition): one for one in self.evaluations}
-        of_these = (one for one in latest.values() if assets is None or one.asset in assets)
-        return (one for one in of_these if passed or not one.passed)
+        latest = {
+            (evaluation.asset, evaluation.check, evaluation.partition): evaluation
+            for evaluation in self.evaluations
+        }
+        chosen = (
+            evaluation for evaluation in latest.values() if assets is None or evaluation.asset in assets
+        )
+        return (evaluation for evaluation in chosen if passed or not evaluation.passed)
 
     def evaluations_since(self, cursor: int, *, look_back: int = 0) -> tuple[list[CheckEvaluation], int]:
         """Results after an id, and where to go on."""
-        first = bisect_right(self.evaluations, cursor - look_back, key=lambda one: one.storage_id)
-        found = self.evaluations[first:]
-        return found, max([cursor, *(one.storage_id for one in found)])
+        first = bisect_right(
+            self.evaluations, cursor - look_back, key=lambda evaluation: evaluation.storage_id
+        )
+        evaluations = self.evaluations[first:]
+        return evaluations, max([cursor, *(evaluation.storage_id for evaluation in evaluations)])
 
     def restore_results(self, run_ids: Collection[str]) -> list[tuple[str, str, str]]:
         """Nothing: no run here plans checks."""
         return []
 
-    def report_evaluation(self, found: dg.AssetCheckEvaluation) -> None:
+    def report_evaluation(self, evaluation: dg.AssetCheckEvaluation) -> None:
         """Take note of a result."""
-        metadata = {name: str(value.value) for name, value in found.metadata.items()}
+        metadata = {name: str(value.value) for name, value in evaluation.metadata.items()}
         self.evaluations.append(
             CheckEvaluation(
-                asset=found.asset_key.to_user_string(),
-                check=found.check_name,
-                partition=found.partition,
-                passed=found.passed,
-                severity="WARN" if found.severity is dg.AssetCheckSeverity.WARN else "ERROR",
-                description=plain(found.description or ""),
+                asset=evaluation.asset_key.to_user_string(),
+                check=evaluation.check_name,
+                partition=evaluation.partition,
+                passed=evaluation.passed,
+                severity="WARN" if evaluation.severity is dg.AssetCheckSeverity.WARN else "ERROR",
+                description=plain(evaluation.description or ""),
                 metadata=metadata,
                 run_id="",
                 at=self.clock(),
@@ -244,7 +259,7 @@ class DagsterInMemory(DagsterFacts):
             )
         )
 
-    def report_materialization(self, found: dg.AssetMaterialization) -> None:
+    def report_materialization(self, materialization: dg.AssetMaterialization) -> None:
         """Take note of a materialization."""
-        if found.partition is not None:
-            self.materialize(found.asset_key.to_user_string(), found.partition)
+        if materialization.partition is not None:
+            self.materialize(materialization.asset_key.to_user_string(), materialization.partition)

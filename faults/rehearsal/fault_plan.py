@@ -64,9 +64,9 @@ class Fault:
 def draw_faults(chance: random.Random, *, count: int, seconds: float) -> list[Fault]:
     """So many faults within so many seconds, oldest first."""
     kinds = chance.choices(list(_SHARES), list(_SHARES.values()), k=count)
-    found, scale = [], min(1.0, seconds / _LONG_RUN_SECONDS)
+    faults, scale = [], min(1.0, seconds / _LONG_RUN_SECONDS)
     for kind in kinds:
         least, most = _HOURS.get(kind, (0.0, 0.0))
         lasts = chance.uniform(least, most) * 3600.0 * scale
-        found.append(Fault(chance.uniform(0.0, seconds), kind, lasts, chance.random()))
-    return sorted(found)
+        faults.append(Fault(chance.uniform(0.0, seconds), kind, lasts, chance.random()))
+    return sorted(faults)

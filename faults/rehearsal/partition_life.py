@@ -63,14 +63,14 @@ class PartitionLife:
     failing: frozenset[int] = frozenset()
 
     @classmethod
-    def of(
+    def for_key(
         cls, settings: Settings, catalog: Catalog, key: str, failing: frozenset[int] = frozenset()
     ) -> PartitionLife:
         """The partition as its catalogue has it."""
-        wanted = PropertyRange.from_key(key)
-        ids = tuple(catalog.slice(wanted)["property_id"].to_pylist())
-        fingerprint = Fingerprint({CATALOGUE_SLICE: catalog.slice_digest(wanted)})
-        return cls(settings, wanted, ids, Partition(settings, ASSET, key, ids, fingerprint), failing)
+        property_range = PropertyRange.from_key(key)
+        ids = tuple(catalog.slice(property_range)["property_id"].to_pylist())
+        fingerprint = Fingerprint({CATALOGUE_SLICE: catalog.slice_digest(property_range)})
+        return cls(settings, property_range, ids, Partition(settings, ASSET, key, ids, fingerprint), failing)
 
     @property
     def generation(self) -> str:
@@ -85,7 +85,7 @@ class PartitionLife:
     def restored(self) -> list[int]:
         """The ordinals that a start of the real journal finds committed. Raises JournalError."""
         with self.partition.open_journal(self.generation, SCHEMA) as journal:
-            return [one for batch in journal.read_ordered() for one in batch["ordinal"].to_pylist()]
+            return [ordinal for batch in journal.read_ordered() for ordinal in batch["ordinal"].to_pylist()]
 
     def publish(self) -> int:
         """Commit what is missing, publish the file, retire the journal. Returns the number of rows."""
@@ -95,8 +95,12 @@ class PartitionLife:
             return len(self.range)
         with self.partition.open_journal(self.generation, SCHEMA) as journal:
             missing = journal.missing_ids
-            left = [self.range.start + n for n, one in enumerate(self.ids) if one in missing]
-            journal.submit(self.rows(left))
+            remaining = [
+                self.range.start + number
+                for number, property_id in enumerate(self.ids)
+                if property_id in missing
+            ]
+            journal.submit(self.rows(remaining))
             journal.flush()
             self._publish(published, journal.read_ordered())
             journal.retire()
@@ -119,9 +123,9 @@ class PartitionLife:
         return pa.table(
             {
                 "ordinal": list(ordinals),
-                "property_id": [self.ids[one - self.range.start] for one in ordinals],
-                STATUS: ["failed" if one in self.failing else OK for one in ordinals],
-                TRIES: [1 if one in self.failing else None for one in ordinals],
+                "property_id": [self.ids[ordinal - self.range.start] for ordinal in ordinals],
+                STATUS: ["failed" if ordinal in self.failing else OK for ordinal in ordinals],
+                TRIES: [1 if ordinal in self.failing else None for ordinal in ordinals],
             },
             schema=SCHEMA,
         )
@@ -150,10 +154,10 @@ class PartitionLife:
         if child != 0:
             os.close(writing)
             with os.fdopen(reading, encoding="utf-8") as heard:
-                said = heard.read().split()
+                words = heard.read().split()
             os.waitpid(child, 0)
-            rows = [int(one) for one in said if one.isdigit()]
-            return sum(rows), said[-1] if len(said) > len(rows) else None
+            rows = [int(word) for word in words if word.isdigit()]
+            return sum(rows), words[-1] if len(words) > len(rows) else None
         os.close(reading)
         gc.disable()
         pa.set_memory_pool(pa.system_memory_pool())
@@ -186,7 +190,7 @@ def _strike(root: str, strike: Strike, at: int) -> None:
     """Strike at the ``at``-th change of a file below ``root``; a full disk stays full. For a child alone."""
     seen = 0
 
-    def look(event: str, arguments: tuple[Any, ...]) -> None:
+    def audit(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal seen
         if event not in _CHANGES or not str(arguments[0]).startswith(root):
             return
@@ -202,4 +206,4 @@ def _strike(root: str, strike: Strike, at: int) -> None:
 
     if strike is not Strike.NOTHING:
         # It cannot be taken away again, and need not: the child ends.
-        sys.addaudithook(look)
+        sys.addaudithook(audit)

@@ -148,7 +148,7 @@ def rehearse(
                 days_planned=round(seconds / DAY, 6),
                 days_simulated=round((ended - _START) / DAY, 6),
                 unfinished=len(catalog.ranges) - findings.published,
-                faults=dict(sorted(Counter(one.kind.value for one in faults).items())),
+                faults=dict(sorted(Counter(fault.kind.value for fault in faults).items())),
                 alerts_by_kind=dict(sorted(raised.items())),
                 open_alerts=dict(simulation.open_alerts),
                 seconds=round(time.monotonic() - began, 1),
@@ -177,10 +177,10 @@ def _planned(
     settings: Settings, own: Settings, catalog: Catalog, scenario: Scenario
 ) -> tuple[Pace, float, int, int, bool]:
     """What runs take, what all take without faults in seconds, devices, nodes; whether these are assumed."""
-    measured, here = _measured(settings)
-    devices = scenario.devices or (_DEVICES if measured is None else here)
-    known = math.ceil(devices / here) if measured is not None else _NODES
-    nodes = min(scenario.nodes or known, devices)
+    measured, measured_devices = _measured(settings)
+    devices = scenario.devices or (_DEVICES if measured is None else measured_devices)
+    default_nodes = math.ceil(devices / measured_devices) if measured is not None else _NODES
+    nodes = min(scenario.nodes or default_nodes, devices)
     assumed = measured is None and None in (scenario.devices, scenario.nodes)
     images = list(ExpectedCost.of(own, catalog).whole.values())
     if scenario.days is None and measured is not None:
@@ -231,19 +231,21 @@ def _made_up(scenario: Scenario, range_size: int) -> bytes:
     count = scenario.properties or 0
     images = np.clip(chance.poisson(_MEAN_IMAGES, count), 1, None)
     writer = CatalogWriter()
-    for one in cut_ranges(0, count, range_size):
-        offsets = np.concatenate([[0], np.cumsum(images[one.start : one.stop])]).astype(np.int32)
+    for property_range in cut_ranges(0, count, range_size):
+        offsets = np.concatenate([[0], np.cumsum(images[property_range.start : property_range.stop])]).astype(
+            np.int32
+        )
         uris = pa.array(["i"] * int(offsets[-1]))
         sizes = pa.array(np.full(int(offsets[-1]), 200_000, np.int64))
-        ordinals = range(one.start, one.stop)
+        ordinals = range(property_range.start, property_range.stop)
         columns = {
             "ordinal": pa.array(ordinals, pa.int64()),
             "property_id": pa.array([f"property-{n:08d}" for n in ordinals]),
             "image_uris": pa.ListArray.from_arrays(pa.array(offsets), uris),
             "image_bytes": pa.ListArray.from_arrays(pa.array(offsets), sizes),
-            "inputs_digest": pa.array(["0"] * len(one)),
+            "inputs_digest": pa.array(["0"] * len(property_range)),
         }
-        writer.add(one, pa.table(columns, schema=SCHEMA))
+        writer.add(property_range, pa.table(columns, schema=SCHEMA))
     name = str(uuid.UUID(int=scenario.seed))
     return writer.finish(CatalogHeader(name, 1, "images", range_size, (), ()))
 
@@ -256,12 +258,14 @@ def _compared(settings: Settings, catalog: Catalog) -> tuple[int, int]:
     if not keys:
         return 0, 0
     files = str(settings.descriptions.published / "*.parquet")
-    found = duckdb.execute(
+    row = duckdb.execute(
         "select count(*), count(distinct property_id) from read_parquet(?)", [files]
     ).fetchone()
-    rows, distinct = found if found is not None else (0, 0)
-    wanted = sum(len(one) for one in catalog.ranges if one.key in set(keys))
-    return wanted - distinct, rows - distinct
+    rows, distinct = row if row is not None else (0, 0)
+    expected = sum(
+        len(property_range) for property_range in catalog.ranges if property_range.key in set(keys)
+    )
+    return expected - distinct, rows - distinct
 
 
 _COLOURS = {
@@ -274,39 +278,46 @@ _COLOURS = {
 _INK = "#262a30"
 
 
-def draw_timeline(found: Rehearsal) -> bytes:
+def draw_timeline(rehearsal: Rehearsal) -> bytes:
     """The picture as PNG. Time since the start from left to right; a line for each device."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(
-        figsize=(12, 4.2 + 0.22 * found.devices), dpi=100, facecolor="#fcfbf8", layout="constrained"
+        figsize=(12, 4.2 + 0.22 * rehearsal.devices), dpi=100, facecolor="#fcfbf8", layout="constrained"
     )
     FigureCanvasAgg(figure)
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[2, max(1.0, 0.16 * found.devices)])
-    start = min((one.start for one in found.spans), default=0.0)
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[2, max(1.0, 0.16 * rehearsal.devices)])
+    start = min((span.start for span in rehearsal.spans), default=0.0)
     # The largest unit of which there are two.
-    unit, of = next((one for one in UNITS if found.days_planned * DAY >= 2 * one[1]), UNITS[-1])
-    published = [((at - start) / of, rows) for at, rows in found.progress]
+    unit, unit_seconds = next(
+        (span for span in UNITS if rehearsal.days_planned * DAY >= 2 * span[1]), UNITS[-1]
+    )
+    published = [((at - start) / unit_seconds, rows) for at, rows in rehearsal.progress]
     above.plot(*zip((0.0, 0.0), *published, strict=True), color=_COLOURS["published"], linewidth=2)
-    above.plot((0, found.days_planned * DAY / of), (0, found.properties), color="#74787e", linestyle=":")
+    above.plot(
+        (0, rehearsal.days_planned * DAY / unit_seconds),
+        (0, rehearsal.properties),
+        color="#74787e",
+        linestyle=":",
+    )
     above.set_ylabel("properties published")
     above.set_title(
-        f"Rehearsal, seed {found.seed}: {found.lost} lost, {found.doubled} doubled, {found.recomputed:,}"
-        f" recomputed; {found.took()}",
+        f"Rehearsal, seed {rehearsal.seed}: {rehearsal.lost} lost, {rehearsal.doubled} doubled,"
+        f" {rehearsal.recomputed:,} recomputed; {rehearsal.took()}",
         loc="left", color=_INK,
     )  # fmt: skip
-    for fault in found.struck:
+    for fault in rehearsal.struck:
         for axes in (above, below):
             ends = fault.at + max(fault.seconds, 600)
-            axes.axvspan(fault.at / of, ends / of, color="#d55e00", alpha=0.15, lw=0)
-    devices = sorted({one.device for one in found.spans})
+            axes.axvspan(fault.at / unit_seconds, ends / unit_seconds, color="#d55e00", alpha=0.15, lw=0)
+    devices = sorted({span.device for span in rehearsal.spans})
     for how, colour in _COLOURS.items():
         for number, device in enumerate(devices):
             bars = [
-                ((one.start - start) / of, (one.stop - one.start) / of)
-                for one in found.spans
-                if one.device == device and one.how == how
+                ((span.start - start) / unit_seconds, (span.stop - span.start) / unit_seconds)
+                for span in rehearsal.spans
+                if span.device == device and span.how == how
             ]
             below.broken_barh(bars, (number - 0.4, 0.8), color=colour, label=how if not number else None)
     below.set_yticks(range(len(devices)), devices, size=8)
@@ -365,14 +376,14 @@ def rehearse_command(
     scenario = Scenario(seed, days, devices, nodes, faults, properties)
     with _result_so_far() as each_day:
         doing("rehearsing the run, day by day")
-        found = rehearse(chosen_settings(home), scenario, each_day)
+        rehearsal = rehearse(chosen_settings(home), scenario, each_day)
         if picture is not None:
-            picture.write_bytes(draw_timeline(found))
+            picture.write_bytes(draw_timeline(rehearsal))
         if as_json:
-            say_as_json(found.as_json())
+            say_as_json(rehearsal.as_json())
         else:
-            _show(found, picture)
-    if not found.nothing_is_lost:
+            _show(rehearsal, picture)
+    if not rehearsal.nothing_is_lost:
         raise typer.Exit(1)
 
 
@@ -393,31 +404,34 @@ def _result_so_far() -> Iterator[Callable[[Rehearsal], None]]:
         shutil.rmtree(file.parent)
 
 
-def _show(found: Rehearsal, picture: Path | None) -> None:
+def _show(rehearsal: Rehearsal, picture: Path | None) -> None:
     say(
-        f"{found.properties:,} properties in {counted(found.partitions, 'partitions')} on"
-        f" {counted(found.devices, 'devices')} of {counted(found.nodes, 'machines')},"
-        f" {counted(sum(found.faults.values()), 'faults')} (seed {found.seed})"
+        f"{rehearsal.properties:,} properties in {counted(rehearsal.partitions, 'partitions')} on"
+        f" {counted(rehearsal.devices, 'devices')} of {counted(rehearsal.nodes, 'machines')},"
+        f" {counted(sum(rehearsal.faults.values()), 'faults')} (seed {rehearsal.seed})"
     )
-    if found.faults:
-        say("  " + ", ".join(f"{count} {kind}" for kind, count in found.faults.items()))
-    if found.assumed:
+    if rehearsal.faults:
+        say("  " + ", ".join(f"{count} {kind}" for kind, count in rehearsal.faults.items()))
+    if rehearsal.assumed:
         say("Nothing is measured here, so these machines are assumed: say yours with --devices and --nodes.")
-    lost = "nothing is lost and nothing comes twice" if not (found.lost or found.doubled) else "BROKEN"
-    say(f"Rows lost: {found.lost}. Doubled: {found.doubled}. So {lost}.", bold=True)
+    lost = (
+        "nothing is lost and nothing comes twice" if not (rehearsal.lost or rehearsal.doubled) else "BROKEN"
+    )
+    say(f"Rows lost: {rehearsal.lost}. Doubled: {rehearsal.doubled}. So {lost}.", bold=True)
     say(
-        f"Recomputed: {counted(found.recomputed, 'rows')}, after {counted(found.deaths, 'deaths')} of a"
-        " process at its journal."
+        f"Recomputed: {counted(rehearsal.recomputed, 'rows')}, after {counted(rehearsal.deaths, 'deaths')}"
+        " of a process at its journal."
     )
     say(
-        f"Done after {found.took()}."
-        + (f" {counted(found.unfinished, 'partitions')} left over." if found.unfinished else "")
+        f"Done after {rehearsal.took()}."
+        + (f" {counted(rehearsal.unfinished, 'partitions')} left over." if rehearsal.unfinished else "")
     )
-    told = ", ".join(f"{count} {kind}" for kind, count in found.alerts_by_kind.items()) or "none"
+    alert_counts = ", ".join(f"{count} {kind}" for kind, count in rehearsal.alerts_by_kind.items()) or "none"
     say(
-        f"Alerts: {found.alerts} ({told}). A person put {counted(found.by_hand, 'partitions')} right by hand."
+        f"Alerts: {rehearsal.alerts} ({alert_counts}). A person put"
+        f" {counted(rehearsal.by_hand, 'partitions')} right by hand."
     )
-    if found.errors:
-        names = ", ".join(f"{count} {name}" for name, count in sorted(found.errors.items()))
+    if rehearsal.errors:
+        names = ", ".join(f"{count} {name}" for name, count in sorted(rehearsal.errors.items()))
         say(f"Processes that ended with an error of their own: {names}.")
-    say(f"Rehearsed in {found.seconds:.0f} s." + (f" Timeline: {picture}" if picture else ""))
+    say(f"Rehearsed in {rehearsal.seconds:.0f} s." + (f" Timeline: {picture}" if picture else ""))

@@ -164,9 +164,12 @@ class Simulation:
         self.outbox = Outbox(self.state)
         self.left_out = LeftOutDevices(self.state, self.clock)
         self.published = PublishedPartitions(settings.descriptions)
-        self.devices = [Device(f"GPU-{n:02d}", "cuda", "a GPU", None, f"GPU-{n:02d}") for n in range(devices)]
-        self.node_of = {one.id: n % nodes for n, one in enumerate(self.devices)}
-        self.speed = {one.id: self.chance.uniform(0.97, 1.03) for one in self.devices}
+        self.devices = [
+            Device(f"GPU-{number:02d}", "cuda", "a GPU", None, f"GPU-{number:02d}")
+            for number in range(devices)
+        ]
+        self.node_of = {device.id: number % nodes for number, device in enumerate(self.devices)}
+        self.speed = {device.id: self.chance.uniform(0.97, 1.03) for device in self.devices}
         self._pace, self._stop = pace, start + most_seconds
         self._each_day, self._day_ends = each_day, start + DAY
         self._publishing = _PUBLISHING * pace.base_seconds
@@ -177,7 +180,7 @@ class Simulation:
         self._images = np.minimum(self.catalog.image_counts(), settings.max_images)
         self._mean_images = float(self._images.mean())
         self._cost = ExpectedCost.of(settings, self.catalog)
-        self._keys = tuple(one.key for one in self.catalog.ranges)
+        self._keys = tuple(device.key for device in self.catalog.ranges)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._number = itertools.count()
         self._queue: list[tuple[int, int, str]] = []
@@ -206,7 +209,7 @@ class Simulation:
         watched = replace(
             real.watched,
             assets=(ASSET,),
-            working=lambda: {one.partition for one in workers.living()},
+            working=lambda: {worker.partition for worker in workers.living()},
             heaviest_first=self._cost.heaviest_first,
             is_stale=lambda asset, key: False,
         )
@@ -238,7 +241,7 @@ class Simulation:
             assets=[ASSET],
             watched={},
             paused=lambda: pause_of(state) is not None,
-            working=lambda: {one.run_id for one in workers.living()},
+            working=lambda: {worker.run_id for worker in workers.living()},
             silence=self.settings.device_wait_seconds + 1200.0,
         )
         self._histories = {ASSET: PartitionHistory([ASSET])}
@@ -306,12 +309,12 @@ class Simulation:
         busy = {run.device for run in self._runs.values()}
         out = self.left_out.left_out()
         return [
-            one.id
-            for one in self.devices
-            if one.id not in busy
-            and one.id not in out
-            and self.clock.now >= self._sick.get(one.id, 0.0)
-            and self.clock.now >= self._nodes_down.get(self.node_of[one.id], 0.0)
+            device.id
+            for device in self.devices
+            if device.id not in busy
+            and device.id not in out
+            and self.clock.now >= self._sick.get(device.id, 0.0)
+            and self.clock.now >= self._nodes_down.get(self.node_of[device.id], 0.0)
         ]
 
     def _start(self, run_id: str, device: str) -> None:
@@ -333,9 +336,11 @@ class Simulation:
             self._at(run.ends, lambda: self._start_again(run))
             return
         self._restore(key)
-        done, wanted = set(self._restored[key]), PropertyRange.from_key(key)
-        left = [one for one in range(wanted.start, wanted.stop) if one not in done]
-        work = int(self._images[left].sum()) * per_image
+        done, property_range = set(self._restored[key]), PropertyRange.from_key(key)
+        remaining = [
+            ordinal for ordinal in range(property_range.start, property_range.stop) if ordinal not in done
+        ]
+        work = int(self._images[remaining].sum()) * per_image
         run.ends = run.began + work + self._publishing
         if key in self._poison:
             # Its process breaks at this property: when the batch before it has ended.
@@ -352,9 +357,9 @@ class Simulation:
         alone = pace.base_seconds + self._cost.whole[key] * pace.image_seconds
         # One that ends soon is beside it for a part of its time; its place is taken while others wait.
         beside = sum(
-            1.0 if self._queue else min(1.0, max(0.0, one.ends - self.clock.now) / max(alone, 1e-9))
-            for one in self._runs.values()
-            if self.node_of[one.device] == node
+            1.0 if self._queue else min(1.0, max(0.0, other.ends - self.clock.now) / max(alone, 1e-9))
+            for other in self._runs.values()
+            if self.node_of[other.device] == node
         )
         return min(beside + 1.0 + len(self._queue), float(Counter(self.node_of.values())[node]))
 
@@ -371,26 +376,27 @@ class Simulation:
     def _restore(self, key: str) -> None:
         """Start the real journal, and compare what it has with what was promised."""
         life = self._life(key)
-        found = life.restored() if life.has_journal else []
-        self.findings.lost += max(0, self._promised[key] - len(set(found)))
-        self.findings.doubled += len(found) - len(set(found))
-        self.findings.recomputed += max(0, self._computed[key] - len(found))
-        self._restored[key] = found
-        self._promised[key] = self._computed[key] = len(found)
+        ordinals = life.restored() if life.has_journal else []
+        self.findings.lost += max(0, self._promised[key] - len(set(ordinals)))
+        self.findings.doubled += len(ordinals) - len(set(ordinals))
+        self.findings.recomputed += max(0, self._computed[key] - len(ordinals))
+        self._restored[key] = ordinals
+        self._promised[key] = self._computed[key] = len(ordinals)
 
     def _batches(self, run: Run) -> list[tuple[float, list[int]]]:
         """The planned batches that are left for a run: when each ends, and its ordinals."""
         life = self._life(run.key)
         start = life.range.start
         planned = [
-            PlannedProperty(one, start + n, int(self._images[start + n])) for n, one in enumerate(life.ids)
+            PlannedProperty(property_id, start + number, int(self._images[start + number]))
+            for number, property_id in enumerate(life.ids)
         ]
         plan = plan_batches(planned, size=self._batch_size)
-        done = {life.ids[one - start] for one in self._restored[run.key]}
+        done = {life.ids[ordinal - start] for ordinal in self._restored[run.key]}
         at, batches = run.began, []
         for batch in remaining(plan, done):
-            at += sum(one.images for one in batch) * run.seconds_per_image
-            batches.append((at, [one.ordinal for one in batch]))
+            at += sum(batch_property.images for batch_property in batch) * run.seconds_per_image
+            batches.append((at, [batch_property.ordinal for batch_property in batch]))
         return batches
 
     def _end(self, run: Run) -> None:
@@ -478,7 +484,7 @@ class Simulation:
         if dies and groups and is_late and not publishes and self.chance.random() < 0.5:
             groups.pop()  # It dies before this one is committed; else while it is.
         under_strike = groups[-2:] if dies else []
-        before = [one for group in groups[: len(groups) - len(under_strike)] for one in group]
+        before = [ordinal for group in groups[: len(groups) - len(under_strike)] for ordinal in group]
         promised, error = life.live(
             before,
             under_strike,
@@ -499,7 +505,7 @@ class Simulation:
     def _life(self, key: str) -> PartitionLife:
         failing = self._failing.get(key, frozenset())
         if key not in self._lives or self._lives[key].failing != failing:
-            self._lives[key] = PartitionLife.of(self.settings, self.catalog, key, failing)
+            self._lives[key] = PartitionLife.for_key(self.settings, self.catalog, key, failing)
         return self._lives[key]
 
     # Faults.
@@ -590,22 +596,24 @@ class Simulation:
 
     def _spoil_images(self, where: float) -> None:
         """Some properties of a partition to come have no image that can be read; seldom many of them."""
-        key = self._one_to_come(where)
+        key = self._waiting_key(where)
         if key is not None:
-            wanted = PropertyRange.from_key(key)
+            property_range = PropertyRange.from_key(key)
             share = 0.4 if self.chance.random() < 0.2 else self.chance.uniform(0.001, 0.03)
-            count = max(1, math.floor(share * len(wanted)))
-            self._failing[key] = frozenset(self.chance.sample(range(wanted.start, wanted.stop), count))
+            count = max(1, math.floor(share * len(property_range)))
+            self._failing[key] = frozenset(
+                self.chance.sample(range(property_range.start, property_range.stop), count)
+            )
 
     def _poison_partition(self, where: float) -> None:
-        key = self._one_to_come(where)
+        key = self._waiting_key(where)
         if key is not None:
-            wanted = PropertyRange.from_key(key)
-            self._poison[key] = self.chance.randrange(wanted.start, wanted.stop)
+            property_range = PropertyRange.from_key(key)
+            self._poison[key] = self.chance.randrange(property_range.start, property_range.stop)
 
-    def _one_to_come(self, where: float) -> str | None:
+    def _waiting_key(self, where: float) -> str | None:
         queued = [str(self.dagster.runs[run_id].partition) for *_, run_id in sorted(self._queue)]
-        fresh = [one for one in queued if one not in self._failing and one not in self._poison]
+        fresh = [key for key in queued if key not in self._failing and key not in self._poison]
         return fresh[int(where * len(fresh))] if fresh else None
 
     def _damage_file(self, where: float) -> None:
@@ -651,8 +659,10 @@ class Simulation:
         self._retry_as_dagster_does()
         if self._is_due("retries", self.settings.retry_every_minutes * MINUTE):
             ticked = self._retries.tick(self.dagster, tick=f"{now}", now=now)
-            for one in ticked.launches:
-                self._launch(one.key, by="retry", **{LAUNCHED_BY: RETRY, "dagster/run_key": one.run_key})
+            for launch in ticked.launches:
+                self._launch(
+                    launch.key, by="retry", **{LAUNCHED_BY: RETRY, "dagster/run_key": launch.run_key}
+                )
         if self._is_due("drift", _DRIFT_SECONDS):
             self._look_at_files()
         if self._is_due("alerts", _LOOK_SECONDS):
@@ -727,10 +737,10 @@ class Simulation:
     def _judge(self, devices: Sequence[Device]) -> dict[str, DeviceHealth]:
         now = self.clock.now
         return {
-            one.id: DeviceHealth(refused=(f"{one.id} has uncorrectable memory errors.",))
-            if now < self._sick.get(one.id, 0.0)
+            device.id: DeviceHealth(refused=(f"{device.id} has uncorrectable memory errors.",))
+            if now < self._sick.get(device.id, 0.0)
             else DeviceHealth()
-            for one in devices
+            for device in devices
         }
 
     def _signal(self, worker: Worker, number: signal.Signals) -> bool:

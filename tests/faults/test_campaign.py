@@ -156,11 +156,11 @@ def test_a_loss_does_not_pass(memory_path: Path, loss, said: str) -> None:
 def test_the_ledger_notices(found: dict, said: str) -> None:
     """The control: a row lost, doubled, changed or foreign, and a version that nobody published."""
     ledger = Ledger(Path("home"))
-    ledger.hear(Life(said=[{"version": 1, "restored": [], "exact": True}, {"submitted": [0, 1, 2]}]))
-    ledger.hear(Life(said=[{"promised": [0, 1, 2]}]))
-    ledger.hear(Life(said=[{"version": 1, "restored": [0, 1, 2], "exact": True}]))
+    ledger.hear(Life(reports=[{"version": 1, "restored": [], "exact": True}, {"submitted": [0, 1, 2]}]))
+    ledger.hear(Life(reports=[{"promised": [0, 1, 2]}]))
+    ledger.hear(Life(reports=[{"version": 1, "restored": [0, 1, 2], "exact": True}]))
     with pytest.raises(PromiseBrokenError, match=said):
-        ledger.hear(Life(said=[found]))
+        ledger.hear(Life(reports=[found]))
 
 
 def test_an_error_without_a_name_does_not_pass(memory_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_branch_that_was_never_reached_is_named(tmp_path: Path, capsys: pytest
     assert found.branches["recovery.refuse_loss: if not survey.losses"] > 0
     assert not found.is_full(1.0), "the short form only says so"
     for part in PARTS:
-        found.of(part).counts[part.unit] = part.target
+        found.results_of(part).counts[part.unit] = part.target
     found.save()
     assert main(asked[:2] + asked[4:]) == 1
     assert "a case is missing" in capsys.readouterr().out
@@ -248,7 +248,7 @@ def test_finished_work_that_is_done_again_does_not_pass(memory: Path) -> None:
     silent = Trial(memory / "home", archive, step, computed=ending.computed + rows)
     with pytest.raises(PromiseBrokenError, match="nothing said so"):
         silent.check_computed(ending, set())
-    silent.said.append(f"{key} must be computed again.")
+    silent.sentences.append(f"{key} must be computed again.")
     silent.check_computed(ending, set())
     with pytest.raises(PromiseBrokenError, match="beside a whole file"):
         silent.check_computed(ending, {("property_descriptions", key)})

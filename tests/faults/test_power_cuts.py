@@ -42,7 +42,9 @@ def assert_survive(home: Path, *lives: Life, chance: random.Random | None = None
 
 def said_at(life: Life, *words: str) -> list[int]:
     """After how many file operations the life said one of these."""
-    return [at for said, at in zip(life.said, life.said_at, strict=True) if said.keys() & set(words)]
+    return [
+        at for report, at in zip(life.reports, life.reported_at, strict=True) if report.keys() & set(words)
+    ]
 
 
 @pytest.mark.promise("A row counts as committed", "Finished work stays")
