@@ -24,9 +24,6 @@ NOT_BY_FAULTS = frozenset(
         "catalog_copies._mark_reading: except FormatVersionError",
         "catalog_copies.catalog_id_of: except CatalogFormatError",
         "partition_files.PartitionVersions.from_bytes: except FormatVersionError",
-        # A file of an earlier program.
-        "partition_files.PartitionFiles.parsed:"
-        " if is_older and (not any((self.whole_file(version) for version in versions)))",
         # A caller's mistake: a key that is no name, a version accepted where none was put back.
         "partition_files.PartitionFiles.__init__: if not _KEY.fullmatch(key)",
         "partition_files.PartitionFiles.accept: if older is None or"

@@ -1,4 +1,4 @@
-"""The commands of this program that messages suggest. One function writes them all."""
+"""The commands that messages suggest, all written by one function."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ HOME = "VLM_ASSETS_HOME"
 def command(*words: object) -> str:
     """A whole ``vlm-assets`` command in backticks, each word quoted for a shell.
 
-    It names the home that this process works on, from whichever folder or mail it is copied: the home of the
-    environment, which holds that of ``--home`` too. No home is named where the default one is meant, and
+    It names this process's home, so that it works from whichever folder or mail it is copied. The home is
+    taken from the environment, which holds that of ``--home`` too. None is named for the default home, or
     where the words name one.
     """
     arguments = ["vlm-assets", *map(str, words)]

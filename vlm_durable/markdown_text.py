@@ -1,8 +1,8 @@
-"""Foreign text as markdown, which Dagster's pages render: of a check's description too. None of it is markup.
+"""Foreign text in the markdown of Dagster's pages, escaped so that none of it is markup.
 
-Ids, answers, file names and texts of a schema come from strangers. A page that renders them would fetch an
-image from any address and show any link. What lives here: escaping, and reading what was escaped. The forms
-that our pages have, such as tables, are in ``vlm_assets/assets/markdown.py``.
+Ids, answers, file names and texts of a schema come from strangers. A page that rendered them would fetch an
+image from any address and show any link. What lives here: escaping, and turning it back into plain text. The
+forms of this program's pages, such as tables, are in ``vlm_assets/assets/markdown.py``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import unicodedata
 
 
 class Markdown(str):
-    """Markdown in which every foreign text is escaped. What is put together from it is a ``str`` again."""
+    """Markdown in which every foreign text is escaped. A text that is composed of it is a ``str`` again."""
 
     __slots__ = ()
 
@@ -21,9 +21,9 @@ _LONGEST_TEXT = 600
 _LONGEST_SENTENCE = 2_000
 _MARKUP = r"\`*_{}[]<>!|~&"
 _BLOCKS = re.compile(r"^(\s*\d*)([.)](?=\s|$)|(?<!\d)[-+#=])")
-"""What begins a list, a heading, a rule or a number at the start of a line."""
+"""The beginning of a list, a heading, a rule or a number at the start of a line."""
 _LINKED = re.compile(r"(?i)https?:(?=//)|ftp:(?=//)|www(?=\.)|@(?=\w)")
-"""What begins an address: the page would make a link of it, after its escapes are gone."""
+"""The beginning of an address: the page would make a link of it, even where it is escaped."""
 _LONG_WORD = re.compile(r"\S{48}(?=\S)")
 _SPACES = re.compile(r"[\r\n\t]+")
 _CODE_SPAN = re.compile(r"`([^`]*)`")
@@ -39,9 +39,9 @@ def escape(text: str, *, longest: int | None = _LONGEST_TEXT) -> Markdown:
 
 
 def sentence(text: str) -> Markdown:
-    """A sentence of ours that may quote strangers. Only what stands between two backticks stays code.
+    """A sentence of this program that may quote strangers. Only text between two backticks stays code.
 
-    Text that is escaped already stays as it is.
+    Text that is escaped already is returned as it is.
     """
     if isinstance(text, Markdown):
         return text
@@ -60,7 +60,7 @@ def sentence(text: str) -> Markdown:
 
 
 def plain(markdown: str) -> str:
-    """What a person reads where ``escape`` or ``sentence`` made this, for a terminal or a mail."""
+    """The plain text of what ``escape`` or ``sentence`` made, for a terminal or a mail."""
     text = _ESCAPED.sub(lambda match: match[1] or match[0], markdown)
     return text.replace("\N{ZERO WIDTH SPACE}", "")
 

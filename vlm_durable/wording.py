@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 _ENDS: Final = {"ies": "y", "ches": "ch", "shes": "sh", "xes": "x", "sses": "ss", "s": ""}
-"""Of a plural, and of its singular."""
+"""Endings of plurals, and of their singulars."""
 
 
 def counted(number: int, plural: str, singular: str | None = None) -> str:
-    """A number of things as people write it: ``1 property``, ``1,350 new partitions``.
+    """A number and a noun as people write them: ``1 property``, ``1,350 new partitions``.
 
-    singular: where it is not the plural with another end: ``"partitions are left", "partition is left"``.
+    singular: where more than the ending differs: ``"partitions are left", "partition is left"``.
     """
     if number != 1:
         return f"{number:,} {plural}"
@@ -25,7 +25,7 @@ UNITS: Final = (("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0))
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words, in the largest unit of which there is at least one."""
+    """Seconds in words, in the largest unit that fits at least once."""
     for unit, unit_seconds in UNITS:
         if seconds >= unit_seconds:
             return f"{seconds / unit_seconds:.1f} {unit}"

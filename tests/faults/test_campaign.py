@@ -177,15 +177,15 @@ def test_a_campaign_goes_on_where_it_stopped(tmp_path: Path) -> None:
     """Counts and case numbers are kept; another state of the code begins anew and keeps the old results."""
     chosen, path = (part_named("flips"),), tmp_path / "results.json"
     run(Results.load(path, SEED), chosen, directory=tmp_path, scale=0.005, tell=lambda said: None)
-    first = Results.load(path, SEED).of(chosen[0])
+    first = Results.load(path, SEED).results_of(chosen[0])
     assert first.counts["flips"] == first.cases == 60
     run(Results.load(path, SEED), chosen, directory=tmp_path, scale=0.01, tell=lambda said: None)
     results_now = Results.load(path, SEED)
-    assert results_now.of(chosen[0]).counts["flips"] == 120
+    assert results_now.results_of(chosen[0]).counts["flips"] == 120
     assert "120 flips   12000       0" in results_now.table()
     saved = json.loads(path.read_text())
     path.write_text(json.dumps(saved | {"code": "other"}))
-    assert Results.load(path, SEED).of(chosen[0]).cases == 0
+    assert Results.load(path, SEED).results_of(chosen[0]).cases == 0
     assert (tmp_path / f"results-other-{SEED}.json").exists()
 
 
@@ -193,7 +193,7 @@ def test_a_broken_promise_is_kept_with_the_command_that_replays_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A failure ends in exit code 1, in the results file, and in a command with seed and case."""
-    monkeypatch.setattr("faults.flips.survey", lambda *arguments: _blind())
+    monkeypatch.setattr("faults.flips.survey_journal", lambda *arguments: _blind())
     asked = ["--only", "flips", "--results", str(tmp_path / "r.json"), "--directory", str(tmp_path)]
     assert main([*asked, "--seed", "7"]) == 1
     said = capsys.readouterr().out
@@ -209,13 +209,13 @@ def test_a_part_that_strikes_nothing_does_not_pass(tmp_path: Path) -> None:
     """A campaign whose lives all end by themselves has proved nothing, and says so."""
     idle = replace(part_named("kills-swept"), case=lambda chance, place, number: Counter(cases=1))
     run(Results.load(tmp_path / "r.json", SEED), (idle,), directory=tmp_path, tell=lambda said: None)
-    (failure,) = Results.load(tmp_path / "r.json", SEED).of(idle).failures
+    (failure,) = Results.load(tmp_path / "r.json", SEED).results_of(idle).failures
     assert failure["broken"] == f"{FRUITLESS_CASES} cases and no kills: nothing was tried"
 
 
 def _blind() -> object:
     """A survey that finds nothing wrong."""
-    return SimpleNamespace(damaged={}, losses=(), rows=9, mark=SimpleNamespace(damaged=()))
+    return SimpleNamespace(damaged={}, losses=(), rows=9, mark_reading=SimpleNamespace(damaged=()))
 
 
 def _only_data(home: Path) -> None:
@@ -229,7 +229,7 @@ def test_a_branch_that_was_never_reached_is_named(tmp_path: Path, capsys: pytest
     asked = ["--only", "kills-swept", "--scale", "0.002", "--results", str(tmp_path / "r.json")]
     assert main([*asked, "--directory", str(tmp_path)]) == 0
     table = capsys.readouterr().out
-    assert "never reached: recovery._choose: if isinstance(found, SegmentUnreadableError)" in table
+    assert "never reached: recovery._choose: if isinstance(segment, SegmentUnreadableError)" in table
     found = Results.load(tmp_path / "r.json", 20240229)
     assert found.branches["recovery.refuse_loss: if not survey.losses"] > 0
     assert not found.is_full(1.0), "the short form only says so"

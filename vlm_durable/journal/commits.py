@@ -1,8 +1,8 @@
 """The commit of one group of rows: segment, manifest, high-water mark, each durable before the next.
 
-What lives here: manifests, the numbered lists of what is committed, written once each and never replaced; the
-order of the steps of a commit; and the thread beside the caller, who never waits for the disk, in which a
-group is committed when it is due. What does not: what a crash between two steps leaves (recovery.py).
+What lives here: manifests, the numbered lists of committed segments, each written once and never replaced;
+the order of the steps of a commit; and the thread that commits a group when it is due, so that the caller
+never waits for the disk. What does not: recovery from a crash between two steps (recovery.py).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Manifest:
     previous_sequence: int | None
     previous_sha256: str | None
     events: tuple[Mapping[str, Any], ...] = ()
-    """What recoveries adopted, quarantined and gave up, oldest first."""
+    """What each recovery adopted, quarantined and gave up, oldest first."""
     given_up: tuple[str, ...] = ()
     """Names of segments whose loss a person accepted: no older manifest that lists them counts as broken."""
     plan: Mapping[str, Any] | None = None
@@ -69,7 +69,7 @@ class Manifest:
 
     @property
     def mark(self) -> HighWaterMark:
-        """The high-water mark that this state amounts to."""
+        """The high-water mark of this state."""
         return HighWaterMark(
             key=self.identity["key"],
             generation=self.identity["generation"],
@@ -364,7 +364,7 @@ class CommitThread:
             self._raise_error()
 
     def stop(self) -> None:
-        """Commit what waits, then end the thread. Does not raise: flush first to learn of errors."""
+        """Commit the waiting tables, then end the thread. Does not raise: flush first to see errors."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()

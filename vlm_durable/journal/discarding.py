@@ -1,6 +1,6 @@
-"""Discarding a journal whose rows a person does not want any more: written down first, then removed.
+"""Discarding a journal whose rows a person gave up: it is marked as retired first, then removed.
 
-What lives here: the order of the steps. What does not: deciding that the rows are not wanted.
+What lives here: the order of the steps. What does not: the decision to give the rows up.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from vlm_durable.journal.writer_lock import LOCK_NAME, WriterLock
 
 
 def discard(directory: Path, *, key: str, generation: str, high_water_mark: Path) -> bool:
-    """Remove a journal and the rows in it. False, and nothing touched, where no manifest of it reads.
+    """Remove a journal and the rows in it. False, and nothing touched, where no manifest of it is readable.
 
-    Its high-water mark comes first and says 'retired' from then on: the rows are never missed, and the
-    generation is never continued. Killed anywhere, it is finished by doing it again. Raises
-    JournalLockedError where somebody writes it, JournalError, FormatVersionError.
+    Its high-water mark is set to 'retired' first: the rows never count as lost, and the generation is never
+    continued. After a kill anywhere, calling it again finishes the work. Raises JournalLockedError where
+    another process writes the journal, JournalError, FormatVersionError.
     """
     head = commits.newest_manifest(directory)
     if head is None and not {path.name for path in directory.iterdir()} <= {LOCK_NAME}:
@@ -35,7 +35,7 @@ def discard(directory: Path, *, key: str, generation: str, high_water_mark: Path
             if head is not None:
                 commits.publish_manifest(directory, _retired(head, sequence))
                 for path in directory.iterdir():
-                    # What no manifest lists: damaged, or left by a kill. A folder, the quarantine, stays.
+                    # Also files that no manifest lists: damaged ones, or a killed process's. Folders stay.
                     if path.is_file() and path.name != LOCK_NAME and not commits.sequence_of(path.name):
                         path.unlink(missing_ok=True)
         finally:
@@ -48,7 +48,7 @@ def discard(directory: Path, *, key: str, generation: str, high_water_mark: Path
 def _retire_mark(
     directory: Path, head: Manifest | None, key: str, generation: str, high_water_mark: Path
 ) -> int:
-    """Let the mark say 'retired', under a sequence number that follows all others; gives that number."""
+    """Set the mark to 'retired', under a sequence number that follows all others. Returns that number."""
     mark = read_mark(high_water_mark, key=key, generation=generation).mark
     sequence = 1 + max([*commits.sequences(directory), mark.sequence if mark else 0])
     if head is not None:

@@ -1,7 +1,7 @@
-"""The high-water mark: how many rows were ever committed, kept apart from the data it speaks of.
+"""The high-water mark: how many rows were ever committed, kept apart from the rows.
 
-Two slots, written in turn: a damaged one leaves the other, one commit behind. It is never the truth about
-what is done (the segments are); it only makes progress that goes backwards impossible to miss.
+It has two slots, written in turn: if one is damaged, the other is one commit behind. The mark is never the
+truth about what is done (the segments are). It reveals a loss: fewer rows than were committed before.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class HighWaterMark:
 
 @dataclass(frozen=True)
 class MarkReading:
-    """The highest mark of this journal in the two slots, and the slots that hold none of its marks."""
+    """The highest mark of a journal in the two slots, and the damaged slots."""
 
     mark: HighWaterMark | None
     damaged: tuple[Path, ...]

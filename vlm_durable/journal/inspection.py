@@ -1,4 +1,4 @@
-"""A look at a journal from outside: which committed rows are there, and which are missing.
+"""Inspecting a journal without opening it: which committed rows are there, and which are missing.
 
 For status, repair and the audit. It takes no lock and changes nothing. Opening a journal, which verifies and
 recovers it, is in ``recovery.py``.
@@ -24,8 +24,8 @@ from vlm_durable.wording import counted
 class JournalInspection:
     """The journal of one generation.
 
-    rows: committed rows that are there. promised: committed rows by its high-water mark and manifest.
-    troubles: sentences about segments that are missing or damaged.
+    rows: committed rows on disk. promised: committed rows by its high-water mark and manifest. troubles:
+    sentences about segments that are missing or damaged.
     """
 
     generation: str
@@ -35,7 +35,7 @@ class JournalInspection:
 
     @property
     def lost_rows(self) -> int:
-        """Committed rows that are not there."""
+        """Committed rows that are not on disk."""
         return max(0, self.promised - self.rows)
 
 
@@ -45,7 +45,7 @@ def inspect_journals(journals: Path, marks: Path, key: str, *, deep: bool) -> li
     journals, marks: the partition's folders of journals and of high-water marks. deep: also hash every
     segment; otherwise their sizes are compared. Raises FormatVersionError for a newer program's journal.
     """
-    # Marks before manifests: a commit writes the manifest first, so no mark promises what was not yet there.
+    # Marks before manifests: a commit writes the manifest first, so no mark promises a later manifest's rows.
     marks_by_generation = {mark.generation: mark for mark in read_marks(marks, key)}
     folders = {path.name for path in journals.iterdir() if path.is_dir()} if journals.is_dir() else set()
     unfinished = {name for name, mark in marks_by_generation.items() if not mark.retired}
@@ -71,7 +71,7 @@ def _inspect(directory: Path, mark: HighWaterMark | None, *, deep: bool) -> Jour
             troubles.append(f"segment {name} ({counted(record.rows, 'rows')}) {trouble}")
     promised = max(mark.rows if mark else 0, head.rows if head else 0)
     if rows < promised:
-        # The newest manifest may be damaged or behind: the next start adopts segments that none lists.
+        # The newest manifest may be damaged or behind: the next start adopts segments that no manifest lists.
         for path in _unlisted(directory, listed.keys()):
             adoptable_rows = _rows_of(path, deep=deep)
             rows += adoptable_rows or 0

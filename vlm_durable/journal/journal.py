@@ -1,7 +1,7 @@
-"""The journal of one partition's work under way: submit rows, and they are never lost nor doubled.
+"""The journal of one partition's work under way: submitted rows are never lost and never doubled.
 
-Opening is resuming: what is done is what verifies on disk. What lives here: the public surface. The steps
-of a commit are in commits.py, what a crash leaves in recovery.py, the terms in docs/durability.md.
+Opening is resuming: rows that verify on disk are done. What lives here: the public interface. The steps of a
+commit are in commits.py, recovery from a crash is in recovery.py, the terms are in docs/durability.md.
 """
 
 from __future__ import annotations
@@ -132,12 +132,12 @@ class Journal:
                     )
                     break
                 except FencedError:
-                    # An older writer without the lock took our number just now: read again, with its rows.
+                    # An older writer without the lock just took this number: survey again, with its rows.
                     if attempt + 1 == _TAKEOVER_ATTEMPTS:
                         raise
             committer = Committer(directory, identity, manifest, lock, high_water_mark)
         except (OSError, JournalError) as error:
-            # Files that went while they were read may be a loss, or another writer's at work.
+            # Files that vanished while they were read may be a loss, or another writer may have moved them.
             named = lock.named_error(error, doing="recovering the journal")
             lock.release()
             raise named from (None if named is error else error)
@@ -165,7 +165,7 @@ class Journal:
 
     @property
     def failed_tries(self) -> dict[str, int]:
-        """Committed rows that failed: the number of their try, by id. A later try may supersede them."""
+        """The number of the failed try, by id, of each committed failed row. A later try may supersede it."""
         with self._guard:
             return {property_id: tries for property_id, tries in self._done.items() if tries}
 
@@ -182,7 +182,7 @@ class Journal:
 
     @property
     def records(self) -> tuple[SegmentRecord, ...]:
-        """What a manifest says of each committed segment, in the order of their commits."""
+        """The record of each committed segment, in the order of the commits."""
         with self._guard:
             return tuple(segment.record for segment in self._segments)
 
@@ -193,7 +193,7 @@ class Journal:
 
     @property
     def plan(self) -> Mapping[str, Any] | None:
-        """How the work is divided (JSON values): what the first rows were committed with, or what was set."""
+        """How the work is divided (JSON values), as committed with the first rows, or as set since."""
         return self._committer.plan
 
     @plan.setter
@@ -230,7 +230,7 @@ class Journal:
         self._thread.flush()
 
     def read_ordered(self, batch_rows: int = 1024) -> Iterator[Any]:
-        """The rows committed by now, as record batches by the order column; memory stays bounded."""
+        """The committed rows, as record batches in the order of the order column; memory stays bounded."""
         self._refuse_closed()
         with self._guard:
             segments = tuple(self._segments)
@@ -260,7 +260,7 @@ class Journal:
             self._lock.release()
 
     def close(self) -> None:
-        """Commit what was submitted and let another writer in. Raises the error of a failed commit."""
+        """Commit all submitted rows and release the lock. Raises the error of a failed commit."""
         if self._closed:
             return
         try:
@@ -346,7 +346,7 @@ class Journal:
 
 
 def clear_retired(directory: Path, high_water_mark: Path) -> bool:
-    """Finish a retirement that a crash cut short. False, and nothing touched, where it is not retired."""
+    """Finish a retirement that a crash cut short. False, and nothing touched, for a journal in use."""
     if not directory.is_dir():
         return False
     head = commits.newest_manifest(directory)
@@ -360,9 +360,9 @@ def clear_retired(directory: Path, high_water_mark: Path) -> bool:
             remove_temporaries(directory)
             clear_temporaries(high_water_mark)
             if head is not None:
-                # The names that we see may be those of a process killed before it could make them durable.
-                # A power cut now must leave neither a mark that forbids a journal which goes on, nor one that
-                # promises the rows of a journal which is gone.
+                # A killed process may not have made the visible names durable. A power cut now must leave
+                # neither a mark that forbids a journal which goes on, nor a mark that promises the rows of a
+                # journal which is gone.
                 files.sync_directory(directory)
                 retired = head.mark
                 mark_on_disk = read_mark(high_water_mark, key=retired.key, generation=retired.generation).mark

@@ -1,4 +1,4 @@
-"""What can go wrong with a journal, each by its name. A message says what, where, and what to do next.
+"""The errors of a journal. Each message says what happened, where, and what to do next.
 
 What does not live here: errors of a single property (those are rows) and of the published file.
 """
@@ -14,12 +14,12 @@ from vlm_durable.wording import counted
 
 
 def accept_loss_command(key: str) -> str:
-    """The command with which a person gives up rows that are lost."""
+    """The command by which a person gives up lost rows."""
     return command("repair", "--accept-loss", key)
 
 
 class JournalError(Exception):
-    """The journal cannot do what was asked; nothing that was committed has been touched."""
+    """The journal cannot go on. No committed row was touched."""
 
 
 class JournalLockedError(JournalError):
@@ -27,11 +27,11 @@ class JournalLockedError(JournalError):
 
 
 class FencedError(JournalError):
-    """Another writer has taken this journal over: what this one had not committed will not be."""
+    """Another writer has taken this journal over: this writer commits nothing more."""
 
 
 class RowsRefusedError(JournalError):
-    """Submitted rows are not this journal's: other columns or ids, nulls, or an id committed already."""
+    """Submitted rows do not fit this journal: other columns or ids, nulls, or an id committed already."""
 
 
 class SegmentUnreadableError(JournalError):
@@ -69,7 +69,7 @@ class JournalLossError(JournalError):
 
 
 class JournalStorageError(JournalError):
-    """The storage failed. Nothing was acknowledged after it; what was committed still stands."""
+    """The storage failed. Nothing was acknowledged after that; committed rows are still there."""
 
 
 class DirectoryNotWritableError(JournalStorageError):

@@ -1,4 +1,4 @@
-"""Recovery: from whatever a crash left on disk to one verified state, or a refusal that says why.
+"""Recovery: from the files that a crash left to one verified state, or to a refusal that says why.
 
 ``survey_journal`` only reads and decides; ``settle`` then quarantines, adopts and writes the state down.
 What does not live here: the writer's lock (writer_lock.py) and new commits (commits.py).
@@ -71,7 +71,7 @@ class Survey:
 
 @dataclass(frozen=True)
 class Recovery:
-    """What an open restored, for the log and the person at the desk."""
+    """The outcome of an open: what was restored, for the log and for people."""
 
     key: str
     generation: str
@@ -79,14 +79,14 @@ class Recovery:
     segments: int
     expected_rows: int
     manifest_rows: int | None
-    """What the newest readable manifest says; None at the first start."""
+    """Rows by the newest readable manifest; None at the first start."""
     high_water_mark: int | None
-    """Rows that the high-water mark says; None where there was no readable one."""
+    """Rows by the high-water mark; None where there was no readable one."""
     sequence: int
     epoch: int
     adopted: tuple[str, ...]
     quarantined: tuple[tuple[str, str], ...]
-    """Where each quarantined file lies now, and why."""
+    """The new path of each quarantined file, and why it was quarantined."""
     accepted_loss: str | None
 
     def sentence(self) -> str:
@@ -226,7 +226,7 @@ def _choose(
 def _against_mark(
     head: Manifest | None, reading: MarkReading, kept: list[Segment], unreadable: list[int]
 ) -> list[str]:
-    """Why the restorable state is behind what the high-water mark promises; empty where it is not."""
+    """Say why the restorable rows are fewer than the high-water mark promises; empty where they are not."""
     mark = reading.mark
     rows = sum(segment.record.rows for segment in kept)  # Superseded rows too: none is deleted.
     if mark is None:
@@ -328,5 +328,5 @@ def settle(
 
 
 def _now() -> str:
-    """For people; nothing is ordered by it."""
+    """The time, for people; nothing is ordered by it."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -1,8 +1,8 @@
 """Setting a generation aside: its rows are kept, and none of them is ever resumed, adopted or published.
 
-What lives here: the order of the steps. A note comes first and stays for good; then the journal's folder
-moves into the quarantine. What does not: deciding that rows are in doubt, and the copied journal in a store
-(``vlm_durable/mirror/stored_journal.py``), which is closed between the two steps.
+What lives here: the order of the steps. First a note is written, which stays for good; then the journal's
+folder moves into the quarantine. What does not: deciding that rows are in doubt, and the copied journal in a
+store (``vlm_durable/mirror/stored_journal.py``), which is closed between the two steps.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from vlm_durable.journal.writer_lock import WriterLock
 
 
 def is_set_aside(paths: PartitionPaths, generation: str) -> bool:
-    """Whether no row of a generation may be used. A note that does not read counts too."""
+    """Whether a generation was set aside: none of its rows may be used. An unreadable note counts too."""
     return paths.set_aside_note(generation).exists()
 
 
 def note_set_aside(paths: PartitionPaths, generation: str, why: str) -> None:
-    """Say, durably, that no row of a generation may be used. From now on its name is never used again."""
+    """Note, durably, that no row of a generation may be used. Its name is never used again."""
     if not is_set_aside(paths, generation):
         try:
             write_sealed(paths.set_aside_note(generation), {"generation": generation, "why": why})
@@ -34,7 +34,7 @@ def note_set_aside(paths: PartitionPaths, generation: str, why: str) -> None:
 
 
 def unmoved(paths: PartitionPaths) -> Iterator[str]:
-    """The generations that are noted as set aside and still have a folder or a mark: a kill came between."""
+    """The generations that are noted as set aside but still have a folder or a mark, after a kill."""
     for note in sorted(paths.set_aside_note("").parent.glob("*.json")):
         mark = paths.high_water_mark(note.stem)
         if paths.journal(note.stem).is_dir() or any(slot.exists() for slot in slots(mark)):
@@ -44,9 +44,9 @@ def unmoved(paths: PartitionPaths) -> Iterator[str]:
 def move_set_aside(paths: PartitionPaths, generation: str) -> Path | None:
     """Move the journal of a generation that is noted as set aside into the quarantine.
 
-    Returns where it lies now; None where it has no folder. Its high-water mark goes first, so that nobody
-    misses its rows. Killed anywhere, it is finished by doing it again. Raises JournalLockedError where
-    somebody writes it, JournalStorageError.
+    Returns its new path; None where it has no folder. Its high-water mark is removed first, so that its rows
+    do not count as lost. After a kill anywhere, calling it again finishes the work. Raises JournalLockedError
+    where another process writes the journal, JournalStorageError.
     """
     directory, aside = paths.journal(generation), None
     try:

@@ -1,4 +1,4 @@
-"""One writer a journal: an operating-system lock that a dead process frees by itself.
+"""The lock of a journal's one writer: an operating-system lock, which a process's death frees.
 
 Where the lock does not hold (some network file systems, a deleted lock file), the numbered manifests
 fence the older writer off; see commits.publish_manifest.
@@ -25,7 +25,7 @@ class WriterLock:
         """Take the lock now. Raises JournalLockedError (naming the holder) or OSError."""
         self._path = directory / LOCK_NAME
         self._descriptor = -1
-        # The last part tells two locks of one process apart.
+        # The random part tells two locks of one process apart.
         self._name = f"process {os.getpid()} on {socket.gethostname()} ({uuid.uuid4().hex[:8]})\n".encode()
         while self._descriptor < 0:
             self._descriptor = self._try()
@@ -68,8 +68,8 @@ class WriterLock:
     def check(self) -> None:
         """Raise FencedError where another writer has, or could have, this journal by now.
 
-        It shows in two ways: the file we hold is no longer the one that others would lock, or another
-        writer's name stands in it (a file system where the lock does not hold).
+        Two signs of that: the locked file is no longer the one at the path, or it holds another writer's name
+        (on a file system where the lock does not hold).
         """
         held = self._descriptor >= 0 and self._is_at_path(self._descriptor)
         if held and os.pread(self._descriptor, len(self._name), 0) == self._name:
@@ -80,10 +80,10 @@ class WriterLock:
         )
 
     def named_error(self, error: OSError | JournalError, *, doing: str) -> JournalError:
-        """The named exception for an error met while writing: a takeover clears this writer's files.
+        """The journal's exception for an error while writing; FencedError where a takeover explains it.
 
-        One that has its name already keeps it, unless a takeover explains it: the file that could not be
-        read back is then the one that the other writer cleared away.
+        After a takeover the other writer clears this writer's files away, which then cannot be read back. A
+        JournalError that no takeover explains is returned as it is.
         """
         where = self._path.parent
         named = error if isinstance(error, JournalError) else storage_error(error, doing=doing, where=where)
@@ -93,7 +93,7 @@ class WriterLock:
         except FencedError as fenced:
             return fenced
         except OSError:
-            # The storage fails this look too; the first error says more.
+            # The storage fails this check too; the first error says more.
             return named
         return named
 
@@ -105,5 +105,5 @@ class WriterLock:
             self._path.unlink(missing_ok=True)
         descriptor, self._descriptor = self._descriptor, -1
         with contextlib.suppress(OSError):
-            # Whatever close says, the descriptor is gone, and the lock with it.
+            # Even after an error of close the descriptor is gone, and the lock with it.
             os.close(descriptor)
