@@ -1,9 +1,9 @@
 """Checkpoints of a training: written beside it, named by their digest, the newest three kept and verified.
 
-What lives here: the file of a checkpoint, when the next one is due, which one counts after a kill. What does
-not: what the numbers mean (``state.py``) and the durable write itself (``vlm_durable/files``). A checkpoint
-is one safetensors file, ``checkpoint-STEP-SHA256.safetensors``: it is there whole or not at all, and a single
-changed bit no longer fits its name.
+Here are the file of a checkpoint, when the next one is due, and which one counts after a kill. The meaning of
+the numbers is in ``state.py``, the durable write in ``vlm_durable/files``. A checkpoint is a safetensors
+file, ``checkpoint-STEP-SHA256.safetensors``: the file exists as a whole or not at all, and after a change of
+a single bit it does not fit its name.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from vlm_durable.files.sealed_json import refuse_newer_format
 from vlm_training.state import TrainingState
 
 FORMAT: Final = 1
-"""Of a checkpoint's names and numbers. A later version reads this one; this one refuses a later one."""
+"""Format of a checkpoint's names and numbers. Later versions read it; this version refuses later formats."""
 
 KEPT: Final = 3
 LONGEST_SECONDS: Final = 60.0
-"""Of training that a kill may lose, unless a checkpoint itself costs more than a hundredth of that."""
+"""The training time that a kill may lose, unless a checkpoint itself costs more than a hundredth of it."""
 _USUAL_MTBF_SECONDS: Final = 86_400.0
 _NAME = re.compile(r"checkpoint-(\d{9})-([0-9a-f]{64})\.safetensors")
 _TYPES: Final = {
@@ -44,15 +44,16 @@ _TYPES: Final = {
 
 
 def mean_time_between_failures(state: TrainingState) -> float:
-    """Seconds between two starts of this training so far; before there were any, a day is assumed."""
+    """Seconds between two starts of this training so far. A day is assumed before there are any."""
     return (_USUAL_MTBF_SECONDS + state.seconds) / max(1, state.starts)
 
 
 def interval_seconds(stall: float, write: float, mtbf: float) -> float:
     """Seconds between two checkpoints by Daly's formula, a minute at most.
 
-    stall: that training stands still for one. write: that it takes beside the training. Never so often that
-    training stands still for more than a hundredth, or that one is written half of the time.
+    stall: seconds that training stands still for a checkpoint. write: seconds that writing it takes beside
+    the training. The training never stands still for more than a hundredth of its time, and never writes more
+    than half of it.
     """
     stall = max(stall, 1e-6)
     root = math.sqrt(2 * stall * mtbf)
@@ -67,8 +68,8 @@ def step_in(name: str) -> int:
 
 def digest_in(name: str) -> str | None:
     """The SHA-256 in a checkpoint's name; None for any other name."""
-    found = _NAME.fullmatch(name)
-    return found[2] if found else None
+    match = _NAME.fullmatch(name)
+    return match[2] if match else None
 
 
 class Checkpoints:
@@ -80,29 +81,29 @@ class Checkpoints:
         self._verified: set[str] = set()
 
     def sweep(self) -> None:
-        """Remove what killed writers left half written. Only where no other process writes."""
+        """Remove the half-written files of killed writers. Call it only while no other process writes."""
         make_directory(self.folder)
-        for left in self.folder.glob(f".*{files.TEMPORARY_SUFFIX}"):
-            left.unlink(missing_ok=True)
+        for path in self.folder.glob(f".*{files.TEMPORARY_SUFFIX}"):
+            path.unlink(missing_ok=True)
 
     def steps(self) -> list[int]:
         """The steps that have a checkpoint, verified or not, the newest first."""
-        return [step for step, _ in self._found()]
+        return [step for step, _ in self._files()]
 
     def newest(self, *, damaged: Callable[[str], None] | None) -> Path | None:
-        """The newest checkpoint whose every byte is as it was written; None where there is none.
+        """The newest checkpoint whose digest fits its name; None if there is none.
 
-        damaged: is told of each one that is not, in a sentence, and that one is set aside. None: it is only
-        passed over.
+        damaged: called with a sentence for each damaged checkpoint, which is set aside. If it is None,
+        damaged checkpoints are only passed over.
         """
-        for step, path in self._found():
+        for step, path in self._files():
             digest = digest_in(path.name)
             assert digest is not None
             try:
-                found = sha256_of(path)
+                actual = sha256_of(path)
             except FileNotFoundError:
                 continue  # Another rank has just set it aside.
-            if found == digest:
+            if actual == digest:
                 self._verified.add(path.name)
                 return path
             if damaged is None:
@@ -110,25 +111,25 @@ class Checkpoints:
             with contextlib.suppress(FileNotFoundError):
                 aside = set_aside(path, self._quarantine)
                 damaged(
-                    f"The checkpoint of step {step} is damaged ({found[:12]} where {digest[:12]} was"
+                    f"The checkpoint of step {step} is damaged ({actual[:12]} where {digest[:12]} was"
                     f" written). It is kept as {aside}; the training goes on from the one before."
                 )
         return None
 
     def write(self, state: TrainingState, tensors: Mapping[str, Any]) -> Path:
-        """Write a checkpoint durably, then remove the ones that are not needed any more. Raises OSError.
+        """Write a checkpoint durably, then remove those that are needed no more. Raises OSError.
 
-        tensors: contiguous, in the memory of the CPU; nobody changes them meanwhile.
+        tensors: contiguous, in the memory of the CPU. They must not change meanwhile.
         """
         import torch
 
-        of_history = {
+        history = {
             "history.losses": torch.tensor(state.losses, dtype=torch.float64),
             "history.samples": torch.tensor(state.samples, dtype=torch.int64),
         }
         file = TemporaryFile(self.folder / f"checkpoint-{state.step:09d}")
         try:
-            _write_safetensors(file, {**tensors, **of_history}, _metadata(state))
+            _write_safetensors(file, {**tensors, **history}, _metadata(state))
             path = self.folder / f"checkpoint-{state.step:09d}-{file.seal()}.safetensors"
             with contextlib.suppress(FileExistsError):  # The same bytes under the same name.
                 publish_new(file.path, path)
@@ -139,14 +140,15 @@ class Checkpoints:
         return path
 
     def _rotate(self) -> None:
-        # By verified ones: a damaged one does not push a sound one out.
+        # Only verified checkpoints count: a damaged one must not push out a sound one.
         sound = 0
-        for _, path in self._found():
+        for _, path in self._files():
             if sound >= KEPT:
                 path.unlink(missing_ok=True)
             sound += path.name in self._verified
 
-    def _found(self) -> list[tuple[int, Path]]:
+    def _files(self) -> list[tuple[int, Path]]:
+        """Step and path of each checkpoint, the newest first."""
         try:
             names = [(match, path) for path in self.folder.iterdir() if (match := _NAME.fullmatch(path.name))]
         except FileNotFoundError:
@@ -155,7 +157,7 @@ class Checkpoints:
 
 
 def read(path: Path) -> tuple[TrainingState, dict[str, Any]]:
-    """What ``write`` wrote: the state, and its tensors by name. Raises FormatVersionError."""
+    """The state of a checkpoint, and its tensors by name. Raises FormatVersionError."""
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
@@ -173,8 +175,8 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def newest_state(folder: Path) -> dict[str, Any] | None:
-    """The numbers of the newest checkpoint that can be read; None where there is none."""
-    for _, path in Checkpoints(folder, folder)._found():
+    """The numbers of the newest checkpoint that can be read; None if there is none."""
+    for _, path in Checkpoints(folder, folder)._files():
         with contextlib.suppress(OSError, ValueError, KeyError):
             return read_state(path)
     return None
@@ -186,8 +188,8 @@ def _metadata(state: TrainingState) -> dict[str, str]:
 
 def _state(metadata: Mapping[str, str], path: Path) -> dict[str, Any]:
     refuse_newer_format(json.loads(metadata["format"]), FORMAT, path)
-    found: dict[str, Any] = json.loads(metadata["state"])
-    return found
+    state: dict[str, Any] = json.loads(metadata["state"])
+    return state
 
 
 def _write_safetensors(file: TemporaryFile, tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
@@ -195,25 +197,25 @@ def _write_safetensors(file: TemporaryFile, tensors: Mapping[str, Any], metadata
     import torch
 
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    at = 0
+    start = 0
     for name, tensor in tensors.items():
-        size = tensor.numel() * tensor.element_size()
+        stop = start + tensor.numel() * tensor.element_size()
         kind = _TYPES[str(tensor.dtype).removeprefix("torch.")]
-        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [at, at + size]}
-        at += size
-    said = json.dumps(header).encode()
-    said += b" " * (-len(said) % 8)
-    file.write(len(said).to_bytes(8, "little") + said)
+        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [start, stop]}
+        start = stop
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    file.write(len(encoded).to_bytes(8, "little") + encoded)
     for tensor in tensors.values():
         if tensor.numel():
             file.write(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
 
 
 class CheckpointThread:
-    """Takes snapshots into buffers that are kept, and writes them in a thread beside the training.
+    """Copies snapshots into buffers that are kept, and writes them in a thread beside the training.
 
-    failed: is told, in a sentence, of a checkpoint that could not be written. The training goes on: the ones
-    before still stand. written: is told of each one that was.
+    failed: called with a sentence when a checkpoint cannot be written. The training goes on, and earlier
+    checkpoints stay. written: called with the path of each written checkpoint.
     """
 
     def __init__(
@@ -233,9 +235,9 @@ class CheckpointThread:
         self._last = time.monotonic()
         self._error: Exception | None = None
         self.stalls: list[float] = []
-        """Seconds that the training stood still, of each checkpoint of this process."""
+        """Seconds that the training stood still for each checkpoint of this process."""
         self.write_seconds = 0.0
-        """That the last one took to write."""
+        """Seconds that writing the last checkpoint took."""
 
     def interval(self, state: TrainingState) -> float:
         """Seconds from one checkpoint to the next."""
@@ -245,13 +247,13 @@ class CheckpointThread:
         return interval_seconds(stall, self.write_seconds, mean_time_between_failures(state))
 
     def is_due(self, state: TrainingState) -> bool:
-        """Whether the next one may begin: the last is written and its time is over."""
+        """Whether the next checkpoint may begin: the last is written, and the interval is over."""
         if self._thread is not None and self._thread.is_alive():
             return False
         return time.monotonic() - self._last >= self.interval(state)
 
     def begin(self, state: TrainingState, tensors: Mapping[str, Any]) -> None:
-        """Copy the tensors, which is all that the training waits for, and write beside it."""
+        """Copy the tensors, and write them in a thread. The training waits only for the copy."""
         self.wait()
         started = time.monotonic()
         for name, tensor in tensors.items():
@@ -267,7 +269,7 @@ class CheckpointThread:
         self.stalls.append(self._last - started)
 
     def save(self, state: TrainingState, tensors: Mapping[str, Any]) -> None:
-        """Write one now, and wait for it. Raises OSError."""
+        """Write a checkpoint now, and wait for it. Raises OSError."""
         self.begin(state, tensors)
         self.stalls.pop()
         self.wait()
@@ -284,7 +286,7 @@ class CheckpointThread:
         self._error = None
         try:
             self._written(self._checkpoints.write(state, tensors))
-        except Exception as error:  # Else the thread would end, and nobody would be told.
+        except Exception as error:  # Else the thread would end in silence.
             self._error = error
             self._failed(
                 f"The checkpoint of step {state.step} could not be written: {error}. The training goes on,"

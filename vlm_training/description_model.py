@@ -1,8 +1,8 @@
 """description_model: one model a variant, trained to describe, resumed to the bit wherever it was killed.
 
-What lives here: the asset, whose function is the story of a training, what decides a training's result, and
-how its folder is published. What does not: the loop and its processes (``vlm_training``), the data
-(``training_data.py``), the file of variants (``vlm_training/variants.py``).
+Here are the asset, whose function is the story of a training, what decides a training's result, and how its
+folder is published. The loop is in ``loop.py``, its processes are in ``rank_processes.py``, the data in
+``training_data.py``, the file of variants in ``variants.py``.
 """
 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
@@ -60,7 +60,7 @@ from vlm_training.training_plan import (
     SAMPLES,
     TrainingError,
     TrainingPlan,
-    is_name,
+    is_import_name,
     remove_training,
     write_samples,
 )
@@ -120,14 +120,14 @@ def build_description_model(settings: Settings) -> dg.AssetsDefinition | None:
                 with_store(work.pull)
                 if work.is_complete():
                     with_store(work.push, "No store to publish in")
-                    said = "Complete and unchanged: every file is as it was written. No device was needed."
-                    context.log.info(said)
-                    return dg.MaterializeResult(metadata=work.metadata(said))
-                if another_plan := work.left_behind():
-                    context.log.warning(another_plan)
-                    said_of = {"another plan": dg.MetadataValue.text(another_plan)}
+                    message = "Complete and unchanged: every file is as it was written. No device was needed."
+                    context.log.info(message)
+                    return dg.MaterializeResult(metadata=work.metadata(message))
+                if warning := work.other_plans():
+                    context.log.warning(warning)
+                    observed = {"another plan": dg.MetadataValue.text(warning)}
                     context.log_event(
-                        dg.AssetObservation(asset_key=context.asset_key, partition=name, metadata=said_of)
+                        dg.AssetObservation(asset_key=context.asset_key, partition=name, metadata=observed)
                     )
                 work.prepare()
                 beat.enter(Phase.WAITING)
@@ -141,18 +141,18 @@ def build_description_model(settings: Settings) -> dg.AssetsDefinition | None:
                         devices=devices,
                         lock=lock,
                         grace=settings.grace_seconds,
-                        # Sooner than the health sensor ends the whole run.
+                        # A stuck rank is killed before the health sensor ends the whole run.
                         limits=StepLimits(
                             most=settings.stuck_seconds * 2 / 3, loading=settings.model_load_seconds
                         ),
                     )
-                    with contextlib.closing(_Told(context, settings, beat)) as told:
+                    with contextlib.closing(_EventHandler(context, settings, beat)) as handler:
                         for event in ranks.events():
-                            told.take(event)
-                if told.finished is None:
+                            handler.handle(event)
+                if handler.finished is None:
                     raise TrainingError(f"The training of {name} ended without a word: start it again.")
                 beat.enter(Phase.PUBLISHING)
-                work.publish(told.finished)
+                work.publish(handler.finished)
                 with_store(work.push, "No store to publish in")
                 return dg.MaterializeResult(metadata=work.metadata("Trained and published."))
         except (NoDeviceFreeError, StoreAwayError):
@@ -168,14 +168,14 @@ _STUCK = "no step in the time allowed; the run's page says what it was doing"
 _SLOW = "slower than the other ranks for long; the run's page names its batch"
 _AFTER_STUCK = (
     "Nothing for now: it is killed, and the training goes on from the last finished step with the ranks that"
-    " are left. If it happens again on the same device, look at `nvidia-smi` and the kernel log; if a step"
+    " remain. If it happens again on the same device, look at `nvidia-smi` and the kernel log; if a step"
     " does take that long, raise VLM_ASSETS_STUCK_SECONDS."
 )
 _AFTER_SLOW = "Look at its device: temperature, clocks, other users (`nvidia-smi`). The training goes on."
 
 
-class _Told:
-    """What the ranks say, passed on: to the run's page, its log, the heartbeat and the alerts."""
+class _EventHandler:
+    """Passes the events of the ranks on: to the run's page, its log, the heartbeat and the alerts."""
 
     def __init__(self, context: dg.AssetExecutionContext, settings: Settings, beat: WorkerBeat) -> None:
         self.finished: Mapping[str, Any] | None = None
@@ -184,8 +184,8 @@ class _Told:
         self._reported = self._beaten = time.monotonic()
         self._first: tuple[float, int] | None = None
 
-    def take(self, event: Mapping[str, Any]) -> None:
-        """Take the next event in. Raises TrainingError where the training refuses to go on."""
+    def handle(self, event: Mapping[str, Any]) -> None:
+        """Handle the next event. Raises TrainingError if the training refuses to go on."""
         now = time.monotonic()
         match event["event"]:
             case "restored":
@@ -203,33 +203,33 @@ class _Told:
             case "step":
                 self._step(event, now)
             case "starting" | "measuring" | "saving" | "restoring" | "evaluating":
-                # Nobody expects a step meanwhile.
+                # No step can come meanwhile.
                 self._beat.enter(Phase.LOADING)
             case "epoch":
                 self._observe(event)
                 self._beat.enter(Phase.WORKING)
             case "skipped" | "warning" | "slow" | "stuck" as kind:
-                self._context.log.warning(event["said"])
+                self._context.log.warning(event["message"])
                 self._observe(event)
                 if kind in ("slow", "stuck"):
                     self._alert(event, is_stuck=kind == "stuck")
                 if kind in ("skipped", "stuck"):
                     self._beat.enter(Phase.WORKING if kind == "skipped" else Phase.LOADING)
             case "keeps pace":
-                self._context.log.info(event["said"])
-                self._recovered(event["said"], rank=event["rank"])
+                self._context.log.info(event["message"])
+                self._recovered(event["message"], rank=event["rank"])
             case "refused":
-                raise TrainingError(event["said"])
+                raise TrainingError(event["message"])
             case "finished":
                 self.finished = event
         end_if_paused(self._context, self._state)
 
     def close(self) -> None:
-        """No rank runs any more: none is stuck or slow."""
+        """Note that no rank runs any more, so that none is stuck or slow."""
         self._recovered("The run of the training has ended.")
 
     def _alert(self, event: Mapping[str, Any], *, is_stuck: bool) -> None:
-        """Tell a person of a rank. The training goes on where that cannot be written down."""
+        """Raise an alert about a rank. The training goes on if the alert cannot be written."""
         name, now = self._context.partition_key, time.time()
         alert = Alert(
             kind="rank_stuck" if is_stuck else "rank_slow",
@@ -239,7 +239,7 @@ class _Told:
             title=f"Rank {event['rank']} of {ASSET} {name} on {event['device']} is {event['event']}",
             next_step=_AFTER_STUCK if is_stuck else _AFTER_SLOW,
             partition=name,
-            # Without the ids of the batch: alerts stay where a property is withdrawn.
+            # Without the ids of the batch: alerts stay when a property is withdrawn.
             actual=_STUCK if is_stuck else _SLOW,
             page=f"runs/{self._context.run.run_id}",
             at=now,
@@ -255,7 +255,7 @@ class _Told:
         try:
             if rank is None:
                 opened = self._outbox.open_subjects()
-                subjects = [one for one in opened if one.startswith(self._subjects)]
+                subjects = [subject for subject in opened if subject.startswith(self._subjects)]
             self._outbox.note_recoveries(dict.fromkeys(subjects, sentence), at=time.time())
         except OSError as error:
             self._context.log.warning(f"Alerts of ranks stay open: {error}")
@@ -273,9 +273,11 @@ class _Told:
             self._reported = now
             since, step = self._first
             rate = (event["step"] - step) / (now - since) if now > since else 0.0
-            left = f"{(event['steps'] - event['step']) / rate:.0f} s left" if rate else "time left unknown"
+            time_left = (
+                f"{(event['steps'] - event['step']) / rate:.0f} s left" if rate else "time left unknown"
+            )
             self._context.log.info(
-                f"Step {event['step']} of {event['steps']}, loss {event['loss']:.4f}, {left}."
+                f"Step {event['step']} of {event['steps']}, loss {event['loss']:.4f}, {time_left}."
             )
 
     def _observe(self, event: Mapping[str, Any]) -> None:
@@ -291,7 +293,7 @@ class _Told:
 class TrainingWork:
     """The training of one variant: its plan, what decides its result, its folders. Plain Python.
 
-    sequence: number of the next publication; one more than any that was known when this training began.
+    sequence: number of the next publication: one more than the highest number when this training began.
     """
 
     settings: Settings
@@ -306,20 +308,20 @@ class TrainingWork:
         """The work of a variant. Raises TrainingError, CatalogError, SchemaError, ModelLoadError."""
         samples: list[Any] = []
         data = variant.data
-        if not is_name(data):
+        if not is_import_name(data):
             samples, data = training_samples(settings, variant)
         base = variant.base_model
-        paths = _folders(settings).partition(name)
         prompt, limits, parts = _parts_of_settings(settings, variant)
         fingerprint = Fingerprint({"base": _base_revision(settings, variant), "data": data, **parts})
+        folder = _folders(settings).partition(name).journal(fingerprint.digest)
         plan = TrainingPlan(
             variant=name,
             base=base,
-            samples=data if is_name(variant.data) else str(paths.journal(fingerprint.digest) / SAMPLES),
+            samples=data if is_import_name(variant.data) else str(folder / SAMPLES),
             schema=settings.description_schema,
             prompt=prompt.text,
             microbatches=variant.parts,
-            copies=None if settings.store is None else _stored(settings, paths.journal(fingerprint.digest)),
+            copies=None if settings.store is None else _checkpoints_address(settings, folder),
             revision=None,
             trust_remote_code=settings.trust_remote_code,
             limits=limits,
@@ -331,7 +333,7 @@ class TrainingWork:
 
     @property
     def paths(self) -> PartitionPaths:
-        """Where the variant's files lie."""
+        """The paths of the variant's files."""
         return _folders(self.settings).partition(self.name)
 
     @property
@@ -346,12 +348,12 @@ class TrainingWork:
 
     @property
     def export(self) -> Path:
-        """Where the finished model is put together."""
+        """The folder in which the finished model is assembled."""
         return _folders(self.settings).staging / self.name
 
     @property
     def history(self) -> Path:
-        """Beside the model to come; beside the checkpoints while an older model stands there."""
+        """Beside the model to come, or beside the checkpoints while an older model is published."""
         return (self.folder if read_record(self.paths) else self.model_folder) / HISTORY
 
     @property
@@ -362,17 +364,17 @@ class TrainingWork:
 
     def beat(self, run_id: str) -> WorkerBeat:
         """The heartbeat of this training: its steps count as rows."""
-        count = sum(not self.plan.is_held_out(one.property_id) for one in self.samples)
+        count = sum(not self.plan.is_held_out(sample.property_id) for sample in self.samples)
         steps = self.plan.steps or round((self.plan.epochs or 0) * count / self.plan.batch)
         workers = Workers(control_state(self.settings))
         return workers.begin(run_id=run_id, asset=ASSET, partition=self.name, expected=steps)
 
     def refuse_withdrawn(self) -> None:
-        """Learn from nothing that is withdrawn. A withdrawal that begins later sees the heartbeat.
+        """Refuse to learn from withdrawn properties. A withdrawal that begins later sees the heartbeat.
 
         Raises TrainingError, CatalogError.
         """
-        ids = {one.property_id for one in self.samples}
+        ids = {sample.property_id for sample in self.samples}
         is_under_way = being_withdrawn(control_state(self.settings)) is not None
         if is_under_way or (ids and len(Catalog.open(self.settings.home).ordinals_of(ids)) < len(ids)):
             raise TrainingError(
@@ -384,26 +386,26 @@ class TrainingWork:
     def devices(
         self, gpu: GpuResource, holder: LeaseHolder, context: dg.AssetExecutionContext
     ) -> Iterator[list[str]]:
-        """For each rank, the devices that it may see. Ranks on GPUs lease one each, as many as are free."""
-        # Asked for first: the lease of this process makes its device the only one that is seen here.
+        """For each rank, the devices that it may see. Each rank on a GPU leases one while one is free."""
+        # Made first: after the lease of this process, this process sees only its own device.
         leases = gpu.leases(log=context.log)
         lease = gpu.lease(run_id=holder.run_id, partition=self.name, step=ASSET, log=context.log)
         if lease.device.kind == "cpu":
             yield [""] * self.plan.ranks
             return
         with contextlib.ExitStack() as leased:
-            found = [lease.device.visible]
+            devices = [lease.device.visible]
             for _ in range(self.plan.ranks - 1):
                 try:
-                    more = leased.enter_context(leases.acquire(holder, wait_seconds=0.0, log=context.log))
+                    another = leased.enter_context(leases.acquire(holder, wait_seconds=0.0, log=context.log))
                 except DeviceError as error:
-                    context.log.warning(f"Going on with {len(found)} of {self.plan.ranks} ranks: {error}")
+                    context.log.warning(f"Going on with {len(devices)} of {self.plan.ranks} ranks: {error}")
                     break
-                found.append(more.device.visible)
-            yield found
+                devices.append(another.device.visible)
+            yield devices
 
-    def left_behind(self) -> str:
-        """What was made or begun under another plan, and what becomes of it; empty where there is nothing."""
+    def other_plans(self) -> str:
+        """Which models and steps of another plan exist, and what becomes of them; empty if there are none."""
         sentences = []
         record = read_record(self.paths)
         if record is not None and record["fingerprint"] != self.fingerprint.digest:
@@ -431,7 +433,7 @@ class TrainingWork:
         return " ".join(sentences)
 
     def prepare(self) -> None:
-        """Write down what the ranks read. The plan is written anew at each start: a home may have moved."""
+        """Write the files that the ranks read. The plan is written at each start: a home may have moved."""
         make_directory(self.folder)
         make_directory(self.model_folder)
         if self.samples:
@@ -442,47 +444,47 @@ class TrainingWork:
     def _empty_export(self) -> None:
         record = read_record(self.paths)
         if record is not None and _is_whole(self.export, record):
-            # A start before died after it had exchanged the folders: this is the model that stood there.
+            # An earlier start died after it exchanged the folders: this is the published model of before.
             self._keep_export()
         shutil.rmtree(self.export, ignore_errors=True)
         make_directory(self.export)
 
     def is_complete(self) -> bool:
-        """Whether the published model is of this plan, and every byte of it as it was written."""
+        """Whether the published model is of this plan, and its files have their digests."""
         record = read_record(self.paths)
         if record is None or record["fingerprint"] != self.fingerprint.digest:
             return False
         return _is_whole(self.model_folder, record)
 
     def pull(self) -> list[str]:
-        """Take over what another machine has put into the store: the model, or its newest checkpoint.
+        """Take over from the store what another machine finished: the model, or its newest checkpoint.
 
-        Returns what was done. Raises StoreError, FormatVersionError.
+        Returns sentences that say what was done. Raises StoreError, FormatVersionError.
         """
         if self.settings.store is None or self._stored is None:
             return []
-        theirs, _ = self._stored.record()
-        ours = read_record(self.paths)
-        self.sequence = 1 + max(one["sequence"] if one else 0 for one in (ours, theirs))
-        is_ours = theirs is not None and theirs["fingerprint"] == self.fingerprint.digest
-        if theirs is not None and is_ours and not theirs.get("pending"):
-            if ours is not None and ours["files"] == theirs["files"] and self.is_complete():
+        stored, _ = self._stored.record()
+        local = read_record(self.paths)
+        self.sequence = 1 + max(record["sequence"] if record else 0 for record in (local, stored))
+        is_same = stored is not None and stored["fingerprint"] == self.fingerprint.digest
+        if stored is not None and is_same and not stored.get("pending"):
+            if local is not None and local["files"] == stored["files"] and self.is_complete():
                 return []
             make_directory(self.model_folder)
             self._empty_export()
-            if self._stored.pull(theirs, self.export):
-                self._put_in_place(theirs)
+            if self._stored.pull(stored, self.export):
+                self._put_in_place(stored)
                 return [f"The finished model was taken over from {self.settings.store}."]
         if self.is_complete():
             return []
-        here = Checkpoints(self.folder / "checkpoints", self.paths.quarantine)
-        newest = here.newest(damaged=None)
-        there = StoredCheckpoints(S3Folder.parse(_stored(self.settings, self.folder)))
-        note = there.pull(here, after=-1 if newest is None else step_in(newest.name))
-        return [] if note is None else [note]
+        checkpoints = Checkpoints(self.folder / "checkpoints", self.paths.quarantine)
+        newest = checkpoints.newest(damaged=None)
+        copies = StoredCheckpoints(S3Folder.parse(_checkpoints_address(self.settings, self.folder)))
+        sentence = copies.pull(checkpoints, after=-1 if newest is None else step_in(newest.name))
+        return [] if sentence is None else [sentence]
 
     def push(self) -> list[str]:
-        """Have the store hold the finished model. Raises StoreError, TrainingError where it was overtaken."""
+        """Put the finished model into the store. Raises StoreError, and TrainingError if it was overtaken."""
         record = read_record(self.paths)
         if self._stored is not None and record is not None:
             self._stored.push(record, self.model_folder)
@@ -497,16 +499,16 @@ class TrainingWork:
         return StoredModel(store, record=record, folder=folder)
 
     def publish(self, finished: Mapping[str, Any]) -> None:
-        """Put the model into place in one step, then write its record. The model before is kept."""
+        """Put the model into place in one step, then write its record. The earlier model is kept."""
         shutil.copyfile(self.history, self.export / HISTORY)
         (self.export / "README.md").write_text(self._card(finished))
         names = sorted(
             str(path.relative_to(self.export)) for path in self.export.rglob("*") if path.is_file()
         )
-        before = read_record(self.paths)
+        replaced = read_record(self.paths)
         self._put_in_place(
             {
-                "sequence": max(self.sequence, before["sequence"] + 1 if before else 1),
+                "sequence": max(self.sequence, replaced["sequence"] + 1 if replaced else 1),
                 "fingerprint": self.fingerprint.digest,
                 "parts": dict(self.fingerprint.parts),
                 "files": {name: sha256_of(self.export / name) for name in names},
@@ -524,13 +526,14 @@ class TrainingWork:
         for folder in (self.export, *(path for path in self.export.rglob("*") if path.is_dir())):
             sync_directory(folder)
         exchange(self.export, self.model_folder)
-        before = read_record(self.paths)
-        # Where one was kept already, only the model of the record is put in its place.
-        if before is not None and (not self._kept.exists() or _is_whole(self.export, before)):
+        replaced = read_record(self.paths)
+        # If a model is kept already, only the model of the record may take its place.
+        if replaced is not None and (not self._kept.exists() or _is_whole(self.export, replaced)):
             self._keep_export()
         write_sealed(self.paths.record, record)
         shutil.rmtree(self.export, ignore_errors=True)
-        # What other plans had begun of this variant. The last checkpoint stays: it can make the model again.
+        # Trainings of this variant under other plans. The last checkpoint of this training stays: it can make
+        # the model again.
         for other in self.paths.journals.glob("*"):
             if other != self.folder:
                 with contextlib.suppress(OSError):
@@ -545,8 +548,8 @@ class TrainingWork:
         shutil.rmtree(self._kept, ignore_errors=True)
         os.rename(self.export, self._kept)  # noqa: PTH104 - the whole folder, as it is
 
-    def metadata(self, said: str) -> Metadata:
-        """What a person reads of a finished variant."""
+    def metadata(self, message: str) -> Metadata:
+        """The metadata of a finished variant, for people."""
         record = read_record(self.paths) or {}
         figures = record.get("figures", {})
         shares = [(name, f"{share:.2%}") for name, share in figures.items()]
@@ -559,7 +562,7 @@ class TrainingWork:
             else markdown.Markdown("Not measured.")
         )
         return {
-            "done": dg.MetadataValue.text(said),
+            "done": dg.MetadataValue.text(message),
             "path": dg.MetadataValue.path(str(self.model_folder)),
             "use it": dg.MetadataValue.text(f"VLM_ASSETS_MODEL=variant:{self.name}"),
             "metric": dg.MetadataValue.float(float(record.get("metric", 0.0))),
@@ -574,7 +577,7 @@ class TrainingWork:
     def _card(self, finished: Mapping[str, Any]) -> str:
         figures = "\n".join(f"- {name}: {value:.2%}" for name, value in finished["figures"].items())
         parts = "\n".join(f"- {name}: `{value}`" for name, value in self.fingerprint.parts.items())
-        base = self.plan.base if is_name(self.plan.base) else ModelSource(self.plan.base).label
+        base = self.plan.base if is_import_name(self.plan.base) else ModelSource(self.plan.base).label
         return (
             "---\nlibrary_name: transformers\npipeline_tag: image-text-to-text\n---\n"
             f"# {self.name}\n\n"
@@ -597,26 +600,26 @@ def model_folder(settings: Settings, name: str) -> Path:
 
 
 def read_record(paths: PartitionPaths) -> Mapping[str, Any] | None:
-    """What was published of a variant; None where nothing was, or nobody can read it.
+    """The record of a variant's published model; None if there is none, or it is damaged.
 
     Raises FormatVersionError.
     """
     try:
         return read_sealed(paths.record)
     except (FileNotFoundError, BrokenSealError):
-        # Without it the finished training is published again from its last checkpoint: the same bytes.
+        # Without a record the finished training publishes the same bytes again, from its last checkpoint.
         return None
 
 
 def changed_parts(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """The names of what decides a training's result and is not as before; for numbers of the file theirs."""
+    """The names of the changed parts of a fingerprint; for the file of variants, the names of its values."""
     names = [name for name in sorted(now) if name != _TRAINING and before.get(name) != now[name]]
     values, values_before = (json.loads(parts.get(_TRAINING, "{}")) for parts in (now, before))
     return names + [name for name in sorted(values) if values_before.get(name) != values[name]]
 
 
 def begun_parts(folder: Path) -> Mapping[str, str]:
-    """What decided the result of a training that was begun; empty where its plan does not say so."""
+    """The parts of a begun training's fingerprint; empty if its plan has none."""
     try:
         parts: Mapping[str, str] = json.loads((folder / PLAN).read_bytes()).get("parts", {})
     except (OSError, ValueError):
@@ -625,9 +628,9 @@ def begun_parts(folder: Path) -> Mapping[str, str]:
 
 
 def changed_settings(before: Mapping[str, str], settings: Settings, variant: Variant) -> list[str]:
-    """As ``changed_parts``, without a look at the data; empty where nobody knows what it was before.
+    """As ``changed_parts``, without reading the data; empty if the parts of before are unknown.
 
-    A base whose files cannot be read now counts as the same. Raises SchemaError.
+    A base whose files cannot be read counts as unchanged. Raises SchemaError.
     """
     if not before:
         return []
@@ -638,10 +641,10 @@ def changed_settings(before: Mapping[str, str], settings: Settings, variant: Var
 
 
 def _base_revision(settings: Settings, variant: Variant) -> str:
-    """What the base model is, wherever it lies. Raises ModelLoadError."""
+    """The exact revision of the base model. Raises ModelLoadError."""
     base = variant.base_model
     source = ModelSource(base, None, settings.trust_remote_code, settings.state_directory / "models")
-    return base if is_name(base) else exact_revision(source)
+    return base if is_import_name(base) else exact_revision(source)
 
 
 def _parts_of_settings(
@@ -664,19 +667,20 @@ def _parts_of_settings(
 
 def _values(variant: Variant) -> dict[str, Any]:
     """The numbers and names of the file of variants that decide the result."""
-    elsewhere = {"base", "data", "partitions", "microbatches", "threads", "ranks", "workers"}
-    return variant.model_dump(exclude=elsewhere | {"evaluate", "checkpoint_seconds"})
+    own_parts = {"base", "data", "partitions", "microbatches", "threads"}
+    without_effect = {"ranks", "workers", "evaluate", "checkpoint_seconds"}
+    return variant.model_dump(exclude=own_parts | without_effect)
 
 
 def _is_whole(folder: Path, record: Mapping[str, Any]) -> bool:
-    """Whether a folder has the files of a record, every byte of them."""
+    """Whether a folder has the files of a record with their digests."""
     return all(
         (folder / name).is_file() and sha256_of(folder / name) == digest
         for name, digest in record["files"].items()
     )
 
 
-def _stored(settings: Settings, journal: Path) -> str:
+def _checkpoints_address(settings: Settings, journal: Path) -> str:
     """The address of a training's checkpoints in the store."""
     assert settings.store is not None
     return settings.store.address(str((journal / "checkpoints").relative_to(settings.home)))

@@ -1,7 +1,7 @@
-"""What is kept of trainings beside the one that counts: copies in the store, and what learned from whom.
+"""Files of trainings that may or must be removed: copies in the store, and trainings on withdrawn properties.
 
-What lives here: which copied checkpoints may go, which trainings learn from withdrawn properties, and their
-removal. What does not: a training's files and its copies themselves (``training_store.py``).
+Here is which copied checkpoints may go, which trainings learn from withdrawn properties, and their removal. A
+training's copies themselves are made in ``training_store.py``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vlm_durable.state.workers import Phase, Worker
 from vlm_durable.wording import counted
 from vlm_training.description_model import ASSET
 from vlm_training.rank import PLAN
-from vlm_training.training_plan import SAMPLES, TrainingError, TrainingPlan, is_name, remove_training
+from vlm_training.training_plan import SAMPLES, TrainingError, TrainingPlan, is_import_name, remove_training
 from vlm_training.training_store import StoredModel
 
 
@@ -40,7 +40,7 @@ def stored_leftovers(settings: Settings) -> list[StoredLeftover]:
 
 
 def remove_leftover(settings: Settings, leftover: StoredLeftover) -> str:
-    """Remove the copies of a superseded training, where it still is one. Raises StoreError."""
+    """Remove the copies of a training, if it is still superseded. Raises StoreError."""
     store = settings.store
     assert store is not None
     trainings = settings.layout.asset(ASSET)
@@ -57,32 +57,34 @@ def busy_with(settings: Settings, ids: Collection[str], workers: Sequence[Worker
         worker.partition or worker.asset
         for worker in workers
         if worker.partition in trained
-        # It has not written yet from what it learns.
+        # It has not written its list of samples yet.
         or (worker.asset == ASSET and worker.phase in (Phase.PREPARING, Phase.WAITING))
     }
 
 
 def _superseded(trainings: AssetFolders, store: S3Folder, key: str, generation: str) -> list[ListedObject]:
-    """The copied checkpoints of a training, where a later one of its variant was published after them all.
+    """The copied checkpoints of a training, if a later training of its variant was published after them.
 
     The published training's own checkpoint stays: it can make the model again.
     """
     root = trainings.home.root
     record = str(trainings.partition(key).record.relative_to(root))
     try:
-        theirs, at = StoredModel(store, record=record, folder=key).record()
+        published, stored = StoredModel(store, record=record, folder=key).record()
     except (TrainingError, FormatVersionError):
         return []
-    if theirs is None or at is None or theirs.get("pending") or theirs["fingerprint"] == generation:
+    if published is None or stored is None or published.get("pending"):
+        return []
+    if published["fingerprint"] == generation:
         return []
     copies = list(store.listed(f"{trainings.partition(key).journal(generation).relative_to(root)}/"))
-    return copies if all(one.modified < at.modified for one in copies) else []
+    return copies if all(copy.modified < stored.modified for copy in copies) else []
 
 
 def _trainings_with(settings: Settings, ids: Collection[str]) -> list[Path]:
     """The folders of trainings that learn from these properties, or may."""
     folders = sorted(settings.layout.asset(ASSET).journals.glob("*/*/"))
-    return [one for one in folders if _may_learn_from(one, ids)]
+    return [folder for folder in folders if _may_learn_from(folder, ids)]
 
 
 def _may_learn_from(folder: Path, ids: Collection[str]) -> bool:
@@ -90,9 +92,10 @@ def _may_learn_from(folder: Path, ids: Collection[str]) -> bool:
         with (folder / SAMPLES).open(encoding="utf-8") as lines:
             return any(json.loads(line)["property_id"] in ids for line in lines)
     except FileNotFoundError:
-        # A function makes its samples, or a kill came before the list, or in the middle of a removal.
+        # A function makes its samples, or the training was killed before it wrote the list or while it was
+        # removed.
         with contextlib.suppress(OSError, ValueError, TypeError):
-            if is_name(TrainingPlan.read(folder / PLAN).samples):
+            if is_import_name(TrainingPlan.read(folder / PLAN).samples):
                 return False
         return any(folder.iterdir())
     except (OSError, ValueError, KeyError, TypeError):
@@ -102,7 +105,7 @@ def _may_learn_from(folder: Path, ids: Collection[str]) -> bool:
 def remove_trainings(settings: Settings, ids: Collection[str]) -> Iterator[Path]:
     """Remove trainings that learn from these properties, with all of their checkpoints.
 
-    Nothing would go on with them: without these properties it is another training.
+    Nothing could resume them: a training without these properties has another fingerprint.
     """
     for folder in _trainings_with(settings, ids):
         if (store := settings.store) is not None:

@@ -1,9 +1,9 @@
 """The loop of a training on one rank: from a checkpoint, or the beginning, to the finished model.
 
-What lives here: the order of things in a step, what happens to one that must not be taken, metrics, and the
-end. What does not: the order of samples (``order.py``), files (``checkpoints.py``), other ranks
-(``ranks.py``), what is learned (``objective.py``). A step is a pure function of the state before it: no
-random state is kept, and a gradient is the sum of a fixed number of microbatches in a fixed tree.
+Here are the parts of a step, what happens to a step that must not be taken, metrics, and the end. The order
+of samples is in ``order.py``, files in ``checkpoints.py``, other ranks in ``ranks.py``, the loss in
+``objective.py``. A step is a pure function of the state before it: no random state is kept, and a gradient is
+the sum of a fixed number of microbatches in a fixed tree.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from vlm_training.checkpoints import (
 )
 from vlm_training.objective import Objective, load_objective
 from vlm_training.order import LeakDetector, OrderChangedError, SampleOrder, seed_of
-from vlm_training.rank_watch import Doing, PositionFile, SlowRanks
+from vlm_training.rank_watch import Activity, PositionFile, SlowRanks
 from vlm_training.ranks import Ranks, RanksLostError, TreeSum, bounds
 from vlm_training.state import SKIPS_ALLOWED, TrainingState, learning_rate
 from vlm_training.training_plan import Samples, TrainingError, TrainingPlan, load_samples
 from vlm_training.training_store import StoreCopies, StoredCheckpoints
 
 Say = Callable[[str, Mapping[str, Any]], None]
-"""Tells the run what happened: a name, and values as JSON holds them."""
+"""Sends an event to the run: a name, and values that JSON can hold."""
 
 _PRELOADED: Final = [
     "torch",
@@ -51,33 +51,36 @@ _PRELOADED: Final = [
     "vlm_engine.transformers.image_tokens",
     "transformers.models.auto.processing_auto",
 ]
-"""What loader's processes need, imported once for all of them."""
+"""Modules that loader's processes need, imported once for all of them."""
 
 _CLIP: Final = 1.0
 _BEST: Final = "best."
 _LARGE: Final = 1 << 32
 """The sums of marks are gathered as two halves: a float of 64 bits holds no integer of 64 bits."""
 
+_LOSS, _WEIGHT, _MARKS_HIGH, _MARKS_LOW, _STOPPING, _SECONDS = range(6)
+"""Positions in the tensor that each rank reports for a microbatch."""
+
 
 class BadBatchesError(TrainingError):
-    """More batches could not be learned from than may be skipped."""
+    """More batches than may be skipped could not be learned from."""
 
 
 class TrainingStoppedError(Exception):
-    """It was asked to stop, and its checkpoint is written."""
+    """The training was asked to stop, and its checkpoint is written."""
 
 
 @dataclass(frozen=True)
 class _Microbatch:
-    """What a loader's process made of some sample numbers."""
+    """The samples that a loader's process made from some sample numbers."""
 
     indexes: Sequence[int]
     marks: int
     batch: Any | None
 
 
-class _Shown:
-    """Samples by their number in the run, as torch's DataLoader wants them."""
+class _NumberedSamples:
+    """Samples by their number in the run, as torch's DataLoader reads them."""
 
     def __init__(
         self, samples: Samples, chosen: Sequence[int], order: SampleOrder, objective: Objective
@@ -90,17 +93,16 @@ class _Shown:
         seed = seed_of("sample", self.order.seed, number)
         return index, self.order.mark(number, index), self.objective.features(sample, seed)
 
-    def joined(self, shown: Sequence[tuple[int, int, Any]]) -> _Microbatch:
-        features = [one for _, _, one in shown if one is not None]
-        batch = self.objective.collate(features) if features else None
-        return _Microbatch([index for index, _, _ in shown], sum(mark for _, mark, _ in shown), batch)
+    def collate(self, samples: Sequence[tuple[int, int, Any]]) -> _Microbatch:
+        readable = [features for _, _, features in samples if features is not None]
+        batch = self.objective.collate(readable) if readable else None
+        return _Microbatch([index for index, _, _ in samples], sum(mark for _, mark, _ in samples), batch)
 
 
 class Training:
-    """One training on one rank. Make it, then ``run`` it.
+    """A training on one rank. Make it, then ``run`` it.
 
-    folder: of this training alone; its checkpoints and its history lie there. stopping: whether it was asked
-    to stop.
+    folder: the folder of this training alone, with its checkpoints. stopping: whether it was asked to stop.
     """
 
     def __init__(
@@ -127,9 +129,9 @@ class Training:
         self._slow = SlowRanks()
         self._samples = load_samples(plan)
         ids = self._samples.ids
-        held = [plan.is_held_out(one) for one in ids]
-        self._chosen = [index for index, out in enumerate(held) if not out]
-        self._held_out = [index for index, out in enumerate(held) if out]
+        held_out = [plan.is_held_out(property_id) for property_id in ids]
+        self._chosen = [index for index, is_held_out in enumerate(held_out) if not is_held_out]
+        self._held_out = [index for index, is_held_out in enumerate(held_out) if is_held_out]
         if not self._chosen:
             raise TrainingError(
                 f"None of {counted(len(ids), 'samples')} is left to train on: hold out fewer."
@@ -152,8 +154,8 @@ class Training:
         self._best: dict[str, Any] = {}
         self._build()
 
-    def _warn(self, said: str) -> None:
-        self._say("warning", {"said": said})
+    def _warn(self, message: str) -> None:
+        self._say("warning", {"message": message})
 
     def _copy(self, path: Path) -> None:
         if self._copies is not None:
@@ -174,10 +176,10 @@ class Training:
         if self._heads is not None:
             modules["heads"] = self._heads.to(self._device).train()
         self._parameters = {
-            f"{part}.{name}": one
+            f"{part}.{name}": parameter
             for part, module in modules.items()
-            for name, one in module.named_parameters()
-            if one.requires_grad
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad
         }
         trained = list(self._parameters.values())
         self._optimizer = torch.optim.AdamW(
@@ -185,14 +187,15 @@ class Training:
         )
 
     def _tensors(self) -> dict[str, Any]:
-        """All that a checkpoint holds, by name."""
-        found = {f"weights.{name}": one.detach() for name, one in self._parameters.items()}
+        """All tensors that a checkpoint holds, by name."""
+        tensors = {f"weights.{name}": parameter.detach() for name, parameter in self._parameters.items()}
         for number, values in self._optimizer.state_dict()["state"].items():
-            found |= {f"optimizer.{number}.{name}": one for name, one in values.items()}
-        return {**found, **{f"{_BEST}{name}": one for name, one in self._best.items()}}
+            tensors |= {f"optimizer.{number}.{name}": value for name, value in values.items()}
+        tensors |= {f"{_BEST}{name}": weight for name, weight in self._best.items()}
+        return tensors
 
     def _load(self, path: Path) -> None:
-        """Take weights, optimizer and state from a checkpoint."""
+        """Restore weights, optimizer and state from a checkpoint."""
         import torch
 
         state, tensors = read(path)
@@ -202,18 +205,18 @@ class Training:
                 " version of numpy may make it. Go on with the versions of constraints.txt."
             )
         with torch.no_grad():
-            for name, one in self._parameters.items():
-                one.copy_(tensors[f"weights.{name}"])
-        of_optimizer: dict[int, dict[str, Any]] = {}
-        for name, one in tensors.items():
+            for name, parameter in self._parameters.items():
+                parameter.copy_(tensors[f"weights.{name}"])
+        optimizer_state: dict[int, dict[str, Any]] = {}
+        for name, tensor in tensors.items():
             kind, _, rest = name.partition(".")
             if kind == "optimizer":
                 number, _, key = rest.partition(".")
-                of_optimizer.setdefault(int(number), {})[key] = one
+                optimizer_state.setdefault(int(number), {})[key] = tensor
         groups = self._optimizer.state_dict()["param_groups"]
-        self._optimizer.load_state_dict({"state": of_optimizer, "param_groups": groups})
+        self._optimizer.load_state_dict({"state": optimizer_state, "param_groups": groups})
         self._best = {
-            name.removeprefix(_BEST): one for name, one in tensors.items() if name.startswith(_BEST)
+            name.removeprefix(_BEST): tensor for name, tensor in tensors.items() if name.startswith(_BEST)
         }
         self.state = state
 
@@ -223,21 +226,21 @@ class Training:
         """Train to the end and save the model in ``export``. Raises TrainingStoppedError, TrainingError."""
         if self._ranks.is_first:
             self._checkpoints.sweep()
-        self._ranks.gather(_number(0))  # The others wait until it is swept.
+        self._ranks.gather(_number(0))  # The other ranks wait until the folder is swept.
         self._resume()
         started = time.monotonic()
         before = self.state.seconds
         try:
             self._train(lambda: before + time.monotonic() - started)
         except (RanksLostError, StoreAwayError):
-            self._save_what_is_left()
+            self._save_last_step()
             raise
         except TrainingStoppedError:
             if self._copies is not None:
-                self._copies.wait()  # This machine may go away: who asked kills it at the end of the grace.
+                self._copies.wait()  # This machine may go away after the grace.
             raise
         finally:
-            self._say("saving", {})  # No step comes meanwhile, however large it is.
+            self._say("saving", {})  # No step comes meanwhile, and a large checkpoint takes long.
             self._writer.wait()
         if self._ranks.is_first:
             self._writer.save(self.state, self._tensors())
@@ -256,7 +259,7 @@ class Training:
         if self._ranks.is_first:
             self._write_history()
             if path is None:
-                # What it costs is known from here on, and a disk that takes none ends the training at once.
+                # This measures what a checkpoint costs, and a disk that takes none ends the training at once.
                 self._writer.save(state, self._tensors())
             else:
                 self._copy(path)  # The store may have been away when it was written.
@@ -277,13 +280,13 @@ class Training:
         )
 
     def _check_samples(self) -> None:
-        """Compare what was delivered since the last epoch's end, where all before was compared."""
+        """Compare the samples delivered since the last epoch's end; earlier ones were compared then."""
         last = self.state.epochs[-1] if self.state.epochs else {}
         since = (last["samples"], last["delivered"]) if "delivered" in last else (0, 0)
         self._leaks.check_run(self.state.consumed, self.state.delivered, since=since)
 
     def _newest(self) -> Path | None:
-        # One of them sets a damaged file aside; the others pass it over.
+        # The first rank sets a damaged file aside; the others pass it over.
         return self._checkpoints.newest(damaged=self._warn if self._ranks.is_first else None)
 
     @property
@@ -314,7 +317,7 @@ class Training:
             while not self._is_done():
                 start, stop = self._next_batch()
                 if start in self.state.skips:
-                    self._pass_over(start, stop)
+                    self._skip(start, stop)
                     continue
                 step = self._step(start, stop, loader)
                 if step.refusal is not None:
@@ -343,7 +346,7 @@ class Training:
         start = self.state.consumed
         return start, int(min(start + self._plan.batch, self._total_samples))
 
-    def _pass_over(self, start: int, stop: int) -> None:
+    def _skip(self, start: int, stop: int) -> None:
         order = self._order
         self.state.delivered += sum(order.mark(number, order.index(number)) for number in range(start, stop))
         self.state.consumed = stop
@@ -353,47 +356,51 @@ class Training:
         import torch
 
         plan, gradients = self._plan, TreeSum()
-        numbers: list[Any] = []
+        reports: list[Any] = []
         parts = bounds(start, stop, plan.microbatches)
-        for mine in self._ranks.mine(plan.microbatches):
-            told = [0.0, 0.0, 0.0, 0.0, float(self._stopping()), 0.0]
-            if mine is not None and len(parts[mine]):
-                self._position.begin(self._ids(parts[mine].start, parts[mine].stop))
+        for number in self._ranks.own_microbatches(plan.microbatches):
+            report = [0.0] * 6
+            report[_STOPPING] = float(self._stopping())
+            if number is not None and len(parts[number]):
+                self._position.begin(self._ids(parts[number].start, parts[number].stop))
                 began = time.monotonic()
-                shown = next(loader)
-                self._position.enter(Doing.COMPUTING)
-                high, low = divmod(shown.marks % (1 << 64), _LARGE)
-                told[2:4] = float(high), float(low)
-                if shown.batch is not None:
-                    torch.manual_seed(seed_of("dropout", plan.seed, start, mine))
+                microbatch = next(loader)
+                self._position.enter(Activity.COMPUTING)
+                high, low = divmod(microbatch.marks % (1 << 64), _LARGE)
+                report[_MARKS_HIGH], report[_MARKS_LOW] = float(high), float(low)
+                if microbatch.batch is not None:
+                    torch.manual_seed(seed_of("dropout", plan.seed, start, number))
                     with self._precision():
                         loss, weight = self._objective.loss(
-                            self._model, self._heads, shown.batch, step=self.state.step
+                            self._model, self._heads, microbatch.batch, step=self.state.step
                         )
                     loss.backward()
-                    told[:2] = float(loss.detach()), weight
-                told[5] = time.monotonic() - began
-            self._position.enter(Doing.WAITING)
-            # In the last round some ranks may have nothing: what they send is no part of the tree.
-            for of_rank in self._ranks.gather_all(self._take_gradient())[: plan.microbatches - len(numbers)]:
-                gradients.push(of_rank)
-            numbers += self._ranks.gather(torch.tensor(told, dtype=torch.float64))
-        self._position.enter(Doing.FINISHING)
-        self._tell_slow(numbers, start, stop)
+                    report[_LOSS], report[_WEIGHT] = float(loss.detach()), weight
+                report[_SECONDS] = time.monotonic() - began
+            self._position.enter(Activity.WAITING)
+            # In the last round some ranks may have no microbatch: what they send is no part of the tree.
+            rank_gradients = self._ranks.gather_all(self._take_gradient())
+            for rank_gradient in rank_gradients[: plan.microbatches - len(reports)]:
+                gradients.push(rank_gradient)
+            reports += self._ranks.gather(torch.tensor(report, dtype=torch.float64))
+        self._position.enter(Activity.FINISHING)
+        self._report_slow_ranks(reports, start, stop)
         losses = TreeSum()
-        for one in numbers[: plan.microbatches]:
-            losses.push([one[:2].clone()])
+        for gathered in reports[: plan.microbatches]:
+            losses.push([gathered[[_LOSS, _WEIGHT]]])
         loss_sum, weight = losses.total()[0].tolist()
-        delivered = sum(int(one[2]) * _LARGE + int(one[3]) for one in numbers)
-        asked_to_stop = any(bool(one[4]) for one in numbers)
+        delivered = sum(
+            int(gathered[_MARKS_HIGH]) * _LARGE + int(gathered[_MARKS_LOW]) for gathered in reports
+        )
+        asked_to_stop = any(bool(gathered[_STOPPING]) for gathered in reports)
         self._leaks.check_batch(start, stop, delivered)
         if weight == 0.0:
             raise TrainingError(
                 "No image of a whole batch can be read, such as those of"
-                f" {', '.join(self._ids(start, stop)[:3])}. Is the disk of the images mounted? What is"
-                " trained is kept; materialize the variant again once they are back."
+                f" {', '.join(self._ids(start, stop)[:3])}. Is the disk of the images mounted? The"
+                " training so far is kept; materialize the variant again once the images are back."
             )
-        gradient = [one.to(self._device) for one in gradients.total()]
+        gradient = [tensor.to(self._device) for tensor in gradients.total()]
         torch._foreach_div_(gradient, weight)
         norm = float(torch.nn.utils.get_total_norm(gradient))
         loss = loss_sum / weight
@@ -401,38 +408,41 @@ class Training:
         if refusal is None:
             if norm > _CLIP:
                 torch._foreach_mul_(gradient, _CLIP / norm)
-            for one, part in zip(self._parameters.values(), gradient, strict=True):
-                one.grad = part
+            for parameter, tensor in zip(self._parameters.values(), gradient, strict=True):
+                parameter.grad = tensor
             for group in self._optimizer.param_groups:
                 group["lr"] = learning_rate(plan.learning_rate, self.state.step, self.total_steps)
             self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
             epoch = self.state.consumed // self._order.count
             self.state.delivered = (self.state.delivered + delivered) % (1 << 64)
-            self.state.take_step(loss, consumed=stop)
+            self.state.count_step(loss, consumed=stop)
             ends_epoch = self.state.consumed // self._order.count > epoch
         else:
             ends_epoch = False
         return _Step(loss, refusal, asked_to_stop, ends_epoch, self._ids(start, stop) if refusal else ())
 
-    def _tell_slow(self, numbers: Sequence[Any], start: int, stop: int) -> None:
-        """Name a rank that has been slow for long. numbers: of each round what every rank has told."""
+    def _report_slow_ranks(self, reports: Sequence[Any], start: int, stop: int) -> None:
+        """Name a rank that has been slow for long. reports: those of all ranks, round after round."""
         world = self._ranks.world
-        if world > 1 and self._ranks.is_first:
-            of_ranks = [[float(one[5]) for one in numbers[rank::world]] for rank in range(world)]
-            seconds = [statistics.median([one for one in times if one] or [0.0]) for times in of_ranks]
-            for event, rank, said in self._slow.take(seconds, self._ids(start, stop), time.monotonic()):
-                self._say(event, {"said": said, "rank": rank})
+        if world == 1 or not self._ranks.is_first:
+            return
+        medians = []
+        for rank in range(world):
+            seconds = [float(report[_SECONDS]) for report in reports[rank::world]]
+            medians.append(statistics.median([value for value in seconds if value] or [0.0]))
+        for event, rank, message in self._slow.note(medians, self._ids(start, stop), time.monotonic()):
+            self._say(event, {"message": message, "rank": rank})
 
     def _take_gradient(self) -> list[Any]:
-        """The gradient that a backward pass has left, without a copy; zeros where it reached nothing."""
+        """Remove and return the gradient of a backward pass, without a copy; zeros for unused parameters."""
         import torch
 
-        found = []
-        for one in self._parameters.values():
-            found.append(torch.zeros_like(one) if one.grad is None else one.grad)
-            one.grad = None
-        return found
+        gradient = []
+        for parameter in self._parameters.values():
+            gradient.append(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+            parameter.grad = None
+        return gradient
 
     def _after_step(self, step: _Step) -> None:
         state = self.state
@@ -464,18 +474,18 @@ class Training:
         return [self._samples.ids[index] for index in indexes]
 
     def _roll_back(self, start: int, step: _Step) -> None:
-        """Go back to the last good checkpoint and pass over the batch. Raises BadBatchesError."""
+        """Go back to the last good checkpoint, and skip the batch from there on. Raises BadBatchesError."""
         skips = {**self.state.skips, start: list(step.ids)}
-        said = f"The batch of {', '.join(step.ids)} cannot be learned from: {step.refusal}."
+        message = f"The batch of {', '.join(step.ids)} cannot be learned from: {step.refusal}."
         if len(skips) > SKIPS_ALLOWED:
             raise BadBatchesError(
-                f"{said} {SKIPS_ALLOWED} batches before it were skipped already, so the training stops; its"
-                " checkpoints are kept. Look at these properties and at the learning rate, then materialize"
-                " the variant again."
+                f"{message} {SKIPS_ALLOWED} batches before it were skipped already, so the training stops;"
+                " its checkpoints are kept. Look at these properties and at the learning rate, then"
+                " materialize the variant again."
             )
         self._say("restoring", {})
         self._writer.wait()
-        self._ranks.gather(_number(0))  # What the first rank was writing is there for all.
+        self._ranks.gather(_number(0))  # All ranks find the file that the first rank was writing.
         path = self._newest()
         if path is None:
             raise TrainingError("There is no checkpoint to go back to: look at the disk.")
@@ -484,31 +494,31 @@ class Training:
         self.state.skips, self.state.starts = skips, starts
         self._say(
             "skipped",
-            {"said": f"{said} Back to step {self.state.step}; it is skipped.", "ids": list(step.ids)},
+            {"message": f"{message} Back to step {self.state.step}; it is skipped.", "ids": list(step.ids)},
         )
 
     # ---- loading samples
 
     def _load_from(self, consumed: int) -> Iterator[_Microbatch]:
-        """The microbatches of this rank, from a sample number on; nothing before it is loaded."""
+        """The microbatches of this rank from a sample number on. Nothing before it is loaded."""
         import torch
         from torch.utils.data import DataLoader
 
-        shown = _Shown(self._samples, self._chosen, self._order, self._objective)
+        samples = _NumberedSamples(self._samples, self._chosen, self._order, self._objective)
         workers = self._plan.workers
-        # A clean template for loader's processes: this one has threads, sockets and a lock.
+        # Loader's processes are forked from a clean template: this process has threads, sockets and a lock.
         template = get_context("forkserver") if workers else None
         if template is not None:
             template.set_forkserver_preload(_PRELOADED)
         return iter(
             DataLoader(
-                shown,
+                samples,
                 batch_sampler=_Sampler(self, consumed, frozenset(self.state.skips)),
-                collate_fn=shown.joined,
+                collate_fn=samples.collate,
                 num_workers=workers,
                 worker_init_fn=partial(_begin_worker, os.getpid()) if workers else None,
                 multiprocessing_context=template,
-                # Else it draws from torch's own random numbers.
+                # Without a generator it draws from torch's own random numbers.
                 generator=torch.Generator().manual_seed(0),
             )
         )
@@ -518,9 +528,9 @@ class Training:
             stop = int(min(consumed + self._plan.batch, self._total_samples))
             if consumed not in skips:
                 parts = bounds(consumed, stop, self._plan.microbatches)
-                for mine in self._ranks.mine(self._plan.microbatches):
-                    if mine is not None and len(parts[mine]):
-                        yield list(parts[mine])
+                for number in self._ranks.own_microbatches(self._plan.microbatches):
+                    if number is not None and len(parts[number]):
+                        yield list(parts[number])
             consumed = stop
 
     # ---- metrics, history, end
@@ -530,41 +540,45 @@ class Training:
         import torch
 
         plan, state = self._plan, self.state
-        self._position.enter(Doing.MEASURING)
-        told = -math.inf
+        self._position.enter(Activity.MEASURING)
+        last_event = -math.inf
         size = max(1, plan.batch // plan.microbatches)
-        chunks = [self._held_out[at : at + size] for at in range(0, len(self._held_out), size)]
-        found = torch.zeros(len(chunks), 2, dtype=torch.float64)
+        chunks = [self._held_out[start : start + size] for start in range(0, len(self._held_out), size)]
+        own_sums = torch.zeros(len(chunks), 2, dtype=torch.float64)
         self._model.eval()
         with torch.no_grad():
             for number in range(self._ranks.rank, len(chunks), self._ranks.world):
-                if time.monotonic() - told >= 1.0:
-                    told = time.monotonic()
-                    self._say("measuring", {})  # It moves.
+                if time.monotonic() - last_event >= 1.0:
+                    last_event = time.monotonic()
+                    self._say("measuring", {})  # A sign of life.
                 features = [
                     self._objective.features(self._samples[index], seed_of("held out", plan.seed, index))
                     for index in chunks[number]
                 ]
-                if readable := [one for one in features if one is not None]:
+                if readable := [sample for sample in features if sample is not None]:
                     torch.manual_seed(seed_of("held out", plan.seed, number))
                     with self._precision():
                         loss, weight = self._objective.loss(
                             self._model, self._heads, self._objective.collate(readable), step=0
                         )
-                    found[number] = torch.tensor([float(loss), weight], dtype=torch.float64)
+                    own_sums[number] = torch.tensor([float(loss), weight], dtype=torch.float64)
         self._model.train()
-        whole = sum(self._ranks.gather(found)).sum(0).tolist() if chunks else [0.0, 0.0]
+        loss_sum, weight_sum = 0.0, 0.0
+        if chunks:
+            loss_sum, weight_sum = sum(self._ranks.gather(own_sums)).sum(0).tolist()
         recent = state.losses[-max(1, self._order.count // plan.batch) :]
-        metric = whole[0] / whole[1] if whole[1] else sum(recent) / len(recent)
+        metric = loss_sum / weight_sum if weight_sum else sum(recent) / len(recent)
         epoch = len(state.epochs) + 1
-        if state.take_metric(epoch, metric) and plan.patience is not None:
-            self._best = {name: one.detach().cpu().clone() for name, one in self._parameters.items()}
+        if state.note_metric(epoch, metric) and plan.patience is not None:
+            self._best = {
+                name: parameter.detach().cpu().clone() for name, parameter in self._parameters.items()
+            }
         measured = {
             "epoch": epoch,
             "step": state.step,
             "samples": state.consumed,
             "metric": metric,
-            "of": "held-out loss" if whole[1] else "training loss: no property is held out",
+            "of": "held-out loss" if weight_sum else "training loss: no property is held out",
             "loss": sum(recent) / len(recent),
             "stall": round(max(self._writer.stalls, default=0.0), 4),
             "write": round(self._writer.write_seconds, 3),
@@ -574,7 +588,7 @@ class Training:
         self._say("epoch", {**measured, "best": state.best, "steps": self.total_steps})
 
     def _write_history(self) -> None:
-        """The history as the state has it: what a kill left beyond the checkpoint goes, nothing else."""
+        """Write the history of the state. Only lines beyond the checkpoint are lost, which a kill left."""
         if self._ranks.is_first:
             make_directory(self._history_path.parent)
             lines = (
@@ -589,8 +603,8 @@ class Training:
         path = self._history_path if self._ranks.is_first else Path("/dev/null")
         return path.open("a", encoding="utf-8")
 
-    def _save_what_is_left(self) -> None:
-        """Another rank or the store is gone: one of those left writes down the last finished step."""
+    def _save_last_step(self) -> None:
+        """Save the last finished step on one rank, when another rank or the store is gone."""
         self._say("saving", {})
         self._writer.wait()
         lock = acquire_lock(self._folder / "last-words.lock")
@@ -602,23 +616,23 @@ class Training:
             lock.close()
 
     def _finish(self, export: Path) -> None:
-        """Save the model and say what it reaches on properties that it was not trained on."""
+        """Save the model, and measure it on properties that it was not trained on."""
         import torch
 
         self._say("evaluating", {})
         if self._best:
             with torch.no_grad():
-                for name, one in self._parameters.items():
-                    one.copy_(self._best[name])
+                for name, parameter in self._parameters.items():
+                    parameter.copy_(self._best[name])
         model = self._model.to("cpu").eval()
         if self._plan.method == "lora":
             model = model.merge_and_unload()
         model.save_pretrained(export, max_shard_size="4GB")  # A store takes 5 GB at once.
         self._processor.save_pretrained(export)
-        asked = [self._samples[index] for index in self._held_out[: self._plan.evaluate]]
-        del self._optimizer  # Its memory is the evaluation's.
+        samples = [self._samples[index] for index in self._held_out[: self._plan.evaluate]]
+        del self._optimizer  # The evaluation needs its memory.
         device: Literal["cpu", "cuda"] = "cpu" if self._device == "cpu" else "cuda"
-        figures = self._objective.figures(export, asked, device) if self._plan.evaluate else None
+        figures = self._objective.figures(export, samples, device) if self._plan.evaluate else None
         state = self.state
         self._say(
             "finished",
@@ -628,7 +642,7 @@ class Training:
                 "metric": state.epochs[-1]["metric"],
                 "best": state.best,
                 "epochs": state.epochs,
-                # Not their ids: the record stays where a property is withdrawn, and checkpoints go.
+                # Without their ids: the record stays when a property is withdrawn.
                 "skipped": len(state.skips),
                 "seconds": state.seconds,
                 "starts": state.starts,
@@ -636,15 +650,15 @@ class Training:
                 "train": len(self._chosen),
                 "held_out": len(self._held_out),
                 "figures": dict(figures.right) if figures else {},
-                "asked": f"{figures.asked} {figures.of}" if figures else "none",
-                "parameters": sum(one.numel() for one in model.parameters()),
+                "asked": f"{figures.count} {figures.population}" if figures else "none",
+                "parameters": sum(parameter.numel() for parameter in model.parameters()),
             },
         )
 
 
 @dataclass(frozen=True)
 class _Step:
-    """refusal: why it was not taken; None where it was. stop: some rank was asked to stop."""
+    """A computed step. refusal: why it was not taken, or None. stop: whether a rank was asked to stop."""
 
     loss: float
     refusal: str | None
@@ -654,7 +668,7 @@ class _Step:
 
 
 class _Sampler:
-    """The sample numbers of each microbatch of this rank. Begins anew at each ``iter``."""
+    """The sample numbers of each microbatch of this rank. Each ``iter`` starts from the beginning."""
 
     def __init__(self, training: Training, consumed: int, skips: frozenset[int]) -> None:
         self._training, self._consumed, self._skips = training, consumed, skips
@@ -674,19 +688,19 @@ def _number(value: float) -> Any:
 
 
 def _begin_worker(rank: int, _: int) -> None:
-    """A loader's process: one thread, deaf to signals, and gone when its rank (a pid) is gone.
+    """Set up a loader's process: it has one thread, ignores signals, and ends when its rank (a pid) ends.
 
-    Its parent is the template, which a loader's process that lives would keep alive.
+    Its parent is the template process, which does not end while a loader's process lives.
     """
     import torch
 
     try:
-        of_rank = os.pidfd_open(rank)
+        rank_descriptor = os.pidfd_open(rank)
     except ProcessLookupError:
         os._exit(1)
 
     def watch() -> None:
-        select.select([of_rank], [], [])
+        select.select([rank_descriptor], [], [])
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
@@ -697,7 +711,7 @@ def _begin_worker(rank: int, _: int) -> None:
 
 
 def _with_adapters(model: Any, seed: int) -> Any:
-    """The model with low-rank adapters on all of its linear layers; nothing else is trained."""
+    """Add low-rank adapters to all linear layers of a model. Only they are trained."""
     import torch
 
     try:

@@ -1,8 +1,8 @@
-"""What is learned from a sample, by default: the answer's tokens, of any image-text-to-text model.
+"""The objective of a training. The default learns the answer's tokens, of any image-text-to-text model.
 
-What lives here: the interface that another objective fulfils (``objective: module:name``), the inputs of a
-sample as the engine makes them, and the cross entropy of the answer. What does not: the order of samples and
-the optimizer (``loop.py``).
+Here are the interface that another objective fulfils (``objective: module:name``), the inputs of a sample as
+the engine makes them, and the cross entropy of the answer. The order of samples and the optimizer are in
+``loop.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vlm_engine.ladder import describe_batch
 from vlm_engine.model_source import ModelSource
 from vlm_engine.prompt import Prompt
 from vlm_engine.schema import DescriptionSchema, description_text, load_schema, same
-from vlm_training.training_plan import Sample, TrainingError, TrainingPlan, is_name, named
+from vlm_training.training_plan import Sample, TrainingError, TrainingPlan, import_by_name, is_import_name
 
 _IGNORED: Final = -100
 _ASKED_TOGETHER: Final = 16
@@ -28,52 +28,56 @@ _HELD_OUT: Final = "held-out properties"
 
 
 class Objective(Protocol):
-    """What a training learns. Everything but ``loss`` depends on its arguments alone."""
+    """What a training learns. The results of all methods but ``loss`` depend on their arguments alone."""
 
     def build(self) -> tuple[Any, Any]:
         """The model to train, in float32 on the CPU, and its processor."""
 
     def heads(self, model: Any) -> Any | None:
-        """A module of what is trained beside the model and dropped when it is saved."""
+        """A module that is trained beside the model and dropped when the model is saved."""
 
     def features(self, sample: Any, seed: int) -> Any | None:
-        """One sample as it is shown once, augmented by this seed; in a loader's process.
+        """A sample as it is shown once, augmented by this seed. Called in a loader's process.
 
-        None where none of its images can be read.
+        None if none of its images can be read.
         """
 
     def collate(self, features: Sequence[Any]) -> Any:
         """A microbatch."""
 
     def loss(self, model: Any, heads: Any, batch: Any, *, step: int) -> tuple[Any, float]:
-        """The sum of the losses of a microbatch, and how much they weigh together: tokens, or samples."""
+        """The sum of the losses of a microbatch, and their weight: the number of tokens, or of samples."""
 
     def figures(self, folder: Path, held_out: Sequence[Any], device: Literal["cpu", "cuda"]) -> Figures:
-        """What the model in ``folder`` reaches on samples that it was not trained on."""
+        """How good the model in ``folder`` is on samples that it was not trained on."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What a model reaches. asked: of how many properties; of: which. right: shares by field, and others."""
+    """How good a model is. count: properties it was asked about. population: which ones, in words.
 
-    asked: int
-    of: str
+    right: shares by field, and other figures.
+    """
+
+    count: int
+    population: str
     right: Mapping[str, float]
 
 
 def load_objective(plan: TrainingPlan) -> Objective:
     """The objective of a plan. Raises TrainingError."""
-    made: Objective = (DescribeObjective if plan.objective == "default" else named(plan.objective))(plan)
-    return made
+    kind = DescribeObjective if plan.objective == "default" else import_by_name(plan.objective)
+    objective: Objective = kind(plan)
+    return objective
 
 
 def build_base(plan: TrainingPlan) -> tuple[Any, Any]:
     """The base model in float32, and its processor. Raises ModelLoadError, TrainingError."""
     import torch
 
-    if is_name(plan.base):
+    if is_import_name(plan.base):
         torch.manual_seed(plan.seed)
-        model, processor = named(plan.base)()
+        model, processor = import_by_name(plan.base)()
         return model, processor
     from transformers import AutoModelForImageTextToText
 
@@ -84,16 +88,16 @@ def build_base(plan: TrainingPlan) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class _Features:
-    """One sample: the processor's tensors with the answer appended. labels: [1, tokens]."""
+    """A sample: the processor's tensors with the answer appended. labels: [1, tokens]."""
 
     tensors: Mapping[str, Any]
     labels: Any
 
 
 class DescribeObjective:
-    """Asked as properties are described, the model learns the answer: the JSON of the known fields.
+    """The model gets the prompt of a description and learns the answer: the JSON of the known fields.
 
-    A field that the target lacks stands in the answer with an empty value of its type, which is not learned.
+    A field that the target lacks is in the answer with an empty value of its type, which is not learned.
     """
 
     def __init__(self, plan: TrainingPlan) -> None:
@@ -108,7 +112,7 @@ class DescribeObjective:
 
     def build(self) -> tuple[Any, Any]:
         """See Objective."""
-        if is_name(self._plan.base):
+        if is_import_name(self._plan.base):
             raise TrainingError(
                 f"{self._plan.base!r} makes a model of its own; it needs an objective of its own too, for the"
                 " default one reads the processor from a model's folder."
@@ -150,16 +154,16 @@ class DescribeObjective:
             for begin, until in encoded["offset_mapping"]
         ]
         labels = ids.masked_fill(~torch.tensor([[*learned, True]]), _IGNORED)
-        asked = tensors["input_ids"]
-        for name, one in tensors.items():
-            if isinstance(one, torch.Tensor) and one.shape == asked.shape and name != "input_ids":
+        prompt_ids = tensors["input_ids"]
+        for name, tensor in tensors.items():
+            if isinstance(tensor, torch.Tensor) and tensor.shape == prompt_ids.shape and name != "input_ids":
                 fill = torch.ones_like(ids) if name == "attention_mask" else torch.zeros_like(ids)
-                tensors[name] = torch.cat([one, fill.to(one.dtype)], dim=1)
-        tensors["input_ids"] = torch.cat([asked, ids], dim=1)
-        return _Features(tensors, torch.cat([torch.full_like(asked, _IGNORED), labels], dim=1))
+                tensors[name] = torch.cat([tensor, fill.to(tensor.dtype)], dim=1)
+        tensors["input_ids"] = torch.cat([prompt_ids, ids], dim=1)
+        return _Features(tensors, torch.cat([torch.full_like(prompt_ids, _IGNORED), labels], dim=1))
 
     def collate(self, features: Sequence[_Features]) -> list[_Features]:
-        """Samples joined and padded on the right; singly where the family cannot be joined."""
+        """Samples joined and padded on the right; single ones if the model's tensors cannot be joined."""
         from vlm_engine.transformers.collation import joined
 
         self._prepare()
@@ -168,11 +172,11 @@ class DescribeObjective:
         pad = self._processor.tokenizer.pad_token_id or 0
         batch: dict[str, Any] = {}
         for name, join in self._joins.items():
-            parts = [one.tensors[name] for one in features]
+            parts = [sample.tensors[name] for sample in features]
             if "on the left" in join:
                 join = f"padded with {pad if name == 'input_ids' else 0}"
             batch[name] = joined(parts, join)
-        labels = joined([one.labels for one in features], f"padded with {_IGNORED}")
+        labels = joined([sample.labels for sample in features], f"padded with {_IGNORED}")
         return [_Features(batch, labels)]
 
     def loss(self, model: Any, heads: Any, batch: list[_Features], *, step: int) -> tuple[Any, float]:
@@ -181,18 +185,18 @@ class DescribeObjective:
 
         total, count = torch.zeros((), device=model.device), 0
         for part in batch:
-            tensors = {name: one.to(model.device) for name, one in part.tensors.items()}
+            tensors = {name: tensor.to(model.device) for name, tensor in part.tensors.items()}
             logits = model(**tensors, use_cache=False).logits[:, :-1]
             targets = part.labels[:, 1:].to(model.device)
-            wanted = targets != _IGNORED
+            learned = targets != _IGNORED
             total = total + torch.nn.functional.cross_entropy(
-                logits[wanted].float(), targets[wanted], reduction="sum"
+                logits[learned].float(), targets[learned], reduction="sum"
             )
-            count += int(wanted.sum())
+            count += int(learned.sum())
         return total, float(count)
 
     def figures(self, folder: Path, held_out: Sequence[Sample], device: Literal["cpu", "cuda"]) -> Figures:
-        """The share of properties of which each known field comes out right, guided as in a real run."""
+        """For each known field, the share of properties that get it right, guided as in a real run."""
         from vlm_engine.transformers.transformers_engine import TransformersEngine
 
         plan = self._plan
@@ -208,40 +212,40 @@ class DescribeObjective:
         )
         right: dict[str, list[bool]] = {}
         try:
-            for at in range(0, len(held_out), _ASKED_TOGETHER):
-                asked = held_out[at : at + _ASKED_TOGETHER]
-                loaded = [_loaded(one, plan) for one in asked]
+            for start in range(0, len(held_out), _ASKED_TOGETHER):
+                samples = held_out[start : start + _ASKED_TOGETHER]
+                loaded = [_loaded(sample, plan) for sample in samples]
                 described = describe_batch(engine, self._schema, loaded, plan.image_limits.answer_tokens)
-                for one, found in zip(asked, described, strict=True):
-                    for name, value in one.target.items():
-                        said = (found.description or {}).get(name)
-                        right.setdefault(name, []).append(same(said, value))
+                for sample, row in zip(samples, described, strict=True):
+                    for name, value in sample.target.items():
+                        answered = (row.description or {}).get(name)
+                        right.setdefault(name, []).append(same(answered, value))
         finally:
             engine.close()
-        shares = {name: sum(all_) / len(all_) for name, all_ in right.items()}
+        shares = {name: sum(verdicts) / len(verdicts) for name, verdicts in right.items()}
         return Figures(len(held_out), _HELD_OUT, shares)
 
 
 def load_images(sample: Sample, plan: TrainingPlan) -> list[Any]:
-    """The readable images of a sample, the first ones, at most as many as are shown in a description.
+    """The first readable images of a sample, at most as many as are shown for a description.
 
     Raises StoreAwayError.
     """
     limits = plan.image_limits
-    found: list[Any] = []
+    images: list[Any] = []
     for path in sample.image_paths:
-        if len(found) == limits.images:
+        if len(images) == limits.images:
             break
         try:
             content = _fetched(path) if path.startswith("s3://") else None
-            found.append(load_image(path, max_pixels=limits.pixels, content=content))
+            images.append(load_image(path, max_pixels=limits.pixels, content=content))
         except ImageError:
             continue
-    return found
+    return images
 
 
 def _fetched(address: str) -> bytes:
-    """The bytes of an image. Raises ImageError, a bad address's too, and StoreAwayError."""
+    """The bytes of an image. Raises ImageError, also for a bad address, and StoreAwayError."""
     folder, _, name = address.rpartition("/")
     try:
         return image_of(S3Folder.parse(folder), name)
@@ -250,21 +254,21 @@ def _fetched(address: str) -> bytes:
 
 
 def answer(target: Mapping[str, Any], schema: DescriptionSchema) -> tuple[str, list[tuple[int, int]]]:
-    """The answer to learn, and the stretches of it (characters) that are not known and not learned."""
+    """The answer to learn, and its unknown parts, from character to character, which are not learned."""
     empty = {"string": "", "integer": 0, "number": 0, "boolean": False, "array": [], "object": {}}
-    whole: dict[str, Any] = {}
+    description: dict[str, Any] = {}
     unknown = []
     for name, field in schema.json_schema["properties"].items():
         if name in target:
-            whole[name] = target[name]
+            description[name] = target[name]
         elif name in schema.json_schema.get("required", ()):
-            whole[name] = field["enum"][0] if "enum" in field else empty.get(field.get("type", ""))
-            if whole[name] is not None:
+            description[name] = field["enum"][0] if "enum" in field else empty.get(field.get("type", ""))
+            if description[name] is not None:
                 unknown.append(name)
-    text = description_text(whole)
+    text = description_text(description)
     hidden = []
     for name in unknown:
-        value = json.dumps(whole[name], ensure_ascii=False, separators=(",", ":"))
+        value = json.dumps(description[name], ensure_ascii=False, separators=(",", ":"))
         start = text.index(f'"{name}":') + len(name) + 3
         hidden.append((start + value.startswith('"'), start + len(value)))
     return text, hidden
@@ -273,5 +277,5 @@ def answer(target: Mapping[str, Any], schema: DescriptionSchema) -> tuple[str, l
 def _loaded(sample: Sample, plan: TrainingPlan) -> LoadedProperty:
     import numpy as np
 
-    images = [np.asarray(one) for one in load_images(sample, plan)]
+    images = [np.asarray(image) for image in load_images(sample, plan)]
     return LoadedProperty(sample.property_id, 0, images, len(images), (), 0.0)

@@ -1,8 +1,8 @@
-"""Which sample stands where in a training: a pure function of (seed, number), and the detector of leaks.
+"""The order of the samples of a training: a pure function of (seed, number), and the detector of leaks.
 
-What lives here: the permutation of an epoch, the seeds of samples and microbatches, and the sums by which a
-sample that was repeated or left out is noticed. What does not: what a sample is (``objective.py``) and how
-far a training is (``state.py``). No random state is kept anywhere, so that nothing has to be restored.
+Here are the permutation of an epoch, the seeds of samples and microbatches, and the sums by which a repeated
+or missing sample is noticed. Samples are made in ``objective.py``, progress is in ``state.py``. No random
+state is kept, so that nothing has to be restored.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WORD = 1 << 64
 
 
 class OrderChangedError(RuntimeError):
-    """The same seed gives another order than before, so a training cannot be gone on with exactly."""
+    """The same seed gives another order than before, so a training cannot be resumed exactly."""
 
 
 class LeakError(RuntimeError):
@@ -47,17 +47,17 @@ class SampleOrder:
         return int(_permutation(self.count, self.seed, epoch)[position])
 
     def digest(self) -> str:
-        """Of the first epoch's order. A checkpoint keeps it: another version of numpy may sort otherwise."""
+        """A digest of the first epoch's order, for checkpoints: another numpy may sort otherwise."""
         return hashlib.sha256(_permutation(self.count, self.seed, 0).astype("<i8").tobytes()).hexdigest()[:16]
 
     def mark(self, number: int, index: int) -> int:
-        """What a delivered sample adds to the sum of its run: 64 bits of its epoch and its index."""
+        """The number that a delivered sample adds to the sum of its run: 64 bits of epoch and index."""
         return int(_marks(self.seed, number // self.count, np.array([index], np.uint64))[0])
 
     def expected(self, start: int, stop: int) -> int:
         """The sum of the marks of the samples ``start`` to ``stop``, modulo 2**64.
 
-        Whole epochs are summed in their plain order: a permutation that is none would differ.
+        Whole epochs are summed in their plain order, so that a faulty permutation gives another sum.
         """
         total = 0
         for epoch in range(start // self.count, -(-stop // self.count)):
@@ -69,7 +69,7 @@ class SampleOrder:
 
 
 class LeakDetector:
-    """Compares the samples that were really delivered with those that are due; skipped ones count too."""
+    """Compares the delivered samples with those that are due. Skipped samples count too."""
 
     def __init__(self, order: SampleOrder) -> None:
         self._order = order
@@ -83,8 +83,8 @@ class LeakDetector:
     def check_run(self, consumed: int, delivered: int, *, since: tuple[int, int] = (0, 0)) -> None:
         """Raise LeakError unless each sample so far was delivered or skipped once an epoch.
 
-        since: how many were consumed, and their sum, when that was compared last. It costs the same however
-        long a training is.
+        since: how many samples were consumed, and their sum, at the last comparison. So the cost does not
+        grow with the length of a training.
         """
         start, before = since
         if (before + self._order.expected(start, consumed)) % _WORD != delivered % _WORD:

@@ -1,7 +1,7 @@
-"""The program of one rank: ``python -P -m vlm_training.rank FOLDER …``, started by ``rank_processes``.
+"""The program of a rank: ``python -P -m vlm_training.rank FOLDER …``, started by ``rank_processes``.
 
-What lives here: its arguments, its signals, what it tells and how it ends. What does not: the training
-(``loop.py``). It dies with the process that started it.
+Here are its arguments, signals, events and exit codes. The training is in ``loop.py``. The program dies with
+the process that started it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from vlm_durable.mirror.bucket import StoreAwayError
 from vlm_engine.protocol import EngineError
 
 STOPPED: Final = 75
-"""Its code where it was asked to stop, and its checkpoint is written."""
+"""Exit code: it was asked to stop, and its checkpoint is written."""
 PEER_LOST: Final = 76
-"""Its code where another rank is gone; the last finished step is written."""
+"""Exit code: another rank is gone; the last finished step is written."""
 REFUSED: Final = 77
-"""Its code where a new start would end in the same way; it has said why."""
+"""Exit code: a new start would end in the same way; its last event says why."""
 STORE_AWAY: Final = 78
-"""Its code where the store of the images is down: its last line of text says so."""
+"""Exit code: the store of the images is down; its last line of text says so."""
 
 PLAN = "plan.json"
 LOST_SECONDS: Final = 600.0
@@ -44,15 +44,15 @@ def main() -> None:
     for name in ("rank", "world", "events", "parent"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
-    given = parser.parse_args()
-    die_with(given.parent)
-    asked: list[int] = []
+    arguments = parser.parse_args()
+    die_with(arguments.parent)
+    stop_signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _: asked.append(number))
-    events = os.fdopen(given.events, "w", encoding="utf-8", buffering=1)
+        signal.signal(number, lambda number, _: stop_signals.append(number))
+    events = os.fdopen(arguments.events, "w", encoding="utf-8", buffering=1)
 
     def say(event: str, values: Mapping[str, Any]) -> None:
-        # Nobody reads any more where the run is being ended: the checkpoint is still to be written.
+        # While the run is being ended, nobody reads events, and the checkpoint must still be written.
         with contextlib.suppress(BrokenPipeError):
             events.write(json.dumps({"event": event, **values}) + "\n")
 
@@ -63,18 +63,18 @@ def main() -> None:
 
     code = 0
     try:
-        plan = TrainingPlan.read(given.folder / PLAN)
-        ranks = Ranks.join(given.rank, given.world, given.meeting, seconds=LOST_SECONDS)
+        plan = TrainingPlan.read(arguments.folder / PLAN)
+        ranks = Ranks.join(arguments.rank, arguments.world, arguments.meeting, seconds=LOST_SECONDS)
         Training(
             plan,
-            given.folder,
-            given.quarantine,
+            arguments.folder,
+            arguments.quarantine,
             ranks,
-            device=given.device,
-            history=given.history,
+            device=arguments.device,
+            history=arguments.history,
             say=say,
-            stopping=lambda: bool(asked),
-        ).run(given.export)
+            stopping=lambda: bool(stop_signals),
+        ).run(arguments.export)
     except TrainingStoppedError:
         code = STOPPED
     except RanksLostError:
@@ -83,13 +83,14 @@ def main() -> None:
         sys.stderr.write(f"{error}\n")
         code = STORE_AWAY
     except (TrainingError, EngineError, OrderChangedError, DurableWriteError, FormatVersionError) as error:
-        say("refused", {"said": str(error)})
+        say("refused", {"message": str(error)})
         code = REFUSED
     with contextlib.suppress(BrokenPipeError):
         events.close()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Loader's processes and gloo's threads would be waited for, or would complain of each other's end.
+    # A normal exit would wait for the loader's processes and gloo's threads, which complain at each other's
+    # end.
     os._exit(code)
 
 

@@ -1,8 +1,8 @@
-"""The processes of a training as its run sees them: started, listened to, asked to stop, fewer when one dies.
+"""The processes of a training's ranks, as its run handles them.
 
-What lives here: starting the ranks, their events in order, what the death of one means. What does not: the
-program that they run (``rank.py``). They hold the training's lock together with the run, so that a new start
-waits until the last of them is gone.
+The run starts the ranks, reads their events, asks them to stop, and goes on with fewer when one dies. The
+program of a rank is in ``rank.py``. The ranks hold the training's lock together with the run, so that a new
+start waits until the last of them is gone.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from vlm_durable.files.processes import how_it_ended, is_stopped
 from vlm_durable.mirror.bucket import StoreAwayError
 from vlm_durable.wording import counted
 from vlm_training.rank import PEER_LOST, REFUSED, STOPPED, STORE_AWAY
-from vlm_training.rank_watch import Doing, Position, StepLimits, StepWatch, held_up_by
+from vlm_training.rank_watch import Activity, Position, StepLimits, StepWatch, blocking_ranks
 from vlm_training.training_plan import TrainingError
 
 _SOURCE_ROOT: Final = Path(__file__).resolve().parents[1]
 _LOOK_SECONDS: Final = 0.5
-_LAST_WORDS: Final = 2000
+_LAST_BYTES: Final = 2000
 _TRIES: Final = 3
-"""Deaths in a row without a new step, after which it is no accident."""
+"""After so many deaths in a row without a new step the training stops."""
 
 
 class RanksDiedError(RuntimeError):
@@ -42,11 +42,10 @@ class RanksDiedError(RuntimeError):
 
 @dataclass
 class RankProcesses:
-    """The ranks of one training.
+    """The ranks of a training.
 
     devices: for each rank the value of CUDA_VISIBLE_DEVICES, empty for the CPU. grace: seconds to write a
-    checkpoint when they are asked to stop. limits: how long a step may take. An empty event comes where
-    nothing happened for half a second.
+    checkpoint when they are asked to stop. limits: how long a step may take.
     """
 
     folder: Path
@@ -60,10 +59,10 @@ class RankProcesses:
     _running: list[subprocess.Popen[bytes]] = field(default_factory=list, init=False)
 
     def events(self) -> Iterator[Mapping[str, Any]]:
-        """What the first rank says, until the training is finished. Ends the ranks when it is left.
+        """The events of the first rank until the training is finished. Closing the iterator ends the ranks.
 
-        Raises TrainingError where they refuse, with their reason, RanksDiedError, and StoreAwayError
-        where the images cannot be fetched.
+        The event ``nothing`` comes when nothing happened for half a second. Raises TrainingError if the ranks
+        refuse, RanksDiedError, and StoreAwayError if the images cannot be fetched.
         """
         world, deaths, best = len(self.devices), 0, -1
         try:
@@ -76,30 +75,31 @@ class RankProcesses:
                 if not any(codes):
                     return
                 if REFUSED in codes:
-                    raise TrainingError("the reason was told before")  # The caller has raised with it.
+                    raise TrainingError("the last event gave the reason")  # The caller has raised with it.
                 if STORE_AWAY in codes:
                     raise StoreAwayError(f"{self._last_line()} The training's checkpoints are kept.")
-                left = sum(code in (PEER_LOST, STOPPED) for code in codes)
+                survivors = sum(code in (PEER_LOST, STOPPED) for code in codes)
                 deaths += 1
-                gone = "; ".join(
+                dead = "; ".join(
                     f"rank {number} {how_it_ended(code)}"
                     for number, code in enumerate(codes)
                     if code not in (0, PEER_LOST, STOPPED)
                 )
-                said = f"{gone}. {self._last_line()}".strip()
+                message = f"{dead}. {self._last_line()}".strip()
                 if deaths >= _TRIES:
                     raise RanksDiedError(
                         f"The training's processes died {counted(deaths, 'times')} without a new step:"
-                        f" {said} Its"
+                        f" {message} Its"
                         f" checkpoints are kept. All they wrote is in {self.folder}/rank-*.log."
                     )
-                world = max(1, left)
-                yield {"event": "warning", "said": f"{said} Going on with {world} of {len(codes)} ranks."}
+                world = max(1, survivors)
+                message = f"{message} Going on with {world} of {len(codes)} ranks."
+                yield {"event": "warning", "message": message}
         finally:
             self._end()
 
     def _listen(self, world: int) -> Iterator[Mapping[str, Any]]:
-        """Start so many ranks, and give what the first one says until all have ended."""
+        """Start so many ranks, and yield the events of the first until all have ended."""
         read, write = os.pipe()
         meeting = self.folder / f".meeting-{uuid.uuid4().hex[:12]}"
         try:
@@ -113,22 +113,22 @@ class RankProcesses:
             lost_at: float | None = None
             while True:
                 if selector.select(_LOOK_SECONDS):
-                    said = pipe.read(1 << 16)
-                    if not said:
+                    content = pipe.read(1 << 16)
+                    if not content:
                         break
-                    *lines, unread = (unread + said).split(b"\n")
+                    *lines, unread = (unread + content).split(b"\n")
                     for event in map(json.loads, lines):
-                        watch.take(event["event"], time.monotonic())
+                        watch.note(event["event"], time.monotonic())
                         yield self._with_device(event)
-                elif (still := watch.still(time.monotonic())) is not None:
-                    yield self._kill_stuck(still, watch.allowed)
-                    watch.take("killed", time.monotonic())
+                elif (seconds := watch.overdue(time.monotonic())) is not None:
+                    yield self._kill_stuck(seconds, watch.allowed)
+                    watch.note("killed", time.monotonic())
                 else:
                     yield {"event": "nothing"}
-                # One that has trained to the end is not lost: the first one still saves and evaluates.
-                if any(one.poll() not in (None, 0) for one in self._running):
+                # A rank that has trained to the end is not lost: the first rank still saves and evaluates.
+                if any(process.poll() not in (None, 0) for process in self._running):
                     lost_at = lost_at or time.monotonic()
-                    # Those that wait for one that is gone notice it at once; one that hangs does not.
+                    # Ranks that wait for a dead rank notice it at once. A rank that hangs does not.
                     if time.monotonic() - lost_at > self.grace and world > 1:
                         self._kill()
         meeting.unlink(missing_ok=True)
@@ -136,34 +136,36 @@ class RankProcesses:
     def _with_device(self, event: dict[str, Any]) -> Mapping[str, Any]:
         return {**event, "device": self.devices[event["rank"]] or "cpu"} if "rank" in event else event
 
-    def _kill_stuck(self, still: float, allowed: float) -> Mapping[str, Any]:
-        """Kill the ranks that the others wait for: these go on from the last finished step without them."""
+    def _kill_stuck(self, seconds: float, allowed: float) -> Mapping[str, Any]:
+        """Kill the ranks that the others wait for. The others go on from the last finished step."""
         positions = [
-            Position.read(self._position(number)) if one.poll() is None else Position(doing=Doing.UNKNOWN)
-            for number, one in enumerate(self._running)
+            Position.read(self._position(number))
+            if process.poll() is None
+            else Position(activity=Activity.UNKNOWN)
+            for number, process in enumerate(self._running)
         ]
-        stuck = held_up_by(positions, [is_stopped(one.pid) for one in self._running])
+        stuck = blocking_ranks(positions, [is_stopped(process.pid) for process in self._running])
         for number in stuck:
             self._running[number].kill()
-        named = "; ".join(f"rank {number} was {positions[number].sentence()}" for number in stuck)
-        said = f"No step for {still:.0f} s, where {allowed:.0f} s are allowed: {named}. It is killed."
-        return self._with_device({"event": "stuck", "said": said, "rank": stuck[0]})
+        names = "; ".join(f"rank {number} was {positions[number].sentence()}" for number in stuck)
+        message = f"No step for {seconds:.0f} s, where {allowed:.0f} s are allowed: {names}. It is killed."
+        return self._with_device({"event": "stuck", "message": message, "rank": stuck[0]})
 
     def _position(self, number: int) -> Path:
         return self.folder / f"rank-{number}.at"
 
     def _codes(self) -> list[int]:
-        """How each has ended. The first is gone: those that do not notice it in time are killed."""
+        """Wait until all have ended, and return their exit codes. After the grace, the rest are killed."""
         deadline = time.monotonic() + self.grace
-        for one in self._running:
+        for process in self._running:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                one.wait(max(0.0, deadline - time.monotonic()))
+                process.wait(max(0.0, deadline - time.monotonic()))
         self._kill()
-        return [one.wait() for one in self._running]
+        return [process.wait() for process in self._running]
 
     def _start(self, number: int, world: int, events: int, meeting: Path) -> subprocess.Popen[bytes]:
         visible = self.devices[number]
-        # Only the first one tells; a pipe that all have open would not end with it.
+        # Only the first rank sends events. A pipe that all ranks have open would not end with the first.
         pipe = events if number == 0 else os.open(os.devnull, os.O_WRONLY)
         arguments = {
             "--export": self.export,
@@ -183,7 +185,7 @@ class RankProcesses:
             "PYTHONPATH": path,
             "CUDA_VISIBLE_DEVICES": visible,
             "TOKENIZERS_PARALLELISM": "false",
-            # The ranks are on this machine, and nobody else's business.
+            # All ranks are on this machine.
             "GLOO_SOCKET_IFNAME": "lo",
             "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
         }
@@ -206,22 +208,22 @@ class RankProcesses:
     def _last_line(self) -> str:
         lines: list[str] = []
         for path in sorted(self.folder.glob("rank-*.log")):
-            said = path.read_bytes()[-_LAST_WORDS:].decode(errors="replace").strip().splitlines()
-            lines += said[-1:]
+            last_lines = path.read_bytes()[-_LAST_BYTES:].decode(errors="replace").strip().splitlines()
+            lines += last_lines[-1:]
         return " ".join(lines)
 
     def _end(self) -> None:
-        """Ask those that run to stop, give them the time to write a checkpoint, and kill what is left."""
-        for one in self._running:
+        """Ask the ranks to stop, give them the time to write a checkpoint, and kill those that remain."""
+        for process in self._running:
             with contextlib.suppress(ProcessLookupError):
-                one.send_signal(signal.SIGTERM)
-        self._codes()  # It waits for them.
+                process.send_signal(signal.SIGTERM)
+        self._codes()  # This waits for them.
         for path in self.folder.glob("rank-*.at"):  # They name properties, which may be withdrawn.
             with contextlib.suppress(OSError):
                 path.unlink()
 
     def _kill(self) -> None:
-        for one in self._running:
-            if one.poll() is None:
-                one.kill()
-                one.wait()
+        for process in self._running:
+            if process.poll() is None:
+                process.kill()
+                process.wait()

@@ -1,7 +1,7 @@
-"""One training on several ranks: who they are, and how their gradients become one, the same for any number.
+"""Several ranks of a training: they communicate, and any number of them adds up gradients to the same bits.
 
-What lives here: joining torch's process group, gathering, and adding up in a tree whose shape depends on the
-number of microbatches alone. What does not: starting and watching the processes (``rank_processes.py``).
+Here are joining torch's process group, gathering, and a sum in a tree whose shape depends on the number of
+microbatches alone. The processes are started and watched in ``rank_processes.py``.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 
 
 class RanksLostError(RuntimeError):
-    """Another rank is gone: what it would have computed is not there. No step was taken."""
+    """Another rank is gone, and its part of the step is missing. No step was taken."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those of a training. With a world of one nothing is sent anywhere."""
+    """This process among those of a training. With a world of one, nothing is sent."""
 
     rank: int = 0
     world: int = 1
 
     @classmethod
     def join(cls, rank: int, world: int, meeting: Path, *, seconds: float) -> Ranks:
-        """Meet the others at a file. seconds: without an answer after which one of them counts as lost."""
+        """Meet the others at a file. seconds: a rank that does not answer for so long counts as lost."""
         if world > 1:
             import torch.distributed as dist
 
@@ -41,7 +41,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this one writes and tells."""
+        """Whether this rank writes files and events."""
         return self.rank == 0
 
     def gather(self, tensor: Any) -> list[Any]:
@@ -51,29 +51,29 @@ class Ranks:
         import torch
         import torch.distributed as dist
 
-        mine = tensor.cpu()
-        found = [torch.empty_like(mine) for _ in range(self.world)]
+        own = tensor.cpu()
+        gathered = [torch.empty_like(own) for _ in range(self.world)]
         try:
-            dist.all_gather(found, mine)
+            dist.all_gather(gathered, own)
         except RuntimeError as error:
             raise RanksLostError(str(error)) from error
-        return found
+        return gathered
 
     def gather_all(self, tensors: Sequence[Any]) -> list[list[Any]]:
-        """The same of several tensors, which travel as one. Raises RanksLostError."""
+        """The tensors of every rank. They are sent as a single tensor. Raises RanksLostError."""
         if self.world == 1:
             return [list(tensors)]
         import torch
 
-        sizes = [one.numel() for one in tensors]
-        found = self.gather(torch.cat([one.reshape(-1) for one in tensors]))
+        sizes = [tensor.numel() for tensor in tensors]
+        gathered = self.gather(torch.cat([tensor.reshape(-1) for tensor in tensors]))
         return [
-            [part.view_as(one) for part, one in zip(flat.split(sizes), tensors, strict=True)]
-            for flat in found
+            [part.view_as(tensor) for part, tensor in zip(flat.split(sizes), tensors, strict=True)]
+            for flat in gathered
         ]
 
-    def mine(self, microbatches: int) -> Iterator[int | None]:
-        """The microbatches that this rank computes, one a round; None where it has none in the last one."""
+    def own_microbatches(self, microbatches: int) -> Iterator[int | None]:
+        """The number of this rank's microbatch in each round; None if it has none in the last round."""
         for start in range(0, microbatches, self.world):
             number = start + self.rank
             yield number if number < microbatches else None
@@ -82,14 +82,14 @@ class Ranks:
 class TreeSum:
     """Adds lists of tensors in pairs, pairs of pairs and so on, in the order in which they are pushed.
 
-    Floating-point sums depend on their order: this one depends on how many there are and on nothing else.
+    Floating-point sums depend on their order. The order of this sum depends only on the number of lists.
     """
 
     def __init__(self) -> None:
         self._waiting: list[tuple[int, list[Any]]] = []
 
     def push(self, tensors: list[Any]) -> None:
-        """Add the next ones. They are kept and changed: give tensors that nobody else uses."""
+        """Add the next tensors. They are kept and changed: pass tensors that are not used elsewhere."""
         level = 0
         while self._waiting and self._waiting[-1][0] == level:
             tensors = self._add_to_last(tensors)
@@ -97,7 +97,7 @@ class TreeSum:
         self._waiting.append((level, tensors))
 
     def total(self) -> list[Any]:
-        """The sum of all that were pushed."""
+        """The sum of all pushed lists."""
         _, total = self._waiting.pop()
         while self._waiting:
             total = self._add_to_last(total)
@@ -112,7 +112,7 @@ class TreeSum:
 
 
 def bounds(start: int, stop: int, microbatches: int) -> Sequence[range]:
-    """The sample numbers of each microbatch of a global batch; some are empty where it is small."""
+    """The sample numbers of each microbatch of a global batch. Some are empty if the batch is small."""
     size = stop - start
     return [
         range(start + size * number // microbatches, start + size * (number + 1) // microbatches)

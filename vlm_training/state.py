@@ -1,8 +1,8 @@
-"""How far a training is, and whether a step may be taken: all that a checkpoint holds beside tensors.
+"""The progress of a training, and whether a step may be taken: all that a checkpoint holds beside tensors.
 
-What lives here: the numbers of finished steps, the skipped batches, the best metric, and the judgement of a
-step's loss and gradient, which depends on these numbers alone. What does not: the order of the samples
-(``order.py``) and the files (``checkpoints.py``).
+Here are the numbers of finished steps, the skipped batches, the best metric, and the judgement of a step's
+loss and gradient, which depends on these numbers alone. The order of the samples is in ``order.py``, the
+files are in ``checkpoints.py``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
 SKIPS_ALLOWED: Final = 3
-"""Batches that may be skipped in a training; with the next one it stops, and a person looks at the data."""
+"""Batches that may be skipped. At the next bad batch the training stops, and a person looks at the data."""
 
 _WINDOW: Final = 64
 _WINDOW_AT_LEAST: Final = 16
@@ -49,29 +49,29 @@ class TrainingState:
         return {name: value for name, value in asdict(self).items() if name not in ("losses", "samples")}
 
     @classmethod
-    def from_json(cls, found: dict[str, Any], losses: list[float], samples: list[int]) -> TrainingState:
-        """What ``as_json`` gave, and the history. Raises TypeError where a name is missing or unknown."""
-        skips = {int(start): ids for start, ids in found["skips"].items()}
-        if missing := {one.name for one in fields(cls)} - {*found, "losses", "samples"}:
+    def from_json(cls, content: dict[str, Any], losses: list[float], samples: list[int]) -> TrainingState:
+        """The state from ``as_json`` and the history. Raises TypeError if a name is missing or unknown."""
+        skips = {int(start): ids for start, ids in content["skips"].items()}
+        if missing := {field.name for field in fields(cls)} - {*content, "losses", "samples"}:
             raise TypeError(f"the state lacks {', '.join(sorted(missing))}")
-        return cls(**{**found, "skips": skips, "losses": losses, "samples": samples})
+        return cls(**{**content, "skips": skips, "losses": losses, "samples": samples})
 
-    def take_step(self, loss: float, *, consumed: int) -> None:
+    def count_step(self, loss: float, *, consumed: int) -> None:
         """Count a finished step."""
         self.step += 1
         self.consumed = consumed
         self.losses.append(loss)
         self.samples.append(consumed)
 
-    def take_metric(self, epoch: int, metric: float) -> bool:
-        """Note the metric of an epoch, lower is better. Whether it is the best so far."""
+    def note_metric(self, epoch: int, metric: float) -> bool:
+        """Note the metric of an epoch; lower is better. Returns whether it is the best so far."""
         is_best = self.best is None or metric < self.best
         if is_best:
             self.best, self.best_epoch = metric, epoch
         return is_best
 
     def refusal(self, loss: float, norm: float) -> str | None:
-        """Why a step with this loss and length of the gradient must not be taken; None where it may."""
+        """Why a step with this loss and this norm of the gradient must not be taken; None if it may."""
         if not math.isfinite(loss):
             return f"its loss is {loss}"
         if not math.isfinite(norm):
@@ -80,9 +80,9 @@ class TrainingState:
             return "its gradient is dead: every number of it is zero"
         last = self.losses[-_WINDOW:]
         if len(last) >= _WINDOW_AT_LEAST:
-            usual = statistics.median(last)
-            if loss > _SPIKE_TIMES * usual + _SPIKE_PLUS:
-                return f"its loss is {loss:.3g} where {usual:.3g} is usual (median of {len(last)} steps)"
+            median = statistics.median(last)
+            if loss > _SPIKE_TIMES * median + _SPIKE_PLUS:
+                return f"its loss is {loss:.3g} where {median:.3g} is usual (median of {len(last)} steps)"
         return None
 
 

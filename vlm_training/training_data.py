@@ -1,8 +1,8 @@
-"""What a variant is trained on: properties of the catalogue with what is known of each.
+"""The data that a variant is trained on: properties of the catalogue, and the known fields of each.
 
-What lives here: reading a teacher's published descriptions, review verdicts, the truth of the example or a
-file, and joining them with the catalogue's images. What does not: the split and the order
-(``vlm_training``).
+The known fields come from a teacher's published descriptions, review verdicts, the truth of the example or a
+file. They are joined here with the catalogue's images. The held-out split is in ``training_plan.py``, the
+order in ``order.py``.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from vlm_training.variants import Variant
 
 
 def pull_data(settings: Settings, variant: Variant) -> list[str]:
-    """Take over from the store what a variant is trained on: the catalogue and a teacher's answers.
+    """Take over from the store the data of a variant: the catalogue and a teacher's answers.
 
-    Returns what was done. Raises StoreError, CatalogError.
+    Returns sentences that say what was done. Raises StoreError, CatalogError.
     """
     store = settings.store
     if store is None:
@@ -36,42 +36,42 @@ def pull_data(settings: Settings, variant: Variant) -> list[str]:
     pull_catalog(settings.home, store)
     if variant.data != "descriptions":
         return []
-    keys = variant.partitions or [one.key for one in Catalog.open(settings.home).ranges]
-    there = StoredPartitions(settings.descriptions, store)
-    return [note for key in keys for note in there.pull(key)]
+    keys = variant.partitions or [bounds.key for bounds in Catalog.open(settings.home).ranges]
+    stored = StoredPartitions(settings.descriptions, store)
+    return [note for key in keys for note in stored.pull(key)]
 
 
 Targets = dict[str, Mapping[str, Any]]
-"""What is known of each property, by its id."""
+"""The known fields of each property, by its id."""
 
 
 def training_samples(settings: Settings, variant: Variant) -> tuple[list[Sample], str]:
-    """The samples in the order of the catalogue, and a digest of all that they say.
+    """The samples in the order of the catalogue, and a digest of their content.
 
     Raises TrainingError, CatalogError, OSError.
     """
     targets = _targets(settings, variant)
-    samples, told = [], []
+    samples, content = [], []
     for property_id, inputs, paths in _properties(Catalog.open(settings.home), targets):
         target = targets[property_id]
         samples.append(Sample(property_id, paths, target))
-        told.append([property_id, inputs, target])
+        content.append([property_id, inputs, target])
     if not samples:
         raise TrainingError(
             f"There is nothing to train on: data is {variant.data!r}, and of its"
             f" {counted(len(targets), 'properties')}"
             f" none is in the catalogue of {settings.home} with an image."
         )
-    return samples, digest_of(told)
+    return samples, digest_of(content)
 
 
-def _properties(catalog: Catalog, wanted: Targets) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Id, digest of the inputs and image paths of each wanted property that has an image."""
-    for one in catalog.ranges:
-        rows = catalog.slice(one)
+def _properties(catalog: Catalog, targets: Targets) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Id, digest of the inputs and image paths of each property with a target and an image."""
+    for bounds in catalog.ranges:
+        rows = catalog.slice(bounds)
         columns = (rows[name].to_pylist() for name in ("property_id", "inputs_digest", "image_uris"))
         for property_id, inputs, uris in zip(*columns, strict=True):
-            if property_id in wanted and (paths := tuple(_paths(catalog, uris))):
+            if property_id in targets and (paths := tuple(_paths(catalog, uris))):
                 yield property_id, inputs, paths
 
 
@@ -87,36 +87,36 @@ def _targets(settings: Settings, variant: Variant) -> Targets:
     if variant.data == "descriptions":
         return _published(settings, variant.partitions)
     if variant.data == "truth":
-        return _of_file(settings.home / EXAMPLE / "truth.parquet")
+        return _read_targets(settings.home / EXAMPLE / "truth.parquet")
     if variant.data == "review":
-        return _of_file(settings.home / REVIEWS)
-    return _of_file(Path(variant.data).expanduser())
+        return _read_targets(settings.home / REVIEWS)
+    return _read_targets(Path(variant.data).expanduser())
 
 
 def _published(settings: Settings, partitions: Sequence[str] | None) -> Targets:
     """A teacher's answers: the ok rows of published partitions."""
-    there = settings.descriptions.published_keys()
-    if missing := [key for key in partitions or () if key not in there]:
+    published = settings.descriptions.published_keys()
+    if missing := [key for key in partitions or () if key not in published]:
         raise TrainingError(
             f"{missing[0]} is not published in {settings.descriptions.published}: materialize"
             " property_descriptions of it, or take it out of the variant's partitions."
         )
-    found: Targets = {}
-    for key in partitions or there:
+    targets: Targets = {}
+    for key in partitions or published:
         path = settings.descriptions.partition(key).published
         for row in pq.read_table(path, columns=["property_id", "status", "description"]).to_pylist():
             if row["status"] == "ok":
-                found[row["property_id"]] = row["description"]
-    return found
+                targets[row["property_id"]] = row["description"]
+    return targets
 
 
-def _of_file(path: Path) -> Targets:
-    """What a file says is right. Rows that are hard on purpose are left out. Raises TrainingError."""
+def _read_targets(path: Path) -> Targets:
+    """The true fields in a file. Rows that are hard on purpose are left out. Raises TrainingError."""
     try:
-        found = read_truth(path, hard_too=False)
+        targets = read_truth(path, hard_too=False)
     except TruthError as error:
         raise TrainingError(
             f"{error} data is truth (the example's own), descriptions, review, or the path of a parquet, CSV"
             " or JSONL file with the column property_id and the known fields."
         ) from error
-    return {one: fields for one, fields in found.items() if fields}
+    return {property_id: fields for property_id, fields in targets.items() if fields}

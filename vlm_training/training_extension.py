@@ -15,14 +15,14 @@ from vlm_durable.state.workers import Worker
 
 
 class TrainingExtension(Extension):
-    """Models that are trained on what was described."""
+    """Models that are trained on descriptions."""
 
     package = "vlm_training"
     assets: ClassVar[tuple[str, ...]] = ("description_model",)
     model_source: ClassVar[str | None] = "variant"
 
     def definitions(self, settings: Settings) -> dg.Definitions:
-        """The asset, where there are variants."""
+        """The asset, if there are variants."""
         import dagster as dg
 
         from vlm_training.description_model import build_description_model
@@ -37,29 +37,32 @@ class TrainingExtension(Extension):
         return model_folder(settings, name)
 
     def assets_by_hand(self, settings: Settings) -> tuple[str, ...]:
-        """The asset, where there are variants."""
+        """The asset, if there are variants."""
         return () if settings.variants is None else self.assets
 
     def status(self, settings: Settings) -> StatusTable | None:
-        """The variants: what runs, what waits in its order, the others."""
+        """The variants: those that run, those that wait in their order, the others."""
         from vlm_training.variant_status import variant_status
 
         variants = variant_status(settings)
         if not variants:
             return None
-        rows = tuple((str(one.turn or ""), one.name, one.sentence(), one.time_left()) for one in variants)
+        rows = tuple(
+            (str(variant.turn or ""), variant.name, variant.sentence(), variant.time_left())
+            for variant in variants
+        )
         return StatusTable(
             "models to train", ("turn", "model to train", "state", "time left"), rows, variants
         )
 
     def stored_leftovers(self, settings: Settings) -> Sequence[StoredLeftover]:
-        """Copied checkpoints of trainings after which another one of their variant was published."""
+        """Copied checkpoints of trainings that a later published training of the variant replaced."""
         from vlm_training.kept_trainings import stored_leftovers
 
         return stored_leftovers(settings)
 
     def remove_leftover(self, settings: Settings, leftover: StoredLeftover) -> str:
-        """Remove the copied checkpoints of one."""
+        """Remove the copied checkpoints of a replaced training."""
         from vlm_training.kept_trainings import remove_leftover
 
         return remove_leftover(settings, leftover)

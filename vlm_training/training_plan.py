@@ -1,7 +1,7 @@
-"""What a training is: its plan as a file that every rank reads, and the samples that it names.
+"""The plan of a training, as a file that every rank reads, and the samples that it names.
 
-What lives here: the values, and finding what is named as ``module:name``. What does not: where the values
-come from (``vlm_assets``) and what is done with them (``loop.py``). Needs no torch.
+Names such as ``module:name`` are imported here. The plan's values come from ``description_model.py``, and
+``loop.py`` uses them. Needs no torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vlm_engine.model_source import ModelSource
 from vlm_engine.protocol import ImageLimits
 
 SAMPLES: Final = "samples.jsonl"
-"""In a training's folder: what it learns from, unless a function makes that."""
+"""The file of samples in a training's folder, unless a function makes the samples."""
 
 
 class TrainingError(RuntimeError):
@@ -29,7 +29,7 @@ class TrainingError(RuntimeError):
 
 @dataclass(frozen=True)
 class Sample:
-    """One property to learn from. target: the fields that are known of it."""
+    """A property to learn from. target: its known fields."""
 
     property_id: str
     image_paths: tuple[str, ...]
@@ -47,15 +47,15 @@ class Samples(Protocol):
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """Everything that decides a training's result, and a few things that do not.
+    """Everything that decides a training's result, and a few values that do not.
 
-    base, samples: a model's name and a file of samples, or ``module:name`` of a function that makes them of
+    base, samples: a model's name and a file of samples, or ``module:name`` of a function that makes them from
     this plan. objective: ``default`` or ``module:name``. steps or epochs: one of them. batch: samples of an
     optimizer step, computed in ``microbatches`` whatever the number of ranks. held_out: share of the ids that
     is never trained on. evaluate: held-out properties described at the end. patience: epochs without a better
-    metric after which it stops; the best weights count then. workers, checkpoint_seconds, threads, ranks:
-    how it is computed. copies: the address in a store where checkpoints are copied to. parts: digests of all
-    that decides the result, by name: what tells this training from one under another plan.
+    metric after which the training stops; then the best weights count. workers, checkpoint_seconds, threads,
+    ranks: how it is computed. copies: the address in a store where checkpoints are copied to. parts: digests
+    of all values that decide the result, by name: they distinguish this training from one under another plan.
     """
 
     variant: str
@@ -91,11 +91,11 @@ class TrainingPlan:
 
     @property
     def image_limits(self) -> ImageLimits:
-        """What images may cost: as where properties are described."""
+        """The limits of images: those of a description."""
         return ImageLimits(**self.limits)
 
     def is_held_out(self, property_id: str) -> bool:
-        """Whether a property is never trained on: by its id alone, so that it stays so as data grows."""
+        """Whether a property is never trained on. Its id alone decides: added data changes nothing."""
         number = int.from_bytes(sha256(property_id.encode()).digest()[:8], "big")
         return number < self.held_out * 2**64
 
@@ -105,7 +105,7 @@ class TrainingPlan:
 
     @classmethod
     def read(cls, path: Path) -> TrainingPlan:
-        """What ``write`` wrote."""
+        """Read a plan that ``write`` wrote."""
         return cls(**json.loads(path.read_bytes()))
 
 
@@ -124,13 +124,13 @@ class SampleFile:
 
 def write_samples(path: Path, samples: Sequence[Sample]) -> None:
     """Write samples durably, one a line."""
-    lines = (json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in samples)
+    lines = (json.dumps(asdict(sample), ensure_ascii=False) + "\n" for sample in samples)
     write_replacing(path, "".join(lines).encode())
 
 
 def remove_training(folder: Path) -> None:
-    """Remove a training's folder, the list of samples last: by it the rest is found. Raises OSError."""
-    for path in sorted(folder.iterdir(), key=lambda one: one.name == SAMPLES):
+    """Remove a training's folder, the list of samples last: by it a removal is resumed. Raises OSError."""
+    for path in sorted(folder.iterdir(), key=lambda path: path.name == SAMPLES):
         if path.is_dir():
             shutil.rmtree(path)
         else:
@@ -139,8 +139,8 @@ def remove_training(folder: Path) -> None:
     sync_directory(folder.parent)
 
 
-def named(name: str) -> Any:
-    """What ``module:name`` names. Raises TrainingError."""
+def import_by_name(name: str) -> Any:
+    """Import the object that ``module:name`` names. Raises TrainingError."""
     module, _, attribute = name.partition(":")
     try:
         return getattr(import_module(module), attribute)
@@ -153,13 +153,13 @@ def named(name: str) -> Any:
 
 def load_samples(plan: TrainingPlan) -> Samples:
     """The samples of a plan. Raises TrainingError, OSError."""
-    if is_name(plan.samples):
-        found: Samples = named(plan.samples)(plan)
-        return found
+    if is_import_name(plan.samples):
+        samples: Samples = import_by_name(plan.samples)(plan)
+        return samples
     return SampleFile(Path(plan.samples))
 
 
-def is_name(text: str) -> bool:
-    """Whether this is ``module:name``: neither a path nor a hub id has such a colon."""
+def is_import_name(text: str) -> bool:
+    """Whether a text is ``module:name``: neither a path nor a hub id has such a colon."""
     module, colon, attribute = text.partition(":")
     return bool(colon) and attribute.isidentifier() and all(part.isidentifier() for part in module.split("."))

@@ -1,9 +1,8 @@
 """A training in an S3 store: copies of its checkpoints, and the finished model, for another machine.
 
-What lives here: copying beside the training, taking over what another machine left, and the fence between
-two that publish. What does not: the store (``vlm_durable/mirror``) and the files on disk
-(``checkpoints.py``). Keys have the layout of the home's files; a checkpoint is cut into parts, for a store
-takes 5 GB at once.
+Copies are made beside the training. Another machine takes them over, and a fence keeps two machines from
+publishing at once. The store itself is in ``vlm_durable/mirror``, the files on disk in ``checkpoints.py``.
+Keys have the layout of the home's files. A checkpoint is cut into parts, because a store takes 5 GB at once.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ class StoredCheckpoints:
         self._store = store
 
     def put(self, path: Path) -> None:
-        """Copy a checkpoint; the store checks the SHA-256 of each part. Then remove those before the newest.
+        """Copy a checkpoint, and remove older copies. The store checks the SHA-256 of each part.
 
-        Raises FileNotFoundError where it was removed meanwhile: a newer one is there.
+        Raises FileNotFoundError if the file was removed meanwhile, because a newer checkpoint exists.
         """
         self._store.prove()
         parts = max(1, -(-path.stat().st_size // PART_BYTES))
@@ -46,21 +45,21 @@ class StoredCheckpoints:
             for number in range(parts):
                 content = stream.read(PART_BYTES)
                 name = f"{path.name}.{number:05}-of-{parts:05}"
-                found = self._store.head(name)
-                if found is None or found.sha256 != hashlib.sha256(content).hexdigest():
-                    self._store.put(name, content, over=found)
+                stored = self._store.head(name)
+                if stored is None or stored.sha256 != hashlib.sha256(content).hexdigest():
+                    self._store.put(name, content, over=stored)
         self._rotate(step_in(path.name))
 
     def pull(self, into: Checkpoints, *, after: int) -> str | None:
-        """Take the newest whole one over that is of a later step than ``after``; says so, or None."""
-        found = self._found()
-        for name in _whole(found):
+        """Take over the newest whole checkpoint after step ``after``. Returns a sentence, or None."""
+        copies = self._parts_by_checkpoint()
+        for name in _whole(copies):
             if step_in(name) <= after:
                 return None
             make_directory(into.folder)
             file = TemporaryFile(into.folder / name)
             try:
-                for part in sorted(found[name]):
+                for part in sorted(copies[name]):
                     file.write(self._store.get(part, most=PART_BYTES))
                 if file.seal() == digest_in(name):
                     publish_new(file.path, into.folder / name)
@@ -69,35 +68,35 @@ class StoredCheckpoints:
                 file.discard()
         return None
 
-    def _found(self) -> Mapping[str, list[str]]:
+    def _parts_by_checkpoint(self) -> Mapping[str, list[str]]:
         """The names of the parts of each checkpoint."""
-        found = defaultdict[str, list[str]](list)
+        copies = defaultdict[str, list[str]](list)
         for part, _ in self._store.names():
-            named = _PART.fullmatch(part)
-            if named is not None and digest_in(named[1]) is not None:
-                found[named[1]].append(part)
-        return found
+            match = _PART.fullmatch(part)
+            if match is not None and digest_in(match[1]) is not None:
+                copies[match[1]].append(part)
+        return copies
 
     def _rotate(self, newest: int) -> None:
-        found = self._found()
-        whole = _whole(found)
-        for name, parts in found.items():
-            # One that is not whole may be another machine's, which is just putting it.
+        copies = self._parts_by_checkpoint()
+        whole = _whole(copies)
+        for name, parts in copies.items():
+            # Another machine may be copying a checkpoint that is not whole yet.
             if name in whole[KEPT:] or (name not in whole and step_in(name) < newest):
                 for part in parts:
                     self._store.delete(part)
 
 
-def _whole(found: Mapping[str, Sequence[str]]) -> list[str]:
-    """The checkpoints of which all parts are there, the newest first."""
-    whole = [name for name, parts in found.items() if len(parts) == int(parts[0].rpartition("-")[2])]
+def _whole(copies: Mapping[str, Sequence[str]]) -> list[str]:
+    """The checkpoints with all of their parts, the newest first."""
+    whole = [name for name, parts in copies.items() if len(parts) == int(parts[0].rpartition("-")[2])]
     return sorted(whole, key=step_in, reverse=True)
 
 
 class StoreCopies:
-    """Copies checkpoints beside the training, in a thread, the newest one only. An outage stops nothing.
+    """Copies the newest checkpoint beside the training, in a thread. An outage stops nothing.
 
-    failed: is told of one that could not be copied, once until one is.
+    failed: called with a sentence when a copy fails; not again until a copy succeeds.
     """
 
     def __init__(self, stored: StoredCheckpoints, failed: Callable[[str], None]) -> None:
@@ -108,7 +107,7 @@ class StoreCopies:
         self._is_away = False
 
     def offer(self, path: Path) -> None:
-        """A checkpoint is on this machine's disk. Returns at once."""
+        """Have a checkpoint on this machine's disk copied. Returns at once."""
         with self._guard:
             self._newest = path
             if self._thread is None or not self._thread.is_alive():
@@ -116,7 +115,7 @@ class StoreCopies:
                 self._thread.start()
 
     def wait(self) -> None:
-        """Return when the newest one is copied, or could not be."""
+        """Return when the newest checkpoint is copied, or copying it has failed."""
         thread = self._thread
         if thread is not None:
             thread.join()
@@ -132,8 +131,8 @@ class StoreCopies:
                 self._stored.put(path)
                 self._is_away = False
             except FileNotFoundError:
-                continue  # Removed meanwhile: a newer one was offered.
-            except Exception as error:  # Else the thread would end, and nobody would be told.
+                continue  # It was removed meanwhile, because a newer one was offered.
+            except Exception as error:  # Else the thread would end in silence.
                 if not self._is_away:
                     self._failed(
                         f"{path.name} was not copied to the store: {error} The training goes on, and the copy"
@@ -146,8 +145,8 @@ class StoredModel:
     """The finished model of one variant in the store, published as a partition is
     (``vlm_durable/versions/stored.py``).
 
-    The record goes first, as pending and on the condition that it is still the one that was read: that is
-    the fence. Then the files, then the record again. Every method raises StoreError.
+    The record is put first, as pending, and only if the stored record is still the one that was read: that is
+    the fence. Then come the files, then the record again. Every method raises StoreError.
     """
 
     def __init__(self, store: S3Folder, *, record: str, folder: str) -> None:
@@ -155,30 +154,30 @@ class StoredModel:
         self._store, self._name, self._folder = store, record, f"{folder}/"
 
     def record(self) -> tuple[Mapping[str, Any] | None, Stored | None]:
-        """What the store says is published, and where it stands. Raises TrainingError, FormatVersionError."""
-        at = self._store.head(self._name)
-        if at is None:
+        """The record in the store, and the object that holds it. Raises TrainingError, FormatVersionError."""
+        stored = self._store.head(self._name)
+        if stored is None:
             return None, None
-        where = self._store.address(self._name)
+        address = self._store.address(self._name)
         try:
-            found = unseal(self._store.get(self._name, most=_RECORD_BYTES))
+            record = unseal(self._store.get(self._name, most=_RECORD_BYTES))
         except BrokenSealError as error:
             raise TrainingError(
-                f"{where} is damaged ({error}). Nothing was changed. Put it back from a version of the"
+                f"{address} is damaged ({error}). Nothing was changed. Put it back from a version of the"
                 " bucket, or remove it: the next materialization puts this machine's model there."
             ) from error
-        refuse_newer_format(found.pop("format", 0), 1, Path(where))
-        return found, at
+        refuse_newer_format(record.pop("format", 0), 1, Path(address))
+        return record, stored
 
     def pull(self, record: Mapping[str, Any], into: Path) -> bool:
-        """Fetch the files of a record into an empty folder; False where the store lacks one of them."""
+        """Fetch the files of a record into an empty folder; False if the store lacks one of them."""
         for name, digest in record["files"].items():
             if Path(name).is_absolute() or ".." in Path(name).parts:
                 raise TrainingError(
                     f"{self._store.address(self._name)} names {name!r}, outside of its folder."
                 )
-            found = self._store.head(self._folder + name)
-            if found is None or found.sha256 != digest:
+            stored = self._store.head(self._folder + name)
+            if stored is None or stored.sha256 != digest:
                 return False
             content = self._store.get(self._folder + name, most=_FILE_BYTES)
             if hashlib.sha256(content).hexdigest() != digest:
@@ -188,33 +187,33 @@ class StoredModel:
         return True
 
     def push(self, record: Mapping[str, Any], folder: Path) -> None:
-        """Have the store hold this model; when it returns, it does. Raises TrainingError where overtaken."""
+        """Put this model into the store. Raises TrainingError if another machine overtook this one."""
         self._store.prove()
-        theirs, at = self.record()
-        is_same = theirs is not None and theirs["fingerprint"] == record["fingerprint"]
-        is_there = theirs is not None and is_same and not theirs.get("pending")
-        if theirs is not None and is_there and theirs["files"] != record["files"]:
+        stored_record, fence = self.record()
+        is_same = stored_record is not None and stored_record["fingerprint"] == record["fingerprint"]
+        is_published = stored_record is not None and is_same and not stored_record.get("pending")
+        if stored_record is not None and is_published and stored_record["files"] != record["files"]:
             return  # Another machine published this training first: the next materialization takes its bytes.
-        if theirs is not None and not is_same and theirs["sequence"] >= record["sequence"]:
+        if stored_record is not None and not is_same and stored_record["sequence"] >= record["sequence"]:
             raise self._overtaken()
-        if not is_there:
-            at = self._put(self._name, sealed({**record, "pending": True}), over=at)
+        if not is_published:
+            fence = self._put(self._name, sealed({**record, "pending": True}), over=fence)
         for name, digest in record["files"].items():
-            found = self._store.head(self._folder + name)
-            if found is None or found.sha256 != digest:
-                # Another machine may have begun since: what it puts is not to be replaced.
-                if self._store.head(self._name) != at:
+            stored = self._store.head(self._folder + name)
+            if stored is None or stored.sha256 != digest:
+                # Another machine may have begun to publish: its files must not be replaced.
+                if self._store.head(self._name) != fence:
                     raise self._overtaken()
                 content = (folder / name).read_bytes()
                 if hashlib.sha256(content).hexdigest() != digest:
                     raise TrainingError(f"{folder / name} is not what its record says: it was not copied.")
-                self._put(self._folder + name, content, over=found)
-        if not is_there:
-            at = self._put(self._name, sealed(record), over=at)
+                self._put(self._folder + name, content, over=stored)
+        if not is_published:
+            fence = self._put(self._name, sealed(record), over=fence)
         for key, _ in list(self._store.names(self._folder)):
             if key.removeprefix(self._folder) not in record["files"]:
-                if self._store.head(self._name) != at:
-                    return  # Another machine has begun since: it may be its file.
+                if self._store.head(self._name) != fence:
+                    return  # Another machine has begun to publish: the file may be its own.
                 self._store.delete(key)
 
     def _put(self, name: str, content: bytes, *, over: Stored | None) -> Stored:

@@ -1,4 +1,4 @@
-"""Where each variant of ``description_model`` stands, from what is on disk: Dagster need not run."""
+"""The state of each variant of ``description_model``, read from the disk: Dagster need not run."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from vlm_training.variants import Variant, read_variants
 
 @dataclass(frozen=True)
 class VariantStatus:
-    """One variant. step, steps: finished and in all; epoch, epochs: the same in passes over the data.
+    """The state of a variant. step, steps: finished steps, and all. epoch, epochs: passes over the data.
 
-    metric: of the finished model, or the best so far. seconds_left: at the pace so far; None where unknown.
-    turn: 1 runs first; None where it does not wait. note: why it is refused, or
-    what begins anew because the plan changed. Other data under the same name is seen by the next run alone.
+    metric: of the finished model, or the best so far. seconds_left: at the pace so far; None if unknown.
+    turn: 1 runs first; None if the variant does not wait. note: why it is refused, or what begins anew
+    because the plan changed. Other data under the same name is noticed only by the next run.
     """
 
     name: str
@@ -42,7 +42,7 @@ class VariantStatus:
 
     @property
     def percent(self) -> float:
-        """How much of it is trained."""
+        """The share of steps that are finished."""
         if self.state == "done":
             return 100.0
         return 100.0 * self.step / self.steps if self.steps else 0.0
@@ -56,15 +56,15 @@ class VariantStatus:
         )
 
     def sentence(self) -> str:
-        """All of it for a person."""
+        """The state for a person."""
         if self.state == "done":
             return f"done (metric {self.metric:.4f})" if self.metric is not None else "done"
         if self.state == "never started":
             return self.state
         if self.state in ("refused", "plan changed"):
             return f"{self.state}: {self.note}"
-        at = f"{self.state} at epoch {self.epoch} of {self.epochs} ({self.percent:.1f}%)"
-        return at if self.metric is None else f"{at}, metric {self.metric:.4f} so far"
+        progress = f"{self.state} at epoch {self.epoch} of {self.epochs} ({self.percent:.1f}%)"
+        return progress if self.metric is None else f"{progress}, metric {self.metric:.4f} so far"
 
 
 def variant_status(settings: Settings) -> tuple[VariantStatus, ...]:
@@ -72,15 +72,20 @@ def variant_status(settings: Settings) -> tuple[VariantStatus, ...]:
     running = {
         worker.partition for worker in Workers(control_state(settings)).living() if worker.asset == ASSET
     }
-    variants = read_variants(settings)
-    found = [
-        _status(settings, name, variant, is_running=name in running) for name, variant in variants.items()
+    statuses = [
+        _status(settings, name, variant, is_running=name in running)
+        for name, variant in read_variants(settings).items()
     ]
-    waiting = [one for one in found if one.state in ("interrupted", "never started", "plan changed")]
-    waiting.sort(key=lambda one: (-one.percent, one.seconds_left or 0.0))
-    turns = [replace(one, turn=turn) for turn, one in enumerate(waiting, start=1)]
-    others = {state: [one for one in found if one.state == state] for state in ("running", "refused", "done")}
-    return (*others["running"], *turns, *others["refused"], *others["done"])
+    waiting = [
+        status for status in statuses if status.state in ("interrupted", "never started", "plan changed")
+    ]
+    waiting.sort(key=lambda status: (-status.percent, status.seconds_left or 0.0))
+    turns = [replace(status, turn=turn) for turn, status in enumerate(waiting, start=1)]
+    by_state = {
+        state: [status for status in statuses if status.state == state]
+        for state in ("running", "refused", "done")
+    }
+    return (*by_state["running"], *turns, *by_state["refused"], *by_state["done"])
 
 
 def _status(settings: Settings, name: str, variant: Variant, *, is_running: bool) -> VariantStatus:
@@ -94,7 +99,7 @@ def _status(settings: Settings, name: str, variant: Variant, *, is_running: bool
         begun = [] if folder is None else changed_settings(begun_parts(folder), settings, variant)
         published = [] if record is None else changed_settings(record.get("parts", {}), settings, variant)
         if record is not None and begun and not published:
-            folder = None  # Back at the plan of what is published.
+            folder = None  # The plan is that of the published model again.
         elif changed := begun or (published if folder is None else []):
             return _begins_anew(name, variant, folder, changed, record)
     if folder is None and record is not None and not is_running:
@@ -122,7 +127,7 @@ def _status(settings: Settings, name: str, variant: Variant, *, is_running: bool
 def _begins_anew(
     name: str, variant: Variant, folder: Path | None, changed: list[str], record: Mapping[str, Any] | None
 ) -> VariantStatus:
-    """A variant whose plan is another one now. folder: of the training that was under way."""
+    """The status of a variant whose plan changed. folder: of the training under the earlier plan."""
     notes = [f"{', '.join(changed)}. The next run begins anew at step 0"]
     if folder is not None:
         step = (newest_state(folder / "checkpoints") or {}).get("step", 0)
@@ -133,8 +138,12 @@ def _begins_anew(
 
 
 def _begun(paths: PartitionPaths, published: str | None) -> Path | None:
-    """The folder of the training under way: the one that was started last, but for what is published."""
+    """The folder of the training that was started last and is not published."""
     if not paths.journals.is_dir():
         return None
-    begun = [one for one in paths.journals.iterdir() if one.name != published and (one / PLAN).is_file()]
-    return max(begun, key=lambda one: (one / PLAN).stat().st_mtime, default=None)
+    begun = [
+        folder
+        for folder in paths.journals.iterdir()
+        if folder.name != published and (folder / PLAN).is_file()
+    ]
+    return max(begun, key=lambda folder: (folder / PLAN).stat().st_mtime, default=None)

@@ -1,4 +1,4 @@
-"""The variants of ``description_model``: what ``VLM_ASSETS_VARIANTS`` names, read and validated.
+"""The variants of ``description_model``: the file that ``VLM_ASSETS_VARIANTS`` names, read and validated.
 
 ``vlm_training/training_data.py`` has the data that a variant is trained on.
 """
@@ -25,7 +25,7 @@ _SETTING = f"{PREFIX}VARIANTS"
 
 
 class Variant(BaseModel):
-    """One variant. docs/training.md says what each name means."""
+    """A variant. docs/training.md says what each name means."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -84,8 +84,8 @@ def read_variants(settings: Settings) -> Mapping[str, Variant]:
         raise SettingsError(f"{_SETTING}={path} cannot be read: {' '.join(str(error).split())}") from error
     except ValidationError as error:
         problems = "; ".join(
-            f"{'.'.join(map(str, item['loc'])) or 'the file'}: {item['msg']}"
-            for item in error.errors(include_url=False)
+            f"{'.'.join(map(str, problem['loc'])) or 'the file'}: {problem['msg']}"
+            for problem in error.errors(include_url=False)
         )
         raise SettingsError(
             f"{_SETTING}={path}: {problems}. The file holds one object `variants`, with a name and the values"

@@ -21,7 +21,7 @@ from vlm_training.checkpoints import Checkpoints
 from vlm_training.loop import BadBatchesError, Training
 from vlm_training.order import SampleOrder
 from vlm_training.rank import PLAN
-from vlm_training.rank_watch import Doing, Position, StepLimits, StepWatch
+from vlm_training.rank_watch import Activity, Position, StepLimits, StepWatch
 from vlm_training.ranks import Ranks
 from vlm_training.training_plan import Sample, TrainingPlan
 
@@ -78,7 +78,7 @@ def test_one_of_two_ranks_dies_and_the_other_goes_on(
     ranks = processes(folder, ranks=2, grace=120.0)
     said = list(ranks.events())
     ranks.lock.close()
-    (warning,) = [one["said"] for one in said if one["event"] == "warning"]
+    (warning,) = [one["message"] for one in said if one["event"] == "warning"]
     assert "rank 1 was killed by SIGKILL" in warning and "Going on with 1 of 2 ranks" in warning
     starts = [(one["ranks"], one["step"]) for one in said if one["event"] == "restored"]
     assert starts == [(2, 0), (1, 1)]
@@ -95,19 +95,19 @@ def test_a_rank_that_stands_still_is_named_and_the_other_goes_on(
     fatal = falling(folder, samples, "SIGSTOP")
     ranks = processes(folder, ranks=4, grace=120.0)
 
-    def still(_: StepWatch, now: float) -> float | None:
+    def overdue(_: StepWatch, now: float) -> float | None:
         """Its time is over as soon as the others wait for it: a slow machine makes nobody stuck."""
         others = [Position.read(folder / "work" / f"rank-{number}.at") for number in (0, 2, 3)]
-        waited_for = all(one.doing is Doing.WAITING for one in others)
+        waited_for = all(position.activity is Activity.WAITING for position in others)
         fallen = waited_for and (folder / "work" / FALLEN).exists() and is_stopped(ranks._running[1].pid)
         return now if fallen else None
 
-    monkeypatch.setattr(StepWatch, "still", still)
+    monkeypatch.setattr(StepWatch, "overdue", overdue)
     told = list(ranks.events())
     ranks.lock.close()
     (stuck,) = [one for one in told if one["event"] == "stuck"]
     assert (stuck["rank"], stuck["device"]) == (1, "cpu")
-    assert f"rank 1 was loading the images of {fatal}. It is killed" in stuck["said"]
+    assert f"rank 1 was loading the images of {fatal}. It is killed" in stuck["message"]
     assert [(one["ranks"], one["step"]) for one in told if one["event"] == "restored"] == [(4, 0), (3, 1)]
     assert outcome(folder).model == whole.model and outcome(folder).history == whole.history
 
@@ -197,7 +197,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(
     data[len(data) // 2] ^= 1
     newest.write_bytes(data)
     training, told = in_process(folder, plan)
-    assert [one for one in told if one["event"] == "warning" and "damaged" in one["said"]]
+    assert [one for one in told if one["event"] == "warning" and "damaged" in one["message"]]
     assert 0 < next(one["step"] for one in told if one["event"] == "restored") < STEPS
     assert training.state.step == STEPS
     assert outcome(folder).model == whole.model and outcome(folder).history == whole.history
@@ -235,7 +235,7 @@ def test_a_poisoned_batch_is_skipped_and_named(
     plan = make_plan(folder, samples, steps=2, variant=bad, objective=POISONED, held_out=0.0)
     training, told = in_process(folder, plan)
     skipped = [one for one in told if one["event"] == "skipped"]
-    assert skipped and all(bad in one["ids"] and "loss is nan" in one["said"] for one in skipped)
+    assert skipped and all(bad in one["ids"] and "loss is nan" in one["message"] for one in skipped)
     state = training.state
     assert list(state.skips.values()) == [one["ids"] for one in skipped]
     assert state.step == 2 and state.consumed == (2 + len(skipped)) * plan.batch

@@ -85,7 +85,7 @@ def test_a_foreign_object_stops_no_copy(place, tmp_path, monkeypatch):
     path = write(here, 3)
     copies.offer(path)
     copies.wait()
-    assert len(told) == 1 and path.name in StoredCheckpoints(place)._found()
+    assert len(told) == 1 and path.name in StoredCheckpoints(place)._parts_by_checkpoint()
     assert "step 3 was taken over" in StoredCheckpoints(place).pull(machine(tmp_path / "b"), after=-1)
 
 

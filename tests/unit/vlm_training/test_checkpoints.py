@@ -127,7 +127,7 @@ def test_a_snapshot_is_of_its_moment(checkpoints: Checkpoints) -> None:
     now, here = state(1), tensors(1)
     writer.begin(now, here)
     here["a"].fill_(99.0)
-    now.take_step(9.0, consumed=16)
+    now.count_step(9.0, consumed=16)
     writer.wait()
     path = checkpoints.newest(damaged=pytest.fail)
     assert path is not None

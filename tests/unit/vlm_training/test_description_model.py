@@ -20,7 +20,7 @@ from vlm_engine.devices import find, leases
 from vlm_engine.devices.find import GpuReading
 from vlm_engine.devices.leases import LeaseHolder
 from vlm_training import description_model
-from vlm_training.description_model import TrainingWork, _Told
+from vlm_training.description_model import TrainingWork, _EventHandler
 from vlm_training.training_plan import TrainingPlan
 
 LOG = logging.getLogger("test_description_model")
@@ -52,11 +52,11 @@ def test_nobody_expects_a_step_where_none_can_come(tmp_path):
     workers = Workers(control_state(settings))
     context = SimpleNamespace(log=LOG, log_event=print, asset_key=dg.AssetKey("a"), partition_key="tiny")
     with workers.begin(run_id="run", asset="a", partition="tiny", expected=9) as beat:
-        told = _Told(context, settings, beat)
+        handler = _EventHandler(context, settings, beat)
         for silent in ("starting", "measuring", "saving", "restoring", "evaluating"):
-            told.take({"event": silent})
+            handler.handle({"event": silent})
             assert beat.worker.phase is Phase.LOADING
-            told.take({"event": "skipped", "said": "It is skipped."})
+            handler.handle({"event": "skipped", "message": "It is skipped."})
             assert beat.worker.phase is Phase.WORKING
 
 
@@ -72,22 +72,22 @@ def test_a_stuck_or_slow_rank_is_an_alert_until_it_is_over(tmp_path):
         return [one.kind for one in outbox.open_subjects().values()]
 
     with Workers(state).begin(run_id="r1", asset="a", partition="tiny", expected=9) as beat:
-        told = _Told(context, settings, beat)
-        with contextlib.closing(told):
-            stuck = {"event": "stuck", "rank": 1, "device": "GPU-1", "said": "Rank 1 was loading p7."}
-            told.take(stuck)
-            told.take(stuck)
+        handler = _EventHandler(context, settings, beat)
+        with contextlib.closing(handler):
+            stuck = {"event": "stuck", "rank": 1, "device": "GPU-1", "message": "Rank 1 was loading p7."}
+            handler.handle(stuck)
+            handler.handle(stuck)
             (alert,) = outbox.open_subjects().values()
             assert (alert.kind, alert.partition, alert.page) == ("rank_stuck", "tiny", "runs/r1")
             assert "Rank 1 of description_model tiny on GPU-1" in alert.title
             assert "p7" not in str(alert), "an alert stays for 90 days where a property is withdrawn"
             counts = dict.fromkeys(("step", "steps", "samples", "skipped", "starts", "interval", "mtbf"), 1)
-            told.take({"event": "restored", "ranks": 1, **counts})
+            handler.handle({"event": "restored", "ranks": 1, **counts})
             assert kinds() == []
             for rank in (0, 2):
-                told.take({"event": "slow", "rank": rank, "device": "cpu", "said": "Rank is slow."})
+                handler.handle({"event": "slow", "rank": rank, "device": "cpu", "message": "Rank is slow."})
             assert kinds() == ["rank_slow", "rank_slow"]
-            told.take({"event": "keeps pace", "rank": 2, "device": "cpu", "said": "It keeps pace."})
+            handler.handle({"event": "keeps pace", "rank": 2, "device": "cpu", "message": "It keeps pace."})
             assert kinds() == ["rank_slow"]
         assert kinds() == []
     assert [event.happening for event in outbox.recent(9)] == [

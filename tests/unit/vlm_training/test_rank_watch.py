@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from vlm_training.rank_watch import (
-    Doing,
+    Activity,
     Position,
     PositionFile,
     SlowRanks,
     StepLimits,
     StepWatch,
-    held_up_by,
+    blocking_ranks,
 )
 
 
@@ -20,27 +20,27 @@ def test_a_rank_says_where_it_is(tmp_path: Path) -> None:
     file = PositionFile(tmp_path / "rank-0.at")
     assert Position.read(tmp_path / "rank-0.at") == Position()
     file.begin(["p1", "a longer id"])
-    file.enter(Doing.COMPUTING)
+    file.enter(Activity.COMPUTING)
     file.begin([f"p{number}" for number in range(7)])
     found = Position.read(tmp_path / "rank-0.at")
-    assert (found.round, found.doing) == (2, Doing.LOADING)
+    assert (found.round, found.activity) == (2, Activity.LOADING)
     assert found.sentence() == "loading the images of p0, p1, p2, p3, p4 and 2 more"
 
 
 @pytest.mark.parametrize(
-    ("rounds", "doing", "stopped", "stuck"),
+    ("rounds", "activities", "stopped", "stuck"),
     [
-        ((3, 3), (Doing.WAITING, Doing.LOADING), (False, False), [1]),
-        ((4, 3), (Doing.WAITING, Doing.WAITING), (False, False), [1]),
-        ((3, 3), (Doing.WAITING, Doing.WAITING), (False, True), [1]),
-        ((3, 3), (Doing.WAITING, Doing.WAITING), (False, False), [0, 1]),
-        ((1,), (Doing.COMPUTING,), (False,), [0]),
+        ((3, 3), (Activity.WAITING, Activity.LOADING), (False, False), [1]),
+        ((4, 3), (Activity.WAITING, Activity.WAITING), (False, False), [1]),
+        ((3, 3), (Activity.WAITING, Activity.WAITING), (False, True), [1]),
+        ((3, 3), (Activity.WAITING, Activity.WAITING), (False, False), [0, 1]),
+        ((1,), (Activity.COMPUTING,), (False,), [0]),
     ],
 )
-def test_the_rank_that_the_others_wait_for_is_found(rounds, doing, stopped, stuck) -> None:
+def test_the_rank_that_the_others_wait_for_is_found(rounds, activities, stopped, stuck) -> None:
     """By what each has begun, what it does, and whether the system lets it run."""
-    positions = [Position(number, one) for number, one in zip(rounds, doing, strict=True)]
-    assert held_up_by(positions, stopped) == stuck
+    positions = [Position(number, activity) for number, activity in zip(rounds, activities, strict=True)]
+    assert blocking_ranks(positions, stopped) == stuck
 
 
 def test_a_torn_word_names_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,29 +53,29 @@ def test_a_torn_word_names_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert Position.read(path).round == 1
     path.write_bytes(b'{"round": 2')
     unknown = Position.read(path)
-    assert unknown.doing is Doing.UNKNOWN
-    assert held_up_by([unknown, Position(7, Doing.COMPUTING), Position(8)], [False] * 3) == [1]
-    assert held_up_by([unknown, unknown], [False, True]) == [1]
+    assert unknown.activity is Activity.UNKNOWN
+    assert blocking_ranks([unknown, Position(7, Activity.COMPUTING), Position(8)], [False] * 3) == [1]
+    assert blocking_ranks([unknown, unknown], [False, True]) == [1]
 
 
 def test_a_step_may_take_what_steps_take() -> None:
     """A learned time with a floor and a ceiling; the start and the measuring of an epoch have their own."""
     watch = StepWatch(StepLimits(least=2.0, most=100.0, loading=1000.0), 0.0)
-    assert watch.still(999.0) is None and watch.still(1001.0) == 1001.0
-    watch.take("restored", 10.0)
+    assert watch.overdue(999.0) is None and watch.overdue(1001.0) == 1001.0
+    watch.note("restored", 10.0)
     assert watch.allowed == 100.0, "no rhythm is known yet"
     for at in (50.0, 51.0, 55.0):
-        watch.take("step", at)
+        watch.note("step", at)
     assert watch.allowed == 1.5 * 4.0
-    watch.take("warning", 60.0)
-    assert watch.still(60.0) is None and watch.still(61.5) == 6.5, "a warning is no step"
-    watch.take("measuring", 62.0)
+    watch.note("warning", 60.0)
+    assert watch.overdue(60.0) is None and watch.overdue(61.5) == 6.5, "a warning is no step"
+    watch.note("measuring", 62.0)
     assert watch.allowed == 100.0
-    watch.take("epoch", 300.0)
-    watch.take("step", 301.0)
+    watch.note("epoch", 300.0)
+    watch.note("step", 301.0)
     assert watch.allowed == 6.0, "the measuring is no step"
-    watch.take("epoch", 302.0)
-    watch.take("evaluating", 302.5)
+    watch.note("epoch", 302.0)
+    watch.note("evaluating", 302.5)
     assert watch.allowed == 1000.0, "the finished model is asked about held-out properties"
 
 
@@ -87,12 +87,12 @@ def test_a_slow_rank_is_named_once_while_it_lasts() -> None:
     watch, told = SlowRanks(seconds=60.0), list[tuple[str, int, str]]()
     for step in range(100):
         own = 2.0 if step == 30 else 0.5
-        told += watch.take([0.2, own], [f"p{step}"], float(step))
+        told += watch.note([0.2, own], [f"p{step}"], float(step))
     ((event, rank, said),) = told
     assert (event, rank) == ("slow", 1)
     assert "Rank 1 is slow: it needs 0.50 s for a microbatch and the others 0.20 s" in said
     assert "slowest in the batch of p30" in said
-    told = [one for step in range(100, 200) for one in watch.take([0.2, 0.2], ["p"], float(step))]
+    told = [one for step in range(100, 200) for one in watch.note([0.2, 0.2], ["p"], float(step))]
     assert told == [("keeps pace", 1, "Rank 1 keeps pace with the others again.")]
 
 
@@ -102,5 +102,5 @@ def test_ranks_that_keep_pace_are_not_named() -> None:
     assert not [
         one
         for step in range(300)
-        for one in watch.take([0.2, 2.0 if step % 10 == 0 else 0.25], ["p"], float(step))
+        for one in watch.note([0.2, 2.0 if step % 10 == 0 else 0.25], ["p"], float(step))
     ]

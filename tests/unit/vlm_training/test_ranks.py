@@ -10,7 +10,9 @@ from vlm_training.ranks import Ranks, TreeSum, bounds
 def test_the_tree_is_the_same_for_any_number_of_ranks(microbatches: int) -> None:
     """1, 2, 3 or 4 ranks: each microbatch once, in order, so that the rounding is the same."""
     for world in (1, 2, 3, 4):
-        rounds = zip(*(Ranks(rank, world).mine(microbatches) for rank in range(world)), strict=True)
+        rounds = zip(
+            *(Ranks(rank, world).own_microbatches(microbatches) for rank in range(world)), strict=True
+        )
         pushed = [one for together in rounds for one in together][:microbatches]
         assert pushed == list(range(microbatches))
     parts = [torch.randn(1000, generator=torch.Generator().manual_seed(n)) for n in range(microbatches)]

@@ -32,9 +32,9 @@ def test_the_first_losses_are_no_spikes() -> None:
 def test_a_state_comes_back_as_it_was() -> None:
     """Skips, metrics and history: what a checkpoint holds is what a resumed training goes on with."""
     state = TrainingState(order="x")
-    state.take_step(0.5, consumed=8)
+    state.count_step(0.5, consumed=8)
     state.skips[8] = ["p1", "p2"]
-    state.take_metric(1, 0.4)
+    state.note_metric(1, 0.4)
     assert TrainingState.from_json(state.as_json(), state.losses, state.samples) == state
     with pytest.raises(TypeError, match="lacks best"):
         TrainingState.from_json({n: v for n, v in state.as_json().items() if n != "best"}, [], [])
