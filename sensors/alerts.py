@@ -1,8 +1,8 @@
-"""The alerts sensor: it looks for what a person must know, posts it, and has it delivered.
+"""The alerts sensor: it looks for trouble that a person must know of, posts alerts, and has them delivered.
 
-What lives here: what is told of checks, runs and the queue. What does not: silent sensors (``ticks.py``),
-what other sensors post themselves, and how alerts reach people (``resources/alerts``). A tick that dies
-anywhere is repeated: the ids of alerts make that harmless.
+What lives here: the alerts about checks, runs and the queue. What does not: silent sensors (``ticks.py``),
+the alerts that other sensors post themselves, and how alerts reach people (``resources/alerts``). A tick that
+dies anywhere is repeated: the ids of alerts make that harmless.
 """
 
 # No postponed annotations here: Dagster reads a sensor's parameters from its real ones.
@@ -29,16 +29,16 @@ from vlm_durable.state.database import StateRestoration
 from vlm_durable.wording import counted
 
 DELIVERY_SECONDS = 20.0
-"""Of a tick, after which a target that hangs is left for the next one. Dagster gives a tick 60."""
+"""A target that hangs for so long waits for the next tick. Dagster gives a tick 60 s."""
 
 STANDSTILL_SECONDS = 900.0
-"""How long runs may wait with none under way: longer than any start or retry takes."""
+"""How long runs may wait while none is under way: longer than any start or retry takes."""
 
 CHECK_FAILED, CHECK_WARNED, RUN_FAILED = "check_failed", "check_warning", "run_failed"
 QUEUE_STANDS, RUN_STUCK = "queue_stands", "run_stuck"
 
 QUEUE, RESTORED = "queue", "state/database"
-"""Subjects: the queue that stands; a control state that was damaged or deleted and was put back."""
+"""Subjects: the queue that stands still; a control state that was damaged or deleted and was restored."""
 
 _EXPECTED, _FOUND, _WHAT_TO_DO = "expected", "found", "what to do"
 _JOB = "job"
@@ -50,19 +50,19 @@ _TRIED_AGAIN = (
 _UNRECORDED_AGAIN_SECONDS = 3600.0
 
 _SETTLED_SECONDS = 3.0
-"""A run is failed a moment before it says whether Dagster retries it."""
+"""A run fails a moment before Dagster notes on it whether it is retried."""
 
 _RUNS_LOOK_BACK_SECONDS = 600.0
-_RUNS_FIRST_LOOK_SECONDS = 3600.0
+_RUNS_FIRST_SCAN_SECONDS = 3600.0
 _QUOTED = 20
-"""Runs of one look whose error is read from their log; a storm's others are told by their partition."""
+"""In one scan the errors of so many runs are read from their logs. Others are told without their error."""
 
 
 @dataclass(frozen=True)
 class Cursor:
-    """How far was looked: the last check result, and the unix second of the last look at runs.
+    """How far the last scan read: the last check result, and the unix second of the last read of runs.
 
-    still: since which unix second the queue, or a run that was started, does nothing, by subject.
+    still: by subject, since which unix second the queue, or a run that was started, has stood still.
     """
 
     evaluations: int | None = None
@@ -74,9 +74,9 @@ class Cursor:
 class AlertScan:
     """Looks for trouble and recoveries, and posts them.
 
-    assets: the partitioned ones; by_hand: of these, those that nobody but a person tries again. watched: the
-    other sensors and schedules, and their intervals in seconds. paused: whether a person has everything stand
-    still. working: the runs that have a heartbeat; silence: seconds that one may be under way without.
+    assets: the partitioned assets; by_hand: those of them that only a person tries again. watched: the other
+    sensors and schedules, and their intervals in seconds. paused: whether a person has paused everything.
+    working: the runs that have a heartbeat; silence: seconds that a run may be under way without a heartbeat.
     """
 
     outbox: Outbox
@@ -94,21 +94,21 @@ class AlertScan:
         self._seen_runs: set[str] = set()
 
     def scan(self, dagster: DagsterFacts, cursor: Cursor, *, now: float) -> tuple[Cursor, str]:
-        """Post what is new; returns where to go on, and a sentence. Raises ControlStateError."""
+        """Post new alerts and recoveries. Returns the new cursor and a sentence. Raises ControlStateError."""
         if self._since is None:
             self._since = now
         opened = self.outbox.open_subjects()
-        # Runs before checks: the checks that a failed run failed for are then among those read.
+        # Runs are read before checks: then the failed checks that made a run fail are among those read.
         failed = failed_runs(dagster, cursor.runs, now=now)
         evaluations, until = new_evaluations(dagster, cursor.evaluations, opened)
-        # A run that failed for a check is told by that check.
+        # If a failed check made a run fail, only the check is told.
         told_run_ids = {evaluation.run_id for evaluation in evaluations if evaluation.stops} | self._seen_runs
         told_run_ids |= {alert.occurrence for alert in opened.values() if alert.kind == CHECK_FAILED}
         alerts = [alert for evaluation in evaluations if (alert := alert_of(evaluation)) is not None]
         alerts += self._of_failed_runs(dagster, [run for run in failed if run.run_id not in told_run_ids])
         alerts += self.ticks.silent_sensors(self.watched, since=self._since, now=now)
 
-        # While everything waits on purpose, that is no trouble, and nothing that stood before is right.
+        # While everything waits on purpose, a standstill is no trouble, and an earlier one is not over.
         waits = self.paused() or NONE_LEFT in opened
         standing = {} if waits else self._standing(dagster)
         still_since = {subject: cursor.still.get(subject, now) for subject in standing}
@@ -119,33 +119,35 @@ class AlertScan:
         ]
 
         posted = self.outbox.post_all(alerts, once_while_open=True)
-        # Told again at every restoration: each is trouble of its own.
+        # Each restoration is told, also while an alert of an earlier one is open.
         posted += self.outbox.post_all(_restored(self.outbox.state.restorations(), now))
         self._seen_runs = {run.run_id for run in failed}
 
         opened = self.outbox.open_subjects()
-        right = passed_again(evaluations) | self.ticks.ticking_again(opened.keys(), now=now)
-        right |= self._made_since(dagster, opened.values())
+        recovered = passed_again(evaluations) | self.ticks.ticking_again(opened.keys(), now=now)
+        recovered |= self._made_since(dagster, opened.values())
         for subject, alert in opened.items():
             if alert.kind in (QUEUE_STANDS, RUN_STUCK) and subject not in still_since and not waits:
-                right[subject] = "It goes on, or nothing is left to be done."
+                recovered[subject] = "It goes on, or nothing is left to be done."
             elif alert.lasts is not None and now - alert.at >= alert.lasts:
-                right[subject] = "Nothing more was found since: look at the history if nobody has looked yet."
-        recoveries = self.outbox.note_recoveries(right, at=now)
+                recovered[subject] = (
+                    "Nothing more was found since: look at the history if nobody has looked yet."
+                )
+        recoveries = self.outbox.note_recoveries(recovered, at=now)
         return Cursor(until, now, still_since), f"{len(posted)} new, {len(recoveries)} right again"
 
     def _standing(self, dagster: DagsterFacts) -> dict[str, tuple[float, Callable[..., Alert]]]:
-        """By subject, what does not go on: for how many seconds that is no trouble yet, and the alert of it.
+        """By subject, what stands still: seconds for which that is no trouble, and a function for its alert.
 
-        Runs of partitions that were started and have no heartbeat, which nobody else judges; and the queue,
-        where runs wait although none is under way.
+        That is each run of a partition that was started and has no heartbeat, which no other sensor watches;
+        and the queue, if runs wait in it although none is under way.
         """
         started = [
             run
             for run in dagster.runs_in([dg.DagsterRunStatus.STARTED])
             if run.partition and (run.is_here or run.ray_job is not None)
         ]
-        # Heartbeats after runs: a run that begins in between is not silent.
+        # Heartbeats are read after runs: then a run that begins in between is not silent.
         working = self.working()
         standing: dict[str, tuple[float, Callable[..., Alert]]] = {
             f"runs/{run.run_id}": (self.silence, partial(run_stuck, run))
@@ -158,11 +160,11 @@ class AlertScan:
         return standing
 
     def _of_failed_runs(self, dagster: DagsterFacts, failed: Sequence[RunState]) -> Iterator[Alert]:
-        """What a person is told of these runs."""
+        """The alerts about these runs."""
         if not failed:
             return
-        self._history.look(dagster)
-        # A run of a whole job has no selection; what it was to materialize and did not is known all the same.
+        self._history.update(dagster)
+        # A run of a whole job has no selection. Its open attempts say what it did not materialize.
         attempted: dict[str, list[str]] = {}
         for asset in sorted(self.assets):
             for attempt in self._history.open_attempts[asset].values():
@@ -195,10 +197,10 @@ class AlertScan:
             )
 
     def _made_since(self, dagster: DagsterFacts, opened: Iterable[Alert]) -> dict[str, str]:
-        """Sentences, by subject, of failed runs whose output was made since."""
+        """By subject, a sentence for each failed run whose output was made since."""
         failed = [alert for alert in opened if alert.kind == RUN_FAILED]
         if failed:
-            self._history.look(dagster)
+            self._history.update(dagster)
         sentence = "What the run was to make was made since."
         return {alert.subject: sentence for alert in failed if self._is_made_since(dagster, alert)}
 
@@ -207,7 +209,7 @@ class AlertScan:
         names = first.split("+")
         if alert.partition is not None:
             if not set(names) <= set(self.assets):
-                names = list(self.assets)  # of a run whose assets were not known: all of them
+                names = list(self.assets)  # The run's assets were not known: all of them must be made.
             # An attempt after the materialization stands open until the next materialization.
             made, tried = self._history.materialized, self._history.open_attempts
             return all(alert.partition in made[name] and alert.partition not in tried[name] for name in names)
@@ -221,13 +223,13 @@ class AlertScan:
 
 
 def failed_runs(dagster: DagsterFacts, since: float | None, *, now: float) -> list[RunState]:
-    """Runs that failed since the last look, some of them seen before, of which a person must know.
+    """Runs that failed since the last scan, some of them read before, that a person must know of.
 
-    Left out: those that were interrupted (they are resumed), and those that Dagster retries by itself.
-    since: unix seconds; None at the very first look, which goes back an hour.
+    Interrupted runs are left out, because they are resumed, and runs that Dagster retries by itself.
+    since: unix seconds; None at the very first scan, which goes back an hour.
     """
-    # A clock that was put back hides nothing.
-    start = now - _RUNS_FIRST_LOOK_SECONDS if since is None else min(since, now) - _RUNS_LOOK_BACK_SECONDS
+    # If the clock was put back, ``since`` lies ahead: it must not hide runs.
+    start = now - _RUNS_FIRST_SCAN_SECONDS if since is None else min(since, now) - _RUNS_LOOK_BACK_SECONDS
     return [
         run
         for run in dagster.runs_ended_since(start, [dg.DagsterRunStatus.FAILURE])
@@ -240,11 +242,11 @@ def failed_runs(dagster: DagsterFacts, since: float | None, *, now: float) -> li
 def new_evaluations(
     dagster: DagsterFacts, cursor: int | None, opened: Mapping[str, Alert]
 ) -> tuple[list[CheckEvaluation], int]:
-    """The results since the last look, some of them seen before, and where to go on.
+    """The results since the last scan, some of them read before, and the new cursor.
 
-    At the very first look (cursor None): what stands failed now, not what once did, and what has passed since
-    its alert. A history that was wiped or lost counts from 1 again: it is looked at as the first time.
-    opened: alerts by subject.
+    The very first scan (cursor None) reads each check's latest result: those that failed, and those that
+    passed after an alert of them. A history that was wiped or lost counts from 1 again: it is read as at the
+    first scan. opened: alerts by subject.
     """
     newest = dagster.newest_evaluation()
     if cursor is None or newest < cursor:
@@ -261,7 +263,7 @@ def new_evaluations(
 
 
 def alert_of(evaluation: CheckEvaluation) -> Alert | None:
-    """What a person is told of a result; nothing of one that passed."""
+    """The alert about a check's result; None if it passed."""
     if evaluation.passed:
         return None
     checked = f"{evaluation.asset} {evaluation.partition}" if evaluation.partition else evaluation.asset
@@ -271,7 +273,7 @@ def alert_of(evaluation: CheckEvaluation) -> Alert | None:
     return Alert(
         kind=CHECK_FAILED if evaluation.stops else CHECK_WARNED,
         subject=_subject_of(evaluation),
-        # Not the row's number: a database begun anew counts from 1 again.
+        # Not the row's number: a new database counts from 1 again.
         occurrence=evaluation.run_id or evaluation.metadata.get(FOUND_AT) or f"{evaluation.at:.3f}",
         severity="error" if evaluation.stops else "warning",
         title=f"{evaluation.check} {'failed' if evaluation.stops else 'warns'}: {checked}",
@@ -286,7 +288,7 @@ def alert_of(evaluation: CheckEvaluation) -> Alert | None:
 
 
 def passed_again(evaluations: Iterable[CheckEvaluation]) -> dict[str, str]:
-    """Sentences, by subject, of what passed at its latest result among these."""
+    """By subject, a sentence for each check whose latest result among these passed."""
     in_order = sorted(evaluations, key=lambda evaluation: evaluation.storage_id)
     latest = {_subject_of(evaluation): evaluation for evaluation in in_order}
     return {
@@ -297,12 +299,12 @@ def passed_again(evaluations: Iterable[CheckEvaluation]) -> dict[str, str]:
 
 
 def _subject_of(evaluation: CheckEvaluation) -> str:
-    """The same check of the same partition, whatever run gave the result."""
+    """The subject of a check of a partition, the same for every run that evaluates it."""
     return "/".join(part for part in (evaluation.asset, evaluation.partition, evaluation.check) if part)
 
 
 def queue_stands(queued: int, since: float, *, now: float) -> Alert:
-    """An alert of runs that have waited since (unix seconds) while none was under way."""
+    """The alert that runs have waited since a time (unix seconds) while none was under way."""
     return Alert(
         kind=QUEUE_STANDS,
         subject=QUEUE,
@@ -322,7 +324,7 @@ def queue_stands(queued: int, since: float, *, now: float) -> Alert:
 
 
 def run_stuck(run: RunState, since: float, *, now: float) -> Alert:
-    """An alert of a run whose process lives and that does not work."""
+    """The alert of a run whose process lives and does not work."""
     return Alert(
         kind=RUN_STUCK,
         subject=f"runs/{run.run_id}",
@@ -342,7 +344,7 @@ def run_stuck(run: RunState, since: float, *, now: float) -> Alert:
 
 
 def _restored(restorations: Sequence[StateRestoration], now: float) -> list[Alert]:
-    """An alert of the last restoration of the control state, for a day: it says what may be missing."""
+    """The alert of the last restoration of the control state, for a day: it says what may be missing."""
     return [
         Alert(
             kind="state_damaged",
@@ -369,11 +371,11 @@ def build_alerts_sensor(
     """The sensor. address: of the pages, as a person reaches them."""
     failures, unrecorded_at = 0, float("-inf")
 
-    def noted(error: OSError | None, now: float) -> None:
-        """Where nothing can be written down, this alone is sent without: once an hour, while it lasts."""
+    def tell_unrecorded(error: OSError | None, now: float) -> None:
+        """Tell people, unrecorded, that alerts cannot be recorded: once an hour while that lasts."""
         nonlocal failures, unrecorded_at
         failures = 0 if error is None else failures + 1
-        # A database that is busy for once is not told.
+        # A database that was busy just once is not told.
         if failures > 1 and abs(now - unrecorded_at) > _UNRECORDED_AGAIN_SECONDS:
             unrecorded_at = now
             body = f"{error}\nUntil then nothing else is told. Look: {command('status')}."
@@ -381,13 +383,13 @@ def build_alerts_sensor(
                 "Alerts cannot be written down", body, type_="failure", seconds=DELIVERY_SECONDS
             )
 
-    def decide(at: Situation) -> Decided:
+    def decide(situation: Situation) -> Decided:
         try:
-            cursor, sentence = scan.scan(at.dagster, at.remembered(Cursor), now=at.now)
-            # By the clock as it is after the scan: what this process sends is its own for some seconds.
+            cursor, sentence = scan.scan(situation.dagster, situation.cursor_as(Cursor), now=situation.now)
+            # The time after the scan: from then on this process claims its messages for some seconds.
             delivered = delivery.deliver(now=clock(), seconds=DELIVERY_SECONDS, address=address())
         except OSError as error:
-            noted(error, at.now)
+            tell_unrecorded(error, situation.now)
             raise
         return Decided(f"{sentence}; {delivered.sentence}", json.dumps(asdict(cursor)))
 
@@ -400,6 +402,6 @@ def build_alerts_sensor(
             " sensors have posted: to the targets in VLM_ASSETS_ALERT_TARGETS."
         ),
         ticks=scan.ticks,
-        noted=noted,
+        after_note=tell_unrecorded,
         clock=clock,
     )

@@ -1,8 +1,8 @@
-"""What a person cancelled: kept until that partition is launched by hand again.
+"""Partitions that a person cancelled: each is kept until it is launched by hand again.
 
-What lives here: the table ``cancels``, and what Dagster's runs add to it and take from it. What does not:
-which partitions would be tried again otherwise (``retry_decision.py``). A cancelled partition is not a failed
-one: a retry would restart what a person has just stopped.
+What lives here: the table ``cancels``, and how Dagster's runs change it. What does not: which partitions are
+tried again (``retry_decision.py``). A cancelled partition is not a failed one: a retry would restart what a
+person has just stopped.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ class Cancel:
 
 @dataclass(frozen=True)
 class Cancelled:
-    """Cancelled partitions by key. looked_until: runs that ended before it (unix seconds) are all known."""
+    """Cancelled partitions by key. read_until: all runs that ended before it (unix seconds) are counted."""
 
     partitions: dict[str, Cancel] = field(default_factory=dict)
-    looked_until: float = 0.0
+    read_until: float = 0.0
 
 
-def after(
+def updated(
     cancelled: Cancelled, ended: Iterable[RunState], created: Iterable[RunState], now: float
 ) -> Cancelled:
-    """What stands cancelled, given runs that were cancelled and runs that were created meanwhile.
+    """The cancels after these runs: ended are cancelled runs, created are runs of any kind.
 
-    Repeating it with runs that it knows changes nothing.
+    Runs that were counted before change nothing.
     """
     by_hand: dict[str, float] = {}
     for run in created:
@@ -64,18 +64,18 @@ def after(
 
 
 class Cancels:
-    """The cancels of one home, brought up to date from Dagster at each look."""
+    """The cancels of one home, brought up to date from Dagster's runs."""
 
     def __init__(self, state: ControlState) -> None:
         self._state = state
-        self._looked_until = 0.0
+        self._read_until = 0.0
 
-    def look(self, dagster: DagsterFacts, now: float) -> dict[str, Cancel]:
-        """What stands cancelled now, written down before it is used. Raises ControlStateError."""
+    def update(self, dagster: DagsterFacts, now: float) -> dict[str, Cancel]:
+        """Read new runs and write the cancels down; returns those that stand. Raises ControlStateError."""
         recorded = self._state.read(_read)
-        # What this process has looked at since it was last written is looked at only once. After the
-        # database was restored, everything is looked at again.
-        since = max(recorded.looked_until, self._looked_until) if recorded.looked_until else 0.0
+        # This process reads runs only once, also those after the last write. After the database was restored,
+        # all runs are read again.
+        since = max(recorded.read_until, self._read_until) if recorded.read_until else 0.0
         since -= _OVERLAP_SECONDS
         # Not at the top: ``vlm-assets status`` reads cancels, and importing Dagster takes a second.
         from dagster import DagsterRunStatus
@@ -83,30 +83,30 @@ class Cancels:
         ended = dagster.runs_ended_since(max(since, 0.0), [DagsterRunStatus.CANCELED])
         oldest = min([since, *(run.ended_at or now for run in ended)])
         created = dagster.runs_created_since(max(oldest, 0.0)) if recorded.partitions or ended else []
-        cancelled = after(recorded, ended, created, now)
+        cancelled = updated(recorded, ended, created, now)
         changed = cancelled.partitions != recorded.partitions
-        if changed or now - recorded.looked_until > _NOTE_SECONDS:
+        if changed or now - recorded.read_until > _NOTE_SECONDS:
 
             def write(connection: sa.Connection) -> Cancelled:
-                # Another look may have written meanwhile.
-                latest = after(_read(connection), ended, created, now)
+                # Another tick may have written meanwhile.
+                latest = updated(_read(connection), ended, created, now)
                 _write(connection, latest)
                 return latest
 
             cancelled = self._state.write(write, copy=changed)
-        self._looked_until = now
+        self._read_until = now
         return cancelled.partitions
 
     def read(self) -> dict[str, Cancel]:
-        """What was written down at the last look. Raises ControlStateError."""
+        """The cancels that were written down last. Raises ControlStateError."""
         return self._state.read(_read).partitions
 
 
 def _read(connection: sa.Connection) -> Cancelled:
     rows = connection.execute(sa.select(cancels.c.partition, cancels.c.run_id, cancels.c.at))
     partitions = {row.partition: Cancel(row.run_id, row.at) for row in rows}
-    looked = connection.execute(sa.select(meta.c.value).where(meta.c.name == LOOKED_UNTIL)).scalar()
-    return Cancelled(partitions, float(looked or 0.0))
+    read_until = connection.execute(sa.select(meta.c.value).where(meta.c.name == LOOKED_UNTIL)).scalar()
+    return Cancelled(partitions, float(read_until or 0.0))
 
 
 def _write(connection: sa.Connection, cancelled: Cancelled) -> None:
@@ -118,4 +118,4 @@ def _write(connection: sa.Connection, cancelled: Cancelled) -> None:
     if rows:
         connection.execute(cancels.insert(), rows)
     connection.execute(meta.delete().where(meta.c.name == LOOKED_UNTIL))
-    connection.execute(meta.insert().values(name=LOOKED_UNTIL, value=repr(cancelled.looked_until)))
+    connection.execute(meta.insert().values(name=LOOKED_UNTIL, value=repr(cancelled.read_until)))

@@ -1,6 +1,6 @@
-"""The sensor that looks after the property catalogue: it compares its two copies and tells of a repair.
+"""The sensor of the property catalogue: it compares its two copies and alerts of every repair.
 
-Putting a damaged catalogue back is the catalogue's own module's work, which is handed in.
+The catalogue's own modules repair a damaged copy: the function is handed in.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sensors.ticks import Ticks
 NAME = "catalog_watch"
 INTERVAL_SECONDS = 60
 COMPARE_SECONDS = 3600.0
-"""Between two comparisons of the copies, each of which reads both files. Readers verify rows at any time."""
+"""Between two comparisons of the copies, which read both files. Every reader verifies its rows as well."""
 
 _KIND = "catalog_damaged"
 _PUT_BACK, _LOST = "property_catalog/put_back", "property_catalog/lost"
@@ -26,9 +26,10 @@ _PUT_BACK, _LOST = "property_catalog/put_back", "property_catalog/lost"
 
 @dataclass
 class CatalogWatch:
-    """What a tick does. compare: puts the damaged copy right, or raises the error that says what to do.
+    """Checks the catalogue. compare: repairs a damaged copy, or raises an error that says what to do.
 
-    last_put_back: when the catalogue was last put right (unix seconds), a title and a sentence about it.
+    last_put_back: when the catalogue was last repaired (unix seconds), a title and a sentence about it.
+    errors: what ``compare`` raises. outbox: where alerts are posted.
     """
 
     compare: Callable[[], None]
@@ -37,13 +38,13 @@ class CatalogWatch:
     outbox: Outbox
     _compared_at: float = field(default=float("-inf"), init=False)
 
-    def look(self, now: float) -> str:
-        """One tick, at this unix second; a sentence about what was found."""
+    def check(self, now: float) -> str:
+        """One tick, at this unix second. Returns a sentence about the catalogue."""
         if now - self._compared_at >= COMPARE_SECONDS:
             try:
                 self.compare()
             except (self.errors, OSError) as error:
-                # Asked again at the next tick: a person is expected to put it right.
+                # The next tick compares again: a person is expected to repair it.
                 self._post(_LOST, "The catalogue cannot be read", str(error), str(error), now, lasts=None)
                 return str(error)
             self._compared_at = now
@@ -53,9 +54,9 @@ class CatalogWatch:
         repair = self.last_put_back()
         if repair is None or now - repair[0] >= DAY_SECONDS:
             return "The catalogue and its second copy are alike."
-        at, title, sentence = repair
+        repaired_at, title, sentence = repair
         step = f"{sentence} Look at the disk's health, and at what else may be an older copy."
-        self._post(_PUT_BACK, title, f"{at}", step, now, lasts=DAY_SECONDS)
+        self._post(_PUT_BACK, title, f"{repaired_at}", step, now, lasts=DAY_SECONDS)
         return sentence
 
     def _post(
@@ -79,7 +80,7 @@ def build_catalog_watch_sensor(watch: CatalogWatch, *, ticks: Ticks) -> dg.Senso
     """The sensor. ticks: where each sensor notes that it ticked."""
     return build_sensor(
         NAME,
-        lambda at: Decided(watch.look(at.now)),
+        lambda situation: Decided(watch.check(situation.now)),
         interval_seconds=INTERVAL_SECONDS,
         description=(
             "Compares the property catalogue with its second copy every hour, puts the damaged one right, and"

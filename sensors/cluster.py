@@ -1,11 +1,11 @@
-"""The nodes of a cluster over time: a silent one counts as dead, and its runs are ended, to go on elsewhere.
+"""The nodes of a cluster over time: a silent node counts as dead, and its runs are ended, to go on elsewhere.
 
-What lives here: the one owner of liveness. Heartbeats decide, by the database's clock, and only while
-somebody watched: who was away itself, or could not ask the database, declares nobody dead before it has
-watched for as long. Ray shortens the wait where it says that a job has ended, and means nothing otherwise.
-Also the pool's limit, which follows the nodes, and taking over what other machines published. What does not:
-which node a run goes to (the launcher), workers and devices of a node
-(``vlm_cluster/node.py``), and starting anything again (Dagster's run retries do that).
+What lives here: the only decision which node and run is alive. Heartbeats decide, by the database's clock. A
+silence counts only while this sensor ticked: if it was away itself, or could not ask the database, it
+declares no node dead before it has watched for that long again. If Ray says that a job has ended, the wait is
+shorter; no other answer of Ray counts. Also here: the pool's limit, which follows the nodes, and taking over
+what other machines published. What does not: which node a run goes to (the launcher), workers and devices of
+a node (``vlm_cluster/node.py``), and starting anything again (Dagster's run retries do that).
 """
 
 from __future__ import annotations
@@ -35,70 +35,71 @@ INTERVAL_SECONDS = 5
 NODE_DEAD = "node_dead"
 
 STARTING_SECONDS = 900.0
-"""For a run's process to begin: on some node, and by ``dagster.yaml`` on one machine.
+"""How long a run's process may take to begin: on some node here, and by ``dagster.yaml`` on one machine.
 
-Idle, it takes 4 to 11 s; at a load of 16 that becomes minutes, and a run that is ended then begins anew on a
-machine just as loaded. Where its machine died, Ray says much sooner that its job has ended.
+On an idle machine it takes 4 to 11 s, at a load of 16 minutes. A run that is ended then would begin anew on a
+machine just as loaded. If its machine died, Ray says much sooner that its job has ended.
 """
 
 _SETTLED_SECONDS = 5.0
 _GAP_SECONDS = 15.0
-"""So long between two looks, and nothing is known of the time between."""
+"""After a gap of this length between two ticks, nothing is known of the time between."""
 
 _TAKING_SECONDS = 3.0
-"""Of a tick, for partitions that other machines published: the rest follows."""
+"""How long a tick takes over partitions of other machines: the rest follows at the next ticks."""
 
 
 @dataclass
 class ClusterWatch:
-    """What is remembered between two looks; may be lost. All times are of the database's clock.
+    """The sensor's memory between two ticks; may be lost. All times are of the database's clock.
 
-    at: of the last look; since: of the first of those without a gap. first: when each run under way was first
-    seen that no node has begun. on: the node that had each of the others. slots: of the pool.
+    at: of the last tick; since: of the first tick after which there was no gap. first_seen: when each run
+    that no node has begun was first seen under way. nodes: the node that has begun each other run. slots: of
+    the pool.
     """
 
     at: float = 0.0
     since: float = 0.0
-    first: dict[str, float] = field(default_factory=dict)
-    on: dict[str, str] = field(default_factory=dict)
+    first_seen: dict[str, float] = field(default_factory=dict)
+    nodes: dict[str, str] = field(default_factory=dict)
     slots: int = 0
 
-    def look(self, look: ClusterSnapshot, runs: Iterable[RunState]) -> None:
-        """Take note of what there is now. runs: those that are watched."""
-        if look.now - self.at > _GAP_SECONDS or look.now < self.at:
-            self.since = look.now
-        self.at = look.now
-        ids = {run.run_id for run in runs}
-        self.first = {run: self.first.get(run, look.now) for run in ids}
-        self.on = {run: node for run, node in self.on.items() if run in ids}
-        for run in ids:
-            node = look.node_of_run(run)
+    def update(self, snapshot: ClusterSnapshot, runs: Iterable[RunState]) -> None:
+        """Record where the watched runs are now."""
+        if snapshot.now - self.at > _GAP_SECONDS or snapshot.now < self.at:
+            self.since = snapshot.now
+        self.at = snapshot.now
+        run_ids = {run.run_id for run in runs}
+        self.nodes = {run_id: name for run_id, name in self.nodes.items() if run_id in run_ids}
+        for run_id in run_ids:
+            node = snapshot.node_of_run(run_id)
             if node is not None and self.silence(node) <= DEAD_SECONDS:
-                self.on[run] = node.name
-        self.first = {run: first for run, first in self.first.items() if run not in self.on}
+                self.nodes[run_id] = node.name
+        not_begun = run_ids - self.nodes.keys()
+        self.first_seen = {run_id: self.first_seen.get(run_id, snapshot.now) for run_id in not_begun}
 
     def silence(self, node: Node) -> float:
-        """For how long a node has been silent while somebody watched."""
+        """For how many seconds a node has been silent, counted only while this sensor ticked."""
         return self.at - max(node.beat_at, min(self.since, self.at))
 
 
-def why_over(
+def why_gone(
     run: RunState,
     watch: ClusterWatch,
-    look: ClusterSnapshot,
+    snapshot: ClusterSnapshot,
     *,
     has_ended: Callable[[str], bool],
     has_begun: Callable[[str], bool],
 ) -> str | None:
-    """Why the process of a run under way is certainly gone, as a sentence; None where it may live.
+    """Why the process of a run under way is certainly gone, as a sentence; None if it may live.
 
-    has_ended: whether Ray says that a job has ended; asked only where heartbeats leave it open. has_begun:
-    whether the process of a run on this machine has said so; the reconciliation ends those that have.
+    has_ended: whether Ray says that a job has ended; asked only if heartbeats leave it open. has_begun:
+    whether the process of a run on this machine has begun; the reconciliation ends such runs.
     """
     job = _job(run)
-    name = watch.on.get(run.run_id)
+    name = watch.nodes.get(run.run_id)
     if name is None:
-        age = watch.at - max(watch.first[run.run_id], watch.since)
+        age = watch.at - max(watch.first_seen[run.run_id], watch.since)
         if run.is_here:
             if age <= STARTING_SECONDS or has_begun(run.run_id):
                 return None
@@ -106,7 +107,7 @@ def why_over(
         if age > STARTING_SECONDS:
             return f"No node began it within {age:.0f} s."
         return "Ray's job of it ended before it began." if age > _SETTLED_SECONDS and has_ended(job) else None
-    node = look.nodes.get(name)
+    node = snapshot.nodes.get(name)
     if node is None:
         return f"The node {name}, where it ran, was forgotten."
     silence = watch.silence(node)
@@ -114,24 +115,24 @@ def why_over(
         return f"The node {name}, where it ran, is silent for {silence:.0f} s."
     if silence > SILENT_SECONDS:
         return f"Ray's job of it on {name} has ended." if has_ended(job) else None
-    # Between its two assets a run that a person started by hand holds nothing: its node itself ends it.
+    # A run that a person started by hand is not listed between its two assets: its node itself ends it.
     if run.run_id in node.record.runs or run.ray_job is None:
         return None
     return f"Its process on {name} is gone without a word: it was killed, or the node was started anew."
 
 
-def _is_watched(run: RunState, look: ClusterSnapshot) -> bool:
-    """Whether it is Ray's, or has not begun, or is being cancelled, or a node says that it has it.
+def _is_watched(run: RunState, snapshot: ClusterSnapshot) -> bool:
+    """Whether a run is Ray's, or has not begun, or is being cancelled, or is listed by a node.
 
-    Left alone is what works elsewhere: the reconciliation knows the runs of this machine's code server, and
-    nobody knows what a person started by hand on a machine that is no node.
+    Other runs at work are left alone: the reconciliation watches the runs of this machine's code server, and
+    nothing watches what a person started by hand on a machine that is no node.
     """
     is_at_work = run.status is dg.DagsterRunStatus.STARTED
-    return run.ray_job is not None or not is_at_work or look.node_of_run(run.run_id) is not None
+    return run.ray_job is not None or not is_at_work or snapshot.node_of_run(run.run_id) is not None
 
 
 def _job(run: RunState) -> str:
-    """Its job; one whose launch was cut short has no tag yet."""
+    """The run's job in Ray. A run whose launch was cut short has no tag of it yet."""
     return run.ray_job or first_ray_job(run.run_id)
 
 
@@ -140,59 +141,59 @@ _GOES_ON = " What was committed is in the journal; the next start of the partiti
 
 @dataclass(frozen=True)
 class ClusterWatcher:
-    """One look at the cluster. Plain: what Dagster lends is handed in."""
+    """Checks the nodes and runs of a cluster, without Dagster's classes."""
 
     nodes: Nodes
     outbox: Outbox
     pool: str
 
-    def look(self, watch: ClusterWatch, dagster: DagsterFacts, *, unix: float) -> list[str]:
-        """Change ``watch``, end runs, fit the pool, post alerts. Returns sentences.
+    def check(self, watch: ClusterWatch, dagster: DagsterFacts, *, unix: float) -> list[str]:
+        """One tick: changes ``watch``, ends runs, fits the pool, posts alerts. Returns sentences.
 
-        Raises ControlStateError, and then nothing was concluded.
+        Raises ControlStateError; nothing was ended then.
         """
-        # Before the nodes: a run that is under way now, and whose process is gone a moment later, has ended.
+        # Runs are read before nodes: a run under way whose process is gone a moment later has ended.
         under_way = dagster.runs_in(UNDER_WAY)
-        look = self.nodes.snapshot()
-        runs = [run for run in under_way if _is_watched(run, look)]
-        watch.look(look, runs)
+        snapshot = self.nodes.snapshot()
+        runs = [run for run in under_way if _is_watched(run, snapshot)]
+        watch.update(snapshot, runs)
         sentences = []
         for run in runs:
-            why = why_over(
+            why = why_gone(
                 run,
                 watch,
-                look,
+                snapshot,
                 has_ended=dagster.ray_job_has_ended,
                 has_begun=lambda run_id: dagster.process_of(run_id) is not None,
             )
             if why is None:
                 continue
             if not run.is_here:
-                # So that it cannot begin later, where it waits in Ray.
+                # A job that still waits in Ray must not begin later.
                 dagster.stop_ray_job(_job(run))
             if dagster.end_interrupted(run.run_id, why + _GOES_ON):
                 sentences.append(f"Run {run.run_id} was ended. {why}")
         slots = sum(
             node.record.slots
-            for node in look.nodes.values()
+            for node in snapshot.nodes.values()
             if node.pause is None and watch.silence(node) <= DEAD_SECONDS and not node.is_dead
         )
         dagster.fit_pool(self.pool, previous=watch.slots, slots=slots)
         watch.slots = slots
-        sentences += self._tell(watch, look, unix)
+        self._post_alerts(watch, snapshot, unix)
         sentences += [
             f"{node.name} {node.sentence()}."
-            for node in look.nodes.values()
+            for node in snapshot.nodes.values()
             if node.record.slots and not node.takes_runs
         ]
         return sentences
 
-    def _tell(self, watch: ClusterWatch, look: ClusterSnapshot, unix: float) -> list[str]:
-        """Alerts of nodes that count as dead, and of those that beat again."""
+    def _post_alerts(self, watch: ClusterWatch, snapshot: ClusterSnapshot, unix: float) -> None:
+        """Alert of nodes that count as dead; note the recovery of nodes that beat again."""
         open_subjects = {
             subject for subject, alert in self.outbox.open_subjects().items() if alert.kind == NODE_DEAD
         }
-        for name, node in look.nodes.items():
+        for name, node in snapshot.nodes.items():
             subject = f"nodes/{name}"
             if watch.silence(node) > DEAD_SECONDS and subject not in open_subjects:
                 self.outbox.post(
@@ -203,7 +204,7 @@ class ClusterWatcher:
                         severity="error",
                         title=f"The node {name} is silent: it counts as dead",
                         next_step=(
-                            "Its partitions go on elsewhere by themselves. Look at the machine"
+                            "Its partitions go on elsewhere by themselves. ClusterSnapshot at the machine"
                             f" ({node.record.address}): power, network, `systemctl status vlm-assets-node`."
                             " It is used again when it beats. Where it is gone for good:"
                             f" {command('devices', '--forget-node', name)}."
@@ -215,34 +216,37 @@ class ClusterWatcher:
                 )
             elif subject in open_subjects and watch.silence(node) <= SILENT_SECONDS:
                 self.outbox.note_recovery(subject, sentence=f"{name} beats again, and is used.", at=unix)
-        for subject in open_subjects - {f"nodes/{name}" for name in look.nodes}:
+        for subject in open_subjects - {f"nodes/{name}" for name in snapshot.nodes}:
             self.outbox.note_recovery(subject, sentence="It was forgotten.", at=unix)
-        return []
 
 
 @dataclass
-class Taken:
-    """up_to: event until which materializations were seen. missing: not taken over yet, in this order."""
+class TakingOver:
+    """The sensor's memory between two ticks.
+
+    up_to: the last event whose materialization was read. missing: asset and partition of those not taken over
+    yet, in this order.
+    """
 
     up_to: int = 0
     missing: list[tuple[str, str]] = field(default_factory=list)
 
 
-def take_over(stored: Sequence[StoredPartitions], taken: Taken, dagster: DagsterFacts) -> list[str]:
-    """Have this machine hold what others published, and change ``taken``; returns sentences.
+def take_over(stored: Sequence[StoredPartitions], memory: TakingOver, dagster: DagsterFacts) -> list[str]:
+    """Copy to this machine what other machines published; changes ``memory``. Returns sentences.
 
-    Status, audit, search and export read it here. Apart from who lives, which must wait for no store. stored:
-    assets in the store.
+    Status, audit, search and export read it here. This has its own sensor, because the sensor of nodes must
+    not wait for the store. stored: assets in the store.
     """
     newest = dagster.newest_event()
     by_name = {asset.name: asset for asset in stored}
     published = {
         (name, event.partition)
         for name in by_name
-        for event in dagster.materializations_since(name, taken.up_to)
+        for event in dagster.materializations_since(name, memory.up_to)
         if event.is_done
     }
-    waiting = [*taken.missing, *sorted(published.difference(taken.missing))]
+    waiting = [*memory.missing, *sorted(published.difference(memory.missing))]
     deadline, sentences, failed = time.monotonic() + _TAKING_SECONDS, [], []
     while waiting and time.monotonic() <= deadline:
         name, key = waiting.pop(0)
@@ -253,18 +257,18 @@ def take_over(stored: Sequence[StoredPartitions], taken: Taken, dagster: Dagster
             failed.append((name, key))
             if isinstance(error, StoreAwayError):
                 break
-    # The next look begins with others: one that fails for good delays none.
-    taken.up_to, taken.missing = newest, [*waiting, *failed]
+    # Failed partitions come last at the next tick, so that one that always fails delays no other.
+    memory.up_to, memory.missing = newest, [*waiting, *failed]
     return sentences
 
 
 def build_cluster_sensor(nodes: Nodes, outbox: Outbox, *, pool: str, ticks: Ticks) -> dg.SensorDefinition:
-    """The sensor that knows who lives."""
+    """The sensor that watches the nodes."""
     watcher = ClusterWatcher(nodes, outbox, pool)
 
-    def decide(at: Situation) -> Decided:
-        watch = at.remembered(ClusterWatch)
-        sentences = watcher.look(watch, at.dagster, unix=at.now)
+    def decide(situation: Situation) -> Decided:
+        watch = situation.cursor_as(ClusterWatch)
+        sentences = watcher.check(watch, situation.dagster, unix=situation.now)
         return Decided(" ".join(sentences) or "Every node beats and has its runs.", json.dumps(asdict(watch)))
 
     return build_sensor(
@@ -282,11 +286,11 @@ def build_cluster_sensor(nodes: Nodes, outbox: Outbox, *, pool: str, ticks: Tick
 def build_taking_over_sensor(stored: Sequence[StoredPartitions], *, ticks: Ticks) -> dg.SensorDefinition:
     """The sensor that takes over. stored: the assets whose partitions other machines publish in the store."""
 
-    def decide(at: Situation) -> Decided:
-        taken = at.remembered(Taken)
-        taken.missing = [(name, key) for name, key in taken.missing]
-        sentences = take_over(stored, taken, at.dagster)
-        return Decided(" ".join(sentences) or "All that is published is here.", json.dumps(asdict(taken)))
+    def decide(situation: Situation) -> Decided:
+        memory = situation.cursor_as(TakingOver)
+        memory.missing = [(name, key) for name, key in memory.missing]
+        sentences = take_over(stored, memory, situation.dagster)
+        return Decided(" ".join(sentences) or "All that is published is here.", json.dumps(asdict(memory)))
 
     return build_sensor(
         TAKING_OVER,

@@ -1,8 +1,9 @@
-"""Devices over time: a sick one is named and held against it, and those that are left out are told of.
+"""Devices over time: sickness is recorded against a device, and people are told of devices left out.
 
-What lives here: the look at devices, its alerts, and how many may still be used. What does not: what speaks
-against one (``vlm_engine/devices/health.py``), what leaves it out (``vlm_engine/devices/left_out.py``), the
-tick (``worker_health.py``), and devices that are held after a run (``leases_after_end.py``).
+What lives here: the check of the devices, its alerts, and how many devices may still be used. What does not:
+how a device is judged (``vlm_engine/devices/health.py``), when it is left out
+(``vlm_engine/devices/left_out.py``), the tick (``worker_health.py``), and devices that are held after a run
+(``leases_after_end.py``).
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ NONE_LEFT = "devices/none left"
 
 _NAMED = 8
 _SICK_AGAIN_SECONDS = 600.0
-"""A device that is sick for so long without a break has failed twice; sound for so long, it is over."""
+"""A device that is sick for so long without a break has failed twice; sound for so long, its alert closes."""
 
 
 @dataclass(frozen=True)
 class DeviceWatcher:
-    """What a look at devices needs. find: those that the settings mean. judge: what speaks against each."""
+    """Checks the devices of a machine. find: the devices that the settings name. judge: the health of each.
+
+    node: this machine's name in a cluster, else empty.
+    """
 
     outbox: Outbox
     left_out: LeftOutDevices
@@ -38,21 +42,21 @@ class DeviceWatcher:
 
     @property
     def subject(self) -> str:
-        """Of alerts about all of them: each node of a cluster has its own."""
+        """The subject of alerts about all devices: each node of a cluster has its own."""
         return f"devices of {self.node}" if self.node else "devices"
 
-    def look(self, watch: Watch) -> list[str]:
+    def check(self, watch: Watch) -> list[str]:
         """One tick: changes ``watch``, posts alerts. Returns sentences."""
         subject, now = self.subject, watch.unix
         opened = self.outbox.open_subjects()
-        # What a watch that was lost had told of goes on: no second failure, and not told anew.
+        # If the memory was lost, open alerts say which devices are sick: no second failure, no new alert.
         for name, alert in opened.items():
             if alert.kind == "device_sick" and not name.startswith("devices of ") and name != subject:
                 watch.sick.setdefault(name.removeprefix("devices/"), alert.at)
         try:
             devices = self.find()
-            watch.here = [device.id for device in devices]
-            # One that the driver lists no more is looked at too: nothing else would say that it is lost.
+            watch.configured = [device.id for device in devices]
+            # Devices that the driver does not list any more are judged too: else their loss stays unknown.
             watch.devices |= {device.id: asdict(device) for device in devices}
             verdicts = self.judge([Device(**fields) for fields in watch.devices.values()])
         except DeviceError as error:
@@ -79,18 +83,18 @@ class DeviceWatcher:
         for device, verdict in verdicts.items():
             sentences.extend((*verdict.refused, *verdict.hot))
             if verdict.refused:
-                self._tell_sick(watch, device, " ".join(verdict.refused))
+                self._note_sick(watch, device, " ".join(verdict.refused))
             elif device in watch.sick:
-                self._tell_sound(watch, device)
-            self._tell_hot(watch, device, " ".join(verdict.hot), is_told=_hot(device) in opened)
+                self._note_sound(watch, device)
+            self._note_hot(watch, device, " ".join(verdict.hot), is_open=_hot(device) in opened)
         return sentences
 
-    def _tell_hot(self, watch: Watch, device: str, why: str, *, is_told: bool) -> None:
-        """A warning once while it lasts, and nothing more: slower is more than nothing."""
+    def _note_hot(self, watch: Watch, device: str, why: str, *, is_open: bool) -> None:
+        """Warn once while a device is too hot. It stays in use: a slow device is better than none."""
         now = watch.unix
         if why:
             watch.cool.pop(device, None)
-            if not is_told:
+            if not is_open:
                 self.outbox.post(
                     Alert(
                         kind="device_hot",
@@ -104,15 +108,15 @@ class DeviceWatcher:
                         at=now,
                     )
                 )
-        elif is_told:
+        elif is_open:
             since = watch.cool[device] = max(watch.cool.get(device, watch.at), watch.since)
             if watch.at - since >= _SICK_AGAIN_SECONDS:
                 del watch.cool[device]
                 sentence = f"{device} was not too hot for {_SICK_AGAIN_SECONDS / 60:.0f} minutes."
                 self.outbox.note_recovery(_hot(device), sentence=sentence, at=now)
 
-    def _tell_sound(self, watch: Watch, device: str) -> None:
-        """Once it has been so for long enough: one that throttles on and off is one trouble, not many."""
+    def _note_sound(self, watch: Watch, device: str) -> None:
+        """Close the alert of a device after it was sound for long: throttling on and off is one trouble."""
         watch.sick_again.pop(device, None)
         since = watch.sound[device] = max(watch.sound.get(device, watch.at), watch.since)
         if watch.at - since >= _SICK_AGAIN_SECONDS:
@@ -121,7 +125,8 @@ class DeviceWatcher:
             sentence = f"Nothing has spoken against {device} for {_SICK_AGAIN_SECONDS / 60:.0f} minutes."
             self.outbox.note_recovery(f"devices/{device}", sentence=sentence, at=now)
 
-    def _tell_sick(self, watch: Watch, device: str, why: str) -> None:
+    def _note_sick(self, watch: Watch, device: str, why: str) -> None:
+        """Alert of a sick device, and record the failure; a second one if it stays sick without a break."""
         now = watch.unix
         occurrence = f"sick since {watch.sick.setdefault(device, now):.0f}"
         watch.sound.pop(device, None)
@@ -148,22 +153,22 @@ class DeviceWatcher:
 
 
 def usable_devices(watch: Watch, left_out: Collection[str]) -> int:
-    """Devices that runs may take: 0 only where every one that the settings mean is left out.
+    """How many devices runs may take: 0 only if every device that the settings name is left out.
 
-    A device that a cluster gave is taken whatever is held against it.
+    A device that a cluster gave is taken whatever is recorded against it.
     """
-    out = {id_ for id_ in left_out if not watch.devices.get(id_, {}).get("given")}
-    if watch.here and out.issuperset(watch.here):
+    unusable = {id_ for id_ in left_out if not watch.devices.get(id_, {}).get("given")}
+    if watch.configured and unusable.issuperset(watch.configured):
         return 0
-    return max(len(watch.devices.keys() - out), 1)
+    return max(len(watch.devices.keys() - unusable), 1)
 
 
 def tell_left_out(
     watch: Watch, left_out: LeftOutDevices, outbox: Outbox, now: float, *, node: str = ""
 ) -> list[str]:
-    """Post what is new of the devices left out; changes ``watch``. Returns sentences. now: unix seconds.
+    """Alert of devices that were left out or taken back; changes ``watch``. Returns sentences.
 
-    node: of a cluster, the one whose devices are meant.
+    now: unix seconds. node: in a cluster, whose devices to check; empty: all devices.
     """
     records = {
         device: record
@@ -200,27 +205,27 @@ def tell_left_out(
 
 def _tell_none_left(watch: Watch, records: Mapping[str, DeviceRecord], outbox: Outbox, now: float) -> None:
     if usable_devices(watch, records) > 0:
-        # Between two starts it may not be known which devices there are: nothing is over then.
-        if watch.here:
+        # Just after a start it may not be known which devices there are: then the alert stays open.
+        if watch.configured:
             sentence = "A device is used again, and what waits goes on by itself."
             outbox.note_recovery(NONE_LEFT, sentence=sentence, at=now)
         return
-    here = {device: records[device] for device in sorted(watch.here)}
+    configured = {device: records[device] for device in sorted(watch.configured)}
     outbox.post(
         Alert(
             kind="all_devices_left_out",
             subject=NONE_LEFT,
-            occurrence=f"{max(record.left_out_at or 0.0 for record in here.values())}",
+            occurrence=f"{max(record.left_out_at or 0.0 for record in configured.values())}",
             severity="error",
             title="Every device is left out: nothing is computed until one is taken back",
             next_step=(
                 "No run is started meanwhile: what is queued waits, nothing is lost; it goes on by itself."
                 " Look at `nvidia-smi` and the kernel log; where all failed alike, at what they share:"
                 " driver, power, cooling, storage, the model. Then: "
-                + "; ".join(command("devices", "--take-back", device) for device in [*here][:_NAMED])
+                + "; ".join(command("devices", "--take-back", device) for device in [*configured][:_NAMED])
             ),
             expected="one device at least to work on",
-            actual=" ".join(f"{device}: {_whys(record)}" for device, record in here.items()),
+            actual=" ".join(f"{device}: {_whys(record)}" for device, record in configured.items()),
             at=now,
         )
     )

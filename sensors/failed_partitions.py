@@ -1,9 +1,9 @@
-"""Scheduled re-materialization: which partitions are tried again at a tick, written down before they are.
+"""Scheduled re-materialization: chooses the partitions to try again, and writes them down before the launch.
 
 What lives here: which partitions are not as they should be (failed materializations and checks, interrupted
 work, missing files), and the tick, which brings them together with the ledger and a person's cancels. What
-does not: what is decided about one (``retry_decision.py``, with the table of who owns which failure), when it
-ticks (``retry_schedule.py``).
+does not: the decision about one partition (``retry_decision.py``, with the table of who owns which failure),
+and when it ticks (``retry_schedule.py``).
 """
 
 from __future__ import annotations
@@ -41,29 +41,29 @@ from vlm_durable.state.pause import pause_of
 _UNTOLD = "decided when the store answers again"
 
 _LAUNCHING_SECONDS = 120.0
-"""For which a launch that was written down may still be on its way, made by another process."""
+"""How long a launch that another process wrote down may still be on its way."""
 
-_WHYS_READ = 20
-"""Errors of runs that a tick reads from their logs, at most: each costs milliseconds."""
+_ERRORS_READ = 20
+"""Up to so many errors of runs are read from their logs in one tick: each costs milliseconds."""
 
 _SETTLED_SECONDS = 600.0
-"""After which the tags of a run that has ended do not change any more."""
+"""This long after its end the tags of a run do not change any more."""
 
-_FIRST_LOOK_SECONDS = 24 * 3600.0
+_FIRST_TICK_SECONDS = 24 * 3600.0
 _LOOK_BACK_SECONDS = 60.0
-"""For which runs that succeeded are looked at, by the first tick of a process and again by each later one."""
+"""How far back a process reads runs that succeeded: at its first tick, and before the last tick at others."""
 
 
 @dataclass(frozen=True)
 class Watched:
-    """The assets that are watched, upstream first, and what is asked about them.
+    """The watched assets, upstream first, and the questions about them.
 
-    keys: their partitions. interrupted: of an asset, the partitions with work on disk that is not published.
-    missing: of an asset and the partitions that should be published, those without a file. rows: committed
-    for a partition, ever; None where it cannot be told now. is_stale: whether what is published of an
-    asset's partition was made under other settings. working: partitions that a living process works on.
-    heaviest_first: in which order to try. decides_on_stale: whether a run config says what becomes of a stale
-    partition, which its run and every retry of it hold to.
+    keys: their partitions. interrupted: an asset's partitions with work on disk that is not published.
+    missing: of an asset and its published partitions, those without a file. rows: how many rows were ever
+    committed for a partition; None if that cannot be read now. is_stale: whether an asset's published
+    partition was made under other settings. working: partitions that a living process works on.
+    heaviest_first: the order to try them in. decides_on_stale: whether a run config says what happens to a
+    stale partition; its run and every retry of it follow that.
     """
 
     assets: tuple[str, ...]
@@ -79,23 +79,26 @@ class Watched:
 
 @dataclass
 class Candidate:
-    """A partition that is not as it should be. first: the first of the assets that is not.
+    """A partition that is not as it should be.
 
-    runs: finished ones that were to put it right.
-    only_file: nothing was launched for it since it was published; only its file is not what it should be.
+    first: the index of the first asset that is wrong. runs: the finished runs that should have put it right.
     """
 
     first: int
     why: list[str] = field(default_factory=list)
     runs: list[RunState] = field(default_factory=list)
-    only_file: bool = True
+
+    @property
+    def latest_run(self) -> RunState | None:
+        """The run that was created last."""
+        return max(self.runs, key=lambda run: run.created_at, default=None)
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One run to be launched: of these assets of a partition, and for people why.
+    """One run to launch: of these assets of a partition. why: for people.
 
-    after: the run that it goes on with, which was cut short or refused; None where there is none.
+    after: the run before, which was cut short or refused; None if there is none.
     """
 
     key: str
@@ -107,7 +110,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class TickResult:
-    """What a tick came to: the runs to launch, and a sentence for the page. is_void: it is to be repeated."""
+    """The outcome of a tick: the runs to launch, and a sentence for the page. is_void: repeat the tick."""
 
     launches: tuple[Launch, ...]
     sentence: str
@@ -117,8 +120,8 @@ class TickResult:
 class FailedPartitions:
     """The re-materialization of one home; keeps what it has read between ticks.
 
-    cap: runs of ours that are queued or running at once, at most. policy: attempts and back-off. no_device:
-    why there is nothing to work on; None where there is.
+    cap: the most runs that it has queued or running at once. policy: attempts and back-off. no_device: why
+    there is no device to work on; None if there is one.
     """
 
     def __init__(
@@ -144,9 +147,9 @@ class FailedPartitions:
         self.succeeded_until: float | None = None
 
     def tick(self, dagster: DagsterFacts, *, tick: str, now: float, at_once: bool = False) -> TickResult:
-        """Decide, write down, and say what to launch. ``tick`` names this tick, the same if it is repeated.
+        """Decide, write down, and return what to launch. tick: its name, the same if it is repeated.
 
-        at_once: a person asks: no back-off is waited for, and what was given up is tried again.
+        at_once: a person asks: no back-off is waited for, and given-up partitions are tried again.
         """
         pause = pause_of(self.state)
         if pause is not None:
@@ -162,7 +165,7 @@ class FailedPartitions:
     def states(
         self, dagster: DagsterFacts, run_ids: Collection[str], *, now: float
     ) -> Mapping[str, RunState]:
-        """Runs by id; what has long ended is read once."""
+        """Runs by id. A run that ended long ago is read only once."""
         new_ids = [run_id for run_id in run_ids if run_id not in self._settled]
         states = dagster.run_states(new_ids) if new_ids else {}
         for run in states.values():
@@ -170,9 +173,9 @@ class FailedPartitions:
                 self._settled[run.run_id] = run
         return ChainMap(states, self._settled)
 
-    def came_right(self, dagster: DagsterFacts, *, now: float) -> list[RunState]:
-        """Runs that succeeded since ``succeeded_until``, and that Dagster's run retries had started again."""
-        since = now - _FIRST_LOOK_SECONDS if self.succeeded_until is None else self.succeeded_until
+    def completed_retries(self, dagster: DagsterFacts, *, now: float) -> list[RunState]:
+        """Runs of Dagster's run retries that succeeded since ``succeeded_until``."""
+        since = now - _FIRST_TICK_SECONDS if self.succeeded_until is None else self.succeeded_until
         runs = dagster.runs_ended_since(since - _LOOK_BACK_SECONDS, [dg.DagsterRunStatus.SUCCESS])
         return [run for run in runs if run.retry_number]
 
@@ -192,12 +195,12 @@ class _Tick:
         self.entries: dict[str, Entry] = {}
         self.launched: dict[str, RunState] = {}
         self.cut_short: list[Launch] = []
-        self.whys_read = 0
+        self.errors_read = 0
 
     def run(self) -> TickResult:
         owner = self.owner
-        owner.history.look(self.dagster)
-        cancelled = owner.cancels.look(self.dagster, self.now)
+        owner.history.update(self.dagster)
+        cancelled = owner.cancels.update(self.dagster, self.now)
         before = owner.attempts.read()
         self.entries = dict(before)
         requests = {key: entry.requested for key, entry in before.items() if entry.requested is not None}
@@ -213,10 +216,9 @@ class _Tick:
                 launchable[key] = decision
         self.counts["cancelled by a person"] += len(self.watched.keys & cancelled.keys())
         launches = [*self.cut_short, *self._choose(launchable, cancelled)]
-        unwell = {*self.candidates, *self.busy, *cancelled}
-        unwell.update(key for of_asset in owner.history.open_attempts.values() for key in of_asset)
-        done = self._done_again(self._forget_what_is_well(unwell), unwell)
-        # Told before it is written down that it was: told twice is told once, by its id.
+        unwell = {*self.candidates, *self.busy, *cancelled}.union(*owner.history.open_attempts.values())
+        done = self._done_again(self._forget_well(unwell), unwell)
+        # Alerts come before the entries that note them: an alert that is posted twice is told once.
         owner.outbox.post_all(self.alerts)
         note_done_again(owner.state, done, now=self.now)
         owner.succeeded_until = self.now
@@ -233,36 +235,33 @@ class _Tick:
         for key, attempt in list(attempts.items()):
             run = states.get(attempt.run_id)
             if run is None:
-                # Deleted: forgotten here too, for what is on disk still tells.
+                # A deleted run is forgotten here too: the partition's files still say how it stands.
                 del attempts[key]
             elif run.status is dg.DagsterRunStatus.NOT_STARTED and key in launching:
-                self._add(key, index, f"{asset}: its launch was cut short", only_file=False)
+                self._add(key, index, f"{asset}: its launch was cut short")
             elif not run.finished:
                 self.busy.add(key)
             elif run.status is dg.DagsterRunStatus.FAILURE or run.interrupted_by is not None:
                 how = "was interrupted" if run.interrupted_by else "failed"
-                self._add(key, index, f"{asset}: run {run.run_id[:8]} {how}", run, only_file=False)
+                self._add(key, index, f"{asset}: run {run.run_id[:8]} {how}", run)
         for key, evaluations in history.failing(asset).items():
             checks = ", ".join(evaluation.check for evaluation in evaluations)
             self._add(key, index, f"{asset}: check failed: {checks}")
         for key in self.watched.interrupted(asset):
             if key not in attempts:
-                self._add(key, index, f"{asset}: interrupted", only_file=False)
+                self._add(key, index, f"{asset}: interrupted")
         published = [key for key in history.materialized[asset] if key not in attempts]
         for key in self.watched.missing(asset, published):
             self._add(key, index, f"{asset}: its file is missing")
 
-    def _add(
-        self, key: str, index: int, why: str, run: RunState | None = None, *, only_file: bool = True
-    ) -> None:
+    def _add(self, key: str, index: int, why: str, run: RunState | None = None) -> None:
         if key in self.watched.keys:
             candidate = self.candidates.setdefault(key, Candidate(index))
             candidate.why.append(why)
-            candidate.only_file = candidate.only_file and only_file
             candidate.runs += [run] if run is not None else []
 
     def _decide(self, key: str, candidate: Candidate) -> Decision | None:
-        """Decide about one partition; a decision to launch is returned, every other is carried out."""
+        """Decide about one partition. Returns a decision to launch; carries out every other decision."""
         entry = self.entries.get(key, Entry(key))
         runs = list(candidate.runs)
         request = entry.requested
@@ -288,13 +287,13 @@ class _Tick:
         return None
 
     def _rows(self, key: str) -> int | None:
-        """The partition's rows; where they could not be asked for once, no more is asked in this tick."""
+        """The partition's rows. After the first that cannot be read, no others are read in this tick."""
         rows = None if self.counts[_UNTOLD] else self.watched.rows(key)
         self.counts[_UNTOLD] += rows is None
         return rows
 
     def _carry_out(self, decision: Decision) -> None:
-        """Tell and note whatever is not a launch."""
+        """Alert of a decision that is no launch, and note it."""
         entry = decision.entry
         self.counts[decision.action.value] += 1
         if decision.action is Action.PERSON:
@@ -306,22 +305,22 @@ class _Tick:
             self.alerts.append(given_up(entry, decision.why, self.now))
             self.entries[entry.key] = replace(self._with_why(entry), alerted=True)
         elif entry.key in self.entries or decision.action is Action.WAIT:
-            self.entries[entry.key] = self._told(self._with_why(entry))
+            self.entries[entry.key] = self._with_interruption_alert(self._with_why(entry))
 
     def _with_why(self, entry: Entry) -> Entry:
-        """The entry with what its last run died of, read once a run."""
+        """The entry with the error of its last run, which is read once per run."""
         before, candidate = self.entries.get(entry.key), self.candidates.get(entry.key)
         if candidate is None or (before is not None and before.reckoned == entry.reckoned):
             return entry
         why = "; ".join(candidate.why)
         run = next((run for run in candidate.runs if run.run_id == entry.reckoned), None)
-        if run is not None and self.whys_read < _WHYS_READ:
-            self.whys_read += 1
+        if run is not None and self.errors_read < _ERRORS_READ:
+            self.errors_read += 1
             why = why_ended(self.dagster, run)
         return replace(entry, why=why)
 
-    def _told(self, entry: Entry) -> Entry:
-        """The entry after a person was told, once, that it is interrupted again and again."""
+    def _with_interruption_alert(self, entry: Entry) -> Entry:
+        """The entry, after alerting once that its runs are interrupted again and again."""
         if entry.interruptions < INTERRUPTIONS_TOLD or entry.told == "interrupted":
             return entry
         self.alerts.append(interrupted_again(entry, self.now))
@@ -330,27 +329,27 @@ class _Tick:
     def _finish_launch(
         self, entry: Entry, request: Request, launched: RunState | None, candidate: Candidate
     ) -> None:
-        """A launch that was written down and did not come to be: make it now, under the same run key."""
+        """Make a launch that was written down and never made, under the same run key."""
         mine = request.tick == self.tick
         if not mine and self.now - request.at < _LAUNCHING_SECONDS:
             self.counts["being launched"] += 1
             return
         if launched is not None and not mine:
-            # Created and never queued, by a tick that was killed in between: it has done nothing.
+            # A tick that was killed had created this run and not queued it: it has done nothing.
             self.dagster.delete_run(launched.run_id)
         self.entries[entry.key] = replace(entry, requested=replace(request, tick=self.tick, at=self.now))
         self.cut_short.append(self._launch(entry.key, candidate, request.run_key))
 
     def _choose(self, launchable: Mapping[str, Decision], cancelled: Collection[str]) -> list[Launch]:
-        """As many as the cap leaves room for, the heaviest first; written into the entries."""
+        """Launch as many as the cap leaves room for, the heaviest first; notes them in the entries."""
         under_way = sum(not run.finished for run in self.launched.values())
-        # A cancelled run that was deleted too is none that is still to come.
-        unborn = sum(
+        # If a run was cancelled and then deleted, it is not still to come.
+        not_launched_yet = sum(
             entry.requested is not None and entry.requested.run_key not in self.launched
             for entry in self.entries.values()
             if entry.key not in cancelled
         )
-        free = self.owner.cap - under_way - unborn
+        free = self.owner.cap - under_way - not_launched_yet
         chosen: list[Launch] = []
         if launchable and free > 0:
             queued = {run.partition for run in self.dagster.runs_in(UNFINISHED)}
@@ -358,7 +357,7 @@ class _Tick:
             for key in self.watched.heaviest_first(launchable.keys()):
                 if len(chosen) == free:
                     break
-                candidate, entry = self.candidates[key], self._told(launchable[key].entry)
+                candidate, entry = self.candidates[key], self._with_interruption_alert(launchable[key].entry)
                 if key in queued:
                     continue
                 if self._is_for_a_person(key, candidate):
@@ -383,22 +382,22 @@ class _Tick:
         return chosen
 
     def _is_for_a_person(self, key: str, candidate: Candidate) -> bool:
-        """Whether a run would make anew what is stale, and nobody has said that it should."""
+        """Whether a run would recompute a stale partition without a person's decision."""
         if not self.watched.is_stale(self.watched.assets[candidate.first], key):
             return False
-        run = max(candidate.runs, key=lambda run: run.created_at, default=None)
+        run = candidate.latest_run
         before = self.dagster.run_config(run.run_id) if run is not None else None
         return before is None or not self.watched.decides_on_stale(before[0])
 
     def _launch(self, key: str, candidate: Candidate, run_key: str) -> Launch:
-        # What stands downstream of a new result is made again with it.
+        # The assets downstream of a new result are made again with it.
         assets = self.watched.assets[candidate.first :]
-        run = max(candidate.runs, key=lambda run: run.created_at, default=None)
+        run = candidate.latest_run
         after = run.run_id if run is not None else None
         return Launch(key, assets, run_key, "; ".join(candidate.why), after)
 
-    def _forget_what_is_well(self, unwell: Collection[str]) -> list[Entry]:
-        """Drop and return the entries of what is as it should be; an alert of theirs is over."""
+    def _forget_well(self, unwell: Collection[str]) -> list[Entry]:
+        """Drop and return the entries of partitions that are as they should be; close their alerts."""
         well = [self.entries.pop(key) for key in self.entries.keys() - unwell]
         for entry in well:
             if entry.alerted:
@@ -410,15 +409,15 @@ class _Tick:
         return well
 
     def _done_again(self, well: Sequence[Entry], unwell: Collection[str]) -> list[DoneAgain]:
-        """What was completed without a person since the last look."""
+        """The partitions that were completed without a person since the last tick."""
         done = []
-        for run in self.owner.came_right(self.dagster, now=self.now):
+        for run in self.owner.completed_retries(self.dagster, now=self.now):
             key, at = run.partition, run.ended_at or self.now
             if key is not None and key in self.watched.keys and key not in unwell:
                 done.append(DoneAgain(key, at, run.retry_number, "its run crashed: Dagster's run retries"))
         materialized = self.owner.history.materialized.values()
         for entry in well:
-            # Its runs may have been deleted instead.
+            # An entry may also be well because its runs were deleted.
             if entry.launches and all(entry.key in of_asset for of_asset in materialized):
                 done.append(DoneAgain(entry.key, self.now, entry.launches, entry.why))
         return done
@@ -431,5 +430,5 @@ class _Tick:
 
 
 def sentences(launches: Sequence[Launch]) -> list[str]:
-    """Each launch as a person reads it."""
+    """Each launch as a sentence for people."""
     return [f"{launch.key} ({', '.join(launch.assets)}): {launch.why}" for launch in launches]

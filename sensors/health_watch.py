@@ -1,7 +1,7 @@
-"""What the watcher of workers and devices remembers between two ticks: the cursor of its sensor.
+"""The memory of the watcher of workers and devices between two ticks: the cursor of its sensor.
 
-What lives here: the value, and which of it still holds after a gap or a reboot. What does not: what is
-concluded from it (``worker_health.py``).
+What lives here: the value, and which part of it still holds after a gap or a reboot. What does not: the
+decisions from it (``worker_health.py``).
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from vlm_durable.files.processes import boot_id
 from vlm_engine.devices.find import Device
 
 _BLIND_SECONDS = 120.0
-"""After so long without a tick nothing is known of the time between: everybody's time counts anew."""
+"""After so long without a tick, nothing is known of the time between: all times start again."""
 
 
 @dataclass
 class Watch:
-    """What the watcher remembers between ticks; may be lost, and then everybody's time counts anew.
+    """The watcher's memory between ticks. It may be lost: then all times start again.
 
-    at, since: monotonic seconds of the last tick, and of the first of those without a gap. unix: the last
-    tick in unix seconds. ended: when
-    SIGTERM was sent, by worker. slow: since when, by worker. sick: since when (unix seconds), by device;
-    sick_again: since when without a break; sound: since when again; cool: the same of a
-    device that was too hot. blind_since: since when (unix seconds)
-    the driver does not answer. devices: those seen since this boot; here: those that
-    the settings meant at the last look. left_out: those told of. idle: since when
-    nobody works. after_end: since when a process holds a device after its run; after_end_told: when SIGTERM
+    Times are monotonic seconds unless it says otherwise. at: of the last tick; since: of the first tick after
+    which there was no gap; unix: of the last tick, in unix seconds.
+    By worker: ended: when SIGTERM was sent; slow: since when it is slow.
+    By device: sick: since when it is sick (unix seconds); sick_again: since when without a break;
+    sound: since when it is sound again; cool: since when it is not too hot any more.
+    blind_since: since when the driver does not answer (unix seconds). devices: those seen since this boot;
+    configured: those that the settings named at the last tick; left_out: those left out at the last tick.
+    idle: since when no worker works.
+    By holder of a device: after_end: since when it holds it after its run's end; after_end_told: when SIGTERM
     was sent to it.
     """
 
@@ -44,7 +45,7 @@ class Watch:
     cool: dict[str, float] = field(default_factory=dict)
     blind_since: float | None = None
     devices: dict[str, dict[str, Any]] = field(default_factory=dict)
-    here: list[str] = field(default_factory=list)
+    configured: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     idle: float | None = None
     after_end: dict[str, float] = field(default_factory=dict)
@@ -54,7 +55,10 @@ class Watch:
     def read(cls, cursor: str | None, *, now: float, unix: float) -> Watch:
         """The watch of the last tick, or one that begins now (monotonic and unix seconds)."""
         try:
-            watch = cls(**json.loads(cursor or "{}"))
+            fields = json.loads(cursor or "{}")
+            if "here" in fields:
+                fields["configured"] = fields.pop("here")  # as earlier versions named it
+            watch = cls(**fields)
             for device in watch.devices.values():
                 Device(**device)  # another version's has other fields
         except (ValueError, TypeError, AttributeError):
@@ -67,5 +71,5 @@ class Watch:
         return watch
 
     def cursor(self) -> str:
-        """What Dagster keeps for the next tick."""
+        """The cursor that Dagster keeps for the next tick."""
         return json.dumps(asdict(self))

@@ -1,9 +1,10 @@
-"""Processes that hold a device though their run has ended: told, ended, and so the device is free.
+"""Processes that hold a device though their run has ended: people are told, and the process is ended.
 
 What lives here: which holders those are, and what is done about each. What does not: workers that stand still
 at their work (``worker_health.py``), the locks (``vlm_engine/devices/leases.py``). A process may hang at its
-very end, in the driver or in a library, when its run is finished and its heartbeat is over. It may also be
-stopped in mid-work while a person ends its run by force: its heartbeat's lock is held, and says nothing.
+very end, in the driver or in a library, after its run and its heartbeat have ended. It may also be stopped
+(SIGSTOP) at work while a person ends its run by force: then it still holds its heartbeat's lock, so that lock
+does not count.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from vlm_engine.devices.left_out import LeftOutDevices
 KIND = "lease_held"
 
 _END_SECONDS = 60.0
-"""Beside the grace: a process writes its last events, and frees its model, before it ends."""
+"""Added to the grace: a process writes its last events, and frees its model, before it ends."""
 
 
 class RunOfProcess(StrEnum):
-    """How the run stands that a process says it works for, as the second half of a sentence."""
+    """The state of the run that a process says it works for, as the second half of a sentence."""
 
     UNDER_WAY = "under way"
     FINISHED = "finished"
@@ -42,33 +43,32 @@ class RunOfProcess(StrEnum):
 
 
 def run_of_process(dagster: DagsterFacts, run_id: str, pid: int) -> RunOfProcess:
-    """How a run stands. FINISHED: and this pid is the one that its process gave when it began here."""
+    """The state of a run. FINISHED also means: its process began on this machine with this pid."""
     run = dagster.run_states([run_id]).get(run_id)
     if run is None:
         return RunOfProcess.UNKNOWN
     if not run.finished:
         return RunOfProcess.UNDER_WAY
     process = dagster.process_of(run_id)
-    ours = run.is_here and process is not None and process[0] == pid
-    return RunOfProcess.FINISHED if ours else RunOfProcess.ELSEWHERE
+    is_ours = run.is_here and process is not None and process[0] == pid
+    return RunOfProcess.FINISHED if is_ours else RunOfProcess.ELSEWHERE
 
 
 @dataclass(frozen=True)
-class _Left:
-    """A held device, who says to hold it, and how that one's run stands."""
+class _LateHolder:
+    """A held device, the record of its holder, and the state of that holder's run."""
 
     held: HeldDevice
     record: LeaseRecord
-    how: RunOfProcess
+    run: RunOfProcess
 
 
 @dataclass(frozen=True)
 class LeasesAfterEnd:
-    """Looks at who holds a device. directory: of the leases. grace: seconds between SIGTERM and SIGKILL.
+    """Checks who holds a device. directory: of the leases. grace: seconds between SIGTERM and SIGKILL.
 
-    left_out: takes a device whose holder outlives SIGKILL. silence: seconds for which a process may go
-    without a heartbeat while it lives, whatever it loads: so long is waited where Dagster does not know the
-    run.
+    left_out: records a device whose holder outlives SIGKILL. silence: seconds that a living process may go
+    without a heartbeat, whatever it loads. If Dagster does not know the run, the sensor waits that long.
     """
 
     directory: Path
@@ -77,30 +77,30 @@ class LeasesAfterEnd:
     grace: float
     silence: float
 
-    def look(self, watch: Watch, living: Sequence[Worker], dagster: DagsterFacts) -> list[str]:
-        """One tick: changes ``watch``, posts alerts, ends what hangs. Returns sentences.
+    def check(self, watch: Watch, living: Sequence[Worker], dagster: DagsterFacts) -> list[str]:
+        """One tick: changes ``watch``, posts alerts, ends processes that hang. Returns sentences.
 
-        living: whoever has a heartbeat. Of these only one whose run has ended for certain is touched.
+        living: the workers with a heartbeat. Such a worker is ended only if its run has certainly ended.
         """
         leases = DeviceLeases(self.directory, [Device(**fields) for fields in watch.devices.values()])
         try:
-            held = leases.holders()
+            leases_held = leases.holders()
         except LeaseDirectoryError as error:
             return [str(error)]
         used = {worker.device for worker in living}
         runs, pids = {worker.run_id for worker in living}, {worker.pid for worker in living}
-        late: dict[str, _Left] = {}
-        for device in held:
-            record = device.record
-            if record is None or record.host != socket.gethostname() or not _is_run(record.holder.run_id):
+        late: dict[str, _LateHolder] = {}
+        for held in leases_held:
+            record = held.record
+            if record is None or record.host != socket.gethostname() or not _is_run_id(record.holder.run_id):
                 continue
             beats = record.holder.run_id in runs or record.pid in pids
-            if device.device.id in used and not beats:
-                continue  # The note is an earlier holder's.
-            how = run_of_process(dagster, record.holder.run_id, record.pid)
-            if how is RunOfProcess.UNDER_WAY or (beats and how is RunOfProcess.UNKNOWN):
+            if held.device.id in used and not beats:
+                continue  # The record is an earlier holder's.
+            run = run_of_process(dagster, record.holder.run_id, record.pid)
+            if run is RunOfProcess.UNDER_WAY or (beats and run is RunOfProcess.UNKNOWN):
                 continue
-            late[_name(record)] = _Left(device, record, how)
+            late[_name(record)] = _LateHolder(held, record, run)
         watch.after_end = {name: max(watch.after_end.get(name, watch.at), watch.since) for name in late}
         watch.after_end_told = {name: at for name, at in watch.after_end_told.items() if name in late}
         sentences = [
@@ -112,18 +112,18 @@ class LeasesAfterEnd:
         self._tell_freed(late, watch.unix)
         return sentences
 
-    def _allowed(self, holder: _Left) -> float:
-        if holder.how is RunOfProcess.UNKNOWN:
+    def _allowed(self, holder: _LateHolder) -> float:
+        if holder.run is RunOfProcess.UNKNOWN:
             return self.silence
-        # What is stopped writes no last events.
+        # A stopped process writes no last events.
         return self.grace if is_halted(holder.record.pid) else self.grace + _END_SECONDS
 
-    def _end(self, watch: Watch, name: str, holder: _Left, lock: Path) -> list[str]:
+    def _end(self, watch: Watch, name: str, holder: _LateHolder, lock: Path) -> list[str]:
         process = ProcessIdentity(holder.record.pid, holder.record.process_start or 0, boot_id())
-        # The note may be an earlier holder's: who is ended holds this very lock.
-        is_ours = holder.how is not RunOfProcess.ELSEWHERE and process.has_open(lock)
+        # The record may be an earlier holder's: only a process that holds this very lock is ended.
+        is_ours = holder.run is not RunOfProcess.ELSEWHERE and process.has_open(lock)
         self.outbox.post(self._alert(watch, name, holder, is_ours=is_ours))
-        who = f"{holder.held.sentence()} Its run is {holder.how.value}."
+        who = f"{holder.held.sentence()} Its run is {holder.run.value}."
         if not is_ours:
             return [f"{who} It is not ended from here."]
         told_at = watch.after_end_told.setdefault(name, watch.at)
@@ -136,8 +136,8 @@ class LeasesAfterEnd:
             return [f"{who} It is another user's process and cannot be ended from here."]
         return [f"{who} It {'did not end when told to, and is killed' if kills else 'is told to end'}."]
 
-    def _leave_out(self, holder: _Left) -> None:
-        """Not even SIGKILL ends the process: only the driver, or a reboot, frees the device."""
+    def _leave_out(self, holder: _LateHolder) -> None:
+        """Leave out the device of a process that outlives SIGKILL: only the driver, or a reboot, frees it."""
         device, run_id = holder.held.device.id, holder.record.holder.run_id
         why = (
             f"Process {holder.record.pid} holds it after its run {run_id} and does not end when it is killed."
@@ -145,14 +145,14 @@ class LeasesAfterEnd:
         for occurrence in (f"held after {run_id}", f"held after {run_id}, still"):
             self.left_out.note_failure(device, occurrence=occurrence, why=why)
 
-    def _alert(self, watch: Watch, name: str, holder: _Left, *, is_ours: bool) -> Alert:
+    def _alert(self, watch: Watch, name: str, holder: _LateHolder, *, is_ours: bool) -> Alert:
         pid = holder.record.pid
         return Alert(
             kind=KIND,
             subject=f"devices/{holder.held.device.id}/lease",
             occurrence=name,
             severity="warning" if is_ours else "error",
-            title=f"{holder.held.device.id} is held by a process whose run is {holder.how.value}",
+            title=f"{holder.held.device.id} is held by a process whose run is {holder.run.value}",
             next_step=(
                 "Nothing for now: it is ended, and the device is free then. If this stays open, the process"
                 " hangs in the driver (`nvidia-smi`, the kernel log): reset the device, or reboot."
@@ -163,7 +163,7 @@ class LeasesAfterEnd:
             partition=holder.record.holder.partition,
             expected="a process that ends with its run",
             actual=f"{holder.held.sentence()} So for {watch.at - watch.after_end[name]:.0f} s at least.",
-            page=None if holder.how is RunOfProcess.UNKNOWN else f"runs/{holder.record.holder.run_id}",
+            page=None if holder.run is RunOfProcess.UNKNOWN else f"runs/{holder.record.holder.run_id}",
             at=watch.unix,
         )
 
@@ -173,8 +173,8 @@ class LeasesAfterEnd:
                 self.outbox.note_recovery(subject, sentence="The device is free.", at=now)
 
 
-def _is_run(run_id: str) -> bool:
-    """Whether Dagster may have given this id: a trial on the command line has none."""
+def _is_run_id(run_id: str) -> bool:
+    """Whether Dagster may have given this id. A trial on the command line has an id of another form."""
     try:
         return str(uuid.UUID(run_id)) == run_id
     except ValueError:

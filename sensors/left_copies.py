@@ -1,7 +1,7 @@
-"""What a run that died had committed and not copied to the store: it is copied, whether or not it runs again.
+"""Copies to the store what a run that died had committed and not copied, whether or not it runs again.
 
-What lives here: which journals are looked at, and when. What does not: copying (``vlm_durable/mirror``), and
-the runs of a cluster, whose partitions go on at once on any machine from what the store has.
+What lives here: which journals are copied, and when. What does not: copying (``vlm_durable/mirror``), and the
+runs of a cluster, whose partitions go on at once on any machine from what the store has.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from vlm_durable.mirror.stored_journal import StoredJournal
 NAME = "left_copies"
 INTERVAL_SECONDS = 60
 
-_LOOK_SECONDS = 20.0
-"""Of a tick; the rest follows."""
+_COPY_SECONDS = 20.0
+"""How long a tick begins new copies: the rest follows at the next ticks."""
 
 _AWAY_SECONDS = 300.0
-"""A store that was away is asked again after so long: it would hold up the other sensors."""
+"""A store that was away is tried again after so long: each try holds up the other sensors."""
 
 
 @dataclass
 class LeftCopies:
-    """assets: whose journals are looked at. Looks are repeated, and remember what was copied.
+    """Copies waiting journals, tick by tick, and remembers what was copied. assets: whose journals.
 
-    working: asset and partition of each run that lives, which copies what it commits itself.
+    working: asset and partition of each living run: such a run copies its commits itself.
     """
 
     assets: Sequence[AssetFolders]
     store: S3Folder
     working: Callable[[], Collection[tuple[str, str]]]
     clock: Callable[[], float] = time.monotonic
-    _known: dict[Path, int] = field(default_factory=dict, init=False)
+    _tried: dict[Path, int] = field(default_factory=dict, init=False)
     _not_before: float = field(default=float("-inf"), init=False)
 
-    def look(self) -> list[str]:
-        """Copy what waits and nobody works on; returns sentences. Raises OSError."""
+    def copy_waiting(self) -> list[str]:
+        """Copy the waiting journals that no run works on. Returns sentences. Raises OSError."""
         began = self.clock()
         if began < self._not_before:
             return ["The store was away a moment ago."]
@@ -59,26 +59,27 @@ class LeftCopies:
                     continue
                 paths = asset.partition(key)
                 for journal in sorted(paths.journals.glob("*")):
-                    if self.clock() - began > _LOOK_SECONDS:
+                    if self.clock() - began > _COPY_SECONDS:
                         return [*sentences, "The rest follows."]
                     try:
                         if self._copies(paths, journal):
                             sentences.append(f"What was committed of {asset.name} {key} is in the store now.")
                     except StoreAwayError as error:
-                        del self._known[journal]
+                        del self._tried[journal]
                         self._not_before = self.clock() + _AWAY_SECONDS
                         return [*sentences, f"Committed rows of {asset.name} {key} wait here: {error}"]
                     except (StoreError, JournalError, FormatVersionError, OSError) as error:
-                        # Its next start says so too, and decides: until its next manifest it is left alone.
+                        # The partition's next start reports it too, and decides. It is not tried again here
+                        # before the journal has a new manifest.
                         sentences.append(f"{asset.name} {key} cannot be copied: {error}")
         return sentences
 
     def _copies(self, paths: PartitionPaths, journal: Path) -> bool:
-        """Copy one journal, unless it is what was looked at before; whether the store was behind."""
+        """Copy one journal if it has changed since the last time. Returns whether the store was behind."""
         newest = max(commits.sequences(journal), default=0) if journal.is_dir() else 0
-        if self._known.get(journal, 0) == newest:
+        if self._tried.get(journal, 0) == newest:
             return False
-        self._known[journal] = newest
+        self._tried[journal] = newest
         return StoredJournal(paths, journal.name, self.store).copy_leftovers()
 
 
@@ -86,7 +87,7 @@ def build_left_copies_sensor(left_copies: LeftCopies, *, ticks: Ticks) -> dg.Sen
     """The sensor of a machine that works alone over a store."""
     return build_sensor(
         NAME,
-        lambda at: Decided(" ".join(left_copies.look()) or "What nobody works on is in the store."),
+        lambda _: Decided(" ".join(left_copies.copy_waiting()) or "What nobody works on is in the store."),
         interval_seconds=INTERVAL_SECONDS,
         description="Copies to the store what a run that died had committed. It starts nothing.",
         ticks=ticks,

@@ -25,12 +25,12 @@ NEW = "new_ranges"
 
 @dataclass
 class NewRanges:
-    """What a tick asks. assets: upstream first. keys: the partitions of the definitions.
+    """Chooses the new partitions to run. assets: upstream first. keys: the partitions of the definitions.
 
-    close: makes a partition of the catalogue's tail if it is old enough at this unix second, and gives a
-    sentence, or None.
-    untouched: those of some partitions that have nothing on disk. heaviest_first: the order to run in.
-    paused: whether nothing may start. cap: runs of this sensor that are queued or running, at most.
+    close: makes a partition of the catalogue's tail if it is old enough at this unix second; returns a
+    sentence, or None. untouched: of some partitions, those that have nothing on disk. heaviest_first: the
+    order to run in. paused: whether nothing may start. cap: the most runs that it has queued or running at
+    once.
     """
 
     assets: tuple[str, ...]
@@ -55,8 +55,8 @@ class NewRanges:
         room = self.cap - running
         if room <= 0 or not self.keys:
             return [], f"{counted(running, 'new partitions are', 'new partition is')} queued or running."
-        self._history.look(dagster)
-        # One whose run a person cancelled is not new either: it was tried. One whose run was deleted was not.
+        self._history.update(dagster)
+        # A partition whose run was cancelled is not new: it was tried. One whose run was deleted is new.
         under_way = {run.run_id for run in unfinished}
         attempts = self._history.open_attempts[self.assets[0]]
         runs = dagster.run_states({attempt.run_id for attempt in attempts.values()} - under_way)
@@ -76,9 +76,9 @@ def build_new_ranges_sensor(new_ranges: NewRanges, *, ticks: Ticks) -> dg.Sensor
     """The sensor. ticks: where each sensor notes that it ticked."""
     assets = [dg.AssetKey(asset) for asset in new_ranges.assets]
 
-    def decide(at: Situation) -> Decided:
-        keys, sentence = new_ranges.tick(at.dagster, at.now)
-        # The run key: a partition is launched once by this sensor, whatever a killed daemon forgot.
+    def decide(situation: Situation) -> Decided:
+        keys, sentence = new_ranges.tick(situation.dagster, situation.now)
+        # With the run key this sensor launches a partition once, whatever a killed daemon forgot.
         requests = [
             dg.RunRequest(
                 run_key=f"{NEW} {key}", partition_key=key, asset_selection=assets, tags={LAUNCHED_BY: NEW}

@@ -1,7 +1,7 @@
-"""What becomes of a partition whose last run did not end well: tried again, or left to a person.
+"""What happens next to a partition whose last run did not end well: it is tried again, or a person must act.
 
-What lives here: the sentences. What does not: what is decided (``retry_decision.py``), and who shows them
-(``vlm-assets run``).
+What lives here: the sentences. What does not: the decisions (``retry_decision.py``), and the command that
+shows them (``vlm-assets run``).
 """
 
 from __future__ import annotations
@@ -25,20 +25,23 @@ _BY_PERSON = frozenset({Action.PERSON, Action.GIVE_UP, Action.GIVEN_UP})
 
 @dataclass(frozen=True)
 class Outlook:
-    """One partition. how: its last run ended. again: when it is tried again; None where a person must act."""
+    """What happens next to one partition.
+
+    ending: how its last run ended. next_try: when it is tried again; None if a person must act.
+    """
 
     key: str
-    how: str
-    again: str | None
+    ending: str
+    next_try: str | None
     why: str
 
     def sentence(self) -> str:
-        """All of it, and what to do."""
-        if self.again is None:
+        """When it is tried again, or what a person must do, and why."""
+        if self.next_try is None:
             return (
                 f"partition {self.key} needs you: {self.why}. Put that right, then {command('run', self.key)}"
             )
-        return f"partition {self.key} is tried again {self.again}, because {self.why}"
+        return f"partition {self.key} is tried again {self.next_try}, because {self.why}"
 
 
 def outlooks(
@@ -51,10 +54,10 @@ def outlooks(
     now: float,
     most: int,
 ) -> tuple[Sequence[Outlook], int]:
-    """What becomes of the partitions whose last run did not end well, those that need a person first.
+    """What happens next to the partitions whose last run did not end well, those that need a person first.
 
-    rows: committed, by key, of the partitions that are looked at. most: how many are told; gives how many
-    there are besides.
+    rows: committed rows, by key, of the partitions to consider. most: how many outlooks to return. Returns
+    them, and how many more there are.
     """
     decided = []
     for key, run in dagster.latest_runs(rows).items():
@@ -64,18 +67,18 @@ def outlooks(
     decided.sort(key=lambda pair: (pair[0].action not in _BY_PERSON, pair[0].entry.key))
     shown = []
     for decision, run in decided[:most]:
-        entry, again = decision.entry, None
+        entry, next_try = decision.entry, None
         if decision.action is Action.DAGSTER:
-            again = "at once"
+            next_try = "at once"
         elif decision.action not in _BY_PERSON:
             every = every_minutes * 60.0
             at = math.ceil(max(now, entry.not_before) / every) * every
-            again = f"at {datetime.fromtimestamp(at).astimezone():%H:%M}"
-        shown.append(Outlook(entry.key, _how(run), again, why_ended(dagster, run)))
+            next_try = f"at {datetime.fromtimestamp(at).astimezone():%H:%M}"
+        shown.append(Outlook(entry.key, _ending(run), next_try, why_ended(dagster, run)))
     return shown, len(decided) - len(shown)
 
 
-def _how(run: RunState) -> str:
+def _ending(run: RunState) -> str:
     if run.interrupted_by == NEVER_STARTED:
         return "Not started"
     return "Failed" if run.interrupted_by is None else "Interrupted"

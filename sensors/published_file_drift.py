@@ -1,9 +1,9 @@
-"""Published files that are no longer what was published: truncated, replaced, deleted, foreign, or stale.
+"""Published files that are not what was published any more: truncated, replaced, deleted, foreign, or stale.
 
-What lives here: the tick that finds what changed on disk, asks what that means, and tells Dagster as a result
-of the check ``published_file``. What does not: comparing a file with its record and the catalogue, which is
-handed in, and putting anything right (the scheduled re-materialization, which verifies and restores; what
-is wrong in the store alone is put back by the look at it, which is handed in too).
+What lives here: the tick that finds changed files, has them verified, and reports each verdict to Dagster as
+a result of the check ``published_file``. What does not: comparing a file with its record and the catalogue,
+which is handed in, and repairs: the scheduled re-materialization verifies and restores files. The check of
+the store, which is handed in too, puts back what is damaged only there.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from vlm_durable.wording import counted
 
 NAME = "published_file_drift"
 INTERVAL_SECONDS = 60
-_LOOK_SECONDS = 15.0
-"""Of a tick, for looking; what is left is looked at in the next ticks.
+_VERIFY_SECONDS = 15.0
+"""How long a tick verifies partitions: the rest follows at the next ticks.
 
-One partition is looked at in any case: where a tick starves, a lost snapshot is made anew all the same.
+A tick verifies at least one, so that a lost snapshot is rebuilt even if ticks have no time.
 """
-_TOLD_AT_ONCE = 200
+_REPORTED_AT_ONCE = 200
 """Verdicts between two writes of the snapshot."""
 
 _SHOWN = 5
-"""Sentences that the tick itself says; further ones are in its log."""
+"""Sentences on the sensor's page; further ones are in the tick's log."""
 
 _FOREIGN = "foreign_file"
 _FILE, _RECORD = ".parquet", ".json"
@@ -54,24 +54,27 @@ SOUND, STALE = "sound", "stale"
 
 
 class Seen(NamedTuple):
-    """One partition at its last look.
+    """One partition when it was last verified.
 
-    expectation: what its record was compared with; kind: of the verdict; told: the verdict that Dagster was
-    told, "" where none was. owed: the verdict that it is to be told, "" where none is; it may have been told
-    already by a tick that then died. at: when the owed one was found, in unix seconds.
+    signature: of its files. expectation: what its record was compared with. kind: of the verdict. reported:
+    digest of the verdict that Dagster has; "": none. owed: digest of the verdict to report; "": none. A tick
+    that then died may have reported it already. at: when the owed verdict was found, in unix seconds.
     """
 
     signature: str
     expectation: str
     kind: str
-    told: str
+    reported: str
     owed: str = ""
     at: float = 0.0
 
 
 @dataclass
 class Snapshot:
-    """What was seen of one asset. is_lost: not every partition was looked at since nothing was known."""
+    """The last verdicts on an asset's partitions.
+
+    is_lost: an earlier snapshot was lost, and not every partition was verified since.
+    """
 
     state: ControlState
     asset: str
@@ -80,7 +83,7 @@ class Snapshot:
 
     @classmethod
     def read(cls, state: ControlState, asset: str) -> Snapshot:
-        """The last one; a new one where there is none, or where it does not read: a power cut may tear it."""
+        """The last snapshot; a new one if there is none or it cannot be read: a power cut may tear it."""
         query = sa.select(drift_snapshots.c.snapshot).where(drift_snapshots.c.asset == asset)
         try:
             fields = state.read_beats(lambda connection: connection.execute(query).scalar()) or {}
@@ -90,7 +93,7 @@ class Snapshot:
             return cls(state, asset, is_lost=True)
 
     def write(self) -> None:
-        """Replace the last one; a power cut may lose it. Raises ControlStateError."""
+        """Replace the last snapshot; a power cut may lose it. Raises ControlStateError."""
         fields = {"is_lost": self.is_lost, "partitions": self.partitions}
 
         def write(connection: sa.Connection) -> None:
@@ -102,7 +105,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a look at one partition found, in words for people. severity: None where it is sound.
+    """The verdict on one partition, in words for people. severity: None if it is sound.
 
     kind: ``sound``, ``stale``, or what is wrong: ``truncated``, ``replaced``, ``deleted``, ``foreign``, ...
     """
@@ -119,8 +122,8 @@ class Verdict:
         return self.severity is None
 
     @property
-    def told(self) -> str:
-        """What tells it from another verdict."""
+    def digest(self) -> str:
+        """The same for the same verdict."""
         text = f"{self.kind}\n{self.severity}\n{self.expected}\n{self.actual}"
         return SOUND if self.passed else hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -138,120 +141,120 @@ class DriftWatched(Protocol):
 
     @property
     def made_from(self) -> AssetFolders | None:
-        """The asset that it is made from."""
+        """The asset that it is made from; None if it is made from none."""
 
-    def look(self, key: str) -> Verdict | None:
+    def verify(self, key: str) -> Verdict | None:
         """The verdict on one partition, every byte read; None while a publication is under way."""
 
-    def look_again(self, key: str) -> Verdict | None:
-        """The verdict where only the expectation changed."""
+    def reassess(self, key: str) -> Verdict | None:
+        """The verdict if only the expectation changed: the file is not read again."""
 
-    def look_at_store(self) -> tuple[Mapping[str, str], list[str]]:
-        """What is wrong with it in the store, in a sentence for each partition, and what was done there."""
+    def check_store(self) -> tuple[Mapping[str, str], list[str]]:
+        """Check the store. Returns a sentence for each partition that is damaged there, and what was done."""
 
     def expectation(self) -> str:
-        """A digest of all that a published file is compared with beside its record; cheap."""
+        """A cheap digest of everything that a published file is compared with, except its record."""
 
 
 @dataclass
-class _Time:
-    """Seconds of a tick that are left for looking, whatever its other parts take."""
+class _TimeLeft:
+    """Seconds of a tick that are left for verifying, whatever its other parts take."""
 
-    left: float
+    seconds: float
 
 
-Tell = Callable[[str, str, Verdict, float], None]
-"""Says the verdict on an asset's partition, and when it was found (unix seconds): the same where it is said
-again because a tick died before it noted that it was said."""
+Report = Callable[[str, str, Verdict, float], None]
+"""Reports a verdict on a partition: asset, key, verdict, and when it was found (unix seconds). If a tick dies
+before it notes the report, the next tick repeats it with the same time."""
 
 
 @dataclass(frozen=True)
 class DriftWatcher:
-    """What a tick looks at. Plain Python: what Dagster lends is handed in."""
+    """Checks the published files of the watched assets, without Dagster's classes."""
 
     watched: Sequence[DriftWatched]
     workers: Workers
     outbox: Outbox
     monotonic: Callable[[], float] = time.monotonic
 
-    def look(self, tell: Tell, failing: Callable[[str], Collection[str]], now: float) -> list[str]:
-        """One tick. failing: the partitions of an asset whose check fails now, asked where nothing is known.
-        now: unix seconds.
+    def check(self, report: Report, failing: Callable[[str], Collection[str]], now: float) -> list[str]:
+        """One tick. Returns sentences about what is wrong.
 
-        Returns what was found, in sentences.
+        failing: gives the partitions of an asset whose check fails now; called only if a snapshot was lost.
+        now: unix seconds.
         """
-        time_for_looks = _Time(_LOOK_SECONDS)
+        time_left = _TimeLeft(_VERIFY_SECONDS)
         sentences: list[str] = []
         for watched in self.watched:
             if not watched.keys:
                 continue  # No catalogue yet.
-            sentences += self._look_at(watched, tell, failing, time_for_looks, now)
-            sentences += self._tell_foreign(watched, now)
+            sentences += self._check_asset(watched, report, failing, time_left, now)
+            sentences += self._alert_of_foreign(watched, now)
         return sentences
 
-    def _look_at(
+    def _check_asset(
         self,
         watched: DriftWatched,
-        tell: Tell,
+        report: Report,
         failing: Callable[[str], Collection[str]],
-        time_for_looks: _Time,
+        time_left: _TimeLeft,
         now: float,
     ) -> list[str]:
         snapshot = Snapshot.read(self.outbox.state, watched.asset.name)
         expectation = watched.expectation()
         standing = signatures(watched.asset, made_from=watched.made_from)
-        troubles, sentences = watched.look_at_store()
+        troubles, sentences = watched.check_store()
         for key, sentence in troubles.items():
             digest = hashlib.sha256(sentence.encode()).hexdigest()[:16]
             standing[key] = f"{standing.get(key, '')} {digest}"
         changed = [key for key in watched.keys if _is_changed(snapshot, key, standing, expectation)]
         if not changed:
             return sentences
-        # Whatever a run is about to publish is looked at when it has ended.
+        # A partition that a run works on is verified when the run has ended.
         busy = {worker.partition for worker in self.workers.living()}
         failed_before = failing(watched.asset.name) if snapshot.is_lost else ()
         owed: dict[str, Verdict] = {}
-        looked = read = 0
+        verified = 0
         is_incomplete = False
         began = self.monotonic()
-        for key in changed:
-            if read and self.monotonic() - began > time_for_looks.left:
+        for number, key in enumerate(changed):
+            if verified and self.monotonic() - began > time_left.seconds:
                 is_incomplete = True
-                rest = counted(len(changed) - looked, "partitions")
+                rest = counted(len(changed) - number, "partitions")
                 sentences.insert(0, f"Looked at next time: {rest} of {watched.asset.name}.")
                 break
-            looked += 1
             signature = standing.get(key, "")
             before = snapshot.partitions.get(key)
             if key in busy:
                 is_incomplete |= before is None
                 continue
-            read += 1
+            verified += 1
             if before is not None and before.signature == signature and not before.owed:
-                verdict = watched.look_again(key) if before.kind in (SOUND, STALE) else None
+                verdict = watched.reassess(key) if before.kind in (SOUND, STALE) else None
             else:
-                verdict = watched.look(key)
+                verdict = watched.verify(key)
             if verdict is None:
                 is_incomplete |= before is None
                 continue
-            seen = Seen(signature, expectation, verdict.kind, before.told if before is not None else "")
-            if before is not None and before.owed:
-                at = before.at if before.owed == verdict.told else now
-                owed[key], seen = verdict, seen._replace(owed=verdict.told, at=at)
-            elif verdict.told != (seen.told or SOUND) or (not seen.told and key in failed_before):
-                owed[key], seen = verdict, seen._replace(owed=verdict.told, at=now)
+            seen = Seen(signature, expectation, verdict.kind, before.reported if before is not None else "")
+            is_owed = before is not None and bool(before.owed)
+            is_new = verdict.digest != (seen.reported or SOUND)
+            is_recovery = not seen.reported and key in failed_before
+            if is_owed or is_new or is_recovery:
+                found_at = before.at if before is not None and before.owed == verdict.digest else now
+                owed[key], seen = verdict, seen._replace(owed=verdict.digest, at=found_at)
             snapshot.partitions[key] = seen
-            if len(owed) >= _TOLD_AT_ONCE:
-                sentences += _tell_owed(watched.asset.name, owed, snapshot, tell)
+            if len(owed) >= _REPORTED_AT_ONCE:
+                sentences += _report_owed(watched.asset.name, owed, snapshot, report)
                 owed = {}
-        time_for_looks.left -= self.monotonic() - began
-        sentences += _tell_owed(watched.asset.name, owed, snapshot, tell)
-        # Until all were looked at once, those that are not there still have to be asked about.
+        time_left.seconds -= self.monotonic() - began
+        sentences += _report_owed(watched.asset.name, owed, snapshot, report)
+        # Until every partition was verified once, partitions without a file have to be verified too.
         snapshot.is_lost = snapshot.is_lost and is_incomplete
         snapshot.write()
         return sentences
 
-    def _tell_foreign(self, watched: DriftWatched, now: float) -> list[str]:
+    def _alert_of_foreign(self, watched: DriftWatched, now: float) -> list[str]:
         prefix = f"{watched.asset.name}/{_FOREIGN}/"
         names = foreign_names(watched.asset, frozenset(watched.keys))
         standing = {prefix + name: watched.asset.partition(name).published for name in names}
@@ -279,17 +282,17 @@ class DriftWatcher:
         return [f"{path} is no partition." for path in standing.values()]
 
 
-def _tell_owed(asset: str, owed: dict[str, Verdict], snapshot: Snapshot, tell: Tell) -> list[str]:
+def _report_owed(asset: str, owed: dict[str, Verdict], snapshot: Snapshot, report: Report) -> list[str]:
     if not owed:
         return []
-    # Written down first, with their times: a tick that dies now says them again as the same ones, and where
-    # nothing can be written nothing is said, rather than the same at each tick.
+    # The owed verdicts are written down first, with their times. If this tick dies, the next one repeats them
+    # unchanged. If nothing can be written, nothing is reported: else every tick would report the same.
     snapshot.write()
     try:
         for key, verdict in owed.items():
             seen = snapshot.partitions[key]
-            tell(asset, key, verdict, seen.at)
-            snapshot.partitions[key] = seen._replace(told=seen.owed, owed="", at=0.0)
+            report(asset, key, verdict, seen.at)
+            snapshot.partitions[key] = seen._replace(reported=seen.owed, owed="", at=0.0)
     finally:
         snapshot.write()
     return [f"{asset} {key}: {verdict.kind}. {verdict.actual}" for key, verdict in owed.items()]
@@ -299,7 +302,7 @@ def _is_changed(snapshot: Snapshot, key: str, standing: dict[str, str], expectat
     seen = snapshot.partitions.get(key)
     signature = standing.get(key, "")
     if seen is None:
-        # With nothing known of an earlier look, one that is not there may have been published once.
+        # If the snapshot was lost, a partition without a file may have been published before.
         return bool(signature) or snapshot.is_lost
     if seen.owed or seen.signature != signature:
         return True
@@ -330,18 +333,18 @@ def evaluation(asset: str, key: str, verdict: Verdict, at: float) -> dg.AssetChe
 def build_published_file_drift_sensor(watcher: DriftWatcher, *, ticks: Ticks) -> dg.SensorDefinition:
     """The sensor. ticks: where each sensor notes that it ticked."""
 
-    # Kept between ticks: a first look takes several, and each asks what fails now.
+    # Kept between ticks: after a lost snapshot several ticks ask what fails now.
     histories = {watched.asset.name: PartitionHistory([watched.asset.name]) for watched in watcher.watched}
 
-    def decide(at: Situation) -> Decided:
-        def tell(asset: str, key: str, verdict: Verdict, found_at: float) -> None:
-            at.dagster.report_evaluation(evaluation(asset, key, verdict, found_at))
+    def decide(situation: Situation) -> Decided:
+        def report(asset: str, key: str, verdict: Verdict, found_at: float) -> None:
+            situation.dagster.report_evaluation(evaluation(asset, key, verdict, found_at))
 
         def failing(asset: str) -> Collection[str]:
-            histories[asset].look(at.dagster)
+            histories[asset].update(situation.dagster)
             return histories[asset].failing(asset)
 
-        sentences = watcher.look(tell, failing, at.now)
+        sentences = watcher.check(report, failing, situation.now)
         first = " ".join(sentences[:_SHOWN]) or "Nothing has changed on disk since the last look."
         return Decided(first, logged=sentences[_SHOWN:])
 
@@ -358,10 +361,10 @@ def build_published_file_drift_sensor(watcher: DriftWatcher, *, ticks: Ticks) ->
 
 
 def signatures(asset: AssetFolders, *, made_from: AssetFolders | None = None) -> dict[str, str]:
-    """Size, change time and inode of each partition's file and record, by key; of all files that are there.
+    """By key, the size, change time and inode of each partition's file and record that exists.
 
-    made_from: the asset that this one is made from; its records count as part of it. The change
-    time (ctime) moves with every write, and with a rename; nothing but the kernel's clock can set it.
+    made_from: the asset that this one is made from; its records count too. The change time (ctime) moves with
+    every write and every rename, and only the kernel's clock sets it.
     """
     parts: dict[str, list[str]] = {}
     for folder, ending in ((asset.published, _FILE), (asset.versions, _RECORD)):
@@ -375,9 +378,9 @@ def signatures(asset: AssetFolders, *, made_from: AssetFolders | None = None) ->
 
 
 def foreign_names(asset: AssetFolders, keys: Collection[str]) -> list[str]:
-    """Names of parquet files that are no partition's but that whoever reads ``*.parquet`` reads too.
+    """Names of parquet files that belong to no partition, but that every reader of ``*.parquet`` reads too.
 
-    What has a record was published: if no key is its own, the catalogue is what is wrong, not the file.
+    A file with a record was published: if no key is its own, the catalogue is wrong, not the file.
     """
     expected = asset.recorded_keys().union(keys)
     return [name for name in asset.published_keys() if name not in expected and not name.startswith(".")]
@@ -390,7 +393,7 @@ def _entries(folder: Path, ending: str) -> Iterator[tuple[str, str]]:
         return
     with entries:
         for entry in entries:
-            # No dot in the rest: not the record's second copy, nor a temporary file.
+            # A dot in the rest: the record's second copy, or a temporary file.
             if entry.name.endswith(ending) and "." not in entry.name.removesuffix(ending):
                 try:
                     stat = entry.stat()

@@ -1,8 +1,8 @@
-"""After anything dies: what Dagster believes is brought in line with what lives and with what is on disk.
+"""Brings Dagster's database in line with the living processes and with the disk, after anything has died.
 
 What lives here: ending runs whose process is gone, freeing what they held, telling Dagster of published
 partitions that its database does not know. What does not: starting anything again (Dagster's run retries and
-the scheduled re-materialization do that), and judging workers that live (``worker_health.py``).
+the scheduled re-materialization do that), and judging living workers (``worker_health.py``).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from vlm_durable.wording import counted
 NAME = "reconciliation"
 INTERVAL_SECONDS = 30
 _CANCELLED_SECONDS = 24 * 3600.0
-"""For which cancelled runs are looked at, once by each process."""
+"""How far back each process reads cancelled runs, once."""
 
 _REPORT_SECONDS = 20.0
-"""Of a tick, for partitions that the database does not know: the rest follows at the next ticks."""
+"""How long a tick reports partitions that the database does not know: the rest follows at the next ticks."""
 
 _GONE = (
     "The process of this run is gone without a word: it was killed, or its machine went down. What it had"
@@ -39,22 +39,22 @@ _GONE = (
 )
 
 
-Seen = dict[str, ProcessIdentity]
-"""The processes of runs under way, by run: once seen, they are told apart without any wall clock."""
+Processes = dict[str, ProcessIdentity]
+"""The processes of runs under way, by run id. A process that was seen once is recognized without a clock."""
 
 
 def end_dead_runs(
     dagster: DagsterFacts, workers: Workers, seen: Mapping[str, ProcessIdentity]
-) -> tuple[list[str], Seen]:
+) -> tuple[list[str], Processes]:
     """End every run under way whose process is certainly gone; a living worker is never ended.
 
-    Certain is: a heartbeat whose lock is free, or no heartbeat and no such process on the machine that
-    started it. Returns the runs ended, and the processes of the others.
+    A process is certainly gone if the lock of its heartbeat is free, or if there is no heartbeat and no such
+    process on the machine that started it. Returns the runs ended, and the processes of the others.
     """
     living = {worker.run_id for worker in workers.living()}
     dead = {worker.run_id for worker in workers.dead()}
     ended: list[str] = []
-    still: Seen = {}
+    alive: Processes = {}
     for run in dagster.runs_in(UNDER_WAY):
         run_id = run.run_id
         if run_id in living:
@@ -69,15 +69,15 @@ def end_dead_runs(
                     continue  # Not begun: Dagster's monitoring ends it, or the sensor of a cluster.
                 process = ProcessIdentity.started_before(*pid_and_start)
             if process is not None and process.lives():
-                still[run_id] = process
+                alive[run_id] = process
                 continue
         if dagster.end_interrupted(run_id, _GONE):
             ended.append(run_id)
-    # Looked at before the runs: what is dead then has no run under way any more.
+    # Only workers that were dead before the runs were read: they have no run under way any more.
     for worker in workers.dead():
         if worker.run_id in dead:
             workers.forget(worker)
-    return ended, still
+    return ended, alive
 
 
 def report_published(
@@ -88,9 +88,9 @@ def report_published(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[tuple[str, str]]:
-    """Tell Dagster of the partitions on disk that it does not know as materialized: its database was lost.
+    """Report to Dagster the partitions on disk that it does not know as materialized: its database was lost.
 
-    A partition that somebody works on is left to them. Stops after 20 seconds; the next call goes on.
+    A partition that a worker works on is left out. Stops after 20 seconds; the next call goes on.
     """
     deadline = clock() + _REPORT_SECONDS
     reported: list[tuple[str, str]] = []
@@ -118,9 +118,9 @@ def report_published(
 def restore_results_of_cancelled(
     dagster: DagsterFacts, handled: set[str], *, now: float
 ) -> list[tuple[str, str, str]]:
-    """Show again what checks said before a run of theirs was cancelled: the published file stays what it was.
+    """Restore the check results that a cancelled run hides: it did not change the published file.
 
-    handled: runs of the last day that earlier calls dealt with; this one adds to it.
+    handled: runs of the last day that earlier calls handled; this call adds to it.
     """
     cancelled = dagster.runs_ended_since(now - _CANCELLED_SECONDS, [dg.DagsterRunStatus.CANCELED])
     new = {run.run_id for run in cancelled} - handled
@@ -155,11 +155,11 @@ def build_reconciliation_sensor(
     """The sensor. assets, keys: published as files, upstream first. ticks: where it notes that it ticked."""
     handled: set[str] = set()
 
-    def decide(at: Situation) -> Decided:
-        ended, still = end_dead_runs(at.dagster, workers, _seen(at.cursor))
-        freed = at.dagster.free_slots_of_ended()
-        reported = report_published(at.dagster, assets, keys, workers)
-        restored = restore_results_of_cancelled(at.dagster, handled, now=at.now)
+    def decide(situation: Situation) -> Decided:
+        ended, alive = end_dead_runs(situation.dagster, workers, _processes(situation.cursor))
+        freed = situation.dagster.free_slots_of_ended()
+        reported = report_published(situation.dagster, assets, keys, workers)
+        restored = restore_results_of_cancelled(situation.dagster, handled, now=situation.now)
         sentences = []
         if ended:
             runs = counted(len(ended), "runs")
@@ -177,7 +177,7 @@ def build_reconciliation_sensor(
                 f" be seen again."
             )
         all_well = "Every run that is under way has its process; every published partition is known."
-        cursor = json.dumps({run: asdict(process) for run, process in still.items()})
+        cursor = json.dumps({run_id: asdict(process) for run_id, process in alive.items()})
         return Decided(" ".join(sentences) or all_well, cursor)
 
     return build_sensor(
@@ -192,8 +192,8 @@ def build_reconciliation_sensor(
     )
 
 
-def _seen(cursor: str | None) -> Seen:
+def _processes(cursor: str | None) -> Processes:
     try:
-        return {run: ProcessIdentity(**process) for run, process in json.loads(cursor or "{}").items()}
+        return {run_id: ProcessIdentity(**fields) for run_id, fields in json.loads(cursor or "{}").items()}
     except (ValueError, TypeError, AttributeError):
-        return {}  # Another version's: each run's process is found anew.
+        return {}  # Another version wrote it: the processes are looked up again.

@@ -1,4 +1,4 @@
-"""What is to be done about one partition that is not as it should be: a pure function of what is known.
+"""The decision about one partition that is not as it should be: a pure function of its facts and its entry.
 
 Which system owns which failure, and what this one does about it:
 
@@ -39,11 +39,11 @@ INTERRUPTIONS_TOLD = 3
 
 _LONGEST_DOUBLINGS = 6
 _DAGSTER_SECONDS = 300.0
-"""For which a run that Dagster says it retries is left to it. It forgets those of a backfill that ended."""
+"""How long a run is left to Dagster if it says it retries it: it forgets runs of a backfill that ended."""
 
 
 class Action(StrEnum):
-    """What is done about a partition at this tick."""
+    """The possible decisions about a partition at this tick."""
 
     LAUNCH = "launch"
     WAIT = "wait"
@@ -60,26 +60,26 @@ which most outages do not outlast."""
 
 @dataclass(frozen=True)
 class Policy:
-    """attempts: without a new row, then given up. backoff_seconds: after the first; doubled at each."""
+    """attempts: how many without a new row before giving up. backoff_seconds: the first delay; it doubles."""
 
     attempts: int
     backoff_seconds: float
 
     def delay(self, times: int) -> float:
-        """Seconds after the end of a run, which was the ``times``-th in a row without progress."""
+        """Seconds to wait after the end of the ``times``-th run in a row without progress."""
         return float(self.backoff_seconds * 2 ** min(times, _LONGEST_DOUBLINGS))
 
     def is_waiting(self, not_before: float, now: float) -> bool:
-        """Whether a back-off lasts. One longer than there is was begun before the clock was put back."""
+        """Whether the back-off still lasts. An end beyond the longest delay means: the clock was put back."""
         return now < not_before <= now + self.delay(_LONGEST_DOUBLINGS)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """A partition that is not as it should be, and on which nothing works now.
+    """A partition that is not as it should be, and that no run works on now.
 
-    why: for people. run: the latest that was to put it right, finished; None where Dagster knows none. rows:
-    committed for it, ever.
+    why: for people. run: the latest finished run that should have put it right; None if Dagster knows none.
+    rows: committed for it, ever.
     """
 
     key: str
@@ -90,7 +90,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Decision:
-    """What is done, the entry that says so, and for people why."""
+    """The action, the partition's new entry, and the reason for people."""
 
     action: Action
     entry: Entry
@@ -98,7 +98,7 @@ class Decision:
 
 
 def decide(entry: Entry, facts: Facts, policy: Policy, *, now: float, at_once: bool = False) -> Decision:
-    """What to do about one partition now. ``at_once``: a person asks, who waits for no back-off."""
+    """Decide what to do about one partition now. at_once: a person asks, so no back-off is waited for."""
     run = facts.run
     if run is not None and run.is_retried_by_dagster and abs(now - (run.ended_at or now)) < _DAGSTER_SECONDS:
         return Decision(Action.DAGSTER, entry, facts.why)
@@ -118,7 +118,7 @@ def decide(entry: Entry, facts: Facts, policy: Policy, *, now: float, at_once: b
 
 
 def reckoned(entry: Entry, facts: Facts, policy: Policy) -> Entry:
-    """The entry after the end of the latest run was taken into account, which happens once a run."""
+    """The entry with the end of the latest run counted. Each run is counted once."""
     run = facts.run
     if run is None or run.run_id == entry.reckoned:
         return entry

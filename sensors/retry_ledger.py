@@ -1,8 +1,8 @@
-"""The ledger of the re-materialization: what was tried again how often, what was launched, and what is done.
+"""The ledger of the re-materialization: the attempts and launches of each partition, and what came right.
 
-What lives here: the table ``attempts`` as entries and what a person is told of one, the wish for a look at
-once, and the table ``done_again``, which a person who slept wants to see first. What does not: what is
-decided from it (``retry_decision.py``), and when it is told (``failed_partitions.py``).
+What lives here: the table ``attempts`` as entries, and the alerts about an entry; a person's request for a
+tick; and the table ``done_again``, which a person who slept wants to see first. What does not: the decisions
+(``retry_decision.py``), and when alerts are posted (``failed_partitions.py``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from vlm_durable.state.tables import done_again as _done
 from vlm_durable.state.tables import meta
 from vlm_durable.wording import counted
 
-_LOOK_ASKED = "look_asked"
+_TICK_REQUEST = "look_asked"
+"""Row of the table ``meta``."""
 
 _DONE_KEPT_SECONDS = 31 * 24 * 3600.0
 _LONGEST_WHY = 200
@@ -29,7 +30,7 @@ _LONGEST_WHY = 200
 
 @dataclass(frozen=True)
 class Request:
-    """A launch that was written down before it was made. tick: which tick made it; at: unix seconds."""
+    """A launch, written down before it is made. tick: the tick that makes it; at: unix seconds."""
 
     run_key: str
     tick: str
@@ -40,11 +41,11 @@ class Request:
 class Entry:
     """One partition that was tried again, or left to a person.
 
-    launches: of all time, so that a run key is never used twice. attempts: in a row without a new row
-    committed. interruptions: runs in a row that were ended from outside, without a new row. rows: committed
-    at the last look. not_before: unix seconds. reckoned: the run whose end was last taken into account.
-    told: what a person was last told of it. alerted: whether an alert of it is open. why: what its
-    last run died of, or why it was last launched.
+    launches: of all time, so that a run key is never used twice. attempts: in a row without a new committed
+    row. interruptions: runs in a row that were ended from outside, without a new row. rows: committed at the
+    last tick. not_before: unix seconds. reckoned: the run whose end was counted last. requested: the launch
+    that is under way. told: what the last alert about it was for. alerted: whether an alert of it is open.
+    why: the error of its last run, or the reason of its last launch.
     """
 
     key: str
@@ -62,12 +63,12 @@ class Entry:
 
 
 def subject(key: str) -> str:
-    """The subject of all that is told of one partition's attempts."""
+    """The subject of the alerts about one partition's attempts."""
     return f"partitions/{key}/attempts"
 
 
 def interrupted_again(entry: Entry, now: float) -> Alert:
-    """A partition whose runs end for no fault of its own again and again, without a new row."""
+    """The alert of a partition whose runs are interrupted again and again, without a new row."""
     return _alert_of(
         entry,
         now,
@@ -86,7 +87,7 @@ def interrupted_again(entry: Entry, now: float) -> Alert:
 
 
 def given_up(entry: Entry, why: str, now: float) -> Alert:
-    """A partition that was tried often enough."""
+    """The alert of a partition that used up its attempts."""
     return _alert_of(
         entry,
         now,
@@ -105,7 +106,7 @@ def given_up(entry: Entry, why: str, now: float) -> Alert:
 
 
 def left_to_person(entry: Entry, why: str, now: float) -> Alert:
-    """A partition that a check refused and that no further try would cure."""
+    """The alert of a partition that a check refused, and that another try would not cure."""
     return _alert_of(
         entry,
         now,
@@ -113,8 +114,7 @@ def left_to_person(entry: Entry, why: str, now: float) -> Alert:
         title=f"Partition {entry.key} is not tried again by itself",
         next_step=(
             f"{command('show', 'ID')} shows a failed property. Put right what its kind says (missing or"
-            " damaged"
-            " images, limits, prompt), then materialize with `retry_failed: true`."
+            " damaged images, limits, prompt), then materialize with `retry_failed: true`."
         ),
         expected="failed rows that another try may cure",
         actual=why,
@@ -159,10 +159,10 @@ class Attempts:
         return self._state.read(_entries)
 
     def write(self, entries: Mapping[str, Entry], *, read: Mapping[str, Entry]) -> bool:
-        """Replace what was ``read`` by ``entries``, durably. Raises ControlStateError.
+        """Replace the entries that were ``read`` by ``entries``, durably. Raises ControlStateError.
 
-        False, and nothing is changed, where another look has changed the ledger meanwhile: schedule and
-        button are two, and a partition that both launched would run twice.
+        Returns False and changes nothing if another tick has changed the ledger meanwhile: schedule and
+        button may tick at once, and a partition that both launched would run twice.
         """
 
         def write(connection: sa.Connection) -> bool:
@@ -181,34 +181,34 @@ class Attempts:
 
 
 @dataclass(frozen=True)
-class AskedLook:
-    """A person asked for a look. run_id: of the button's run; at_once: wait for no back-off."""
+class TickRequest:
+    """A person's request for a tick. run_id: of the button's run; at_once: wait for no back-off."""
 
     run_id: str
     at_once: bool
 
 
-def ask_for_look(state: ControlState, asked: AskedLook) -> None:
-    """Write a wish down; one that was not answered yet is replaced. Raises ControlStateError."""
+def request_tick(state: ControlState, request: TickRequest) -> None:
+    """Write a request down; it replaces one that was not answered yet. Raises ControlStateError."""
 
     def write(connection: sa.Connection) -> None:
-        connection.execute(meta.delete().where(meta.c.name == _LOOK_ASKED))
-        connection.execute(meta.insert().values(name=_LOOK_ASKED, value=json.dumps(asdict(asked))))
+        connection.execute(meta.delete().where(meta.c.name == _TICK_REQUEST))
+        connection.execute(meta.insert().values(name=_TICK_REQUEST, value=json.dumps(asdict(request))))
 
     state.write(write)
 
 
-def asked_look(state: ControlState) -> AskedLook | None:
-    """The wish that is not answered yet. Raises ControlStateError."""
-    query = sa.select(meta.c.value).where(meta.c.name == _LOOK_ASKED)
+def pending_request(state: ControlState) -> TickRequest | None:
+    """The request that was not answered yet. Raises ControlStateError."""
+    query = sa.select(meta.c.value).where(meta.c.name == _TICK_REQUEST)
     text = state.read(lambda connection: connection.execute(query).scalar())
-    return None if text is None else AskedLook(**json.loads(text))
+    return None if text is None else TickRequest(**json.loads(text))
 
 
-def look_answered(state: ControlState, asked: AskedLook) -> None:
-    """Forget a wish, unless another has replaced it. Raises ControlStateError."""
-    answered = (meta.c.name == _LOOK_ASKED, meta.c.value == json.dumps(asdict(asked)))
-    state.write(lambda connection: connection.execute(meta.delete().where(*answered)))
+def forget_request(state: ControlState, request: TickRequest) -> None:
+    """Forget a request, unless another has replaced it. Raises ControlStateError."""
+    is_request = (meta.c.name == _TICK_REQUEST, meta.c.value == json.dumps(asdict(request)))
+    state.write(lambda connection: connection.execute(meta.delete().where(*is_request)))
 
 
 @dataclass(frozen=True)
@@ -225,14 +225,14 @@ class DoneAgain:
 
 
 def done_again_since(state: ControlState, since: float) -> list[DoneAgain]:
-    """What was completed since (unix seconds), oldest first. Raises ControlStateError."""
+    """The partitions completed since a time (unix seconds), oldest first. Raises ControlStateError."""
     query = sa.select(_done.c.partition, _done.c.at, _done.c.runs, _done.c.why)
     query = query.where(_done.c.at >= since).order_by(_done.c.at)
     return state.read(lambda connection: [DoneAgain(*row) for row in connection.execute(query)])
 
 
 def note_done_again(state: ControlState, done: Collection[DoneAgain], *, now: float) -> None:
-    """Note partitions, unless a later time is known; forget those of a month ago."""
+    """Note completed partitions, unless a later time is noted already; forget those of a month ago."""
     if not done:
         return
 

@@ -1,8 +1,8 @@
 """The schedule and the button of the re-materialization: two ways to the same tick.
 
-What lives here: the schedule, the job that a person launches (the button), and the sensor that answers it.
-What does not: which runs are launched (``failed_partitions.py``). The button's run launches nothing itself:
-only schedules and sensors can do that through Dagster's public calls.
+What lives here: the schedule, the job that a person launches (the button), and the sensor that answers the
+button. What does not: which runs are launched (``failed_partitions.py``). The button's run launches nothing
+itself: through Dagster's public calls only schedules and sensors can.
 """
 
 # No postponed annotations here: Dagster reads the parameters of schedules and ops from their real ones.
@@ -17,14 +17,14 @@ import dagster as dg
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.dagster_internals.runs import GOES_ON_WITH, LAUNCHED_BY, RETRY
 from sensors.failed_partitions import FailedPartitions, Launch, sentences
-from sensors.retry_ledger import AskedLook, ask_for_look, asked_look, look_answered
+from sensors.retry_ledger import TickRequest, forget_request, pending_request, request_tick
 from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
 
 SCHEDULE = "failed_partitions_again"
 BUTTON = "failed_partitions_now"
 ANSWER = "failed_partitions_asked"
-"""The sensor that looks when a person has pressed the button."""
+"""The sensor that ticks when a person has pressed the button."""
 ANSWER_SECONDS = 5
 JOB = "failed_partitions"
 WHY = "vlm-assets/why"
@@ -34,14 +34,14 @@ _TAG_LENGTH = 250
 
 
 class FailedPartitionsNow(dg.Config):
-    """at_once: wait for no back-off, and try again what was given up. What a person cancelled stays so."""
+    """at_once: wait for no back-off, and try given-up partitions again. Cancelled ones stay cancelled."""
 
     at_once: bool = False
 
 
 @dataclass(frozen=True)
 class Retrying:
-    """What the definitions take. jobs: that of the launched runs, and the button."""
+    """The definitions of the re-materialization. jobs: the job of the launched runs, and the button."""
 
     jobs: tuple[Any, ...]
     schedule: dg.ScheduleDefinition
@@ -49,17 +49,18 @@ class Retrying:
 
 
 RunConfigOf = Callable[[Sequence[str], Mapping[str, Any]], tuple[Mapping[str, Any], bool]]
-"""The run config of a run over these assets that comes after one with that run config, and whether it goes on
-with what a person had asked of that one: as a retry of it, under its root run."""
+"""Makes the run config of a retry. Arguments: the assets, and the run config of the run before. Returns the
+run config, and whether the retry keeps what a person asked of that run: then it counts under its root run."""
 
 
-def request(dagster: DagsterFacts, launch: Launch, run_config: RunConfigOf) -> dg.RunRequest:
-    """The run of a launch. What a person asked of the run before it is asked of this one too."""
+def run_request(dagster: DagsterFacts, launch: Launch, run_config: RunConfigOf) -> dg.RunRequest:
+    """The run of a launch. What a person asked of the run before counts for this run too."""
     before = dagster.run_config(launch.after) if launch.after is not None else None
-    config, goes_on = run_config(launch.assets, before[0] if before is not None else {})
+    config_before, root_run_id = before if before is not None else ({}, None)
+    config, goes_on = run_config(launch.assets, config_before)
     tags = {LAUNCHED_BY: RETRY, WHY: launch.why[:_TAG_LENGTH]}
-    if goes_on and before is not None and launch.after is not None:
-        tags |= {"dagster/root_run_id": before[1], "dagster/parent_run_id": launch.after}
+    if goes_on and root_run_id is not None and launch.after is not None:
+        tags |= {"dagster/root_run_id": root_run_id, "dagster/parent_run_id": launch.after}
         tags |= {GOES_ON_WITH: launch.after}
     return dg.RunRequest(
         run_key=launch.run_key,
@@ -70,17 +71,22 @@ def request(dagster: DagsterFacts, launch: Launch, run_config: RunConfigOf) -> d
     )
 
 
-def answer(failed_partitions: FailedPartitions, run_config: RunConfigOf, at: Situation) -> Decided:
-    """Look, where a person asked for it and was not answered yet."""
-    asked = asked_look(failed_partitions.state)
-    if asked is None:
-        return Decided("Nobody has asked for a look.")
+def answer_button(
+    failed_partitions: FailedPartitions, run_config: RunConfigOf, situation: Situation
+) -> Decided:
+    """Tick if a person has pressed the button and no tick has answered yet."""
+    request = pending_request(failed_partitions.state)
+    if request is None:
+        return Decided("Nobody has pressed the button.")
     # A tick that is killed is repeated under the same name, and launches the same runs.
-    ticked = failed_partitions.tick(at.dagster, tick=asked.run_id, now=at.now, at_once=asked.at_once)
-    requests = [request(at.dagster, launch, run_config) for launch in ticked.launches]
-    if not ticked.is_void:
-        look_answered(failed_partitions.state, asked)
-    return Decided(ticked.sentence, requests=requests, logged=[ticked.sentence, *sentences(ticked.launches)])
+    tick_result = failed_partitions.tick(
+        situation.dagster, tick=request.run_id, now=situation.now, at_once=request.at_once
+    )
+    requests = [run_request(situation.dagster, launch, run_config) for launch in tick_result.launches]
+    if not tick_result.is_void:
+        forget_request(failed_partitions.state, request)
+    log_lines = [tick_result.sentence, *sentences(tick_result.launches)]
+    return Decided(tick_result.sentence, requests=requests, logged=log_lines)
 
 
 def build_retrying(
@@ -92,7 +98,7 @@ def build_retrying(
 ) -> Retrying:
     """Schedule and button over the watched assets."""
     watched = failed_partitions.watched.assets
-    again = dg.define_asset_job(
+    job = dg.define_asset_job(
         JOB,
         selection=dg.AssetSelection.assets(*watched),
         description="One partition, materialized again. Launched by the schedule and the button beside it.",
@@ -101,7 +107,7 @@ def build_retrying(
     @dg.schedule(
         name=SCHEDULE,
         cron_schedule=f"*/{every_minutes} * * * *" if every_minutes < 60 else "0 * * * *",
-        job=again,
+        job=job,
         default_status=dg.DefaultScheduleStatus.RUNNING,
         description=(
             "Materializes partitions again that failed, were interrupted, have a failed check, or whose file"
@@ -109,34 +115,34 @@ def build_retrying(
         ),
     )
     def failed_partitions_again(context: dg.ScheduleEvaluationContext):  # type: ignore[no-untyped-def]
-        at = context.scheduled_execution_time
+        scheduled_at = context.scheduled_execution_time
         dagster = DagsterFacts(context.instance)
-        ticked = failed_partitions.tick(dagster, tick=at.isoformat(), now=time.time())
-        if ticked.launches:
-            context.log.info(ticked.sentence)
-        for sentence in sentences(ticked.launches):
+        tick_result = failed_partitions.tick(dagster, tick=scheduled_at.isoformat(), now=time.time())
+        if tick_result.launches:
+            context.log.info(tick_result.sentence)
+        for sentence in sentences(tick_result.launches):
             context.log.info(sentence)
-        requests = [request(dagster, launch, run_config) for launch in ticked.launches]
+        requests = [run_request(dagster, launch, run_config) for launch in tick_result.launches]
         ticks.note(
             SCHEDULE,
-            at.timestamp(),
+            scheduled_at.timestamp(),
             interval_seconds=every_minutes * 60.0,
             log=lambda: context.log,
         )
-        return requests or dg.SkipReason(ticked.sentence)
+        return requests or dg.SkipReason(tick_result.sentence)
 
     failed_partitions_asked = build_sensor(
         ANSWER,
-        lambda at: answer(failed_partitions, run_config, at),
+        lambda situation: answer_button(failed_partitions, run_config, situation),
         interval_seconds=ANSWER_SECONDS,
         description=f"Looks for partitions to materialize again when a person has launched {BUTTON}.",
         ticks=ticks,
-        job=again,
+        job=job,
     )
 
     @dg.op
     def ask_for_a_look(context: dg.OpExecutionContext, config: FailedPartitionsNow) -> None:
-        ask_for_look(failed_partitions.state, AskedLook(context.run.run_id, config.at_once))
+        request_tick(failed_partitions.state, TickRequest(context.run.run_id, config.at_once))
         context.log.info(f"Asked: the sensor {ANSWER} looks within seconds and says what it launches.")
 
     @dg.job(
@@ -150,4 +156,4 @@ def build_retrying(
     def failed_partitions_now() -> None:
         ask_for_a_look()
 
-    return Retrying((again, failed_partitions_now), failed_partitions_again, failed_partitions_asked)
+    return Retrying((job, failed_partitions_now), failed_partitions_again, failed_partitions_asked)

@@ -1,7 +1,7 @@
-"""A sensor of Dagster around a decision: the decision gets Dagster's facts and the time as arguments.
+"""A Dagster sensor around a decision: the decision gets Dagster's facts and the time as arguments.
 
 What lives here: the thin wrapper that all sensors share, and when a tick is noted. What does not: any
-decision. A simulation calls the decisions themselves, with facts and a clock of its own.
+decision. A simulation calls the decisions directly, with its own facts and clock.
 """
 
 # No postponed annotations here: Dagster reads a sensor's parameters from its real ones.
@@ -22,14 +22,14 @@ Kept = TypeVar("Kept")
 
 @dataclass(frozen=True)
 class Situation:
-    """What a decision gets. now: unix seconds. cursor: what the tick before left."""
+    """The arguments of a decision. now: unix seconds. cursor: as the tick before left it."""
 
     dagster: DagsterFacts
     now: float
     cursor: str | None = None
 
-    def remembered(self, kind: type[Kept]) -> Kept:
-        """The cursor as the dataclass that it was; an empty one where there is none, or another version's."""
+    def cursor_as(self, kind: type[Kept]) -> Kept:
+        """The cursor as a dataclass; an empty one if there is no cursor, or if another version wrote it."""
         try:
             return kind(**json.loads(self.cursor or "{}"))
         except (ValueError, TypeError):
@@ -38,13 +38,13 @@ class Situation:
 
 @dataclass(frozen=True)
 class Decided:
-    """What a decision gives. said: a sentence for the sensor's page. cursor: for the next tick, if it moves.
+    """What a sensor decided. sentence: for the sensor's page. cursor: for the next tick; None: as it was.
 
-    requests: runs to launch. events: told without a run. logged: further sentences for the tick's log, which
-    is opened only for them: Dagster keeps a file for each tick that has one, and removes none.
+    requests: runs to launch. events: reported without a run. logged: more sentences, for the tick's log. The
+    log is opened only for them, because Dagster keeps the file of each log and removes none.
     """
 
-    said: str
+    sentence: str
     cursor: str | None = None
     requests: Sequence[dg.RunRequest] = ()
     events: Sequence[dg.AssetMaterialization] = ()
@@ -58,14 +58,14 @@ def build_sensor(
     interval_seconds: int,
     description: str,
     ticks: Ticks,
-    noted: Callable[[OSError | None, float], None] = lambda error, now: None,
+    after_note: Callable[[OSError | None, float], None] = lambda error, now: None,
     clock: Callable[[], float] = time.time,
     **target: Any,
 ) -> dg.SensorDefinition:
-    """The sensor. ticks: where it notes that it ticked. target: what ``dg.sensor`` is told of its runs.
+    """The sensor. ticks: where it notes that it ticked. target: further arguments of ``dg.sensor``.
 
-    A tick that raises is not noted, so that a sensor that fails each time counts as silent. noted: is told
-    whether a tick could be noted, and the time.
+    A tick that raises is not noted, so that a sensor that fails each time counts as silent. after_note: gets
+    the error if the tick could not be noted, else None; and the time.
     """
 
     def tick(context: dg.SensorEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason | dg.SensorResult:
@@ -73,12 +73,12 @@ def build_sensor(
         for sentence in decided.logged:
             context.log.info(sentence)
         error = ticks.note(name, clock(), interval_seconds=interval_seconds, log=lambda: context.log)
-        noted(error, clock())
+        after_note(error, clock())
         if decided.events:
             return dg.SensorResult(asset_events=list(decided.events), cursor=decided.cursor)
         if decided.cursor is not None:
             context.update_cursor(decided.cursor)
-        return list(decided.requests) or dg.SkipReason(decided.said)
+        return list(decided.requests) or dg.SkipReason(decided.sentence)
 
     tick.__name__ = name
     return dg.sensor(

@@ -1,7 +1,7 @@
 """When each sensor and schedule last ticked, and which of them, or the whole daemon, has gone silent.
 
-Nothing that crashes says so itself. The alerts sensor looks at the others, and ``vlm-assets alerts deliver``,
-run by the machine's own timer, at the daemon and at the alerts sensor.
+A sensor that crashes cannot say so itself. The alerts sensor watches the others. ``vlm-assets alerts
+deliver``, run by the machine's own timer, watches the daemon and the alerts sensor.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from vlm_durable.state.tables import ticks as _table
 SILENT, DAEMON_SILENT = "sensor_silent", "daemon_silent"
 
 ALERTS, ALERTS_SECONDS = "alerts", 20
-"""Name and interval of the sensor that looks at the others: it is looked at from outside Dagster."""
+"""Name and interval of the sensor that watches the others: it is watched from outside Dagster."""
 
 LONGEST_SILENCE_SECONDS = 300.0
-"""No tick for this long, nor for five of its own intervals, is silence."""
+"""A sensor is silent after this long without a tick, or after five of its intervals if that is longer."""
 
 _DAEMON = "daemon"
 _INTERVALS = 5.0
@@ -31,10 +31,10 @@ _INTERVALS = 5.0
 
 @dataclass(frozen=True)
 class Tick:
-    """The last tick of one sensor or schedule that came to its end.
+    """The last completed tick of one sensor or schedule.
 
-    at: unix seconds. interval_seconds: its own rhythm. since: from when it ticks without a
-    gap of LONGEST_SILENCE_SECONDS.
+    at: unix seconds. interval_seconds: between two ticks. since: from when it has ticked without a gap of
+    LONGEST_SILENCE_SECONDS.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Tick:
     since: float
 
     def is_quiet(self, now: float) -> bool:
-        """Whether it should have ticked since."""
+        """Whether it should have ticked again by now (unix seconds)."""
         return now - self.at > _longest_silence(self.interval_seconds)
 
 
@@ -60,12 +60,12 @@ class Ticks:
         """
 
         def write(connection: sa.Connection) -> None:
-            this = _table.c.name == name
-            before = connection.execute(sa.select(_table).where(this)).first()
+            is_this = _table.c.name == name
+            before = connection.execute(sa.select(_table).where(is_this)).first()
             has_gap = before is None or now - before.at > LONGEST_SILENCE_SECONDS
             since = now if before is None or has_gap else before.since
             row = asdict(Tick(name, now, interval_seconds, since))
-            change = _table.insert() if before is None else _table.update().where(this)
+            change = _table.insert() if before is None else _table.update().where(is_this)
             connection.execute(change.values(row))
 
         self._state.beat(write)
@@ -73,10 +73,10 @@ class Ticks:
     def note(
         self, name: str, now: float, *, interval_seconds: float, log: Callable[[], logging.Logger]
     ) -> OSError | None:
-        """``record`` as a tick's last act: an error is logged and returned, and undoes nothing.
+        """``record`` as the last act of a tick: an error is logged and returned, and undoes nothing.
 
-        A tick that fails before comes not here, so that one that fails each time counts as silent. log: of
-        the tick, asked for only where there is something to say: Dagster opens a file for it, and removes
+        A tick that fails earlier is not noted, so that a sensor that fails each time counts as silent. log:
+        gives the tick's log, and is called only to log something: Dagster opens a file for it, and removes
         none.
         """
         try:
@@ -93,9 +93,9 @@ class Ticks:
         return {row.name: Tick(*row) for row in rows}
 
     def silent_sensors(self, watched: Mapping[str, float], *, since: float, now: float) -> Iterator[Alert]:
-        """Alerts of those that do not tick. watched: names and their intervals in seconds.
+        """Alerts of sensors that do not tick. watched: their names and intervals in seconds.
 
-        since: from when they were expected to tick, where one never did. All times in unix seconds.
+        since: from when a sensor that never ticked was expected to tick. All times in unix seconds.
         """
         ticks = self.last()
         for name, interval in watched.items():
@@ -120,7 +120,10 @@ class Ticks:
             )
 
     def ticking_again(self, open_subjects: Collection[str], *, now: float) -> dict[str, str]:
-        """Sentences, by subject, of what was silent and ticks; who asks is ticking, so the daemon is."""
+        """By subject, a sentence for each sensor that was silent and ticks again; and for the daemon.
+
+        A sensor calls this, so the daemon ticks.
+        """
         sentences = {_DAEMON: "The daemon ticks."} if _DAEMON in open_subjects else {}
         for tick in self.last().values():
             if _subject(tick.name) in open_subjects and not tick.is_quiet(now):
@@ -128,11 +131,11 @@ class Ticks:
         return sentences
 
     def silence(self, *, now: float) -> Alert | None:
-        """An alert where the daemon is silent, or the alerts sensor, which nobody inside Dagster looks at."""
+        """An alert if the daemon is silent, or the alerts sensor, which no other sensor watches."""
         return self._silent_daemon(now) or self._silent_alerts(now)
 
     def _silent_daemon(self, now: float) -> Alert | None:
-        """An alert where nothing at all has ticked for long; None where something did, or nothing ever."""
+        """An alert if nothing at all has ticked for long; None if something has, or if nothing ever did."""
         last = max((tick.at for tick in self.last().values()), default=now)
         if now - last <= LONGEST_SILENCE_SECONDS:
             return None
@@ -155,15 +158,15 @@ class Ticks:
 
     def _silent_alerts(self, now: float) -> Alert | None:
         others = [tick for tick in self.last().values() if tick.name != ALERTS]
-        ticking = [tick.since for tick in others if now - tick.at <= LONGEST_SILENCE_SECONDS]
-        if not ticking:
+        ticking_since = [tick.since for tick in others if now - tick.at <= LONGEST_SILENCE_SECONDS]
+        if not ticking_since:
             return None
-        # From when the daemon runs: just started, it had no time for this one yet.
-        return next(self.silent_sensors({ALERTS: ALERTS_SECONDS}, since=min(ticking), now=now), None)
+        # The daemon runs since then. Just started, it had no time for the alerts sensor yet.
+        return next(self.silent_sensors({ALERTS: ALERTS_SECONDS}, since=min(ticking_since), now=now), None)
 
 
 def _longest_silence(interval_seconds: float) -> float:
-    """Seconds without a tick that are no silence yet for one that means to tick this often."""
+    """Seconds that a sensor with this interval may go without a tick before it counts as silent."""
     return max(_INTERVALS * interval_seconds, LONGEST_SILENCE_SECONDS)
 
 

@@ -135,14 +135,14 @@ class HealthWatcher:
     monotonic: Callable[[], float] = time.monotonic
     send: Callable[[Worker, signal.Signals], bool] = lambda worker, number: _process(worker).send(number)
 
-    def look(self, watch: Watch, dagster: DagsterFacts) -> list[str]:
+    def check(self, watch: Watch, dagster: DagsterFacts) -> list[str]:
         """One tick: changes ``watch``, posts alerts, ends stuck workers. Returns sentences."""
         living = [worker for worker in self.workers.living() if worker.pid]
         self.devices.left_out.state.copy_if_due()
         return [
             *self._end_stuck(watch, living, dagster),
             *self._name_slow(watch, living),
-            *self.devices.look(watch),
+            *self.devices.check(watch),
             *tell_left_out(watch, self.devices.left_out, self.outbox, watch.unix, node=self.devices.node),
         ]
 
@@ -255,12 +255,12 @@ def build_worker_health_sensor(
     pool: its limit follows the devices in use. prepared: how many more runs the pool lets begin than devices.
     """
 
-    def decide(at: Situation) -> Decided:
-        dagster = at.dagster
-        watch = Watch.read(at.cursor, now=watcher.monotonic(), unix=at.now)
+    def decide(situation: Situation) -> Decided:
+        dagster = situation.dagster
+        watch = Watch.read(situation.cursor, now=watcher.monotonic(), unix=situation.now)
         left_out_before = set(watch.left_out)
-        sentences = watcher.look(watch, dagster)
-        sentences += leases.look(watch, watcher.workers.living(), dagster)
+        sentences = watcher.check(watch, dagster)
+        sentences += leases.check(watch, watcher.workers.living(), dagster)
         # At each tick while a device is left out: a new start sets the limit for all devices again.
         if left_out_before or watch.left_out:
             previous, devices = usable_devices(watch, left_out_before), usable_devices(watch, watch.left_out)

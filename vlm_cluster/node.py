@@ -92,7 +92,7 @@ class NodeWatch:
         if self.watch is None:
             self.watch = Watch.read(None, now=now, unix=time.time())
         self.watch = Watch.read(self.watch.cursor(), now=now, unix=time.time())
-        sentences = build_health_watcher(self.settings).look(self.watch, dagster)
+        sentences = build_health_watcher(self.settings).check(self.watch, dagster)
         sentences += self._end_runs_started_by_hand(dagster)
         return [*sentences, *self._end_finished_runs(dagster, now)]
 

@@ -1,9 +1,8 @@
 """Dagster's run launcher for a Ray cluster, on top of dagster-ray's.
 
-What lives here: which runs go to Ray, to which nodes, with what command, and what Ray says of a run's job.
-What does not: whether a run lives (``sensors/cluster.py``, by heartbeats): Dagster's own monitoring is not
-asked (``supports_check_run_worker_health``), so that liveness has one owner. Named in
-``dagster-cluster.yaml``.
+What lives here: which runs go to Ray, to which nodes, with what command, and Ray's answers about a run's job.
+What does not: whether a run lives. Only ``sensors/cluster.py`` decides that, by heartbeats: Dagster's own
+monitoring is switched off (``supports_check_run_worker_health``). Named in ``dagster-cluster.yaml``.
 
 Checked with dagster-ray 0.4.8 and ray 2.60.0. Of dagster-ray only the configuration and the client are used:
 its tag ``dagster-ray/config`` would let whoever submits a run choose commands and environments. Dagster's
@@ -30,9 +29,9 @@ from sensors.dagster_internals.launchers import (
     LaunchRunContext,
     execute_run_arguments,
 )
-from sensors.dagster_internals.runs import RAY_JOB, first_ray_job, said_ray_job
+from sensors.dagster_internals.runs import RAY_JOB, first_ray_job, tagged_ray_job
 from vlm_durable.state.database import open_state
-from vlm_durable.state.nodes import RAY_RUN, ClusterSnapshot, Nodes
+from vlm_durable.state.nodes import RAY_RUN, Nodes
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -50,9 +49,9 @@ _log = logging.getLogger(__name__)
 
 
 class ClusterRunLauncher(RayRunLauncher, JobLauncher):
-    """Runs of partitions are jobs of Ray, on nodes that beat; all others are processes of this machine.
+    """Launches runs of partitions as Ray jobs, on nodes that beat; all other runs as processes here.
 
-    What they need (the catalogue, every published partition) is here, and none of them needs a device.
+    The other runs need the catalogue and every published partition, which are on this machine, and no device.
     """
 
     def __init__(self, *, state_url: str, gpus: int = 1, **options: Any) -> None:
@@ -60,7 +59,7 @@ class ClusterRunLauncher(RayRunLauncher, JobLauncher):
         self._nodes = Nodes(open_state(Path("/nonexistent"), state_url))  # no file: it is all in Postgres
         self._gpus = gpus
         self._here = DefaultRunLauncher()
-        self._asked_in_vain = -_AWAY_SECONDS
+        self._unanswered_at = -_AWAY_SECONDS
 
     @classmethod
     def config_type(cls) -> Any:
@@ -73,27 +72,27 @@ class ClusterRunLauncher(RayRunLauncher, JobLauncher):
 
     @classmethod
     def from_config_value(cls, inst_data: Any, config_value: Any) -> ClusterRunLauncher:
-        """As Dagster makes it from its settings."""
+        """The launcher from Dagster's settings."""
         return cls(inst_data=inst_data, **config_value)
 
     def register_instance(self, instance: Any) -> None:
-        """Both launchers are of this instance."""
+        """Register the instance with both launchers."""
         super().register_instance(instance)
         self._here.register_instance(instance)
 
     @property
     def supports_check_run_worker_health(self) -> bool:
-        """Heartbeats say who lives: nobody else does."""
+        """False: only heartbeats decide whether a run lives."""
         return False
 
     @property
     def supports_resume_run(self) -> bool:
-        """A run that died is started anew, and goes on from its journal."""
+        """False: a run that died is started anew, and goes on from its journal."""
         return False
 
     @cached_property
     def client(self) -> JobSubmissionClient:
-        """Asks Ray's job server; gives up after five seconds, as for a machine that was cut off."""
+        """The client of Ray's job server. It gives up after five seconds: the server may be cut off."""
         from ray.job_submission import JobSubmissionClient
 
         class Client(JobSubmissionClient):  # type: ignore[misc]  # ray's types are not followed
@@ -108,13 +107,16 @@ class ClusterRunLauncher(RayRunLauncher, JobLauncher):
         if not _is_for_ray(run):
             self._here.launch_run(context)
             return
-        look = self._look()
-        names = sorted(name for name, node in look.nodes.items() if node.takes_runs)
+        try:
+            nodes = self._nodes.snapshot().nodes
+        except OSError as error:
+            raise DagsterUserCodeUnreachableError(str(error)) from error
+        names = sorted(name for name, node in nodes.items() if node.takes_runs)
         if not names:
             raise DagsterUserCodeUnreachableError(
                 f"No node of the cluster takes runs now, so run {run.run_id} waits in the queue. "
                 + (
-                    "; ".join(f"{node.name} {node.sentence()}" for node in look.nodes.values())
+                    "; ".join(f"{node.name} {node.sentence()}" for node in nodes.values())
                     or "None ever joined."
                 )
             )
@@ -124,17 +126,17 @@ class ClusterRunLauncher(RayRunLauncher, JobLauncher):
         )
 
     def terminate(self, run_id: str) -> bool:
-        """Have a run commit and end; False where it has ended, or Ray does not answer now."""
+        """Have a run commit and end; False if it has ended, or Ray does not answer now."""
         run = self._instance.get_run_by_id(run_id)
         if run is None or run.is_finished:
             return False
         if not _is_for_ray(run):
             return bool(self._here.terminate(run_id))  # type: ignore[no-untyped-call]  # Dagster's
         self._instance.report_run_canceling(run)
-        return self.stop(said_ray_job(run_id, run.tags) or first_ray_job(run_id))
+        return self.stop(tagged_ray_job(run_id, run.tags) or first_ray_job(run_id))
 
     def stop(self, job: str) -> bool:
-        """Have a job end: SIGTERM, a grace, SIGKILL. False where it has ended, or Ray does not answer."""
+        """Have a job end: SIGTERM, a grace, SIGKILL. False if it has ended, or Ray does not answer."""
         if self._is_away:
             return False
         try:
@@ -147,7 +149,7 @@ class ClusterRunLauncher(RayRunLauncher, JobLauncher):
             return False
 
     def has_ended(self, job: str) -> bool:
-        """Whether Ray says that a job has ended. What it does not know, or does not answer, means nothing."""
+        """Whether Ray says that a job has ended; False if it does not know the job, or does not answer."""
         if self._is_away:
             return False
         try:
@@ -165,21 +167,15 @@ class ClusterRunLauncher(RayRunLauncher, JobLauncher):
     ) -> None:
         """Nothing: Ray's job information repeats the command line."""
 
-    def _look(self) -> ClusterSnapshot:
-        try:
-            return self._nodes.snapshot()
-        except OSError as error:
-            raise DagsterUserCodeUnreachableError(str(error)) from error
-
     def _submit(self, run_id: str, command: str, names: list[str]) -> str:
-        """The id of the job. One that was submitted before and lives is not submitted again."""
+        """Submit a run and return the id of its job. A job that was submitted before and lives is kept."""
         try:
             for number in range(1, 1000):
                 job = first_ray_job(run_id) + (f"-{number}" if number > 1 else "")
                 status = self._status(job)
                 if status in _ENDED:
                     continue
-                # First: whoever finds a run of Ray's without a node must know that it is Ray's.
+                # The tag comes first: a run that waits in Ray for a node must be known as Ray's.
                 self._instance.add_run_tags(run_id, {RAY_JOB: job})
                 if status is None:
                     self.client.submit_job(
@@ -206,14 +202,14 @@ class ClusterRunLauncher(RayRunLauncher, JobLauncher):
             raise
 
     def _forget_client(self) -> None:
-        """A client looks at the cluster once, when it is made."""
+        """Have the next call make a new client: a client reads the cluster's state once, when it is made."""
         self.__dict__.pop("client", None)
-        self._asked_in_vain = time.monotonic()
+        self._unanswered_at = time.monotonic()
 
     @property
     def _is_away(self) -> bool:
-        """Whether Ray did not answer a moment ago: of many runs, only the first is asked for in vain."""
-        return time.monotonic() - self._asked_in_vain < _AWAY_SECONDS
+        """Whether Ray did not answer a moment ago: then it is not asked about the next of many runs."""
+        return time.monotonic() - self._unanswered_at < _AWAY_SECONDS
 
 
 def _is_for_ray(run: dg.DagsterRun) -> bool:

@@ -652,7 +652,7 @@ class Simulation:
         if now < self._daemon_down:
             return
         watch = Watch.read(self._watch, now=now, unix=now)
-        self._health.look(watch, self.dagster)
+        self._health.check(watch, self.dagster)
         self._watch = watch.cursor()
         if self._is_due("reconciliation", _LOOK_SECONDS):
             self._reconcile()
@@ -701,8 +701,8 @@ class Simulation:
         def failing(asset: str) -> Collection[str]:
             return self._histories[asset].failing(asset)
 
-        self._drift.look(tell, failing, self.clock.now)
-        self._histories[ASSET].look(self.dagster)
+        self._drift.check(tell, failing, self.clock.now)
+        self._histories[ASSET].update(self.dagster)
 
     def _act_as_person(self) -> None:
         """What alerts ask for is done some hours after they were raised."""

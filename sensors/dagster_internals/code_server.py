@@ -1,8 +1,8 @@
-"""Whether Dagster's code server can still launch runs: it may load definitions, and hang at each launch.
+"""Checks whether Dagster's code server can launch runs: it may load definitions, and hang at each launch.
 
 A run's process waits on an event of its code server. To cancel a run, the server sets that event and holds
 one lock until the process has woken up, and each launch takes the same lock. A process that is stopped
-(SIGSTOP), or that hangs in a driver, never wakes up. Killing it frees no lock: only a new server launches.
+(SIGSTOP), or that hangs in a driver, never wakes up. Killing it frees no lock: a new server is needed.
 
 Checked with dagster 1.13.27. Not public: ``DagsterGrpcClient`` and ``CanCancelExecution``, which takes that
 lock and does nothing else. If they go: launch a run of a job that does nothing, which costs a process.
@@ -30,10 +30,10 @@ def can_launch(socket: Path, *, seconds: int) -> bool:
 
 
 def serving_process(code_server: int) -> ProcessIdentity | None:
-    """The process that serves the definitions now, of the code server with this pid; None where none does.
+    """The child of the code server with this pid that serves the definitions now; None if there is none.
 
-    The code server passes all requests on to it, and starts a new one at each reload. An older one goes on
-    beside it until its last run has ended.
+    The code server passes all requests on to this child, and starts a new child at each reload. An older
+    child goes on beside it until its last run has ended.
     """
     identities = [ProcessIdentity.from_pid(pid) for pid in children(code_server) if _is_server(pid)]
     processes = [process for process in identities if process is not None]

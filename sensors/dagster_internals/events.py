@@ -1,7 +1,7 @@
-"""Events by the rows of Dagster's tables: materializations, results of checks, and telling new ones.
+"""Events from the rows of Dagster's tables: reads materializations and check results, and reports new ones.
 
-What lives here: reading what is new since a cursor. What does not: what is told of a result
-(``alerts.py``), and which of them stand (``partition_history.py``).
+What lives here: reading new events since a cursor. What does not: the alerts about a result (``alerts.py``),
+and which results stand (``partition_history.py``).
 
 Checked with dagster 1.13.27. Not public: the tables of events and of check executions, a DELETE in the
 latter (``report_evaluation``), and ``get_materialized_partitions``. Public calls read one check at a time or
@@ -36,7 +36,7 @@ Row = Mapping[str, Any]
 Severity = Literal["WARN", "ERROR"]
 
 FOUND_AT = "found at"
-"""Metadata of a result without a run: when it was found. It may be reported twice, with the same."""
+"""Metadata of a result without a run: when it was found. A result reported twice keeps this time."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class CheckEvaluation:
 
 @dataclass(frozen=True)
 class MaterializationEvent:
-    """A partition was to be materialized, or was. storage_id: grows with every event of the database."""
+    """A partition's materialization, planned or done. storage_id: grows with every event of the database."""
 
     partition: str
     run_id: str
@@ -71,14 +71,13 @@ class MaterializationEvent:
 
 
 class DagsterFacts(InstanceRuns):
-    """All that the sensors ask a Dagster instance and tell it.
+    """Everything that the sensors read from a Dagster instance and report to it.
 
-    A simulation answers from memory instead, on a clock of its own
-    (``faults/rehearsal/dagster_in_memory.py``).
+    A simulation answers from memory instead, with its own clock (``faults/rehearsal/dagster_in_memory.py``).
     """
 
     def ray_job_has_ended(self, job: str) -> bool:
-        """Whether Ray says that a job has ended; False where it does not know, or does not answer."""
+        """Whether Ray says that a job has ended; False if it does not know the job, or does not answer."""
         launcher = job_launcher_of(self.instance)
         return launcher is not None and launcher.has_ended(job)
 
@@ -89,17 +88,17 @@ class DagsterFacts(InstanceRuns):
             launcher.stop(job)
 
     def newest_event(self) -> int:
-        """The id of the latest event; 0 where there is none."""
+        """The id of the latest event; 0 if there is none."""
         return self._newest()
 
     def newest_evaluation(self) -> int:
-        """A cursor after all results that are there now."""
+        """The id of the latest check result; 0 if there is none."""
         return self._newest(
             SqlEventLogStorageTable.c.dagster_event_type == EventType.ASSET_CHECK_EVALUATION.value
         )
 
     def materializations_since(self, asset: str, cursor: int) -> list[MaterializationEvent]:
-        """Of an asset's partitions, planned and done, after an event's id, oldest first."""
+        """An asset's planned and done materializations of partitions after an event's id, oldest first."""
         events, done = SqlEventLogStorageTable, EventType.ASSET_MATERIALIZATION.value
         query = (
             db.select(events.c.id, events.c.dagster_event_type, events.c.partition, events.c.run_id)
@@ -131,15 +130,15 @@ class DagsterFacts(InstanceRuns):
         return self.instance.get_materialized_partitions(AssetKey(asset))
 
     def report_materialization(self, materialization: AssetMaterialization) -> None:
-        """Tell Dagster of a materialization that no run made."""
+        """Report a materialization that no run made."""
         self.instance.report_runless_asset_event(materialization)
 
     def evaluations_since(self, cursor: int, *, look_back: int = 0) -> tuple[list[CheckEvaluation], int]:
-        """Check results written after ``cursor`` (0: from the start), oldest first, and where to go on.
+        """Check results written after ``cursor`` (0: from the start), oldest first, and the new cursor.
 
-        An unreadable row gives no result. A result has its id from when it came, not from when its check was
+        An unreadable row gives no result. A result gets its id when it is written, not when its check is
         planned. ``look_back`` reads that many ids before the cursor again: on Postgres they may have become
-        visible since; keep what was seen.
+        visible since. The caller handles results that it has read before.
         """
         rows = self._rows_of_evaluations(cursor - look_back)
         evaluations = [evaluation for row in rows if (evaluation := _evaluation(row)) is not None]
@@ -148,9 +147,10 @@ class DagsterFacts(InstanceRuns):
     def latest_results(
         self, assets: Sequence[str] | None = None, *, passed: bool = False
     ) -> Iterator[CheckEvaluation]:
-        """The latest result of every check and partition where it failed: only these texts are read.
+        """The latest result of every check and partition, if it failed.
 
-        assets: of these alone; None: of all. passed: also where it passed, without its text and run.
+        assets: only of these; None: of all. passed: also results that passed, but without their text and run,
+        because only the events of failed results are read.
         """
         executions = AssetCheckExecutionsTable
         of_these = executions.c.asset_key.in_([AssetKey(asset).to_string() for asset in assets or ()])
@@ -158,7 +158,7 @@ class DagsterFacts(InstanceRuns):
             db.select(db.func.max(executions.c.id))
             .where(
                 db.true() if assets is None else of_these,
-                # A run that ended before its checks leaves them planned for ever: the result before stands.
+                # A run that ended before its checks leaves them planned for ever: the earlier result stands.
                 executions.c.execution_status != "PLANNED",
             )
             .group_by(executions.c.asset_key, executions.c.check_name, executions.c.partition)
@@ -176,11 +176,11 @@ class DagsterFacts(InstanceRuns):
                 yield evaluation
 
     def report_evaluation(self, evaluation: AssetCheckEvaluation) -> None:
-        """Tell Dagster the result of a check that no run made, for one partition; replaces the one before.
+        """Report a check result that no run made, for one partition. It replaces the earlier one.
 
-        Dagster keeps one such result a check and partition, and refuses the next: a unique index over asset,
-        check, partition and run, and the run is the same empty name for all. The event before stays in its
-        log.
+        Dagster keeps one such result per check and partition, and refuses the next: a unique index covers
+        asset, check, partition and run, and the run is the same empty name for all of them. The earlier event
+        stays in its log.
         """
         executions = AssetCheckExecutionsTable
         is_earlier = (
@@ -191,14 +191,14 @@ class DagsterFacts(InstanceRuns):
         )
         with self._connection() as connection:
             connection.execute(db.delete(executions).where(*is_earlier))
-        # Killed here, nothing is told, and whoever tells it has not noted that it did.
+        # If it is killed here, nothing is reported, and the caller has not noted a report.
         self.instance.report_runless_asset_event(evaluation)
 
     def restore_results(self, run_ids: Collection[str]) -> list[tuple[str, str, str]]:
-        """Tell again the last result of each check that these runs planned and never evaluated.
+        """Report again the last result of each check that these runs planned and never evaluated.
 
-        Dagster shows the newest row of a check, so a run that was cancelled makes the checks of a finished
-        partition look skipped. Only results that passed are told again: asset, check and partition of each.
+        Dagster shows the newest row of a check, so a cancelled run makes the checks of a finished partition
+        look skipped. Only results that passed are reported again. Returns asset, check and partition of each.
         """
         if not run_ids:
             return []

@@ -1,4 +1,4 @@
-"""What a run launcher of an extension takes from Dagster, and what the sensors ask of such a launcher.
+"""The parts of Dagster that an extension's run launcher uses, and the calls that the sensors make to it.
 
 Checked with dagster 1.13.27. Not public: ``ExecuteRunArgs`` and the command ``dagster api execute_run``;
 ``DefaultRunLauncher``; ``DagsterUserCodeUnreachableError``, for which Dagster's queue takes a run back
@@ -25,21 +25,21 @@ class JobLauncher(ABC):
 
     @abstractmethod
     def stop(self, job: str) -> bool:
-        """Have a job end: SIGTERM, a grace, SIGKILL. False where it has ended, or nobody answers."""
+        """Have a job end: SIGTERM, a grace, SIGKILL. False if it has ended, or if there is no answer."""
 
     @abstractmethod
     def has_ended(self, job: str) -> bool:
-        """Whether the program says that a job has ended. No answer means nothing."""
+        """Whether the program says that a job has ended; False if it does not answer."""
 
 
 def job_launcher_of(instance: dg.DagsterInstance) -> JobLauncher | None:
-    """The instance's launcher, where its runs are jobs."""
+    """The instance's launcher if its runs are jobs, else None."""
     launcher = instance.run_launcher
     return launcher if isinstance(launcher, JobLauncher) else None
 
 
 def execute_run_arguments(run: dg.DagsterRun, instance_ref: Any) -> Sequence[str]:
-    """What a process hands to ``execute`` to work on a run."""
+    """The arguments of ``execute`` in the process that works on a run."""
     from dagster._grpc.types import ExecuteRunArgs
 
     origin = run.job_code_origin

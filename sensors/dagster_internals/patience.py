@@ -1,7 +1,7 @@
-"""How long Dagster waits for its Postgres in the process of a run: a run outlives a restart of the database.
+"""Makes the process of a run wait for Dagster's Postgres, so that it outlives a restart of the database.
 
-What lives here: the wait for a connection, and what does not wait. What does not: our own control state,
-whose callers go on without it (``vlm_durable/state/database.py``).
+What lives here: the wait for a connection, and calls without it. What does not: our own control state, whose
+callers go on without it (``vlm_durable/state/database.py``).
 
 Checked with dagster 1.13.27 and dagster-postgres 0.29.27. Not public: ``retry_pg_connection_fn``, which makes
 each connection and gives up after some 11 s. If it goes, a run that meets a longer outage fails, and the
@@ -17,19 +17,19 @@ from contextvars import ContextVar
 from typing import Any
 
 PATIENCE_SECONDS = 600.0
-"""Longest wait for one connection. Nobody counts as dead meanwhile, and nothing else could start."""
+"""Longest wait for one connection. Meanwhile no run counts as dead, and no other could start."""
 
-_in_vain: ContextVar[bool] = ContextVar("in_vain", default=False)
+_does_not_wait: ContextVar[bool] = ContextVar("does_not_wait", default=False)
 
 
 @contextmanager
 def without_waiting() -> Iterator[None]:
-    """What is told to Dagster inside raises at once where its database is away."""
-    token = _in_vain.set(True)
+    """Within this context, calls to Dagster raise at once if its database is away."""
+    token = _does_not_wait.set(True)
     try:
         yield
     finally:
-        _in_vain.reset(token)
+        _does_not_wait.reset(token)
 
 
 def wait_for_postgres() -> None:
@@ -39,7 +39,7 @@ def wait_for_postgres() -> None:
     connect = utils.retry_pg_connection_fn
 
     def patient(make: Callable[[], Any], *arguments: Any, **options: Any) -> Any:
-        if _in_vain.get():
+        if _does_not_wait.get():
             return connect(make, retry_limit=0)
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
@@ -49,4 +49,4 @@ def wait_for_postgres() -> None:
                 if time.monotonic() >= deadline:
                     raise
 
-    utils.retry_pg_connection_fn = patient  # type: ignore[assignment]  # as general as it is used
+    utils.retry_pg_connection_fn = patient  # type: ignore[assignment]  # its arguments are any

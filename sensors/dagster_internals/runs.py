@@ -1,8 +1,8 @@
-"""Runs by the rows of Dagster's tables: their states, processes and places in pools, and ending one.
+"""Runs from the rows of Dagster's tables: their states, processes and places in pools, and ending a run.
 
-What lives here: reading many runs at once, without a body, and what is told of one. What does not: what
-follows from it (``failed_partitions.py``, ``cancels.py``, ``reconciliation.py``, ``alerts.py``). The
-public calls deserialize each run, which costs seconds a tick where ten thousand have failed.
+What lives here: reading many runs at once, without their bodies, and reporting the end of a run. What does
+not: the decisions (``failed_partitions.py``, ``cancels.py``, ``reconciliation.py``, ``alerts.py``). The
+public calls deserialize each run, which costs seconds a tick after ten thousand have failed.
 
 Checked with dagster 1.13.27. Not public: the tables of runs and of their tags; the tags
 ``dagster/will_retry``, ``dagster/failure_reason``, ``dagster/retry_number`` and ``.dagster/grpc_info``;
@@ -32,10 +32,10 @@ from dagster._core.storage.runs.schema import RunsTable, RunTagsTable
 from resources.run_tags import NEEDS_PERSON, NO_ATTEMPT
 
 LAUNCHED_BY = "vlm-assets/launched-by"
-"""Run tag: who launched a run that no person did. The value RETRY marks those of the retry schedule."""
+"""Run tag: what launched a run, if no person did. The value RETRY marks runs of the retry schedule."""
 RETRY = "retry"
 GOES_ON_WITH = "vlm-assets/goes-on-with"
-"""Run tag: the parent that the retry schedule gave a run of its own; a re-execution has another."""
+"""Run tag: the parent that the retry schedule gave its run. A person's re-execution has another parent."""
 
 RAY_JOB = "vlm-assets/ray-job"
 """Run tag: the job of Ray as which the run was submitted."""
@@ -59,12 +59,12 @@ UNDER_WAY = _AT_WORK | {DagsterRunStatus.CANCELING}
 _CHUNK = 500
 
 NEVER_STARTED = "START_TIMEOUT"
-"""What Dagster says of a run whose process did not begin in time: the machine, or its database, was busy."""
+"""Dagster's failure reason of a run whose process did not begin in time: machine or database were busy."""
 
 _NO_FAULT = frozenset({"UNEXPECTED_TERMINATION", NEVER_STARTED})
 
 _INTERRUPTED = {"dagster/failure_reason": "UNEXPECTED_TERMINATION"}
-"""What Dagster says of a run that was ended from outside. Its retries do not inherit this tag."""
+"""The tag that Dagster gives a run that was ended from outside. Its retries do not inherit this tag."""
 
 _HERE = {None, "", "localhost", "127.0.0.1", "::1"}
 
@@ -91,25 +91,25 @@ class RunState:
 
     @property
     def run_key(self) -> str | None:
-        """The key by which a tick that is repeated finds the run that it launched."""
+        """The key by which a repeated tick finds the run that it launched."""
         return self.tags.get(_RUN_KEY)
 
     @property
     def launched_by(self) -> str | None:
-        """Who launched it, where no person did."""
+        """What launched it; None if a person did."""
         return self.tags.get(LAUNCHED_BY)
 
     @property
     def is_here(self) -> bool:
-        """Whether this machine's code server started it: any other launcher looks after its own runs."""
+        """Whether this machine's code server started it: other launchers watch their own runs."""
         server_tag = self.tags.get(_SERVER)
         server = json.loads(server_tag) if server_tag is not None else {"host": "unknown"}
         return bool(server.get("socket")) or server.get("host") in _HERE
 
     @property
     def ray_job(self) -> str | None:
-        """The job of Ray as which it was submitted, where it was."""
-        return said_ray_job(self.run_id, self.tags)
+        """The Ray job as which it was submitted; None if it was not."""
+        return tagged_ray_job(self.run_id, self.tags)
 
     @property
     def backfill(self) -> str | None:
@@ -118,54 +118,54 @@ class RunState:
 
     @property
     def interrupted_by(self) -> str | None:
-        """What ended it, where that is no fault of its partition; ``UNEXPECTED_TERMINATION`` from outside.
+        """What ended it without a fault of its partition; None if nothing did.
 
-        ``START_TIMEOUT`` where it never started.
-
-        Nothing did where a person cancelled it, whatever was said of it just before: a stuck worker that is
-        told to end ends its run as failed, and as cancelled only where somebody asked Dagster for that.
+        ``UNEXPECTED_TERMINATION``: it was ended from outside. ``START_TIMEOUT``: it never started. None for a
+        run that a person cancelled, whatever its tags say. A stuck worker that is told to end ends its run as
+        failed, and as cancelled only if a person asked Dagster for that.
         """
         if self.status is DagsterRunStatus.CANCELED:
             return None
+        if self.tags.get(NO_ATTEMPT) == self.run_id:
+            return "no attempt"
         reason = self.tags.get(_FAILURE_REASON)
-        outside = reason if reason in _NO_FAULT else None
-        return "no attempt" if self.tags.get(NO_ATTEMPT) == self.run_id else outside
+        return reason if reason in _NO_FAULT else None
 
     @property
     def needs_person(self) -> bool:
-        """Whether it stopped for what another start would only repeat."""
+        """Whether another start would only end the same way."""
         return self.tags.get(NEEDS_PERSON) == self.run_id
 
     @property
     def is_retried_by_dagster(self) -> bool:
-        """Whether Dagster's run retries have said that they start it again."""
+        """Whether Dagster has noted that its run retries start it again."""
         return self.status is DagsterRunStatus.FAILURE and self.tags.get(_WILL_RETRY) == "true"
 
     @property
     def retry_number(self) -> int:
-        """How often Dagster's run retries had started it before, itself counted; 0 where they did not."""
+        """Which retry of Dagster's run retries it is, from 1; 0 if it is none."""
         number = self.tags.get(_RETRY_NUMBER, "")
         return int(number) if number.isdecimal() else 0
 
     @property
     def is_by_hand(self) -> bool:
-        """Whether a person asked for it: neither the retry schedule nor Dagster's run retries did.
+        """Whether a person asked for it, and neither the retry schedule nor Dagster's run retries.
 
-        One that a person re-executes inherits the schedule's tags; it is told by its parent.
+        A run that a person re-executes inherits the schedule's tags, but it has another parent.
         """
-        ours = self.launched_by == RETRY and self.tags.get(_PARENT) == self.tags.get(GOES_ON_WITH)
-        return not ours and _RETRY_NUMBER not in self.tags
+        is_ours = self.launched_by == RETRY and self.tags.get(_PARENT) == self.tags.get(GOES_ON_WITH)
+        return not is_ours and _RETRY_NUMBER not in self.tags
 
 
 def first_ray_job(run_id: str) -> str:
-    """What the first job of a run is named in Ray; its later ones have a number after it."""
+    """The name of a run's first job in Ray. Later jobs of the run add a number to it."""
     return f"dagster-run-{run_id}"
 
 
-def said_ray_job(run_id: str, tags: Mapping[str, str]) -> str | None:
-    """The job that the tag names, where it is one of this run.
+def tagged_ray_job(run_id: str, tags: Mapping[str, str]) -> str | None:
+    """The job that the tag names; None if it is no job of this run.
 
-    Dagster's run retries inherit the tag of their parent, and whoever submits a run chooses its tags.
+    Dagster's run retries inherit the tag of their parent, and anyone who submits a run chooses its tags.
     """
     job = tags.get(RAY_JOB, "")
     return job if job.startswith(first_ray_job(run_id)) else None
@@ -242,7 +242,7 @@ class InstanceRuns:
         return awaited
 
     def run_config(self, run_id: str) -> tuple[Mapping[str, Any], str] | None:
-        """The run config of a run, and the id of its root run: its own where it goes on with none."""
+        """The run config of a run, and the id of its root run: its own id if it retries no other run."""
         run = self.instance.get_run_by_id(run_id)
         return None if run is None else (run.run_config, run.get_root_run_id() or run_id)
 
@@ -257,7 +257,7 @@ class InstanceRuns:
         return selections
 
     def error_of(self, run_id: str) -> str | None:
-        """What the log of a run says of its end: the asset's own sentence, else the error's message."""
+        """The error in a run's log: the asset's own sentence, else the message of the error's root cause."""
         types = {dg.DagsterEventType.STEP_FAILURE, dg.DagsterEventType.RUN_FAILURE}
         message = None
         for entry in self.instance.all_logs(run_id, of_type=types):
@@ -295,9 +295,9 @@ class InstanceRuns:
         return None
 
     def end_interrupted(self, run_id: str, why: str) -> bool:
-        """End a run whose process is gone, as one that was interrupted; one being cancelled, as cancelled.
+        """End a run whose process is gone, as interrupted; or as cancelled, if it is being cancelled.
 
-        Its places in pools are freed. False where it has ended meanwhile.
+        Its places in pools are freed. False if it has ended meanwhile.
         """
         run = self.instance.get_run_by_id(run_id)
         if run is None or run.is_finished:
@@ -309,10 +309,10 @@ class InstanceRuns:
         return True
 
     def end_cancelled(self, run_id: str, why: str) -> bool:
-        """End a run that a person is cancelling as cancelled; False where nobody is.
+        """End a run that a person is cancelling, as cancelled. False if nobody is cancelling it.
 
-        Before its process is killed: the code server calls a killed one failed, whatever was asked for, and
-        Dagster would start again what a person has just stopped.
+        Call it before its process is killed: the code server reports the run of a killed process as failed,
+        and Dagster would start again what a person has just stopped.
         """
         run = self.instance.get_run_by_id(run_id)
         if run is None or run.status is not DagsterRunStatus.CANCELING:
@@ -321,9 +321,9 @@ class InstanceRuns:
         return True
 
     def mark_interrupted(self, run_id: str) -> None:
-        """Say on a run, before it is ended from outside, that this is no failure of its partition.
+        """Tag a run, before it is ended from outside, so that its end counts as no failure of its partition.
 
-        Not on one that a person cancels: it would be retried. One that Dagster forgot has nothing to say.
+        A run that a person is cancelling is not tagged: it would be retried. Nor is one that Dagster forgot.
         """
         run = self.instance.get_run_by_id(run_id)
         if run is not None and run.status in _AT_WORK:
@@ -331,7 +331,7 @@ class InstanceRuns:
                 self.instance.add_run_tags(run_id, _INTERRUPTED)
 
     def free_slots_of_ended(self) -> list[str]:
-        """Free what ended or forgotten runs still hold in pools. Returns their ids."""
+        """Free the places that ended or forgotten runs still hold in pools. Returns the ids of these runs."""
         storage = self.instance.event_log_storage
         if not storage.supports_global_concurrency_limits:
             return []
@@ -389,10 +389,10 @@ def _run_state(row: Mapping[str, Any], tags: Mapping[str, str]) -> RunState:
 
 
 def unix(stamp: datetime) -> float:
-    """Seconds of a time that the database keeps in UTC without saying so."""
+    """The unix seconds of a time from the database, which is in UTC and has no time zone."""
     return stamp.replace(tzinfo=UTC).timestamp()
 
 
 def _naive(seconds: float) -> datetime:
-    """A time as the database keeps it, of whole seconds."""
+    """A time as the database keeps it, in whole seconds."""
     return datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None, microsecond=0)

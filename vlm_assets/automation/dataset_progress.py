@@ -154,7 +154,7 @@ def build_progress_sensor(settings: Settings, progress: dg.AssetsDefinition) -> 
     state = control_state(settings)
 
     def decide(at: Situation) -> Decided:
-        drawn, moved, pause = at.remembered(Drawn), _what_moved(settings), pause_of(state)
+        drawn, moved, pause = at.cursor_as(Drawn), _what_moved(settings), pause_of(state)
         if not moved:
             return _to_begin(settings, drawn, at.now)
         paused, works = pause.sentence() if pause else "", bool(Workers(state).living())

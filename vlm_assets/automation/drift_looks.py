@@ -79,7 +79,7 @@ class DriftLooks:
         """The asset whose published rows this one follows from."""
         return self.settings.descriptions if self.asset == self.settings.embeddings else None
 
-    def look_at_store(self) -> tuple[Mapping[str, str], list[str]]:
+    def check_store(self) -> tuple[Mapping[str, str], list[str]]:
         """List the objects in the store, ask for what changed, read a few, and put back what was wrong.
 
         Returns a sentence for each partition with a problem, and sentences about what was done or failed.
@@ -102,11 +102,11 @@ class DriftLooks:
         meaning = self.meanings.of_asset(self.asset.name).parts
         return digest_of([catalog.catalog_id, catalog.header.sequence, dict(meaning)])
 
-    def look(self, key: str) -> Verdict | None:
+    def verify(self, key: str) -> Verdict | None:
         """The verdict, every byte of the published file read; None while a publication is under way."""
         return self._verdict(self._states(None).read(self.asset.name, key))
 
-    def look_again(self, key: str) -> Verdict | None:
+    def reassess(self, key: str) -> Verdict | None:
         """The verdict on a file that was read before and did not change since."""
         return self._verdict(self._states(VerifiedFiles(None, seconds=0.0)).read(self.asset.name, key))
 

@@ -322,13 +322,13 @@ class BackfillSummary:
             console.print(escape(self.accuracy))
         told, more = self.outlooks
         for outlook in told:
-            colour = "red" if outlook.again is None else "yellow"
-            console.print(f"[{colour}]{outlook.how}:[/] {escape(outlook.sentence())}.")
+            colour = "red" if outlook.next_try is None else "yellow"
+            console.print(f"[{colour}]{outlook.ending}:[/] {escape(outlook.sentence())}.")
         if more:
             console.print(
                 f"… and {counted(more, 'more partitions')} whose last run failed or was interrupted"
             )
-        if any(outlook.again is not None for outlook in told):
+        if any(outlook.next_try is not None for outlook in told):
             console.print(
                 f"They are tried again while Dagster runs: {command('serve')}. At once: {command('run')}."
             )

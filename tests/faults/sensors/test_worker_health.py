@@ -73,7 +73,7 @@ class Interrupted(DagsterInMemory):
 
 def tick(watcher, watch, interrupted):
     watch.at, watch.unix = time.monotonic(), time.time()
-    return watcher.look(watch, Interrupted(interrupted))
+    return watcher.check(watch, Interrupted(interrupted))
 
 
 def test_a_stopped_worker_is_ended_and_its_device_freed(tmp_path, gpu, watcher):

@@ -42,13 +42,13 @@ def test_partitions_runs_and_results_read_alike_on_both_databases(instance):
     """What failed, what a check found and what was put right are seen, whichever database tells of it."""
     dagster = DagsterFacts(instance)
     history = PartitionHistory(["described"])
-    history.look(dagster)
+    history.update(dagster)
     assert history.failing("described") == {}
 
     sound = _materialize(instance, "a")
     refused = _materialize(instance, "b", passed=False)
     broken = _materialize(instance, "c", raises=True)
-    history.look(dagster)
+    history.update(dagster)
     assert set(history.materialized["described"]) == {"a", "b"}
     assert history.open_attempts["described"]["c"].run_id == broken
     (failing,) = history.failing("described")["b"]
@@ -70,6 +70,6 @@ def test_partitions_runs_and_results_read_alike_on_both_databases(instance):
 
     _materialize(instance, "b")
     _materialize(instance, "c")
-    history.look(dagster)
+    history.update(dagster)
     assert history.failing("described") == {}
     assert history.open_attempts["described"] == {}

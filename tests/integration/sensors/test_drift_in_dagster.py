@@ -28,7 +28,7 @@ def instance():
 
 def failing(instance):
     history = PartitionHistory(["a"])
-    history.look(DagsterFacts(instance))
+    history.update(DagsterFacts(instance))
     return {
         key: [(one.check, one.severity, one.metadata["found"]) for one in found]
         for key, found in history.failing("a").items()

@@ -33,17 +33,17 @@ def test_what_a_run_left_is_copied_without_another_run(machines, bucket, s3_prox
     left = LeftCopies([a.paths.asset], bucket, lambda: working, clock=lambda: now[0])
     a.commit(0)
     leave(a, s3_proxy, 1, 2)
-    assert left.look() == [], "who works on it copies it"
+    assert left.copy_waiting() == [], "who works on it copies it"
     working.clear()
-    (said,) = left.look()
+    (said,) = left.copy_waiting()
     assert "wait here" in said
     s3_proxy.heal()
-    assert "a moment ago" in left.look()[0], "it would hold up other sensors"
+    assert "a moment ago" in left.copy_waiting()[0], "it would hold up other sensors"
     now[0] += 300.0
-    (said,) = left.look()
+    (said,) = left.copy_waiting()
     assert "is in the store now" in said
     asked = len(s3_proxy.requests)
-    assert left.look() == []
+    assert left.copy_waiting() == []
     assert len(s3_proxy.requests) == asked, "what is known to be there costs nothing"
     assert b.rows() == [0, 1, 2]
 
@@ -57,7 +57,7 @@ def test_nothing_is_copied_over_another_machines_work(machines, bucket, s3_proxy
     s3_proxy.heal()
     b.commit(2)
     head = b.stored.read_manifest()
-    assert left.look() == []
+    assert left.copy_waiting() == []
     assert b.stored.read_manifest() == head
     assert a.rows() == [0, 1, 2]
 
@@ -70,7 +70,7 @@ def test_nothing_is_copied_over_what_this_disk_has_lost(machines, bucket):
     a.commit(1)
     head = a.stored.read_manifest()
     commits.manifest_path(a.folder, max(commits.sequences(a.folder))).unlink()
-    assert left.look() == []
+    assert left.copy_waiting() == []
     assert a.stored.read_manifest() == head
     assert a.rows() == [0, 1]
 
@@ -85,8 +85,8 @@ def test_one_that_cannot_be_copied_is_left_alone_until_its_next_manifest(machine
     newest = commits.newest_manifest(a.folder)
     damaged = a.folder / newest.segments[-1].name
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    (said,) = left.look()
+    (said,) = left.copy_waiting()
     assert "cannot be copied" in said
     asked = len(s3_proxy.requests)
-    assert left.look() == []
+    assert left.copy_waiting() == []
     assert len(s3_proxy.requests) == asked

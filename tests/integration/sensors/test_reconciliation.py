@@ -95,7 +95,7 @@ def assert_interrupted(instance, run_id):
 
 def failing(instance, key):
     history = PartitionHistory([DESCRIPTIONS])
-    history.look(DagsterFacts(instance))
+    history.update(DagsterFacts(instance))
     return [one.check for one in history.failing(DESCRIPTIONS).get(key, [])]
 
 

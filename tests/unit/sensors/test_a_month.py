@@ -96,9 +96,9 @@ class Month:
             asset=self.asset,
             keys=KEYS,
             made_from=None,
-            look=self.verdict,
-            look_again=self.verdict,
-            look_at_store=lambda: ({}, []),
+            verify=self.verdict,
+            reassess=self.verdict,
+            check_store=lambda: ({}, []),
             expectation=lambda: "the settings",
         )
         self.drift = DriftWatcher([drift], self, self.outbox, monotonic=self.clock)
@@ -225,7 +225,7 @@ class Month:
 
     def look_at_workers(self):
         watch = Watch.read(self.cursor, now=self.clock.now, unix=self.clock.now)
-        self.health.look(watch, self.dagster)
+        self.health.check(watch, self.dagster)
         self.cursor = watch.cursor()
 
     def look_at_files(self):
@@ -233,7 +233,7 @@ class Month:
             self.counts["drift", key, verdict.kind] += 1
             self.dagster.report_evaluation(evaluation(asset, key, verdict, at))
 
-        self.drift.look(tell, lambda asset: (), self.clock.now)
+        self.drift.check(tell, lambda asset: (), self.clock.now)
 
     def hour(self):
         for minute in range(0, 60, 10):

@@ -49,22 +49,22 @@ def test_bit_rot_is_put_right_within_the_hour_and_told_once(
     clock = Clock(1_000_000.0)
     monkeypatch.setattr("vlm_assets.catalog.catalog_copies.time.time", clock)
     watch = watch_of(home)
-    assert "alike" in watch.look(clock.now)
+    assert "alike" in watch.check(clock.now)
     damage_rows(catalog_path(home))
     clock.now += 60.0
-    assert "alike" in watch.look(clock.now), "not every tick reads both files"
+    assert "alike" in watch.check(clock.now), "not every tick reads both files"
     clock.now += COMPARE_SECONDS
-    assert "put back from its second copy" in watch.look(clock.now)
+    assert "put back from its second copy" in watch.check(clock.now)
     assert catalog_path(home).read_bytes() == backup_paths(home)[0].read_bytes()
     for _ in range(3):
         clock.now += 60.0
-        watch.look(clock.now)
+        watch.check(clock.now)
     (alert,) = watch.outbox.open_subjects().values()
     assert alert.title == "The catalogue was damaged and was put back"
     assert ".quarantine" in alert.next_step
     assert alert.lasts == DAY_SECONDS, "the alerts sensor closes it"
     clock.now += DAY_SECONDS
-    assert "alike" in watch.look(clock.now)
+    assert "alike" in watch.check(clock.now)
 
 
 def test_what_a_reader_put_back_is_told_too(home: Path) -> None:
@@ -72,7 +72,7 @@ def test_what_a_reader_put_back_is_told_too(home: Path) -> None:
     damage_rows(catalog_path(home))
     Catalog.open(home).verify()
     clock = Clock(last_put_back(home)[0] + 5.0)
-    watch_of(home).look(clock.now)
+    watch_of(home).check(clock.now)
     (alert,) = watch_of(home).outbox.open_subjects().values()
     assert alert.title == "The catalogue was damaged and was put back"
 
@@ -84,12 +84,12 @@ def test_a_catalogue_that_nobody_can_put_back_is_told_until_a_person_did(home: P
     backup_paths(home)[0].write_bytes(b"lost")
     clock = Clock(1_000_000.0)
     watch = watch_of(home)
-    assert "cannot be read" in watch.look(clock.now)
+    assert "cannot be read" in watch.check(clock.now)
     (alert,) = watch.outbox.open_subjects().values()
     assert alert.title == "The catalogue cannot be read"
     assert "Bring it back" in alert.next_step
     catalog_path(home).write_bytes(whole)
     clock.now += 60.0
-    watch.look(clock.now)
+    watch.check(clock.now)
     assert not watch.outbox.open_subjects()
     assert backup_paths(home)[0].read_bytes() == whole

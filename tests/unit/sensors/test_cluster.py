@@ -8,7 +8,7 @@ import pytest
 from dagster import DagsterRunStatus
 
 from resources.alerts.outbox import Outbox
-from sensors.cluster import STARTING_SECONDS, ClusterWatch, ClusterWatcher, Taken, take_over, why_over
+from sensors.cluster import STARTING_SECONDS, ClusterWatch, ClusterWatcher, TakingOver, take_over, why_gone
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.dagster_internals.runs import RAY_JOB, RunState
 from tests.calls import calls_in
@@ -71,7 +71,7 @@ class Cluster:
             self.looks()
 
     def looks(self):
-        return self.watcher.look(self.watch, self.dagster, unix=self.now)
+        return self.watcher.check(self.watch, self.dagster, unix=self.now)
 
     def starts(self, status=DagsterRunStatus.STARTED, tags=None):
         job = nothing
@@ -249,8 +249,8 @@ def test_a_look_at_a_hundred_machines_with_eight_devices_is_short():
     asked = {"has_ended": lambda _: True, "has_begun": lambda _: False}
 
     def look_at_all():
-        watch.look(look, runs)
-        assert [why_over(run, watch, look, **asked) for run in runs] == [None] * 800
+        watch.update(look, runs)
+        assert [why_gone(run, watch, look, **asked) for run in runs] == [None] * 800
 
     assert calls_in(look_at_all) < 100 * len(runs), "not each run for each machine"
     assert look.slots == 800
@@ -273,7 +273,7 @@ def test_what_other_machines_publish_is_taken_over_also_after_an_outage(cluster,
     stored = [StoredPartitions(Home(tmp_path).asset("a"), S3Folder("bucket", ""))]
     for key in ("damaged", "k", "m"):
         cluster.dagster.report_materialization(dg.AssetMaterialization("a", partition=key))
-    so_far = Taken()
+    so_far = TakingOver()
     assert len(take_over(stored, so_far, cluster.dagster)) == 1, "a store that is away is asked once a look"
     assert so_far.missing[0][1] != "damaged", "the next look begins with another"
     away.clear()

@@ -11,14 +11,14 @@ from resources.run_tags import NEEDS_PERSON, NO_ATTEMPT
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY
 from sensors.retry_ledger import (
-    AskedLook,
     Attempts,
-    ask_for_look,
-    asked_look,
+    TickRequest,
     done_again_since,
-    look_answered,
+    forget_request,
+    pending_request,
+    request_tick,
 )
-from sensors.retry_schedule import answer, request
+from sensors.retry_schedule import answer_button, run_request
 from sensors.sensor_definition import Situation
 from vlm_durable.state.database import open_state
 from vlm_durable.state.pause import pause, resume
@@ -323,7 +323,7 @@ def test_a_run_goes_on_with_the_one_before_where_that_was_asked_for_more(orchest
     (before,) = orchestrator.instance.get_runs()
     (launch,) = orchestrator.look().launches
     assert launch.after == before.run_id
-    made = request(orchestrator.dagster, launch, lambda assets, config: ({"ops": {}}, goes_on))
+    made = run_request(orchestrator.dagster, launch, lambda assets, config: ({"ops": {}}, goes_on))
     assert (made.partition_key, made.run_key) == ("a", launch.run_key)
     assert made.tags.get("dagster/root_run_id") == (before.run_id if goes_on else None)
 
@@ -542,15 +542,15 @@ def test_two_looks_at_once_launch_a_partition_once_and_leave_no_wish_unanswered(
         orchestrator.failed_partitions.watched,
         rows=lambda key: launched or launched.extend(another_look(orchestrator)) or 0,
     )
-    state, wish = open_state(orchestrator.state), AskedLook("pressed", at_once=True)
-    ask_for_look(state, wish)
+    state, wish = open_state(orchestrator.state), TickRequest("pressed", at_once=True)
+    request_tick(state, wish)
     at = Situation(DagsterFacts(orchestrator.instance), time.time() + HOUR)
-    void = answer(orchestrator.failed_partitions, lambda assets, before: ({}, False), at)
-    assert (void.requests, "Another look was under way" in void.said) == ([], True)
+    void = answer_button(orchestrator.failed_partitions, lambda assets, before: ({}, False), at)
+    assert (void.requests, "Another look was under way" in void.sentence) == ([], True)
     assert [one.key for one in launched] == ["a"]
-    assert asked_look(state) == wish
-    answer(orchestrator.failed_partitions, lambda assets, before: ({}, False), at)
-    assert asked_look(state) is None
+    assert pending_request(state) == wish
+    answer_button(orchestrator.failed_partitions, lambda assets, before: ({}, False), at)
+    assert pending_request(state) is None
 
 
 def another_look(orchestrator):
@@ -574,12 +574,12 @@ def test_a_new_database_is_read_from_its_start(orchestrator, another_instance):
 def test_a_wish_for_a_look_is_answered_once(orchestrator):
     """A wish that comes while one is being answered is not forgotten with it."""
     state = open_state(orchestrator.state)
-    first, second = AskedLook("r1", at_once=False), AskedLook("r2", at_once=True)
-    assert asked_look(state) is None
-    ask_for_look(state, first)
-    assert asked_look(state) == first
-    ask_for_look(state, second)
-    look_answered(state, first)
-    assert asked_look(state) == second
-    look_answered(state, second)
-    assert asked_look(state) is None
+    first, second = TickRequest("r1", at_once=False), TickRequest("r2", at_once=True)
+    assert pending_request(state) is None
+    request_tick(state, first)
+    assert pending_request(state) == first
+    request_tick(state, second)
+    forget_request(state, first)
+    assert pending_request(state) == second
+    forget_request(state, second)
+    assert pending_request(state) is None

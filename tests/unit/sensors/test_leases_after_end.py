@@ -84,7 +84,7 @@ class Desk:
     def tick(self, seconds):
         """Whether it is open that the device is held."""
         self.watch.at += seconds
-        self.look_after.look(
+        self.look_after.check(
             self.watch,
             self.workers.living(),
             DagsterFacts(self.instance),

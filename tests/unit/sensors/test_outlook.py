@@ -21,14 +21,14 @@ def test_what_is_tried_again_and_what_needs_a_person_are_told_apart(orchestrator
     told, more = outlooks(orchestrator.dagster, {}, rows, POLICY, every_minutes=10, now=time.time(), most=9)
     left, failed, late = told
     assert more == 0
-    assert (left.how, failed.how, late.how) == ("Failed", "Failed", "Not started")
+    assert (left.ending, failed.ending, late.ending) == ("Failed", "Failed", "Not started")
     assert left.sentence() == (
         "partition a needs you: the model's answers are garbage. Put that right, then `vlm-assets run a`"
     )
     begin, because, why = failed.sentence().partition(", because ")
-    assert begin == f"partition b is tried again {failed.again}"
+    assert begin == f"partition b is tried again {failed.next_try}"
     assert (because, why) == (", because ", "the disk is full")
-    assert failed.again is not None and failed.again[-1] == "0", "when the schedule looks"
+    assert failed.next_try is not None and failed.next_try[-1] == "0", "when the schedule looks"
     assert "no failure of the partition, and no attempt" in late.sentence()
     told, more = outlooks(orchestrator.dagster, {}, rows, POLICY, every_minutes=10, now=0.0, most=1)
     assert ([one.key for one in told], more) == (["a"], 2)

@@ -38,9 +38,9 @@ def test_a_look_that_reads_on_says_what_a_first_look_says(orchestrator):
         lambda: orchestrator.created("d"),
     ):
         step()
-        kept.look(orchestrator.dagster)
+        kept.update(orchestrator.dagster)
         fresh = PartitionHistory(["first", "second"])
-        fresh.look(orchestrator.dagster)
+        fresh.update(orchestrator.dagster)
         assert kept.open_attempts == fresh.open_attempts
         assert kept.materialized == fresh.materialized
         assert {key: [one.check for one in each] for key, each in kept.failing("first").items()} == {
@@ -56,7 +56,7 @@ def test_a_check_that_was_only_planned_hides_no_failure(orchestrator):
     orchestrator.materialize("a")
     orchestrator.created("a")
     first = PartitionHistory(["first"])
-    first.look(orchestrator.dagster)
+    first.update(orchestrator.dagster)
     assert set(first.failing("first")) == {"a"}
 
 
@@ -64,7 +64,7 @@ def test_a_result_that_cannot_be_read_hides_no_other(orchestrator):
     """A row of the database is damaged: all that come after it count."""
     kept = PartitionHistory(["first"])
     evaluate(orchestrator, "a", passed=True)
-    kept.look(orchestrator.dagster)
+    kept.update(orchestrator.dagster)
     cursor = orchestrator.dagster.newest_evaluation()
     for key in ("b", "c", "d", "e", "f"):
         evaluate(orchestrator, key, passed=False)
@@ -73,7 +73,7 @@ def test_a_result_that_cannot_be_read_hides_no_other(orchestrator):
         of_b = db.select(db.func.min(events.c.id)).where(events.c.id > cursor).scalar_subquery()
         connection.execute(events.update().where(events.c.id == of_b).values(event="{"))
         connection.commit()
-    kept.look(orchestrator.dagster)
+    kept.update(orchestrator.dagster)
     assert set(kept.failing("first")) == {"c", "d", "e", "f"}
     found, _ = new_evaluations(DagsterFacts(orchestrator.instance), cursor, {})
     assert {one.partition for one in found if not one.passed} == {"c", "d", "e", "f"}

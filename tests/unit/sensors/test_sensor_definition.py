@@ -62,5 +62,5 @@ class Seen:
 @pytest.mark.parametrize("cursor", [None, "not json", "[]", '{"of": "another version"}'])
 def test_a_cursor_that_does_not_read_is_none(cursor):
     """After an update, or a cursor that a person edited, a sensor begins anew and does not fail for ever."""
-    assert Situation(DagsterInMemory(SimulatedClock()), 0.0, cursor).remembered(Seen) == Seen()
-    assert Situation(DagsterInMemory(SimulatedClock()), 0.0, '{"files": 3}').remembered(Seen) == Seen(3)
+    assert Situation(DagsterInMemory(SimulatedClock()), 0.0, cursor).cursor_as(Seen) == Seen()
+    assert Situation(DagsterInMemory(SimulatedClock()), 0.0, '{"files": 3}').cursor_as(Seen) == Seen(3)

@@ -246,7 +246,7 @@ def test_the_drift_sensor_tells_of_damage_in_the_store_and_puts_it_back(machine,
 
     def tick():
         told = []
-        watcher.look(lambda *one: told.append(one), lambda asset: (), time.time())
+        watcher.check(lambda *one: told.append(one), lambda asset: (), time.time())
         return [(asset, key, verdict.kind) for asset, key, verdict, _ in told]
 
     def counted():

@@ -77,7 +77,7 @@ def look(watcher, clock):
 
     def look(watch):
         watch.unix = clock.now
-        return watcher.look(watch, dagster)
+        return watcher.check(watch, dagster)
 
     return look
 

@@ -88,7 +88,7 @@ def test_that_every_device_is_left_out_is_told_once_and_that_one_is_taken_back(t
 def test_a_device_that_a_cluster_gave_is_always_left_to_work_on(machine):
     """It is taken whatever is held against it, so nothing stands still for it."""
     given = replace(machine.listed[0], given=True)
-    watch = Watch(devices={given.id: asdict(given)}, here=[given.id])
+    watch = Watch(devices={given.id: asdict(given)}, configured=[given.id])
     assert usable_devices(watch, [given.id]) == 1
     assert usable_devices(Watch(), ["GPU-1"]) == 1, "it is not known which devices there are"
 

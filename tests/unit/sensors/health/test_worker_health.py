@@ -313,9 +313,11 @@ def test_nobody_stays_slow_when_all_is_done(tick, watcher, clock):
 
 def test_a_gap_in_watching_starts_everybodys_time_anew(clock):
     """After a night's sleep, a reboot, or a cursor that does not read, nothing is concluded from before."""
-    watch = Watch(boot=boot_id(), at=1000.0, since=500.0, slow={"r.a": 600.0}, left_out=["GPU-1"])
+    watch = Watch(boot_id(), 1000.0, 500.0, slow={"r.a": 600.0}, configured=["cpu-0"], left_out=["GPU-1"])
     cursor = json.dumps(watch.__dict__)
     assert Watch.read(cursor, now=1015.0, unix=1015.0).since == 500.0
+    earlier_version = Watch.read(cursor.replace('"configured"', '"here"'), now=1015.0, unix=1015.0)
+    assert (earlier_version.since, earlier_version.configured) == (500.0, watch.configured)
     assert Watch.read(cursor, now=2000.0, unix=2000.0).since == 2000.0
     rebooted = Watch.read(cursor.replace(boot_id(), "another boot"), now=20.0, unix=20.0)
     assert (rebooted.since, rebooted.slow, rebooted.left_out) == (20.0, {}, ["GPU-1"])

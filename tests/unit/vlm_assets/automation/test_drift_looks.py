@@ -49,7 +49,7 @@ class Desk:
         """What one tick told: (asset, key, kind, severity)."""
         told = []
         try:
-            self.watcher.look(
+            self.watcher.check(
                 lambda *one: told.append(one), lambda asset: self.failing.get(asset, ()), time.time()
             )
         finally:

@@ -64,10 +64,10 @@ def test_a_tick_that_fails_is_not_noted(tick, dataset, monkeypatch, name):
 
     with monkeypatch.context() as patched:
         patched.setattr(FailedPartitions, "tick", fail)
-        patched.setattr("sensors.retry_schedule.asked_look", fail)
+        patched.setattr("sensors.retry_schedule.pending_request", fail)
         patched.setattr("sensors.reconciliation.report_published", fail)
-        patched.setattr(DriftWatcher, "look", fail)
-        patched.setattr(HealthWatcher, "look", fail)
+        patched.setattr(DriftWatcher, "check", fail)
+        patched.setattr(HealthWatcher, "check", fail)
         with pytest.raises(RuntimeError, match="no work"):
             tick(name)
     assert ticks.last() == {}
