@@ -341,6 +341,6 @@ class AnswerGuard:
             f" {example.error} It said: {(example.raw_text or 'nothing')[:_SHOWN]!r}. What is committed"
             f" stays. Look at the device ({command('devices')}, `nvidia-smi`), and at the model, its"
             " revision,"
-            f" the prompt and the schema with {command('try')}; then materialize the partition with"
+            f" the prompt and the schema with {command('compare')}; then materialize the partition with"
             " `retry_failed: true`. If such answers are to be expected: VLM_ASSETS_FAILED_SHARE=1."
         ) from (cause if 2 * impossible > len(refused) else None)

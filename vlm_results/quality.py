@@ -30,13 +30,13 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
+from vlm_assets.services.intervals import Share, wilson
 from vlm_assets.services.progress import doing
 from vlm_durable.state.tables import quality_summaries
 from vlm_durable.versions.partition_files import RecordDamagedError
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.wording import counted
 from vlm_engine.schema import DescriptionSchema, load_schema, same
-from vlm_results.intervals import Share, wilson
 
 CONTRADICTIONS = "CONTRADICTIONS"
 """Name of a class variable of the user's schema: the name of each contradiction, and its condition in SQL."""

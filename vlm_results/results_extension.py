@@ -13,11 +13,10 @@ from vlm_assets.config.settings import Settings
 
 
 class ResultsExtension(Extension):
-    """Search, export, compare, review, explore and the quality of what was described."""
+    """Search, export, review, explore and the quality of what was described."""
 
     package = "vlm_results"
     commands: ClassVar[Mapping[str, tuple[str, str]]] = {
-        "compare": ("vlm_results.compare", "Compare models, prompts or schemas on the same sample."),
         "explore": ("vlm_results.explore", "Open charts, a table, a map and neighbours in a browser."),
         "export": ("vlm_results.export", "Write published rows, texts and vectors as a folder for others."),
         "review": (

@@ -28,13 +28,13 @@ from vlm_assets.assets.truth import REVIEWS, FieldVerdict, verdicts
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
+from vlm_assets.services.intervals import Share, wilson
 from vlm_assets.services.progress import doing_each
 from vlm_durable.commands import command
 from vlm_durable.files.files import make_directory, sync_directory, write_replacing
 from vlm_durable.files.layout import Home
 from vlm_durable.files.lock_files import acquire_lock
 from vlm_durable.wording import counted
-from vlm_results.intervals import Share, wilson
 from vlm_results.published_table import published_records
 from vlm_results.quality import assess_quality
 

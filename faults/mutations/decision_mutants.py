@@ -12,8 +12,8 @@ _RETRY = "sensors/retry_decision.py"
 _SEARCH = "vlm_results/search.py"
 _EXPORT = "vlm_results/export.py"
 _QUALITY = "vlm_results/quality.py"
-_INTERVALS = "vlm_results/intervals.py"
-_COMPARE = "vlm_results/compare.py"
+_INTERVALS = "vlm_assets/services/intervals.py"
+_COMPARE = "vlm_assets/services/comparison.py"
 _FORECAST = "vlm_assets/services/forecast.py"
 _PACE = "vlm_assets/services/pace.py"
 _LEASES = "vlm_engine/devices/leases.py"
@@ -48,8 +48,8 @@ TESTS = {
             "the_share_of_false_alarms_is_the_one_that_is_set",
         )
     ],
-    _INTERVALS: ["tests/unit/vlm_results/test_intervals.py"],
-    _COMPARE: ["tests/unit/vlm_results/test_compare.py"],
+    _INTERVALS: ["tests/unit/vlm_assets/services/test_intervals.py"],
+    _COMPARE: ["tests/unit/vlm_assets/services/test_comparison.py"],
     _FORECAST: ["tests/unit/vlm_assets/services/test_forecast.py"],
     _PACE: ["tests/unit/vlm_assets/services/test_forecast.py"],
     _LEASES: ["tests/unit/vlm_engine/devices/test_leases.py"],

@@ -23,20 +23,21 @@ from vlm_assets.automation.dataset_audit import audit_metadata
 from vlm_assets.automation.dataset_plan import plan_metadata
 from vlm_assets.automation.dataset_progress import progress_metadata
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.commands import property_view, trial_view
+from vlm_assets.commands import comparison_view, property_view
 from vlm_assets.commands.html_page import page as html_page
 from vlm_assets.config.settings import Settings
+from vlm_assets.services.comparison import Comparison, Result
 from vlm_assets.services.forecast import make_forecast
 from vlm_assets.services.home_audit import audit
+from vlm_assets.services.intervals import Share
 from vlm_assets.services.measurement import Measurement
 from vlm_assets.services.status import read_status
 from vlm_assets.services.trial import Trial
 from vlm_durable.files.sealed_json import write_sealed
 from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_engine.ladder import Described
-from vlm_results import compare, explore, search
+from vlm_results import explore, search
 from vlm_results.dataset_quality import check_results, quality_metadata
-from vlm_results.intervals import Share
 from vlm_results.quality import assess_quality
 from vlm_results.review import Accuracy, accuracy, draw_sample, published_answers
 from vlm_results.review_page import review_app
@@ -240,7 +241,7 @@ def test_a_check_says_what_a_stranger_wrote_as_text(desk, page: Page, hostile: S
 def test_a_page_of_a_command_shows_it_as_text(
     browser: Browser, tmp_path, hostile: Settings, spy: Spy
 ) -> None:
-    """``show``, ``search``, ``try`` and ``compare`` write pages that fetch nothing and run nothing."""
+    """``show``, ``search`` and ``compare`` write pages that fetch nothing and run nothing."""
     catalog = Catalog.open(hostile.home)
     property_id = catalog.slice(catalog.ranges[0])["property_id"][1].as_py()
     failed = Described(
@@ -263,7 +264,7 @@ def test_a_page_of_a_command_shows_it_as_text(
         (failed,), 1, "d", 1, 1.0, 1.0, 1, ((1, 1, 1.0),), not_used={property_id: spy.markup("left")}
     )
     share = Share(0.5, 0.4, 0.6, 9)
-    result = compare.Result(
+    result = Result(
         spy.markup("variant"),
         "m",
         share,
@@ -276,7 +277,7 @@ def test_a_page_of_a_command_shows_it_as_text(
         share,
         {spy.markup("field"): share},
     )
-    comparison = compare.Comparison(
+    comparison = Comparison(
         1,
         None,
         (result,),
@@ -288,13 +289,13 @@ def test_a_page_of_a_command_shows_it_as_text(
     cards = [
         property_view._card(property_view.read_property(hostile, catalog, property_id), catalog),
         *search.cards(hostile, catalog, [search.Hit(property_id, 1, 0.5)]),
-        *trial_view.cards(trial, catalog),
-        *compare._cards(catalog, comparison),
+        *comparison_view.cards(trial, catalog),
+        *comparison_view.comparison_cards(comparison, catalog),
     ]
     opened = browser.new_page()
     raw, ours = tmp_path / "raw.html", tmp_path / "page.html"
     raw.write_text(spy.markup("raw"))
-    ours.write_text(html_page(spy.markup("title"), cards, tables=compare.tables(comparison)))
+    ours.write_text(html_page(spy.markup("title"), cards, tables=comparison_view.tables(comparison)))
     spy.paths.clear()
     opened.goto(raw.as_uri())
     opened.wait_for_load_state("networkidle")

@@ -1,7 +1,7 @@
 """What is right of some properties, by a truth file or a person's review.
 
 What lives here: reading both. What does not: when two values mean the same (``vlm_engine/schema.py``),
-and who compares what (``vlm_results/compare.py``, ``vlm_results/quality.py``).
+and who compares what (``vlm_assets/services/comparison.py``, ``vlm_results/quality.py``).
 """
 
 from __future__ import annotations

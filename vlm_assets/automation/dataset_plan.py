@@ -67,7 +67,7 @@ def build_dataset_plan(settings: Settings) -> dg.AssetsDefinition:
         group_name="properties",
         kinds={"duckdb"},
         description=(
-            f"Days, failures, disk and settings for what is left, from what {command('try')} or"
+            f"Days, failures, disk and settings for what is left, from what {command('compare')} or"
             f" {command('plan')} measured; and how far the last plan was off."
         ),
     )

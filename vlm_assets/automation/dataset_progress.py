@@ -210,7 +210,7 @@ def first_steps(settings: Settings) -> list[str]:
     missing = ("--missing",) if catalog.waiting else ()
     return [
         f"{counted(catalog.rows, 'properties')} in the catalogue, and none is described yet.",
-        f"See 20 answers beside their images first: {command('try', *home, '--html', 'tried.html')}",
+        f"See 20 answers beside their images first: {command('compare', *home, '--html', 'tried.html')}",
         f"How long all of it takes, and what to set: {command('plan', *home)}",
         f"Describe everything: {command('run', *missing, *home)}. Partitions that are full are on the page of"
         " property_descriptions too: Materialize.",

@@ -512,7 +512,7 @@ def _model(settings: Settings) -> Said:
         yield (
             "error",
             f"It {took}, and could not describe {one.property_id} ({one.error_kind}): {one.error}."
-            f" {command('try')} shows more.",
+            f" {command('compare')} shows more.",
         )
         return
     yield "ok", f"It {took} and described {one.property_id}."

@@ -43,6 +43,10 @@ _CORE: Final = {
     "alerts": ("alerting", "What is wrong and whom it was told."),
     "audit": ("audit", "Prove from what is on disk that every published property is there once."),
     "backup": ("backup", "Copy a home into a folder while work goes on; each time only what is new."),
+    "compare": (
+        "comparison_view",
+        "Describe a sample of properties: with the settings, or with several models.",
+    ),
     "demo": ("intake", "Start the Dagster UI and a backfill of everything that is missing."),
     "devices": ("device_commands", "Show the devices: free, held, failed before, or left out."),
     "doctor": ("doctor", "Try all that a long run will need, and say what is wrong."),
@@ -56,7 +60,6 @@ _CORE: Final = {
     "settings": ("main", "List every setting, its value and what it means."),
     "show": ("property_view", "Show one property: images, description, errors, files."),
     "status": ("status_view", "Say where every partition stands, and what is left."),
-    "try": ("trial_view", "Describe a few properties: the answers, the rate, what all would take."),
     "withdraw": ("withdraw", "Remove properties for good, from files, versions and journals."),
 }
 """Of the core, by name: the module beside this one, and the first line of its help."""

@@ -48,7 +48,7 @@ def plan_command(
 ) -> None:
     """Say what describing the rest will take: days, cost, disk, failures.
 
-    Stands on what `vlm-assets try` measured under these settings. Where nothing was measured yet, it
+    Stands on what `vlm-assets compare` measured under these settings. Where nothing was measured yet, it
     describes a sample and runs a few small partitions in a folder of their own; no row of the home is
     written.
     The prediction is kept, and compared with the run when that is over.
@@ -114,7 +114,7 @@ def sentences(forecast: Forecast) -> list[str]:
         f" wastes {forecast.commit_cost:.3%} and loses less by a kill).",
         f"Range size: from {counted(forecast.range_size, 'properties')} on start-up is below 2%; with"
         f" {forecast.range_size_now:,} as it is now, {forecast.start_share_now:.0%}.",
-        f"What if (on so many devices; {command('try')} with other settings adds a row):",
+        f"What if (on so many devices; {command('compare')} with other settings adds a row):",
     ]
     for row, days_by_devices in forecast.what_if.items():
         times = [f"{count}: {duration(days * SECONDS_A_DAY)}" for count, days in days_by_devices.items()]

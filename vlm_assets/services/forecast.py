@@ -279,7 +279,7 @@ def _notes(measured: Measurement, catalog: Catalog, vector_width: int | None) ->
         more = min(catalog.rows, 8 * max(properties for properties, _, _ in measured.batches))
         notes.append(
             f"Measured on few batches ({len(measured.batches)}): "
-            f"{command('try', '--limit', more)} makes the band narrower."
+            f"{command('compare', '--limit', more)} makes the band narrower."
         )
     if _is_cpu(measured):
         notes.append("CPU slots share this machine's cores: more of them than cores help nothing.")

@@ -208,7 +208,7 @@ def _try_apart(limit: int, *, quiet: bool) -> None:
     It shows by itself how far it is. Raises CommandError.
     """
     program = Path(sys.executable).with_name("vlm-assets")
-    words = [str(program), "try", "--limit", str(limit), *(["--json"] if quiet else [])]
+    words = [str(program), "compare", "--limit", str(limit), *(["--json"] if quiet else [])]
     if subprocess.run(words, stdout=subprocess.DEVNULL, check=False).returncode:
         raise CommandError(
             "A sample could not be described, so nothing can be planned. Why stands above;"

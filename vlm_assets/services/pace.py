@@ -123,8 +123,9 @@ def range_size_advice(settings: Settings, range_size: int, images_a_property: fl
     measured = next(iter(read_measurements(settings)), None)
     if measured is None:
         return (
-            f"{command('try')}, then {command('plan')}, name the --range-size with which starting runs takes"
-            " less than 2% of the time. Before the first run the size may be changed for all partitions."
+            f"{command('compare')}, then {command('plan')}, name the --range-size with which starting runs"
+            " takes less than 2% of the time. Before the first run the size may be changed for all"
+            " partitions."
         )
     start = StartUp.from_measurement(settings, measured, images_a_property)
     if range_size >= start.range_size:

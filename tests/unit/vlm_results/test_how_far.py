@@ -29,11 +29,6 @@ def without_a_page(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 TELLS: Mapping[str, Told] = {
-    "compare": Told(
-        "compare --model example --model example --limit 4",
-        {"describing the sample with example": 4},
-        fixtures=("scripted_engine",),
-    ),
     "explore": Told(
         "explore --export FOLDER/page",
         {"reading which properties have a vector, partitions": 3, "reading the sample, partitions": 3},

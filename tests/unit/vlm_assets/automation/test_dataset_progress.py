@@ -165,7 +165,7 @@ def test_a_new_home_says_what_to_do_first(tmp_path: Path) -> None:
     ingest(listing, home, range_size=1)
     said = ticks.tick()
     assert "1 property in the catalogue" in said
-    assert f"`vlm-assets try --home '{home}' --html tried.html`" in said
+    assert f"`vlm-assets compare --home '{home}' --html tried.html`" in said
     assert f"`vlm-assets run --home '{home}'`" in said
     assert ticks.tick() == "Nothing was ever started.", "said once"
 

@@ -99,7 +99,7 @@ def without_dagster(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def measured_runs(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both would be done in processes of their own: ``try`` in one, and a Dagster."""
+    """Both would be done in processes of their own: ``compare`` in one, and a Dagster."""
 
     def describe(limit: int, *, quiet: bool) -> None:
         settings = load_settings()
@@ -133,6 +133,11 @@ TELLS: Mapping[str, Told | str] = {
             "copying property_descriptions, partitions": 3,
             "copying property_embeddings, partitions": 3,
         },
+    ),
+    "compare": Told(
+        "compare --model example --model example --limit 4",
+        {"describing the sample with example": 4},
+        fixtures=("scripted_engine",),
     ),
     "demo": Told(
         "demo --no-run --properties 2 --home FOLDER/example",
@@ -173,7 +178,6 @@ TELLS: Mapping[str, Told | str] = {
     "run": Told("run", {"reading where partitions stand": 3}, without_dagster),
     "serve": Told("serve", {"trying what a run will need (state), checks": 8}, without_dagster),
     "status": Told("status", {"reading where partitions stand": 3}),
-    "try": Told("try --limit 4", {"describing the sample": 4}, fixtures=("scripted_engine",)),
     "withdraw": Told(
         "withdraw --ids FOLDER/ids.txt --yes",
         {

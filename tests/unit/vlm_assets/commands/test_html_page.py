@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.commands.comparison_view import cards
 from vlm_assets.commands.html_page import Card, page, thumbnails
 from vlm_assets.commands.main import app
-from vlm_assets.commands.trial_view import cards
 from vlm_assets.services.trial import Trial
 from vlm_engine.images.images import ImageFailure
 from vlm_engine.ladder import Described

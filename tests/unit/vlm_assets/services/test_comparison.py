@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.commands.comparison_view import tables
 from vlm_assets.commands.html_page import Card, page
 from vlm_assets.config.settings import Settings
+from vlm_assets.services import comparison as comparison_module
+from vlm_assets.services.comparison import Comparison, Contender, compare
 from vlm_assets.services.trial import Trial
 from vlm_engine.ladder import Described
-from vlm_results import compare as compare_module
-from vlm_results.compare import Comparison, Contender, compare, tables
 
 Answers = list[dict[str, Any] | None]
 RIGHT = {"floors": 2, "has_pool": True}
@@ -54,7 +55,7 @@ def compared(
             described, 8, "cpu-0", 2, load_seconds=0.0, seconds=80.0, bytes=1, batches=((8, 8, 80.0),)
         )
 
-    monkeypatch.setattr(compare_module, "run_trial", trial)
+    monkeypatch.setattr(comparison_module, "run_trial", trial)
     contenders = [Contender(name, settings.model_copy(update={"prompt": name})) for name in answers]
     return compare(contenders, Catalog.open(settings.home), limit=8, **{"truth": truth, **more})
 
@@ -118,6 +119,6 @@ def test_a_first_answer_that_was_invalid_is_counted_and_costs_one_prompt(uneven)
         for attempts in (1, 2, 0)
     ]  # fmt: skip
     trial = Trial(tuple(described), 8, "", 1, load_seconds=0.0, seconds=3.0, bytes=1, batches=((3, 3, 3.0),))
-    result = compare_module._result(Contender("a", uneven), trial, None, {"p": RIGHT}, {}, None)
+    result = comparison_module._result(Contender("a", uneven), trial, None, {"p": RIGHT}, {}, None)
     assert (result.invalid.share, result.invalid.total) == (0.5, 2), "one was never asked: it has no image"
     assert result.prompt_tokens == 100.0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.special import gammaln
 
-from vlm_results.intervals import Difference, mean_share, paired_difference, wilson
+from vlm_assets.services.intervals import Difference, mean_share, paired_difference, wilson
 
 CHANCES = (0.5, 0.7, 0.8, 0.9, 0.95)
 

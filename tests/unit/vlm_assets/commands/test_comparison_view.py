@@ -1,10 +1,10 @@
-"""What ``vlm-assets try`` says of a trial: every rate says what it is of."""
+"""What ``vlm-assets compare`` says of a trial: every rate says what it is of."""
 
 import re
 
 import pytest
 
-from vlm_assets.commands.trial_view import _show
+from vlm_assets.commands.comparison_view import _show
 from vlm_assets.services.trial import Trial
 from vlm_engine.ladder import Described
 

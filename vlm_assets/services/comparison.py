@@ -11,37 +11,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, Final
-
-import typer
-from rich.markup import escape
-from rich.table import Table
+from typing import Any
 
 from vlm_assets.assets.truth import Descriptions, TruthError, read_truth
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.commands.html_page import Card, page, thumbnails, write_page
-from vlm_assets.commands.terminal import (
-    AsJson,
-    Home,
-    TerminalConsole,
-    app,
-    chosen_settings,
-    say,
-    say_as_json,
-    visible_line,
-)
-from vlm_assets.config.engine_choice import require_models
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model
-from vlm_assets.config.settings import Settings, load_settings
+from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
+from vlm_assets.services.intervals import Difference, Share, mean_share, paired_difference, wilson
 from vlm_assets.services.trial import Trial, run_trial, sample
-from vlm_durable.wording import counted, duration
+from vlm_durable.wording import counted
 from vlm_engine.schema import load_schema, same
-from vlm_results.intervals import Difference, Share, mean_share, paired_difference, wilson
-
-_SHOWN: Final = 40
-_IMAGES: Final = 6
-_HEIGHT: Final = 120
 
 
 @dataclass(frozen=True)
@@ -315,140 +295,3 @@ def _differing(
         if not all(same(first, other) for other in others):
             differing[key] = answers
     return differing
-
-
-def tables(comparison: Comparison) -> list[tuple[str, list[str], list[list[str]]]]:
-    """The numbers, for the terminal and the page: caption, head and rows of each table."""
-    results = comparison.results
-    names = [result.name for result in results]
-    numbers = [
-        ("agrees with the truth", [_sentence(result.overall) for result in results]),
-        ("agrees with itself, asked twice", [_sentence(result.with_itself) for result in results]),
-        ("failed", [result.failed.sentence() for result in results]),
-        ("first answer invalid", [result.invalid.sentence() for result in results]),
-        ("prompt tokens", [f"{result.prompt_tokens:,.0f}" for result in results]),
-        ("answer tokens", [f"{result.output_tokens:,.0f}" for result in results]),
-        ("properties/s a device", [f"{result.properties_per_second:.3g}" for result in results]),
-        ("time for all", [duration(86_400 * result.days) for result in results]),
-        ("cost for all", ["" if result.cost is None else f"{result.cost:,.2f}" for result in results]),
-    ]  # fmt: skip
-    shown = [("Side by side", ["", *names], [[label, *cells] for label, cells in numbers if any(cells)])]
-    if fields := list(dict.fromkeys(key for result in results for key in result.fields)):
-        rows = [[key, *(_sentence(result.fields.get(key)) for result in results)] for key in fields]
-        shown.append(("Fields that are right", ["", *names], rows))
-    pairs = []
-    for pair in comparison.pairs:
-        better = "" if pair.better_by is None else pair.better_by.sentence()
-        pairs.append([f"{pair.first} and {pair.second}", pair.agreement.sentence(), better])
-    return [*shown, ("Agreement", ["", "fields alike", "first better by"], pairs)]
-
-
-def _sentence(share: Share | None) -> str:
-    return "" if share is None else share.sentence()
-
-
-def _cards(catalog: Catalog, comparison: Comparison) -> list[Card]:
-    """The images beside the answers where they disagree."""
-    ids = comparison.disagreements[:_SHOWN]
-    rows = [catalog.find(property_id) for property_id in ids]
-    uris = [() if row is None else row.image_uris for row in rows]
-    images = thumbnails(catalog, (uris_of_property[:_IMAGES] for uris_of_property in uris), height=_HEIGHT)
-    names = [result.name for result in comparison.results]
-    cards = []
-    for property_id, files, uris_of_property in zip(ids, images, uris, strict=True):
-        truth = comparison.truths.get(property_id)
-        values = {}
-        for key, answers in comparison.differences[property_id].items():
-            values[key] = [answers.get(name, "not asked") for name in names]
-            if truth:
-                values[key].append(truth.get(key, ""))
-        cards.append(
-            Card(
-                property_id,
-                counted(len(values), "fields differ", "field differs"),
-                files,
-                values,
-                [*names, "truth"] if truth else names,
-                uris=uris_of_property[:_IMAGES],
-                of=len(uris_of_property),
-            )
-        )
-    return cards
-
-
-_EXAMPLES = """\b
-vlm-assets compare --model A --model B --truth truth.csv --html compared.html
-vlm-assets compare --prompt 'Describe the house.' --limit 100 --twice"""
-
-Values = list[str] | None
-
-
-@app.command("compare", epilog=_EXAMPLES)
-def compare_command(
-    home: Home = None,
-    model: Annotated[Values, typer.Option(help="A model's folder or hub id; repeat it.")] = None,
-    prompt: Annotated[Values, typer.Option(help="Another prompt; repeat it.")] = None,
-    schema: Annotated[Values, typer.Option(help="Another schema, as module:Class; repeat it.")] = None,
-    processor_options: Annotated[
-        Values, typer.Option(help="Other processor options, as JSON; repeat it.")
-    ] = None,
-    truth: Annotated[
-        Path | None, typer.Option(help="CSV or parquet with ids and true fields, or HOME/review.jsonl.")
-    ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Properties to describe with each.")] = 50,
-    twice: Annotated[
-        bool, typer.Option("--twice", help="Ask each twice: does it agree with itself?")
-    ] = False,
-    price_per_hour: Annotated[float | None, typer.Option(min=0.0, help="Of one device.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page with images to this file.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Compare models, prompts or schemas on the same sample.
-
-    Each value of an option is a contender: the settings with this value. All describe the same sample.
-    A single contender is compared with the settings as they are. No row is written. Intervals are 95%.
-    """
-    current = chosen_settings(home)
-    catalog = Catalog.open(current.home)
-    options = {
-        "model": model,
-        "prompt": prompt,
-        "description_schema": schema,
-        "processor_options": processor_options,
-    }
-    contenders = [
-        Contender(
-            value if option == "model" else f"{option.removeprefix('description_')} {value}",
-            load_settings(**{option: value}),
-        )
-        for option, values in options.items()
-        for value in values or []
-    ]
-    if len(contenders) == 1 or not model:
-        contenders.insert(0, Contender("as set", current))
-    for contender in contenders:
-        require_models(contender.settings)
-    comparison = compare(
-        contenders,
-        catalog,
-        limit=limit,
-        truth=truth,
-        twice=twice,
-        price_per_hour=price_per_hour,
-        report=(lambda sentence: None) if as_json else lambda sentence: say(visible_line(sentence)),
-    )
-    if html is not None:
-        names = " against ".join(result.name for result in comparison.results)
-        title = f"{names}: {counted(comparison.sample, 'properties')}"
-        write_page(html, page(title, _cards(catalog, comparison), tables=tables(comparison)))
-    if as_json:
-        say_as_json(comparison.as_json())
-        return
-    for caption, head, rows in tables(comparison):
-        table = Table(*map(escape, head), title=caption)
-        for row in rows:
-            table.add_row(*map(escape, row))
-        TerminalConsole().print(table)
-    say(f"They differ on {len(comparison.disagreements)} of {counted(comparison.sample, 'properties')}.")
-    if html is not None:
-        say(f"Page: {html}")

@@ -1,4 +1,4 @@
-"""``vlm-assets try``: what a few properties tell before weeks of spending, by the engine of a real run."""
+"""``vlm-assets compare`` of one: what a few properties tell before weeks of work, by the engine of a run."""
 
 import json
 import re
@@ -17,7 +17,7 @@ def trial(desk, monkeypatch):
     home = desk.settings.home
     for name, value in {"DEVICES": "cpu:1", "DECODE_WORKERS": "1", "MAX_IMAGES": "2"}.items():
         monkeypatch.setenv(f"VLM_ASSETS_{name}", value)
-    return lambda *options: CliRunner().invoke(app, ["try", "--home", str(home), *options])
+    return lambda *options: CliRunner().invoke(app, ["compare", "--home", str(home), *options])
 
 
 def test_a_few_properties_tell_answers_rate_and_what_all_would_take(trial, desk):
