@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from vlm_assets.assets.truth import TruthError, read_truth
-from vlm_assets.config.extensions import Level
+from vlm_assets.config.extensions import Findings
 from vlm_assets.config.settings import PREFIX, Settings
 
 
-def examine_truth(settings: Settings) -> Iterator[tuple[Level, str]]:
+def examine_truth(settings: Settings) -> Findings:
     """An error where the file does not read."""
     if settings.truth is not None:
         try:

@@ -771,7 +771,7 @@ def serve_command(home: Home = None, port: Port = 3000) -> None:
 
     Until SIGTERM or Ctrl-C.
     """
-    from vlm_assets.commands.doctor import examine
+    from vlm_assets.services.doctor.examination import examine
 
     current = chosen_settings(home)
     require_models(current)

@@ -24,6 +24,9 @@ GROUP: Final = "vlm_assets.extensions"
 Level = Literal["ok", "warning", "error"]
 """How bad a finding of ``doctor`` is. An error stops a long run sooner or later."""
 
+Findings = Iterator[tuple[Level, str]]
+"""What a check of ``doctor`` finds: how bad each is, and a sentence that says what to do."""
+
 
 @dataclass(frozen=True)
 class StatusTable:
@@ -53,12 +56,12 @@ class StoredLeftover:
 class DoctorCheck:
     """One of the checks of ``doctor``.
 
-    examine: gives the level and the sentence of each finding; what it raises is a finding too. is_quick: it
-    takes a fraction of a second, and runs at each start.
+    examine: gives the findings; what it raises is a finding too. is_quick: it takes a fraction of a second,
+    and runs at each start.
     """
 
     name: str
-    examine: Callable[[Settings], Iterator[tuple[Level, str]]]
+    examine: Callable[[Settings], Findings]
     is_quick: bool = False
 
 

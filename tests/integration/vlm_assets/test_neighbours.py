@@ -16,8 +16,8 @@ from typing import NoReturn
 import pytest
 
 from vlm_assets.assets.truth import REVIEWS
-from vlm_assets.commands import doctor
 from vlm_assets.config.settings import Settings
+from vlm_assets.services.doctor import settings_checks
 from vlm_assets.webserver.home import prepare_dagster_home
 from vlm_durable.files.layout import Home
 from vlm_results.review import Reviewed, append_verdict, forget_verdicts, verdict_of
@@ -123,10 +123,11 @@ def test_the_doctor_names_what_others_may_read_or_write(
     file = tmp_path / ".env"
     file.touch()
     file.chmod(mode)
-    monkeypatch.setattr(doctor, "ENV_FILE", file)
+    monkeypatch.setattr(settings_checks, "ENV_FILE", file)
     settings = Settings(home=home)
-    (check,) = (one for one in doctor.QUICK if one.name == "neighbours")
-    levels = [level for level, message in check.examine(settings) if str(file) in message]
+    findings = list(settings_checks.examine_neighbours(settings))
+    levels = [level for level, message in findings if str(file) in message]
     assert levels == ([] if level is None else [level])
     home.chmod(0o777)
-    assert [level for level, message in check.examine(settings) if f"{home}:" in message] == ["error"]
+    findings = list(settings_checks.examine_neighbours(settings))
+    assert [level for level, message in findings if f"{home}:" in message] == ["error"]

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.commands.doctor import pool_findings
 from vlm_assets.commands.main import app
+from vlm_assets.services.doctor.service_checks import pool_findings
 from vlm_assets.webserver.api import CodeLocationError
 from vlm_assets.webserver.home import POOL, prepare_dagster_home
 from vlm_assets.webserver.server import DagsterServer, dagster_server

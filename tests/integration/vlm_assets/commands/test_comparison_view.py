@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.commands import doctor
 from vlm_assets.commands.main import app
+from vlm_assets.services.doctor import examination
 
 
 @pytest.fixture
@@ -43,8 +43,8 @@ def test_properties_that_fill_no_partition_yet_can_be_tried(trial, listing, tmp_
     """The first look of most people: fewer properties than a partition has, so there is only a tail."""
     home = tmp_path / "small"
     ingest(listing, home, range_size=1000)
-    chosen = [check for check in doctor.checks() if check.name in ("catalogue", "model")]
-    monkeypatch.setattr(doctor, "checks", lambda: chosen)
+    chosen = [check for check in examination.checks() if check.name in ("catalogue", "model")]
+    monkeypatch.setattr(examination, "checks", lambda: chosen)
     tried = trial("--limit", "2", "--home", str(home)).stdout
     assert "All 16 would take" in tried
     done = CliRunner().invoke(app, ["doctor", "--home", str(home), "--json"])

@@ -53,7 +53,7 @@ def changed_digest(asset, checkout, names):
 def test_only_a_change_in_what_makes_rows_parts_the_machines(asset, checkout):
     """A typo that is mended in the doctor on one machine makes no other machine refuse its runs."""
     same = code_digest(asset)
-    watching = ("vlm_assets/commands/doctor.py", "sensors/alerts.py", "vlm_assets/definitions.py")
+    watching = ("vlm_assets/services/doctor/examination.py", "sensors/alerts.py", "vlm_assets/definitions.py")
     assert changed_digest(asset, checkout, watching) == same, "wherever the checkout lies"
     for name in MAKES_ROWS[asset][:2]:
         assert changed_digest(asset, checkout, [name]) != same, name

@@ -12,10 +12,10 @@ from pydantic import SecretStr
 from typer.testing import CliRunner
 
 from resources.alerts.outbox import Outbox
-from vlm_assets.commands import doctor
-from vlm_assets.commands.doctor import checks, examine
 from vlm_assets.commands.main import app
 from vlm_assets.config.resource_settings import control_state
+from vlm_assets.services.doctor import examination, machine_checks
+from vlm_assets.services.doctor.examination import checks, examine
 from vlm_durable.state.pause import pause
 
 
@@ -25,7 +25,7 @@ def said(desk, monkeypatch):
 
     def look(check, **settings):
         chosen = [one for one in checks() if one.name == check]
-        monkeypatch.setattr(doctor, "checks", lambda: chosen)
+        monkeypatch.setattr(examination, "checks", lambda: chosen)
         found = list(examine(desk.changed(**settings).settings))
         return [one.level for one in found], " ".join(one.message for one in found)
 
@@ -36,7 +36,7 @@ def test_a_sound_home_has_no_error(desk, monkeypatch, receiver):
     """All is tried for real: a property is described, a message sent, processes killed; exit code 0."""
     monkeypatch.setenv("VLM_ASSETS_DEVICES", "cpu:1")
     monkeypatch.setenv("VLM_ASSETS_ALERT_TARGETS", f"json://127.0.0.1:{receiver.port}/hook")
-    monkeypatch.setattr(doctor, "_CAMPAIGN_MINUTES", 0.02)
+    monkeypatch.setattr(machine_checks, "_CAMPAIGN_MINUTES", 0.02)
     done = CliRunner().invoke(app, ["doctor", "--home", str(desk.settings.home), "--json"])
     found = json.loads(done.stdout)
     assert [one for one in found if one["level"] == "error"] == []
@@ -110,7 +110,7 @@ def test_too_little_room_is_an_error(desk, said, monkeypatch):
 def test_few_open_files_and_little_memory_are_said(said, monkeypatch):
     """Limits of a shell or a container are found before a worker meets them."""
     monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 256))
-    monkeypatch.setattr(doctor, "memory_bytes", lambda: 1e6)
+    monkeypatch.setattr(machine_checks, "memory_bytes", lambda: 1e6)
     levels, message = said("limits")
     assert (levels[0], levels[-1]) == ("error", "warning")
     assert "LimitNOFILE" in message

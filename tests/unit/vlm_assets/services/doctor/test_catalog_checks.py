@@ -8,8 +8,8 @@ from PIL import Image
 
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.commands import doctor
 from vlm_assets.config.settings import load_settings
+from vlm_assets.services.doctor import catalog_checks
 
 
 def picture(kind: str) -> bytes:
@@ -37,7 +37,7 @@ def source(tmp_path):
 
 
 def examined(home):
-    return list(doctor._images(load_settings(home=home)))
+    return list(catalog_checks.examine_images(load_settings(home=home)))
 
 
 def test_the_formats_that_fail_are_named_with_how_many(source, tmp_path, monkeypatch):
@@ -65,12 +65,12 @@ def test_a_decoder_that_is_not_installed_is_an_error_of_its_own(source, tmp_path
 
 def test_the_sample_is_the_same_each_time_and_of_all_images(source, tmp_path, monkeypatch):
     """Guards: what lies behind a property's first image is looked at, all over the catalogue, and again."""
-    monkeypatch.setattr(doctor, "IMAGES", 24)
+    monkeypatch.setattr(catalog_checks, "IMAGES", 24)
     ingest(source, tmp_path / "home")
     catalog = Catalog.open(tmp_path / "home")
-    jobs, outside, sizes = doctor._sampled_images(catalog)
+    jobs, outside, sizes = catalog_checks._sampled_images(catalog)
     assert (len(jobs), outside, len(sizes)) == (24, 0, 24)
     assert {job.property_id for job in jobs} == {"p0", "p1", "p2", "p3"}
     places = {job.image_uris[0].partition("/")[2] for job in jobs}
     assert len(places) > 10, "each property's own images are chosen"
-    assert jobs == doctor._sampled_images(catalog)[0]
+    assert jobs == catalog_checks._sampled_images(catalog)[0]
