@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vlm_assets.commands.main import commands, find_command
-from vlm_assets.config.settings import PREFIX, Settings
+from vlm_assets.config.settings import GROUPS, PREFIX, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [
@@ -25,6 +25,23 @@ def test_settings_that_a_document_names_exist(document: Path) -> None:
     known = {PREFIX + name.upper() for name in Settings.model_fields}
     named = set(re.findall(rf"{PREFIX}[A-Z_]*[A-Z]", document.read_text()))
     assert named <= known
+
+
+def test_every_setting_is_listed_with_who_needs_it() -> None:
+    """The page groups them as the program does, and leaves none out; so does the file that people copy."""
+    listed = (ROOT / "docs" / "use.md").read_text().partition("\n## Settings\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (.+?) \| (`.+`) \|$", listed, re.MULTILINE)
+    names = [re.findall(r"`([A-Z_]+)`", settings) for _, settings in rows]
+    assert [name.lower() for group in names for name in group] == list(Settings.model_fields)
+    assert [group[0].lower() for group in names] == list(GROUPS)
+    assert [title.lower() for title, _ in rows] == [title.lower() for title in GROUPS.values()]
+    example = (ROOT / ".env.example").read_text()
+    assert re.findall(r"^# ---- (.+) ----$", example, re.MULTILINE) == list(GROUPS.values())
+    chapters = re.split(r"^# ---- .+ ----$", example, flags=re.MULTILINE)[1:]
+    for group, chapter in zip(names, chapters, strict=True):
+        examples = re.findall(rf"^# {PREFIX}([A-Z_]+)=", chapter, re.MULTILINE)
+        assert examples
+        assert set(examples) <= set(group)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -28,7 +28,7 @@ from vlm_assets.commands.terminal import (
     show_activity,
 )
 from vlm_assets.config.extensions import installed
-from vlm_assets.config.settings import ENV_FILE, PREFIX, Settings, SettingsError, env_file_sentence
+from vlm_assets.config.settings import ENV_FILE, GROUPS, PREFIX, Settings, SettingsError, env_file_sentence
 from vlm_durable.commands import HOME
 from vlm_durable.files.files import restrict_umask
 
@@ -215,7 +215,10 @@ def settings_command(home: Home = None, as_json: AsJson = False) -> None:
         say_as_json(listed)
     else:
         say(env_file_sentence() if wrong is None else "A setting is wrong, so these are the defaults.")
+        titles = {f"{PREFIX}{first.upper()}": title for first, title in GROUPS.items()}
         for name, told in listed.items():
+            if name in titles:
+                say(f"\n{titles[name]}\n", bold=True)
             # Whole names and values, however narrow the terminal: they are copied and searched for.
             say(f"{name}={'' if told['value'] is None else told['value']}", bold=told["set"])
             say(f"    {told['meaning']}")

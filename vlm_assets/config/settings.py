@@ -65,6 +65,14 @@ EXAMPLE_EMBEDDER = CHECKOUT / "examples" / "embedder"
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
+GROUPS: Final = {
+    "home": "Everybody",
+    "devices": "With a GPU, or another device or server of models",
+    "store": "With a store on S3",
+    "state_url": "With a cluster",
+}
+"""Who needs which settings: the first of each group, and its title. The others follow in ``Settings``."""
+
 _DIVISORS_OF_60: Final = tuple(minutes for minutes in range(1, 61) if 60 % minutes == 0)
 
 
@@ -88,6 +96,7 @@ class Settings(BaseSettings):
         hide_input_in_errors=True,  # some are secret; the errors of load_settings show the others
     )
 
+    # Everybody.
     home: Path = ROOT / "data"
     """Folder that holds the catalogue and all output."""
     source: Annotated[Path | S3Folder | None, NoDecode] = None
@@ -96,13 +105,9 @@ class Settings(BaseSettings):
     image_root: Annotated[Path | S3Folder | None, NoDecode] = None
     """Folder, here or at s3://BUCKET/PREFIX, that no image path may leave. Default: the source folder, or the
     listing's."""
-    store: Annotated[S3Folder | None, NoDecode] = None
-    """s3://BUCKET/PREFIX that holds catalogue, work under way and finished partitions as the place of record
-    of several machines; one home a prefix. Default: this machine's home alone."""
     range_size: PositiveInt | None = None
     """Properties a partition: minutes to hours of work. Fixed for what is catalogued. Default: the
     catalogue's own, 1000 at first."""
-
     model: str | None = None
     """Vision-language model: a local folder or a hub id, or 'example'. Safetensors only. Default: none; the
     example model for a home with the rendered example."""
@@ -110,14 +115,19 @@ class Settings(BaseSettings):
     """Hub revision (commit, tag or branch) of the model."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Only for models whose code you read."""
+    embedding_model: str | None = None
+    """Text-embedding model, in the layout of sentence-transformers: a local folder or a hub id, or 'example'.
+    Default: none, so nothing is embedded; the example's embedder for a home with the rendered example."""
+    embedding_revision: str | None = None
+    """Hub revision of the embedding model."""
     description_schema: str = "vlm_assets.config.property_description:PropertyDescription"
     """Your own pydantic model as module:Class. It becomes prompt, grammar and columns. The module is
     installed, or a file in the working directory or the checkout."""
+    prompt: str | None = None
+    """Text of the question. Default: made from the schema."""
     truth: Path | None = None
     """What is right of some properties (CSV, JSONL or parquet with property_id and fields): dataset_quality
     says how far the descriptions agree."""
-    prompt: str | None = None
-    """Text of the question. Default: made from the schema."""
     max_new_tokens: PositiveInt = Field(512, le=100_000)
     """Tokens an answer may have in its first attempt."""
     max_images: PositiveInt = Field(12, le=500)
@@ -141,6 +151,47 @@ class Settings(BaseSettings):
         default_factory=lambda: max(1, min(8, (os.cpu_count() or 2) // 2)), le=256
     )
     """Processes that read and decode images and run the processor, ahead of the model."""
+    commit_seconds: PositiveFloat = 30.0
+    """Longest time a finished row stays uncommitted."""
+    grace_seconds: PositiveFloat = 30.0
+    """Seconds to commit what is finished when Dagster, or a stuck worker, is ended."""
+    failed_share: Share = 0.20
+    """Share of failed rows from which a partition is not published; from 1% on it warns. 1: it is published
+    unless all failed, and no run stops because most answers are no descriptions."""
+    retry_minutes: PositiveFloat = 10.0
+    """Minutes before the first new attempt at a failed partition; doubled at each other. After five in a row
+    without a new row it is given up."""
+    run_new_ranges_after_hours: NonNegativeFloat | None = None
+    """Run new partitions by themselves as soon as they are catalogued, and the last properties as a smaller
+    partition when they waited so many hours for others. Default: only what a person launches."""
+    price_per_hour: NonNegativeFloat | None = None
+    """Of one device for an hour, in any currency: with it `vlm-assets plan`, `status` and `run` say what work
+    costs."""
+    alert_targets: SecretStr | None = None
+    """Whom to tell: apprise addresses (Slack, mail, webhook), separated by blanks. Secret."""
+    ui_address: str | None = None
+    """Address of the Dagster UI as you reach it, for links in alerts. Default: found."""
+    allowed_hosts: str = ""
+    """Host names, separated by blanks, under which the UI may be opened besides localhost: those of a proxy
+    in front of it. A request with another Host is refused."""
+    variants: Path | None = None
+    """YAML file of the variants of description_model, the models to train; docs/training.md. Default:
+    none."""
+
+    # With a GPU.
+    devices: str = "auto"
+    """auto, a list of GPU indexes or UUIDs ('0,1'), 'given' (by a cluster), or 'cpu:N' slots."""
+    devices_per_model: PositiveInt = Field(1, le=64)
+    """GPUs that work on one model together, for models that one does not hold; only with a server that is
+    started (vLLM: tensor parallel). A run leases all of them or none."""
+    device_min_free_gib: NonNegativeFloat = 0.0
+    """A GPU with less free memory, in GiB, is left to others."""
+    device_wait_seconds: PositiveFloat = 600.0
+    """Seconds that a run waits for a free device before it ends by name."""
+    stuck_seconds: PositiveFloat = 600.0
+    """Seconds without a commit after which a worker is ended even if it knows no rhythm."""
+    model_load_seconds: PositiveFloat = 1800.0
+    """Seconds that a model may take to load, in the run or in a server that is started."""
     engine: Literal["auto", "transformers", "server"] = "auto"
     """What runs the model: transformers in the run, or a server (vLLM, SGLang). auto: a server if one is
     named; vLLM on a GPU where it is installed; else in the run. Chosen once a home."""
@@ -159,65 +210,18 @@ class Settings(BaseSettings):
     """Seconds without a new token after which a server's answer is given up; a whole one may take 7.5
     times as long."""
 
-    embedding_model: str | None = None
-    """Text-embedding model, in the layout of sentence-transformers: a local folder or a hub id, or 'example'.
-    Default: none, so nothing is embedded; the example's embedder for a home with the rendered example."""
-    embedding_revision: str | None = None
-    """Hub revision of the embedding model."""
+    # With a store.
+    store: Annotated[S3Folder | None, NoDecode] = None
+    """s3://BUCKET/PREFIX that holds catalogue, work under way and finished partitions as the place of record
+    of several machines; one home a prefix. Default: this machine's home alone."""
 
-    variants: Path | None = None
-    """YAML file of the variants of description_model, the models to train; docs/training.md. Default:
-    none."""
-
-    devices: str = "auto"
-    """auto, a list of GPU indexes or UUIDs ('0,1'), 'given' (by a cluster), or 'cpu:N' slots."""
-    devices_per_model: PositiveInt = Field(1, le=64)
-    """GPUs that work on one model together, for models that one does not hold; only with a server that is
-    started (vLLM: tensor parallel). A run leases all of them or none."""
-    device_wait_seconds: PositiveFloat = 600.0
-    """Seconds that a run waits for a free device before it ends by name."""
-    device_min_free_gib: NonNegativeFloat = 0.0
-    """A GPU with less free memory, in GiB, is left to others."""
-    stuck_seconds: PositiveFloat = 600.0
-    """Seconds without a commit after which a worker is ended even if it knows no rhythm."""
-    model_load_seconds: PositiveFloat = 1800.0
-    """Seconds that a model may take to load, in the run or in a server that is started."""
-    commit_seconds: PositiveFloat = 30.0
-    """Longest time a finished row stays uncommitted."""
-    mtbf_hours: PositiveFloat = 5000.0
-    """Hours that a device works between two failures of it or its machine, on average; for what `vlm-assets
-    plan` expects."""
-    price_per_hour: NonNegativeFloat | None = None
-    """Of one device for an hour, in any currency: with it `vlm-assets plan`, `status` and `run` say what work
-    costs."""
-    grace_seconds: PositiveFloat = 30.0
-    """Seconds to commit what is finished when Dagster, or a stuck worker, is ended."""
-
-    failed_share: Share = 0.20
-    """Share of failed rows from which a partition is not published; from 1% on it warns. 1: it is published
-    unless all failed, and no run stops because most answers are no descriptions."""
-
-    retry_minutes: PositiveFloat = 10.0
-    """Minutes before the first new attempt at a failed partition; doubled at each other. After five in a row
-    without a new row it is given up."""
-    run_new_ranges_after_hours: NonNegativeFloat | None = None
-    """Run new partitions by themselves as soon as they are catalogued, and the last properties as a smaller
-    partition when they waited so many hours for others. Default: only what a person launches."""
-
+    # With a cluster.
     state_url: SecretStr | None = None
     """Postgres that keeps the control state for several machines, one database a home:
     postgresql+psycopg2://USER:PASSWORD@HOST/DATABASE. Default: SQLite in the home. Secret."""
     ray_address: str | None = None
     """Several machines: the address of Ray's job server on the head, such as http://10.0.0.1:8265. Needs
     VLM_ASSETS_STATE_URL and VLM_ASSETS_STORE. Default: this one alone."""
-    alert_targets: SecretStr | None = None
-    """Whom to tell: apprise addresses (Slack, mail, webhook), separated by blanks. Secret."""
-    ui_address: str | None = None
-    """Address of the Dagster UI as you reach it, for links in alerts. Default: found."""
-
-    allowed_hosts: str = ""
-    """Host names, separated by blanks, under which the UI may be opened besides localhost: those of a proxy
-    in front of it. A request with another Host is refused."""
 
     @field_validator("source", "image_root", mode="before")
     @classmethod

@@ -31,6 +31,9 @@ from vlm_engine.batch_sizes import BATCH_SECONDS
 
 DEVICES: Final = (1, 2, 4, 8, 16)
 
+MTBF_HOURS: Final = 5000.0
+"""Hours that a device works between two failures of it or its machine: a cautious guess; none was counted."""
+
 _USUAL_SPREAD: Final = 0.03
 """A device is faster or slower by this share from day to day, as far as nothing was measured yet."""
 
@@ -130,7 +133,7 @@ def make_forecast(
     batch = min(BATCH_SECONDS, measured.batch_images * measured.seconds_an_image)
     start = pace.run_seconds(0.0, first=False)
     again = settings.commit_seconds / 2 + batch / 2 + start
-    mtbf = settings.mtbf_hours * 3600.0
+    mtbf = MTBF_HOURS * 3600.0
     failures = seconds * working / mtbf
     lost = failures * again
     total = seconds + lost / max(1, working)

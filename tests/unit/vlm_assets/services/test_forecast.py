@@ -14,7 +14,7 @@ import pytest
 
 from vlm_assets.assets.published_rows import COUNTED
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.services import small_runs
+from vlm_assets.services import forecast, small_runs
 from vlm_assets.services.forecast import best_commit_seconds, keep_forecast, make_forecast
 from vlm_assets.services.measurement import Measurement, keep_measurement, read_measurements
 from vlm_assets.services.pace import Pace, range_size_advice
@@ -90,7 +90,7 @@ def test_a_plan_stands_on_images_partitions_and_what_a_run_takes(uneven) -> None
     assert made.cost == pytest.approx(seconds, rel=1e-6)
     assert made.days_band[0] < made.days < made.days_band[1]
     assert made.disk_bytes == 2 * (1000 + 1000) * 8
-    assert made.failures_expected == pytest.approx(seconds / 3600 / uneven.mtbf_hours, rel=1e-2)
+    assert made.failures_expected == pytest.approx(seconds / 3600 / forecast.MTBF_HOURS, rel=1e-2)
     assert made.no_failure == pytest.approx(math.exp(-made.failures_expected))
     # 49 times 13.5 s of start-up, at 0.1 s an image and 3.25 images a property.
     assert made.range_size == 3000
@@ -139,10 +139,12 @@ def test_devices_at_work_share_the_cores_as_the_measured_ones_did() -> None:
     assert Pace.from_measurement(faster_together).speed(2) == 1.0
 
 
-def test_work_lost_is_half_a_commit_half_a_batch_and_a_start_for_each_failure(uneven) -> None:
+def test_work_lost_is_half_a_commit_half_a_batch_and_a_start_for_each_failure(uneven, monkeypatch) -> None:
     """By hand: what is on the device since the last commit and batch, and the next launch; on it alone."""
-    rough = uneven.model_copy(update={"mtbf_hours": 0.02, "commit_seconds": 60.0})
-    made, calm = plan_of(rough), plan_of(uneven)
+    calm = plan_of(uneven)
+    monkeypatch.setattr(forecast, "MTBF_HOURS", 0.02)
+    rough = uneven.model_copy(update={"commit_seconds": 60.0})
+    made = plan_of(rough)
     images = sum(min(count, uneven.max_images) for count in (1, 1, 3, 20, 2, 2, 1, 4))
     seconds = 4 * 12 + 3 * 1.5 + images * 0.1
     assert made.failures_expected == pytest.approx(seconds / 72)
