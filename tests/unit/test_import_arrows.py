@@ -174,6 +174,43 @@ def test_nothing_imports_the_definitions():
     assert not [path for path in MODULES if DEFINITIONS in imported_modules(path)]
 
 
+def command_modules_of_extensions() -> set[str]:
+    """The modules that the extensions here name as those of their commands."""
+    modules: set[str] = set()
+    for path in [path for path in MODULES if path.stem.endswith("_extension")]:
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "commands":
+                assert isinstance(node.value, ast.Dict)
+                modules.update(ast.literal_eval(entry)[0] for entry in node.value.values)
+    return modules
+
+
+def test_only_commands_import_commands():
+    """What a command does is a service: a sensor, an asset or another program can have it done too."""
+    commands = "vlm_assets.commands"
+    own = command_modules_of_extensions()
+    assert own
+    users = {
+        name
+        for name, imports in files_that_import().items()
+        if any(module.startswith(commands) for module in imports) and not name.startswith(commands)
+    }
+    assert users - own == set()
+
+
+def test_services_write_nothing_to_a_terminal():
+    """They hand over what they found, and say what takes long to whoever listens."""
+    services = [path for path in MODULES if "vlm_assets/services" in str(path)]
+    assert len(services) > 20
+    printing = {
+        module_of(path)
+        for path in services
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Name) and node.id == "print"
+    }
+    assert printing == set()
+
+
 WATCHERS = (
     "sensors",
     *(f"vlm_assets.{folder}" for folder in ("automation", "commands", "services", "webserver")),
