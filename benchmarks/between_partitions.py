@@ -129,14 +129,18 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--partitions", type=int, default=7)
     parser.add_argument("--properties", type=int, default=400, help="a partition")
     parser.add_argument("--home", type=Path, help="read the seconds of this home, and describe nothing")
-    asked = parser.parse_args(arguments)
-    if asked.home is not None:
-        print(_sentence(seconds_between(load_settings(home=asked.home).home)))
+    options = parser.parse_args(arguments)
+    if options.home is not None:
+        print(_sentence(seconds_between(load_settings(home=options.home).home)))
         return
     with tempfile.TemporaryDirectory() as folder, _model_server() as url:
         for prepared in (0, 1):
             seconds = measure(
-                Path(folder), url, partitions=asked.partitions, properties=asked.properties, prepared=prepared
+                Path(folder),
+                url,
+                partitions=options.partitions,
+                properties=options.properties,
+                prepared=prepared,
             )
             print(f"{prepared} prepared: {_sentence(seconds)}", flush=True)
 

@@ -148,7 +148,7 @@ class Machine:
             raise NoMachinesError(f"The machine {self.name} does not start; see {self.folder}/boot.log.")
         children = Path(f"/proc/{self._unshare.pid}/task/{self._unshare.pid}/children")
         self.init = int(children.read_text().split()[0])
-        there = ("nsenter", f"--net=/proc/{self.init}/ns/net", "ip")
+        inside = ("nsenter", f"--net=/proc/{self.init}/ns/net", "ip")
         _run(
             "ip",
             "link",
@@ -165,10 +165,10 @@ class Machine:
         )
         _run("ip", "link", "set", self.name, "master", _BRIDGE, "up")
         # As a real machine it keeps its hardware address, which others remember.
-        _run(*there, "link", "set", "eth0", "address", f"02:00:00:00:00:{self.number:02x}")
-        _run(*there, "address", "add", f"{self.address}/24", "dev", "eth0")
-        _run(*there, "link", "set", "eth0", "up")
-        _run(*there, "route", "add", "default", "via", OUTSIDE)
+        _run(*inside, "link", "set", "eth0", "address", f"02:00:00:00:00:{self.number:02x}")
+        _run(*inside, "address", "add", f"{self.address}/24", "dev", "eth0")
+        _run(*inside, "link", "set", "eth0", "up")
+        _run(*inside, "route", "add", "default", "via", OUTSIDE)
         self.is_reachable = True
 
     def popen(self, *command: str | Path, log: Path) -> subprocess.Popen[bytes]:

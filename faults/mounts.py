@@ -65,8 +65,8 @@ class Mount:
     def mount(self, flags: int = 0) -> None:
         """Mount it; a file system that was cut off recovers here."""
         self.path.mkdir(exist_ok=True)
-        given = (self.device, str(self.path), self.kind)
-        _check(_libc.mount(*map(str.encode, given), flags, self.options.encode()), self.path)
+        names = (self.device, str(self.path), self.kind)
+        _check(_libc.mount(*map(str.encode, names), flags, self.options.encode()), self.path)
 
     def remount(self, *, read_only: bool) -> None:
         """Change between reading only and writing, in place."""

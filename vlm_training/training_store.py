@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from vlm_durable.files.files import TemporaryFile, make_directory, publish_new
 from vlm_durable.files.sealed_json import BrokenSealError, refuse_newer_format, sealed, unseal
-from vlm_durable.mirror.bucket import S3Folder, Stored, TakenError
+from vlm_durable.mirror.bucket import S3Folder, StoredObject, TakenError
 from vlm_training.checkpoints import KEPT, Checkpoints, digest_in, step_in
 from vlm_training.training_plan import TrainingError
 
@@ -153,7 +153,7 @@ class StoredModel:
         """record, folder: their names in the home."""
         self._store, self._name, self._folder = store, record, f"{folder}/"
 
-    def record(self) -> tuple[Mapping[str, Any] | None, Stored | None]:
+    def record(self) -> tuple[Mapping[str, Any] | None, StoredObject | None]:
         """The record in the store, and the object that holds it. Raises TrainingError, FormatVersionError."""
         stored = self._store.head(self._name)
         if stored is None:
@@ -216,7 +216,7 @@ class StoredModel:
                     return  # Another machine has begun to publish: the file may be its own.
                 self._store.delete(key)
 
-    def _put(self, name: str, content: bytes, *, over: Stored | None) -> Stored:
+    def _put(self, name: str, content: bytes, *, over: StoredObject | None) -> StoredObject:
         try:
             return self._store.put(name, content, over=over)
         except TakenError as error:

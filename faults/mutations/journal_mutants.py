@@ -53,7 +53,7 @@ MUTANTS = (
     Mutant(_SEGMENTS, 'f"{len(id_)}:{id_}"', "id_", "key-set digest: no two ids imitate one"),
     Mutant(_SEGMENTS, "sorted(ids)", "ids", "key-set digest: order does not count"),
     Mutant(_SEGMENTS, "        if differences:\n", "        if False:\n", "a journal of other work is refused"),
-    Mutant(_MARK, "    if standing is not None and standing.sequence > mark.sequence:\n", "    if False:\n", "the mark never goes back (fence)"),
+    Mutant(_MARK, "    if current is not None and current.sequence > mark.sequence:\n", "    if False:\n", "the mark never goes back (fence)"),
     Mutant(_MARK, "        if (mark.key, mark.generation) == (key, generation):\n", "        if True:\n", "a mark of another journal is not taken for this one's"),
     Mutant(_MARK, "slots(path)[mark.sequence % 2]", "slots(path)[0]", "the mark has two slots, written in turn"),
     Mutant(_MARK, "max(marks, key=", "min(marks, key=", "the highest readable mark counts"),

@@ -49,7 +49,7 @@ MUTANTS = (
     Mutant(_FILES, "                if not may_be_same_origin(version.origin, origin):\n", "                if False:\n", "another home's record is not read as this one's"),
     Mutant(_FILES, "name=self._name, origin=self._folders.origin)\n", "name=self._name)\n", "another home's mark is not read as this one's"),
     Mutant(_FILES, "        write_version_mark(self.paths.version_mark, self._mark(published), self.marks_staging)\n", "", "a publication is marked when it is durable"),
-    Mutant(_FILES, "        return stands in (Standing.OLDER, Standing.OTHER)\n", "        return stands is Standing.OLDER\n", "another version of the same number is not the marked one"),
+    Mutant(_FILES, "        return comparison in (MarkComparison.OLDER, MarkComparison.OTHER)\n", "        return comparison is MarkComparison.OLDER\n", "another version of the same number is not the marked one"),
     Mutant(_FILES, "        if older is not None:\n            raise PutBackError", "        if False:\n            raise PutBackError", "an older version is never silently taken for the newest"),
     Mutant(_FILES, "        return max(versions.sequence, mark.sequence if mark is not None else 0) + 1\n", "        return versions.sequence + 1\n", "a version's number is not given twice"),
     Mutant(_FILES, "        if reading.is_unreadable:\n            self._refuse_doubt(records)\n", "", "a mark that cannot be read is not taken for none"),

@@ -38,13 +38,13 @@ from vlm_durable.files.layout import AssetFolders, Home
 from vlm_durable.files.lock_files import acquire_lock
 from vlm_durable.files.sealed_json import FormatVersionError
 from vlm_durable.versions.version_mark import (
-    Standing,
+    MarkComparison,
     VersionMark,
     VersionMarkReading,
+    compare_with_mark,
     mark_copies,
     raise_version_mark,
     read_version_mark,
-    standing,
     write_version_mark,
 )
 from vlm_durable.wording import counted
@@ -356,7 +356,7 @@ class _CatalogFiles:
     @property
     def is_marked(self) -> bool:
         """Whether the catalogue, which must be without a problem, is the version of the mark."""
-        return _standing(self.catalog, self.mark) is Standing.CURRENT
+        return _standing(self.catalog, self.mark) is MarkComparison.CURRENT
 
     @property
     def is_sound(self) -> bool:
@@ -392,7 +392,7 @@ class _CatalogFiles:
                 f"is ingest {header.sequence}, and its second copy is ingest {copy.sequence}: an ingest was"
                 " killed, or the file was put back to an older version"
             )
-        if copy.sequence == header.sequence and _standing(header, mark) is not Standing.CURRENT:
+        if copy.sequence == header.sequence and _standing(header, mark) is not MarkComparison.CURRENT:
             return f"and its second copy are both ingest {copy.sequence}, with different properties"
         return None
 
@@ -451,7 +451,7 @@ def _put_right(home: Path, *, damage: str | None = None) -> CatalogHeader:
 
 def _is_explained(home: Path, header: CatalogHeader, files: _CatalogFiles) -> bool:
     """Whether the mark says this version, or a kill between a catalogue and its mark left it behind."""
-    if _standing(header, files.mark) is Standing.CURRENT:
+    if _standing(header, files.mark) is MarkComparison.CURRENT:
         return True
     if not backup_paths(home)[0].exists():
         # A first catalogue is marked before it is copied.
@@ -463,7 +463,7 @@ def _is_explained(home: Path, header: CatalogHeader, files: _CatalogFiles) -> bo
     if not isinstance(before, CatalogHeader):
         return files.mark is None and header.sequence == 1
     # One that came from a store may be several ingests ahead.
-    return files.mark is not None and _standing(before, files.mark) is Standing.CURRENT
+    return files.mark is not None and _standing(before, files.mark) is MarkComparison.CURRENT
 
 
 def _is_alike(header: CatalogHeader | str, copy: CatalogHeader | str) -> bool:
@@ -475,9 +475,9 @@ def _is_alike(header: CatalogHeader | str, copy: CatalogHeader | str) -> bool:
 def _problem(header: CatalogHeader, mark: VersionMark | None) -> str | None:
     """Why a header is not that of the newest version by its mark; None where it is, or is newer."""
     match _standing(header, mark):
-        case Standing.CURRENT | Standing.NEWER:
+        case MarkComparison.CURRENT | MarkComparison.NEWER:
             return None
-        case Standing.OLDER if mark is not None:
+        case MarkComparison.OLDER if mark is not None:
             return (
                 f"is an older version: ingest {header.sequence}, with {counted(header.rows, 'properties')},"
                 " where ingest"
@@ -493,10 +493,10 @@ def _problem(header: CatalogHeader, mark: VersionMark | None) -> str | None:
             return f"is not the catalogue that was ingest {mark.sequence} of this home ({mark.marked_at})"
 
 
-def _standing(header: CatalogHeader, mark: VersionMark | None) -> Standing:
+def _standing(header: CatalogHeader, mark: VersionMark | None) -> MarkComparison:
     if mark is not None and mark.origin != header.catalog_id:
-        return Standing.OTHER
-    return standing(mark, header.sequence, _version(header))
+        return MarkComparison.OTHER
+    return compare_with_mark(mark, header.sequence, _version(header))
 
 
 def _version(header: CatalogHeader) -> str:

@@ -25,7 +25,7 @@ from vlm_assets.catalog.ingest import only_ingest
 from vlm_assets.catalog.published_ids import PARTITIONED, recorded_catalogs
 from vlm_assets.catalog.stored_catalog import CATALOG_NAME, MOST_BYTES, put_catalog
 from vlm_durable.files.layout import Home
-from vlm_durable.mirror.bucket import S3Folder, Stored
+from vlm_durable.mirror.bucket import S3Folder, StoredObject
 from vlm_durable.wording import counted
 
 
@@ -42,7 +42,7 @@ class ChosenCatalog:
     trouble: str | None
     unlisted: tuple[str, ...]
     data: bytes = field(repr=False)
-    over: Stored | None = field(repr=False)
+    over: StoredObject | None = field(repr=False)
 
     def sentences(self) -> list[str]:
         """What a person must know before it is put in place."""

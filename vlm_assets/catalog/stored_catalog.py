@@ -28,7 +28,7 @@ from vlm_assets.catalog.catalog_copies import (
 from vlm_assets.catalog.catalog_file import UNREADABLE, CatalogError, CatalogHeader
 from vlm_assets.catalog.withdrawn_ids import share_withdrawn
 from vlm_durable.files.files import sha256_of
-from vlm_durable.mirror.bucket import ObjectDamagedError, S3Folder, Stored, TakenError
+from vlm_durable.mirror.bucket import ObjectDamagedError, S3Folder, StoredObject, TakenError
 from vlm_durable.versions.stored import newest_here_command
 from vlm_durable.wording import counted
 
@@ -39,7 +39,7 @@ CATALOG_NAME = f"{CATALOG}/catalog.parquet"
 MOST_BYTES = 5 << 30
 
 
-def pull_catalog(home: Path, store: S3Folder | None) -> Stored | None:
+def pull_catalog(home: Path, store: S3Folder | None) -> StoredObject | None:
     """Bring the store's catalogue into the home; a new store gets the home's, if there is one.
 
     The list of withdrawn ids is shared first. Returns the object in the store. Raises CatalogError, also
@@ -54,7 +54,7 @@ def pull_catalog(home: Path, store: S3Folder | None) -> Stored | None:
     return stored
 
 
-def _pull(home: Path, store: S3Folder) -> Stored | None:
+def _pull(home: Path, store: S3Folder) -> StoredObject | None:
     stored = store.head(CATALOG_NAME)
     local, local_error = None, None
     try:
@@ -182,7 +182,7 @@ def _contradiction(local: Catalog, header: CatalogHeader, store: S3Folder) -> st
     )
 
 
-def extend_catalog(home: Path, data: bytes, *, store: S3Folder | None, over: Stored | None) -> None:
+def extend_catalog(home: Path, data: bytes, *, store: S3Folder | None, over: StoredObject | None) -> None:
     """Put a new catalogue into the store, where there is one, and then in the home.
 
     over: what ``pull_catalog`` gave. Raises CatalogError, StoreError, OSError.
@@ -194,7 +194,7 @@ def extend_catalog(home: Path, data: bytes, *, store: S3Folder | None, over: Sto
         note_store(home, str(store))
 
 
-def put_catalog(store: S3Folder, data: bytes, *, over: Stored | None) -> Stored:
+def put_catalog(store: S3Folder, data: bytes, *, over: StoredObject | None) -> StoredObject:
     """Put a catalogue into the store in place of the one that was extended. Raises CatalogError."""
     store.prove()
     try:
@@ -206,7 +206,7 @@ def put_catalog(store: S3Folder, data: bytes, *, over: Stored | None) -> Stored:
         ) from error
 
 
-def _header(home: Path, data: bytes, store: S3Folder, stored: Stored) -> CatalogHeader:
+def _header(home: Path, data: bytes, store: S3Folder, stored: StoredObject) -> CatalogHeader:
     try:
         if hashlib.sha256(data).hexdigest() != stored.sha256:
             raise ValueError("its bytes are not those that its checksum stands for")

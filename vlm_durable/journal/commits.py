@@ -231,9 +231,9 @@ class Committer:
         self._high_water_mark = high_water_mark
         self.plan = manifest.plan
         """How the caller divides its work; what is set here goes into the next manifest."""
-        listed = [record.number for record in manifest.segments]
-        standing = [segment_number(path.name) for path in directory.iterdir()]
-        self._next_number = 1 + max([0, *listed, *standing])
+        listed_numbers = [record.number for record in manifest.segments]
+        numbers_on_disk = [segment_number(path.name) for path in directory.iterdir()]
+        self._next_number = 1 + max([0, *listed_numbers, *numbers_on_disk])
 
     def commit(self, tables: Iterable[Any], *, superseding: int = 0) -> Segment:
         """Commit the rows of several pyarrow tables as one segment; durable when it returns.

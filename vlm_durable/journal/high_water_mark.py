@@ -96,10 +96,10 @@ def write_mark(path: Path, mark: HighWaterMark) -> None:
     slot is ahead: another writer has gone on. A damaged slot is overwritten only in its turn;
     ``read_mark`` names it.
     """
-    standing = read_mark(path, key=mark.key, generation=mark.generation).mark
-    if standing is not None and standing.sequence > mark.sequence:
+    current = read_mark(path, key=mark.key, generation=mark.generation).mark
+    if current is not None and current.sequence > mark.sequence:
         raise FencedError(
-            f"{path} is at sequence {standing.sequence} where this writer is at {mark.sequence}: another "
+            f"{path} is at sequence {current.sequence} where this writer is at {mark.sequence}: another "
             "writer took over"
         )
     content = json.dumps({"format": FORMAT, **asdict(mark)}, separators=(",", ":")).encode()

@@ -391,9 +391,9 @@ def _remove_empty(directory: Path) -> None:
 
 
 def _refuse_two_devices(directory: Path, quarantine: Path) -> None:
-    standing = quarantine if quarantine.is_dir() else quarantine.parent
-    if directory.stat().st_dev != standing.stat().st_dev:
+    existing = quarantine if quarantine.is_dir() else quarantine.parent
+    if directory.stat().st_dev != existing.stat().st_dev:
         raise CrossDeviceError(
-            f"{directory} and {standing} are on different devices: files cannot move between them in one "
+            f"{directory} and {existing} are on different devices: files cannot move between them in one "
             "step. Keep the home directory on one file system."
         )

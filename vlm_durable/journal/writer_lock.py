@@ -59,11 +59,11 @@ class WriterLock:
 
     def _is_at_path(self, descriptor: int) -> bool:
         try:
-            standing = self._path.stat()
+            file_at_path = self._path.stat()
         except FileNotFoundError:
             return False
-        held = os.fstat(descriptor)
-        return (standing.st_dev, standing.st_ino) == (held.st_dev, held.st_ino)
+        locked_file = os.fstat(descriptor)
+        return (file_at_path.st_dev, file_at_path.st_ino) == (locked_file.st_dev, locked_file.st_ino)
 
     def check(self) -> None:
         """Raise FencedError where another writer has, or could have, this journal by now.

@@ -89,7 +89,7 @@ class BadAddressError(ValueError):
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredObject:
     """An object, from the answer to a HEAD. sha256: in hex; None where it was put without a checksum."""
 
     size: int
@@ -206,7 +206,7 @@ class S3Folder:
 
         return _retried(self.address(name), read)
 
-    def head(self, name: str) -> Stored | None:
+    def head(self, name: str) -> StoredObject | None:
         """The object of a name; None where there is none. Raises ObjectDeniedError, StoreAwayError."""
         try:
             answer = _retried(
@@ -219,9 +219,9 @@ class S3Folder:
             return None
         checksum = answer.get("ChecksumSHA256")
         sha256 = base64.b64decode(checksum).hex() if checksum and "-" not in checksum else None
-        return Stored(answer["ContentLength"], answer["ETag"], sha256, answer["LastModified"])
+        return StoredObject(answer["ContentLength"], answer["ETag"], sha256, answer["LastModified"])
 
-    def put(self, name: str, content: bytes, *, over: Stored | None) -> Stored:
+    def put(self, name: str, content: bytes, *, over: StoredObject | None) -> StoredObject:
         """Put an object in place of ``over``; None: the name must be free. The store checks the SHA-256.
 
         The put is read back by a HEAD, so a retry after a lost reply finds its own success. Raises

@@ -15,7 +15,7 @@ from typing import Any
 from vlm_durable.commands import command
 from vlm_durable.files.home_claim import SEVERAL_MACHINES, this_machine
 from vlm_durable.files.sealed_json import BrokenSealError, refuse_newer_format, sealed, unseal
-from vlm_durable.mirror.bucket import ObjectDamagedError, S3Folder, Stored, StoreError, TakenError
+from vlm_durable.mirror.bucket import ObjectDamagedError, S3Folder, StoredObject, StoreError, TakenError
 
 NAME = ".state/machine.json"
 FORMAT = 1
@@ -73,7 +73,7 @@ def _of_this_machine(home: Path) -> bytes:
     return sealed({**this_machine(), "home": str(home), "since": since}, format_=FORMAT)
 
 
-def _read_claim(store: S3Folder) -> tuple[Mapping[str, Any], Stored | None]:
+def _read_claim(store: S3Folder) -> tuple[Mapping[str, Any], StoredObject | None]:
     claim = store.head(NAME)
     if claim is None:
         return {}, None

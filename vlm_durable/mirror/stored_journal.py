@@ -48,7 +48,7 @@ from vlm_durable.mirror.bucket import (
     ObjectDamagedError,
     S3Folder,
     StoreAwayError,
-    Stored,
+    StoredObject,
     StoreError,
     TakenError,
 )
@@ -132,7 +132,7 @@ class StoredJournal:
         self._store = store
         self._root = paths.asset.home.root
         self._writer = uuid.uuid4().hex
-        self._head_object: Stored | None = None
+        self._head_object: StoredObject | None = None
         """The object of the head that was read, or put by this opening; also of a damaged head."""
         self._damaged_bytes = b""
         self.head: Head | None = None
@@ -347,9 +347,9 @@ class StoredJournal:
 
     def _raise_epoch(self, epoch: int) -> None:
         """Have the opening that follows get an epoch above this one."""
-        standing = read_mark(self._mark, key=self.key, generation=self.generation).mark
-        if standing is None or standing.epoch < epoch:
-            before = standing or HighWaterMark(self.key, self.generation, 0, 0, 0, None)
+        mark = read_mark(self._mark, key=self.key, generation=self.generation).mark
+        if mark is None or mark.epoch < epoch:
+            before = mark or HighWaterMark(self.key, self.generation, 0, 0, 0, None)
             write_mark(self._mark, replace(before, epoch=epoch))
 
     def _take_over_listed(self, matches: Mapping[str, re.Match[str]], *, accept_missing: bool) -> str:

@@ -44,10 +44,8 @@ def pause(state: ControlState, reason: str, *, now: float) -> Pause:
     """Pause, durably when it returns; a pause that stands keeps its beginning. Raises ControlStateError."""
 
     def write(connection: sa.Connection) -> Pause:
-        standing = _standing(connection)
-        new_pause = Pause(
-            standing.since if standing else now, reason or (standing.reason if standing else "")
-        )
+        current = _standing(connection)
+        new_pause = Pause(current.since if current else now, reason or (current.reason if current else ""))
         connection.execute(_table.delete())
         connection.execute(_table.insert().values(id=1, since=new_pause.since, reason=new_pause.reason))
         return new_pause
@@ -59,9 +57,9 @@ def resume(state: ControlState) -> Pause | None:
     """Lift the pause, durably; returns the one that stood. Raises ControlStateError."""
 
     def write(connection: sa.Connection) -> Pause | None:
-        standing = _standing(connection)
+        current = _standing(connection)
         connection.execute(_table.delete())
-        return standing
+        return current
 
     return state.write(write, copy=True)
 
@@ -77,8 +75,8 @@ def pause_node(state: ControlState, node: str, reason: str, *, now: float) -> Pa
     """Pause one node, durably; a pause that stands keeps its reason. Raises ControlStateError."""
 
     def write(connection: sa.Connection) -> Pause:
-        standing = sa.select(_of_nodes).where(_of_nodes.c.node == node)
-        if (row := connection.execute(standing).first()) is not None:
+        query = sa.select(_of_nodes).where(_of_nodes.c.node == node)
+        if (row := connection.execute(query).first()) is not None:
             return Pause(row.since, row.reason, node)
         connection.execute(_of_nodes.insert().values(node=node, since=now, reason=reason))
         return Pause(now, reason, node)

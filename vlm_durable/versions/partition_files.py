@@ -33,14 +33,14 @@ from vlm_durable.files.layout import VERSION_NUMBERS, AssetFolders
 from vlm_durable.files.lock_files import acquire_lock, is_held
 from vlm_durable.files.sealed_json import FormatVersionError, refuse_newer_format, seal, unseal
 from vlm_durable.versions.version_mark import (
-    Standing,
+    MarkComparison,
     VersionMark,
     VersionMarkReading,
+    compare_with_mark,
     mark_copies,
     may_be_same_origin,
     raise_version_mark,
     read_version_mark,
-    standing,
     write_version_mark,
 )
 from vlm_durable.wording import counted
@@ -745,8 +745,8 @@ class PartitionFiles:
         return versions
 
     def _is_before(self, version: PublishedRecord, marked: PartitionVersions) -> bool:
-        stands = standing(self._mark(marked), version.sequence, version.version)
-        return stands in (Standing.OLDER, Standing.OTHER)
+        comparison = compare_with_mark(self._mark(marked), version.sequence, version.version)
+        return comparison in (MarkComparison.OLDER, MarkComparison.OTHER)
 
     def _stands(self, version: PublishedRecord) -> bool:
         return self.holds(self.published, version) or self.holds(self.slot(0), version)

@@ -19,7 +19,7 @@ from pathlib import Path
 from vlm_durable.commands import command
 from vlm_durable.files import files
 from vlm_durable.files.layout import VERSION_NUMBERS, AssetFolders
-from vlm_durable.mirror.bucket import NoObjectError, ObjectDamagedError, S3Folder, Stored, TakenError
+from vlm_durable.mirror.bucket import NoObjectError, ObjectDamagedError, S3Folder, StoredObject, TakenError
 from vlm_durable.versions.partition_files import (
     LOCK_SECONDS,
     FileDamagedError,
@@ -167,7 +167,7 @@ class StoredPartitions:
         partition: PartitionFiles,
         local: PartitionVersions,
         stored: PartitionVersions,
-        record_object: Stored | None,
+        record_object: StoredObject | None,
     ) -> None:
         """Replace the store's version by the version that is published here."""
         record = local.published
@@ -189,7 +189,7 @@ class StoredPartitions:
         self._put(self._name(partition.record_path), local.to_bytes(self._asset.name), over=record_object)
 
     def _mend(
-        self, partition: PartitionFiles, stored: PartitionVersions, record_object: Stored | None
+        self, partition: PartitionFiles, stored: PartitionVersions, record_object: StoredObject | None
     ) -> tuple[str, ...]:
         """Put back every object that is not, to the byte, what the store's record says. Returns sentences.
 
@@ -347,14 +347,14 @@ class StoredPartitions:
         """
         newest, older = partition.put_back(partition.whole_records())
         assert newest is not None and older is not None and older.published is not None
-        standing = older.published
+        local = older.published
         if newest.sequence <= record.sequence:
             return
-        if standing.sequence >= record.sequence:
-            raise PutBackError(put_back_sentence(partition, newest, standing))
+        if local.sequence >= record.sequence:
+            raise PutBackError(put_back_sentence(partition, newest, local))
         raise OlderInStoreError(
-            f"Partition {partition.key} of {self.name} was put back: version {standing.sequence} (published"
-            f" {standing.published_at}) stands here, and version {newest.sequence} (published"
+            f"Partition {partition.key} of {self.name} was put back: version {local.sequence} (published"
+            f" {local.published_at}) stands here, and version {newest.sequence} (published"
             f" {newest.published_at}, digest {newest.sha256[:12]}), which was here, is neither in its files"
             f" nor in {self._store}. The newest one that is whole is version {record.sequence} (published"
             f" {record.published_at}) in {self._store}. Nothing was changed. Put the file of version"
@@ -420,7 +420,7 @@ class StoredPartitions:
             for number in VERSION_NUMBERS[1:]:
                 self._store.delete(self._name(partition.slot(number)))
 
-    def _read_record(self, partition: PartitionFiles) -> tuple[PartitionVersions, Stored | None]:
+    def _read_record(self, partition: PartitionFiles) -> tuple[PartitionVersions, StoredObject | None]:
         name = self._name(partition.record_path)
         record_object = self._store.head(name)
         if record_object is None:
@@ -441,7 +441,7 @@ class StoredPartitions:
 
     def _read_record_or_damage(
         self, partition: PartitionFiles
-    ) -> tuple[PartitionVersions, Stored | None, str | None]:
+    ) -> tuple[PartitionVersions, StoredObject | None, str | None]:
         """As ``_read_record``; a damaged record counts as none, and a sentence says what is wrong with it."""
         name = self._name(partition.record_path)
         record_object = self._store.head(name)
@@ -505,7 +505,7 @@ class StoredPartitions:
         path: Path,
         record: PublishedRecord,
         *,
-        fence: tuple[PartitionFiles, Stored | None],
+        fence: tuple[PartitionFiles, StoredObject | None],
     ) -> None:
         """Put a file of this partition into the store, unless it is there already."""
         partition, record_object = fence
@@ -523,14 +523,14 @@ class StoredPartitions:
             except TakenError:
                 continue
 
-    def _refuse_other_record(self, partition: PartitionFiles, record_object: Stored | None) -> None:
+    def _refuse_other_record(self, partition: PartitionFiles, record_object: StoredObject | None) -> None:
         if self._store.head(self._name(partition.record_path)) != record_object:
             raise OvertakenError(
                 f"partition {partition.key}: another machine publishes it in {self._store}, and has begun"
                 " later. Nothing there was changed. Materialize the partition again."
             )
 
-    def _put(self, name: str, content: bytes, *, over: Stored | None) -> Stored:
+    def _put(self, name: str, content: bytes, *, over: StoredObject | None) -> StoredObject:
         try:
             return self._store.put(name, content, over=over)
         except TakenError as error:
@@ -551,7 +551,7 @@ def _has(versions: PartitionVersions, sha256: str | None) -> bool:
     )
 
 
-def _is(stored_object: Stored | None, record: PublishedRecord) -> bool:
+def _is(stored_object: StoredObject | None, record: PublishedRecord) -> bool:
     """Whether an object is, by its checksum, the file of a record."""
     return stored_object is not None and stored_object.sha256 == record.sha256
 

@@ -76,7 +76,7 @@ class VersionMarkReading:
         return bool(self.damaged) and not self.marks
 
 
-class Standing(StrEnum):
+class MarkComparison(StrEnum):
     """How a version that verifies compares with its mark."""
 
     CURRENT = "current"
@@ -89,13 +89,13 @@ class Standing(StrEnum):
     """It has the marked version's sequence number, and is another version."""
 
 
-def standing(mark: VersionMark | None, sequence: int, digest: str) -> Standing:
+def compare_with_mark(mark: VersionMark | None, sequence: int, digest: str) -> MarkComparison:
     """Compare a version with the mark. Without a mark every version is a newer one."""
     if mark is None or sequence > mark.sequence:
-        return Standing.NEWER
+        return MarkComparison.NEWER
     if sequence < mark.sequence:
-        return Standing.OLDER
-    return Standing.CURRENT if digest == mark.digest else Standing.OTHER
+        return MarkComparison.OLDER
+    return MarkComparison.CURRENT if digest == mark.digest else MarkComparison.OTHER
 
 
 def mark_copies(path: Path) -> tuple[Path, Path]:
@@ -134,7 +134,10 @@ def raise_version_mark(path: Path, mark: VersionMark, staging: Path | None = Non
     that may write the marked file.
     """
     before = _standing_mark(path, mark)
-    if before is not None and standing(before, mark.sequence, mark.digest) is not Standing.NEWER:
+    if (
+        before is not None
+        and compare_with_mark(before, mark.sequence, mark.digest) is not MarkComparison.NEWER
+    ):
         mark = before
     return _write_copies(path, _with_store(mark, before), staging)
 

@@ -12,12 +12,12 @@ import pytest
 from vlm_durable.files.sealed_json import FormatVersionError, seal, unseal
 from vlm_durable.versions import version_mark
 from vlm_durable.versions.version_mark import (
-    Standing,
+    MarkComparison,
     VersionMark,
+    compare_with_mark,
     mark_copies,
     raise_version_mark,
     read_version_mark,
-    standing,
     write_version_mark,
 )
 
@@ -31,18 +31,18 @@ def mark(sequence: int, digest: str = "d", name: str = NAME) -> VersionMark:
 @pytest.mark.parametrize(
     ("sequence", "digest", "wanted"),
     [
-        (3, "d", Standing.CURRENT),
-        (3, "e", Standing.OTHER),
-        (2, "d", Standing.OLDER),
-        (2, "e", Standing.OLDER),
-        (4, "d", Standing.NEWER),
-        (4, "e", Standing.NEWER),
+        (3, "d", MarkComparison.CURRENT),
+        (3, "e", MarkComparison.OTHER),
+        (2, "d", MarkComparison.OLDER),
+        (2, "e", MarkComparison.OLDER),
+        (4, "d", MarkComparison.NEWER),
+        (4, "e", MarkComparison.NEWER),
     ],
 )
-def test_a_version_is_told_from_the_marked_one(sequence: int, digest: str, wanted: Standing) -> None:
+def test_a_version_is_told_from_the_marked_one(sequence: int, digest: str, wanted: MarkComparison) -> None:
     """An older whole file is never taken for the newest one."""
-    assert standing(mark(3), sequence, digest) is wanted
-    assert standing(None, sequence, digest) is Standing.NEWER
+    assert compare_with_mark(mark(3), sequence, digest) is wanted
+    assert compare_with_mark(None, sequence, digest) is MarkComparison.NEWER
 
 
 def test_a_mark_is_read_as_it_was_written(tmp_path: Path) -> None:
