@@ -389,7 +389,7 @@ def cards(settings: Settings, catalog: Catalog, hits: Sequence[Hit]) -> list[Car
             files,
             descriptions.get(hit.ordinal, {}),
             uris=uris[:_THUMBNAILS],
-            of=len(uris),
+            image_count=len(uris),
         )
         for hit, files, uris in zip(hits, images, uris_of_hits, strict=True)
     ]

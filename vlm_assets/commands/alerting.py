@@ -18,7 +18,7 @@ from vlm_assets.services.progress import doing
 from vlm_durable.wording import counted
 
 _SECONDS = 20.0
-"""After which a target that hangs is given up."""
+"""A target that does not answer for so long is given up."""
 
 Limit = Annotated[int, typer.Option(min=1, help="How many of each list.")]
 
@@ -41,15 +41,16 @@ def alerts(context: typer.Context, home: Home = None, limit: Limit = 20, as_json
     standing = list(delivery.outbox.open_subjects().values())
     recent = delivery.outbox.recent(limit)
     if as_json:
-        opened, events = ([one.as_json() | {"id": one.id} for one in some] for some in (standing, recent))
+        opened = [alert.as_json() | {"id": alert.id} for alert in standing]
+        events = [event.as_json() | {"id": event.id} for event in recent]
         say_as_json({"open": opened, "recent": events})
         return
     say(f"{len(standing)} open", bold=True)
     for alert in standing[-limit:]:
-        found = (
+        values = (
             f": expected {alert.expected}, found {alert.actual}" if alert.expected and alert.actual else ""
         )
-        say(f"{_clock(alert.at)}  {alert.kind}  {alert.title}{found}")
+        say(f"{_clock(alert.at)}  {alert.kind}  {alert.title}{values}")
         say(f"    {alert.next_step}\n    subject: {alert.subject}")
     if len(standing) > limit:
         say(f"... and {len(standing) - limit} older; --limit shows more")
@@ -74,9 +75,9 @@ def test(home: Home = None) -> None:
         raise typer.Exit(1)
     doing(_waiting(delivery))
     answers = send_trial(delivery, current, seconds=_SECONDS)
-    for target, said in answers:
-        say(f"{target.name}: {said or 'took it'}")
-    raise typer.Exit(1 if any(said for _, said in answers) else 0)
+    for target, trouble in answers:
+        say(f"{target.name}: {trouble or 'took it'}")
+    raise typer.Exit(1 if any(trouble for _, trouble in answers) else 0)
 
 
 @app.command(epilog="vlm-assets alerts close SUBJECT --reason 'the card was taken out'")
@@ -117,7 +118,7 @@ def deliver(home: Home = None) -> None:
 
 
 def _waiting(delivery: Delivery) -> str:
-    """What is waited for: all targets are asked at once, and the slowest decides."""
+    """The activity while targets answer: all are asked at once, and the slowest decides how long it takes."""
     return f"waiting for the answers of {counted(len(delivery.targets), 'targets')}, {_SECONDS:.0f} s at most"
 
 

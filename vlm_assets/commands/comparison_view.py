@@ -59,7 +59,7 @@ def cards(trial: Trial, catalog: Catalog) -> list[Card]:
             if answer.description is None
             else answer.description,
             uris=image_uris[:_PAGE_IMAGES],
-            of=len(image_uris),
+            image_count=len(image_uris),
         )
         for answer, thumbnail_files, image_uris in zip(answers, files, uris, strict=True)
     ]
@@ -120,7 +120,7 @@ def comparison_cards(comparison: Comparison, catalog: Catalog) -> list[Card]:
                 values,
                 [*names, "truth"] if truth else names,
                 uris=uris_of_property[:_COMPARED_IMAGES],
-                of=len(uris_of_property),
+                image_count=len(uris_of_property),
             )
         )
     return written

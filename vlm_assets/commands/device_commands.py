@@ -64,15 +64,15 @@ def pause_command(
     if node is not None:
         _pause_node(chosen_settings(home), node, reason)
         return
-    current = _of_a_home(chosen_settings(home))
+    current = _refuse_without_home(chosen_settings(home))
     standing = pause(control_state(current), reason, now=time.time())
     say(f"Everything is {standing.sentence()}.")
-    left = _drained(current)
+    holders = _wait_until_drained(current)
     doing("ending model servers")
-    left += end_loaded_servers(current.state_directory, logging.getLogger(__name__))
-    for sentence in left:
+    holders += end_loaded_servers(current.state_directory, logging.getLogger(__name__))
+    for sentence in holders:
         say(sentence, fg="yellow")
-    if left:
+    if holders:
         say("Still paused. Wait for them, or terminate their runs in the UI: committed rows stay.")
         raise typer.Exit(1)
     say("No device is held: the machine can be rebooted.")
@@ -81,9 +81,10 @@ def pause_command(
 def _pause_node(settings: Settings, node: str, reason: str) -> None:
     state = control_state(settings)
     nodes = Nodes(state)
-    if node not in (known := nodes.snapshot().nodes):
+    names = nodes.snapshot().nodes
+    if node not in names:
         raise CommandError(
-            f"There is no node {node}, so nothing was changed. Known: {', '.join(known) or 'none'}."
+            f"There is no node {node}, so nothing was changed. Known: {', '.join(names) or 'none'}."
         )
     say(f"{pause_node(state, node, reason, now=time.time()).sentence()}.")
     deadline, most = time.monotonic() + DRAIN_SECONDS, 0
@@ -97,8 +98,8 @@ def _pause_node(settings: Settings, node: str, reason: str) -> None:
     say(f"{node} holds no run: it can be taken away or rebooted.")
 
 
-def _of_a_home(settings: Settings) -> Settings:
-    """The same, where anything was ever done there. Raises CommandError."""
+def _refuse_without_home(settings: Settings) -> Settings:
+    """The settings, if their home holds a data set. Raises CommandError."""
     if not catalog_path(settings.home).exists() and not settings.state_directory.is_dir():
         raise CommandError(
             f"There is no data set in {settings.home}, so nothing was changed, and whatever runs elsewhere"
@@ -107,21 +108,23 @@ def _of_a_home(settings: Settings) -> Settings:
     return settings
 
 
-def _drained(settings: Settings) -> list[str]:
-    """Wait until no device is held, on any machine; what is said of those that still are in the end."""
+def _wait_until_drained(settings: Settings) -> list[str]:
+    """Wait until no device is held on any machine. Returns a sentence for each device that is still held."""
     leases, workers = build_gpu(settings).leases(), Workers(control_state(settings))
 
     def holders() -> list[str]:
         at_work = workers.living() if settings.ray_address is not None else []
-        held = [f"{one.partition} is worked on at {one.host}, by run {one.run_id}." for one in at_work]
-        return held or [one.sentence() for one in leases.holders()]
+        held = [
+            f"{worker.partition} is worked on at {worker.host}, by run {worker.run_id}." for worker in at_work
+        ]
+        return held or [lease.sentence() for lease in leases.holders()]
 
     deadline, most = time.monotonic() + DRAIN_SECONDS, 0
-    while (found := holders()) and time.monotonic() < deadline:
-        most = max(most, len(found))
-        doing(_DRAINING, most - len(found), most)
+    while (sentences := holders()) and time.monotonic() < deadline:
+        most = max(most, len(sentences))
+        doing(_DRAINING, most - len(sentences), most)
         time.sleep(_LOOK_SECONDS)
-    return found
+    return sentences
 
 
 @app.command("resume", epilog="vlm-assets devices resume")
@@ -134,7 +137,7 @@ def resume_command(home: Home = None, node: OfNode = None) -> None:
         lifted = resume_node(control_state(chosen_settings(home)), node)
         say(f"{node} takes work again." if lifted else f"{node} was not paused.")
         return
-    stood = resume(control_state(_of_a_home(chosen_settings(home))))
+    stood = resume(control_state(_refuse_without_home(chosen_settings(home))))
     say("Nothing was paused." if stood is None else "The pause is lifted: everything goes on.")
 
 
@@ -165,26 +168,28 @@ def devices_command(
     if forget_node is not None:
         _forget(current, forget_node)
         return
-    shown = list(_of_cluster(current) if current.ray_address is not None else _of_this_machine(gpu))
+    in_cluster = current.ray_address is not None
+    devices = list(_cluster_devices(current) if in_cluster else _devices_here(gpu))
     if as_json:
-        say_as_json(shown)
+        say_as_json(devices)
         return
-    for one in shown:
-        say(f"{one['id']}  {one['name']}: {one['state']}. {one['said']}".rstrip())
+    for device in devices:
+        say(f"{device['id']}  {device['name']}: {device['state']}. {device['said']}".rstrip())
 
 
-def _of_this_machine(gpu: GpuResource) -> Iterator[dict[str, object]]:
+def _devices_here(gpu: GpuResource) -> Iterator[dict[str, object]]:
     records = gpu.left_out_devices().records()
-    held = {one.device.id: one for one in gpu.leases().holders()}
-    servers = {one.device: one for one in gpu.loaded_servers().living()}
+    leases = {lease.device.id: lease for lease in gpu.leases().holders()}
+    servers = {server.device: server for server in gpu.loaded_servers().living()}
     for device in gpu.find():
         record = records.get(device.id)
-        state = "held" if device.id in held else "free"
+        state = "held" if device.id in leases else "free"
         if record is not None and record.left_out_at is not None:
             state = "left out"
-        said = [of[device.id].sentence() for of in (held, servers) if device.id in of]
-        said += [record.sentence(device.id)] if record is not None else []
-        yield {"id": device.id, "name": device.name, "state": state, "said": " ".join(said)}
+        sentences = [leases[device.id].sentence()] if device.id in leases else []
+        sentences += [servers[device.id].sentence()] if device.id in servers else []
+        sentences += [record.sentence(device.id)] if record is not None else []
+        yield {"id": device.id, "name": device.name, "state": state, "said": " ".join(sentences)}
 
 
 def _forget(settings: Settings, name: str) -> None:
@@ -195,29 +200,39 @@ def _forget(settings: Settings, name: str) -> None:
     elif nodes.forget(name):
         say(f"{name} is forgotten.")
     else:
-        there = nodes.snapshot().nodes.get(name)
+        node = nodes.snapshot().nodes.get(name)
         raise CommandError(
             f"No node {name} is known."
-            if there is None
-            else f"{name} is not dead ({there.sentence()}), and its runs would be ended. Stop the service"
+            if node is None
+            else f"{name} is not dead ({node.sentence()}), and its runs would be ended. Stop the service"
             f" there, and forget it {DEAD_SECONDS:.0f} s later."
         )
 
 
-def _of_cluster(settings: Settings) -> Iterator[dict[str, object]]:
+def _cluster_devices(settings: Settings) -> Iterator[dict[str, object]]:
     state = control_state(settings)
     records = LeftOutDevices(state).records()
     at_work = {worker.device: worker for worker in Workers(state).living() if worker.device}
     for name, node in Nodes(state).snapshot().nodes.items():
         for device in node.record.devices:
             record, worker = records.get(device.id), at_work.get(device.id)
-            word = "held" if worker is not None else "free" if node.takes_runs else "not used"
+            use = "held" if worker is not None else "free" if node.takes_runs else "not used"
             if record is not None and record.left_out_at is not None:
-                word = "left out"
-            said = [f"{name} {node.sentence()}."]
-            said += [f"It works on {worker.partition}, run {worker.run_id}."] if worker is not None else []
-            said += [f"{device.temperature} °C."] if device.temperature is not None else []
-            said += [device.trouble] if device.trouble else []
-            said += [record.sentence(device.id)] if record is not None else []
-            about = {"temperature": device.temperature, "said": " ".join(said)}
-            yield {"id": device.id, "node": name, "name": device.name, "state": word, **about}
+                use = "left out"
+            sentences = [f"{name} {node.sentence()}."]
+            if worker is not None:
+                sentences.append(f"It works on {worker.partition}, run {worker.run_id}.")
+            if device.temperature is not None:
+                sentences.append(f"{device.temperature} °C.")
+            if device.trouble:
+                sentences.append(device.trouble)
+            if record is not None:
+                sentences.append(record.sentence(device.id))
+            yield {
+                "id": device.id,
+                "node": name,
+                "name": device.name,
+                "state": use,
+                "temperature": device.temperature,
+                "said": " ".join(sentences),
+            }

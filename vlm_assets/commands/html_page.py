@@ -1,6 +1,6 @@
-"""Pages that can be sent to somebody: one HTML file, its images inside of it, nothing loaded from anywhere.
+"""Pages that can be sent to somebody: one HTML file with its images inside, which loads nothing.
 
-Everything that is shown is escaped: ids, answers and errors may hold markup.
+Everything on a page is escaped: ids, answers and errors may hold markup.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ th:first-child, td:first-child { text-align: left } tr + tr { border-top: 1px so
 
 @dataclass(frozen=True)
 class Card:
-    """One property: its id, a note beside it, JPEG files (None: one that failed), and named values.
+    """A property: its id, a note beside it, JPEG files (None for a failed one), and named values.
 
-    columns: what each value is a row of; empty: values are single ones. uris: of the images, where they are
-    named. of: how many the property has, where not all of them may be here.
+    columns: heads of a table in which each value is a row; without them each value is a single one. uris: of
+    the images, if they are to be named. image_count: how many images the property has, if not all are shown.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Card:
     values: Mapping[str, object]
     columns: Sequence[str] = ()
     uris: Sequence[str] = ()
-    of: int = 0
+    image_count: int = 0
 
 
 def page(
@@ -67,7 +67,7 @@ def page(
     tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[object]]]] = (),
 ) -> str:
     """The whole page. tables: caption, head and rows, before the cards."""
-    parts = [_table(*one) for one in tables] + [_card(one) for one in cards]
+    parts = [_table(*table) for table in tables] + [_card(card) for card in cards]
     if not parts:
         parts = ["<p>Nothing to show.</p>"]
     return (
@@ -81,7 +81,7 @@ def page(
 
 
 def thumbnails(catalog: Catalog, images: Iterable[Sequence[str]], *, height: int) -> list[list[bytes | None]]:
-    """Small JPEGs of the images of some properties, in the order of their URIs; None: it cannot be shown.
+    """Small JPEGs of the images of some properties, in the order of their URIs; None for an unreadable one.
 
     A link that leads out of the image root is never opened.
     """
@@ -100,11 +100,11 @@ def thumbnails(catalog: Catalog, images: Iterable[Sequence[str]], *, height: int
     made: list[list[bytes | None]] = []
     for start in range(0, len(jobs), _TOGETHER):
         doing("making small images, of properties", start, len(jobs))
-        some = jobs[start : start + _TOGETHER]
-        made += make_thumbnails(some, height=height, fetch=catalog.images.fetch)
+        batch = jobs[start : start + _TOGETHER]
+        made += make_thumbnails(batch, height=height, fetch=catalog.images.fetch)
     return [
-        [None if place is None else files[place] for place in of_uris]
-        for files, of_uris in zip(made, places, strict=True)
+        [None if place is None else files[place] for place in places_of_property]
+        for files, places_of_property in zip(made, places, strict=True)
     ]
 
 
@@ -117,18 +117,18 @@ def write_page(path: Path, text: str) -> None:
 def _card(card: Card) -> str:
     uris = card.uris or [""] * len(card.images)
     images = "".join(_image(file, uri) for file, uri in zip(card.images, uris, strict=True))
-    if card.of > len(card.images):
-        images += f'<p class="note">{len(card.images)} of {counted(card.of, "images")}</p>'
+    if card.image_count > len(card.images):
+        images += f'<p class="note">{len(card.images)} of {counted(card.image_count, "images")}</p>'
     if card.columns:
         rows = "".join(
-            f"<tr><td>{_text(name)}</td>{''.join(f'<td>{_value(one)}</td>' for one in said)}</tr>"
-            for name, said in card.values.items()
-            if isinstance(said, Sequence)
+            f"<tr><td>{_text(name)}</td>{''.join(f'<td>{_value(cell)}</td>' for cell in cells)}</tr>"
+            for name, cells in card.values.items()
+            if isinstance(cells, Sequence)
         )
-        head = "".join(f"<th>{_text(one)}</th>" for one in ("", *card.columns))
+        head = "".join(f"<th>{_text(column)}</th>" for column in ("", *card.columns))
         values = f"<table><tr>{head}</tr>{rows}</table>"
     else:
-        pairs = (f"<dt>{_text(name)}</dt><dd>{_value(said)}</dd>" for name, said in card.values.items())
+        pairs = (f"<dt>{_text(name)}</dt><dd>{_value(value)}</dd>" for name, value in card.values.items())
         values = f"<dl>{''.join(pairs)}</dl>"
     head = f'<h2>{_text(card.name)} <span class="note">{_text(card.note)}</span></h2>'
     return (
@@ -145,16 +145,16 @@ def _image(file: bytes | None, uri: str) -> str:
 
 
 def _table(caption: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    top = "".join(f"<th>{_text(one)}</th>" for one in head)
-    body = "".join(f"<tr>{''.join(f'<td>{_text(one)}</td>' for one in row)}</tr>" for row in rows)
+    top = "".join(f"<th>{_text(column)}</th>" for column in head)
+    body = "".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return f"<h2>{_text(caption)}</h2><table><tr>{top}</tr>{body}</table>"
 
 
-def _value(said: object) -> str:
-    if isinstance(said, str) or said is None:
-        return _text("none" if said is None else said)
-    return _text(json.dumps(said, ensure_ascii=False, default=str))
+def _value(value: object) -> str:
+    if isinstance(value, str) or value is None:
+        return _text("none" if value is None else value)
+    return _text(json.dumps(value, ensure_ascii=False, default=str))
 
 
-def _text(said: object) -> str:
-    return html.escape(str(said))
+def _text(value: object) -> str:
+    return html.escape(str(value))

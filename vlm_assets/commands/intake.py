@@ -136,8 +136,9 @@ def _devices(settings: Settings) -> str:
 
     A partition of the example is start-up and little else, which keeps no more than one core busy.
     """
-    slots = max(len(found := build_gpu(settings).find()), min(len(os.sched_getaffinity(0)), _MOST_SLOTS))
-    on_cpu = all(one.kind == "cpu" for one in found)
+    devices = build_gpu(settings).find()
+    slots = max(len(devices), min(len(os.sched_getaffinity(0)), _MOST_SLOTS))
+    on_cpu = all(device.kind == "cpu" for device in devices)
     return f"cpu:{slots}" if settings.devices == "auto" and on_cpu else settings.devices
 
 
@@ -271,7 +272,7 @@ def ingest_command(
         from vlm_assets.services.stale_work import stale_among  # with models, which most ingests do without
 
         doing("reckoning what becomes stale")
-        work = stale_among(current, catalog, [one.key for one in stale])
+        work = stale_among(current, catalog, [bounds.key for bounds in stale])
         costs.extend(work.sentences())
         if not work.keys:
             return
@@ -288,27 +289,29 @@ def ingest_command(
         current,
         place_of(source),
         range_size=range_size,
-        image_root=[place_of(one) for one in image_root or ()],
+        image_root=[place_of(root) for root in image_root or ()],
         update=update,
         close=close,
         skip_bad=skip_bad,
         options=ReadingOptions(delimiter, encoding, image_separator, id_column, image_column, nested),
         before_update=before_update,
     )
-    said = list(report.sentences())
+    sentences = list(report.sentences())
     if report.new_ranges:
         from vlm_assets.services.pace import range_size_advice  # with Dagster
 
-        said.append(reload_running(current.dagster_home))
+        sentences.append(reload_running(current.dagster_home))
         images = min(report.images_listed / max(1, report.listed), current.max_images)
         advice = range_size_advice(current, report.range_size, images)
-        said += [advice] if advice is not None else []
+        sentences += [advice] if advice is not None else []
     if as_json:
-        said += costs
-        ranges = {name: [one.key for one in getattr(report, name)] for name in ("new_ranges", "stale_ranges")}
-        say_as_json(vars(report) | ranges | {"request": report.request.words, "said": said})
+        sentences += costs
+        ranges = {
+            name: [bounds.key for bounds in getattr(report, name)] for name in ("new_ranges", "stale_ranges")
+        }
+        say_as_json(vars(report) | ranges | {"request": report.request.words, "said": sentences})
         return
-    for sentence in said:
+    for sentence in sentences:
         say(sentence)
 
 

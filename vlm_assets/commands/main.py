@@ -71,7 +71,7 @@ def commands() -> Mapping[str, tuple[str, str]]:
 
     A name of two words is a command that an extension adds to a group.
     """
-    listed = {name: (f"{__package__}.{module}", said) for name, (module, said) in _CORE.items()}
+    listed = {name: (f"{__package__}.{module}", help_line) for name, (module, help_line) in _CORE.items()}
     for extension in installed():
         listed |= extension.commands
     return dict(sorted(listed.items()))
@@ -136,29 +136,31 @@ def main(program: typer.Typer | None = None) -> None:
     try:
         (program or app)()
     except Exception as error:
-        if type(error).__module__.partition(".")[0] in _OURS.union(one.package for one in installed()):
-            said = str(error)
+        if type(error).__module__.partition(".")[0] in _OURS.union(
+            extension.package for extension in installed()
+        ):
+            message = str(error)
         elif isinstance(error, OSError) and error.filename is not None:
-            said = f"{error.filename}: {error.strerror}. Put that right, and do it again."
+            message = f"{error.filename}: {error.strerror}. Put that right, and do it again."
         elif isinstance(error, ModuleNotFoundError) and (extra := _extra_with(error.name or "")) is not None:
-            said = f"{error.name} is not installed: `pip install -c constraints.txt -e '{extra}'`."
+            message = f"{error.name} is not installed: `pip install -c constraints.txt -e '{extra}'`."
         else:
             say(traceback.format_exc(), err=True)
             sys.exit(1)
-        say(said, fg="red", err=True)
+        say(message, fg="red", err=True)
         sys.exit(2 if isinstance(error, SettingsError) else 1)
 
 
 def _extra_with(module: str) -> str | None:
-    """What to give to pip for a module that an extra of the core or of an extension installs."""
+    """The argument of pip for a module that an extra of the core or of an extension installs."""
     extras = dict(_EXTRAS)
     for extension in installed():
         extras |= extension.extras
     return extras.get(module.partition(".")[0])
 
 
-def _say_version(wanted: bool) -> None:
-    if wanted:
+def _say_version(is_given: bool) -> None:
+    if is_given:
         say(f"vlm-assets {version('vlm-assets')}")
         raise typer.Exit
 
@@ -216,11 +218,11 @@ def settings_command(home: Home = None, as_json: AsJson = False) -> None:
     else:
         say(env_file_sentence() if wrong is None else "A setting is wrong, so these are the defaults.")
         titles = {f"{PREFIX}{first.upper()}": title for first, title in GROUPS.items()}
-        for name, told in listed.items():
+        for name, setting in listed.items():
             if name in titles:
                 say(f"\n{titles[name]}\n", bold=True)
             # Whole names and values, however narrow the terminal: they are copied and searched for.
-            say(f"{name}={'' if told['value'] is None else told['value']}", bold=told["set"])
-            say(f"    {told['meaning']}")
+            say(f"{name}={'' if setting['value'] is None else setting['value']}", bold=setting["set"])
+            say(f"    {setting['meaning']}")
     if wrong is not None:
         raise wrong

@@ -1,4 +1,4 @@
-"""One property: its images, its rows with description, errors and attempts, and the files that hold them."""
+"""A property: its images, its rows with description, errors and attempts, and the files that hold them."""
 
 from __future__ import annotations
 
@@ -27,81 +27,81 @@ Values = dict[str, Any]
 
 
 def read_property(settings: Settings, catalog: Catalog, property_id: str) -> Values:
-    """Read everything about one property, as ``--json`` writes it. Raises CatalogError, PublishedError.
+    """Read everything about a property, as ``--json`` writes it. Raises CatalogError, PublishedError.
 
-    partition: None while it waits for a partition to fill. published: its rows in ``file`` (one, or the audit
-    says more); not_published: why there is none. committed: rows of work that is not published, each with the
-    ``path`` of its file; ``trouble``: why that does not read, and then the row is None. bytes: of an image
-    when it was catalogued, None where it was not readable then.
+    partition: None while the property waits for a partition to fill. published: its rows in ``file``, one or
+    the audit says more. not_published: why there is none. committed: rows of work that is not published, each
+    with the ``path`` of its file. If the file cannot be read, ``trouble`` says why, and the row is None.
+    bytes: the size of an image when it was catalogued; None if it could not be read.
     """
-    known = catalog.find(property_id)
-    if known is None:
+    catalogued = catalog.find(property_id)
+    if catalogued is None:
         raise CatalogError(
             f"{catalog.path} has no property {property_id!r}. Ids are compared exactly, blanks and case too."
         )
-    key = None if known.range == catalog.tail else known.range.key
-    found: Values = {
+    key = None if catalogued.range == catalog.tail else catalogued.range.key
+    values: Values = {
         "property_id": property_id,
-        "ordinal": known.ordinal,
+        "ordinal": catalogued.ordinal,
         "partition": key,
         "image_root": catalog.image_root,
-        "images": list(_images(catalog, known)),
+        "images": list(_images(catalog, catalogued)),
         "file": None,
         "published": [],
         "not_published": None,
         "committed": [],
     }
     if key is None:
-        return found | {
+        return values | {
             "not_published": f"{counted(catalog.waiting, 'properties wait', 'property waits')} until a"
             f" partition is full; {command('run', '--missing')} does not wait."
         }
-    found["committed"] = list(_committed(settings.descriptions.partition(key).journals, property_id))
+    values["committed"] = list(_committed(settings.descriptions.partition(key).journals, property_id))
     descriptions = PublishedPartitions(settings.descriptions)
     try:
         table = descriptions.read(key).to_table()
     except NotPublishedError as error:
-        return found | {"not_published": str(error)}
+        return values | {"not_published": str(error)}
     rows = table.filter(pc.equal(table["property_id"], property_id)).to_pylist()
-    return found | {"published": rows, "file": str(descriptions.path(key))}
+    return values | {"published": rows, "file": str(descriptions.path(key))}
 
 
-def lines(found: Values) -> Iterator[str]:
-    """What ``read_property`` gave, in words."""
-    where = "in no partition yet" if found["partition"] is None else f"partition {found['partition']}"
-    yield f"{found['property_id']}: ordinal {found['ordinal']}, {where}"
-    yield f"{counted(len(found['images']), 'images')} under {found['image_root']}:"
-    for image in found["images"]:
+def lines(values: Values) -> Iterator[str]:
+    """The values of ``read_property``, in words."""
+    where = "in no partition yet" if values["partition"] is None else f"partition {values['partition']}"
+    yield f"{values['property_id']}: ordinal {values['ordinal']}, {where}"
+    yield f"{counted(len(values['images']), 'images')} under {values['image_root']}:"
+    for image in values["images"]:
         if image["refused"] is not None:
             yield f"  {image['uri']}: refused, {image['refused']}"
             continue
         size = "not readable" if image["bytes"] is None else f"{image['bytes']} bytes"
         yield f"  {image['uri']}: {'there' if image['there'] else 'not there now'}, {size} when catalogued"
-    if found["not_published"] is not None:
-        yield f"Not published: {found['not_published']}"
-    for row in found["published"]:
+    if values["not_published"] is not None:
+        yield f"Not published: {values['not_published']}"
+    for row in values["published"]:
         yield from _row_lines(row)
-    if found["file"] is not None:
-        yield f"File: {found['file']}"
-    for one in found["committed"]:
-        if one["row"] is None:
-            yield f"{one['path']} does not read: {one['trouble']}"
+    if values["file"] is not None:
+        yield f"File: {values['file']}"
+    for committed in values["committed"]:
+        if committed["row"] is None:
+            yield f"{committed['path']} does not read: {committed['trouble']}"
         else:
-            yield f"Committed and not published, in {one['path']}:"
-            yield from _row_lines(one["row"])
+            yield f"Committed and not published, in {committed['path']}:"
+            yield from _row_lines(committed["row"])
 
 
 def _committed(journals: Path, property_id: str) -> Iterator[Values]:
-    """What stands in the work under way, or in what a check refused; the latest last. Changes nothing."""
+    """The rows in work under way, or in work that a check refused; the latest last. Changes nothing."""
     segments = []
     for path in journals.glob("*/*"):
         with contextlib.suppress(FileNotFoundError):  # published in this moment
             if SEGMENT_NAME.fullmatch(path.name):
                 segments.append((path.stat().st_mtime_ns, path))
     for _, path in sorted(segments):
-        wanted = [("property_id", "=", property_id)]
+        filters = [("property_id", "=", property_id)]
         try:
-            table = pq.read_table(path, filters=wanted, partitioning=None, page_checksum_verification=True)
+            table = pq.read_table(path, filters=filters, partitioning=None, page_checksum_verification=True)
         except (OSError, pa.ArrowException) as error:
             yield {"path": str(path), "row": None, "trouble": str(error)}
             continue
@@ -109,14 +109,14 @@ def _committed(journals: Path, property_id: str) -> Iterator[Values]:
             yield {"path": str(path), "row": row, "trouble": None}
 
 
-def _images(catalog: Catalog, known: CatalogRow) -> Iterator[Values]:
-    for uri, size in zip(known.image_uris, known.image_bytes, strict=True):
-        there, refused = False, None
+def _images(catalog: Catalog, catalogued: CatalogRow) -> Iterator[Values]:
+    for uri, size in zip(catalogued.image_uris, catalogued.image_bytes, strict=True):
+        exists, refused = False, None
         try:
-            there = catalog.images.size(uri) is not None
+            exists = catalog.images.size(uri) is not None
         except InvalidImagePathError as error:
             refused = str(error)
-        yield {"uri": uri, "bytes": size, "there": there, "refused": refused}
+        yield {"uri": uri, "bytes": size, "there": exists, "refused": refused}
 
 
 def _images_seen(row: Mapping[str, Any]) -> str:
@@ -148,17 +148,17 @@ _PAGE_IMAGES: Final = 60
 _PAGE_HEIGHT: Final = 320
 
 
-def _card(found: Values, catalog: Catalog) -> Card:
-    """Of a page: its images beside its answer, and everything that ``lines`` says of it."""
-    uris = [image["uri"] for image in found["images"]]
+def _card(values: Values, catalog: Catalog) -> Card:
+    """The card of a property: its images beside its answer, and the lines about it."""
+    uris = [image["uri"] for image in values["images"]]
     (files,) = thumbnails(catalog, [uris[:_PAGE_IMAGES]], height=_PAGE_HEIGHT)
     answers = {
-        name: value for row in found["published"] for name, value in (row["description"] or {}).items()
+        name: value for row in values["published"] for name, value in (row["description"] or {}).items()
     }
-    # The answer stands alone; what is known of each image stands at the image.
-    said = [line for line in lines(found) if not line.startswith("  ")]
+    # Without the indented lines: the answer and the images are shown by themselves.
+    about = "\n".join(line for line in lines(values) if not line.startswith("  "))
     return Card(
-        "", "", files, {**answers, "about it": "\n".join(said)}, uris=uris[:_PAGE_IMAGES], of=len(uris)
+        "", "", files, {**answers, "about it": about}, uris=uris[:_PAGE_IMAGES], image_count=len(uris)
     )
 
 
@@ -181,13 +181,13 @@ def show_command(
     """
     current = chosen_settings(home)
     catalog = Catalog.open(current.home)
-    found = read_property(current, catalog, property_id)
+    values = read_property(current, catalog, property_id)
     if html is not None:
-        write_page(html, page(property_id, [_card(found, catalog)]))
+        write_page(html, page(property_id, [_card(values, catalog)]))
     if as_json:
-        say_as_json(found)
+        say_as_json(values)
         return
-    for line in lines(found):
+    for line in lines(values):
         say(visible_line(line))
     if html is not None:
         say(f"Page: {html}")

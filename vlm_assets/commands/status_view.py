@@ -1,4 +1,4 @@
-"""The triage as people see it in a terminal, once or kept up to date."""
+"""The status of a home for a terminal, once or kept up to date."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from vlm_durable.commands import command
 from vlm_durable.wording import counted
 
 SHOWN = 12
-"""Partitions listed for people; the rest is counted, and ``--json`` lists all."""
+"""Partitions listed for people. The rest are counted, and ``--json`` lists all."""
 
 WATCH_SECONDS = 5.0
 
@@ -47,13 +47,13 @@ _LISTED = (
     State.INTERRUPTED,
     State.STALE,
 )
-"""What a person wants to see by name, and in which order."""
+"""States whose partitions are listed by key, in this order."""
 
 
 def watch_status(
     read: Callable[[], Status], console: Console, *, wait: Callable[[float], None] = time.sleep
 ) -> None:
-    """Keep it up to date until Ctrl-C."""
+    """Show the status and keep it up to date until Ctrl-C."""
     try:
         with Live(view(read()), console=console, auto_refresh=False) as live:
             while True:
@@ -64,7 +64,7 @@ def watch_status(
 
 
 def view(status: Status) -> Group:
-    """All of it, from the most to the least urgent."""
+    """The whole status, from the most to the least urgent part."""
     parts: list[RenderableType] = [_heading(status), _counts(status)]
     if any(device.rows or device.partition or device.left_out for device in status.devices):
         parts.append(_devices(status))
@@ -74,33 +74,33 @@ def view(status: Status) -> Group:
     parts += _of_extensions(status)
     failed = ", ".join(f"{count} {kind}" for kind, count in status.failed_by_kind.items())
     parts.append(Text(f"Published descriptions: {status.ok} ok" + (f"; failed: {failed}" if failed else "")))
-    parts += [Text(f"  {one.sentence()}") for one in status.first_failed]
+    parts += [Text(f"  {failed_row.sentence()}") for failed_row in status.first_failed]
     if (more := sum(status.failed_by_kind.values()) - len(status.first_failed)) > 0 and status.first_failed:
         parts.append(Text(f"  and {more} more; {command('show', 'ID')} shows one of them", style="dim"))
-    parts += [Text(said) for said in status.stale.sentences()]
+    parts += [Text(sentence) for sentence in status.stale.sentences()]
     parts += [Text(warning, style="yellow") for warning in status.warnings]
     parts += [Text(f"→ {step}") for step in status.next_steps]
     return Group(*parts)
 
 
 def _heading(status: Status) -> Text:
-    said = Text(f"{counted(status.properties, 'properties')} in {status.home}\n")
+    heading = Text(f"{counted(status.properties, 'properties')} in {status.home}\n")
     if status.waiting_in_tail:
-        said.append(f"In no partition yet: {status.waiting_in_tail}\n")
+        heading.append(f"In no partition yet: {status.waiting_in_tail}\n")
     if status.uncopied:
         waiting = (
             f"{counted(status.uncopied, 'segments')}, the oldest for {_duration(status.uncopied_seconds)}"
         )
-        said.append(f"Not in the store yet: {waiting}\n")
+        heading.append(f"Not in the store yet: {waiting}\n")
     if status.paused:
-        said.append(f"{status.paused[0].upper()}{status.paused[1:]}\n", style="bold yellow")
-    said.append(f"{env_file_sentence()}\n")
-    said.append(f"Dagster: {status.dagster or 'not running'}\n")
+        heading.append(f"{status.paused[0].upper()}{status.paused[1:]}\n", style="bold yellow")
+    heading.append(f"{env_file_sentence()}\n")
+    heading.append(f"Dagster: {status.dagster or 'not running'}\n")
     rate = status.properties_per_second
     if rate is not None:
-        said.append(f"{rate:.2f} properties/s, starts of processes and models included\n")
-    said.append(f"Time left for the descriptions: {_duration(status.seconds_left)}", style="bold")
-    return said
+        heading.append(f"{rate:.2f} properties/s, starts of processes and models included\n")
+    heading.append(f"Time left for the descriptions: {_duration(status.seconds_left)}", style="bold")
+    return heading
 
 
 def _counts(status: Status) -> Table:
@@ -108,8 +108,8 @@ def _counts(status: Status) -> Table:
     counts = [status.counts(asset) for asset in status.assets]
     always = (State.DONE, State.RUNNING, State.INTERRUPTED, State.NOT_STARTED)
     for state in State:
-        if state in always or any(of_asset[state] for of_asset in counts):
-            table.add_row(state.value, *(str(of_asset[state]) for of_asset in counts))
+        if state in always or any(asset_counts[state] for asset_counts in counts):
+            table.add_row(state.value, *(str(asset_counts[state]) for asset_counts in counts))
     return table
 
 
@@ -132,34 +132,35 @@ def _devices(status: Status) -> Table:
 def _listed(status: Status) -> list[RenderableType]:
     lines: list[RenderableType] = []
     for state in _LISTED:
-        found = [one for one in status.partitions if one.state is state]
-        lines += [_line(one) for one in found[:SHOWN]]
-        lines += _more(len(found), f" {state.value}")
+        partitions = [partition for partition in status.partitions if partition.state is state]
+        lines += [_line(partition) for partition in partitions[:SHOWN]]
+        lines += _more(len(partitions), f" {state.value}")
     return lines
 
 
-def _more(count: int, what: str = "") -> list[RenderableType]:
-    return [Text(f"and {count - SHOWN} more{what}", style="dim")] if count > SHOWN else []
+def _more(count: int, state: str = "") -> list[RenderableType]:
+    return [Text(f"and {count - SHOWN} more{state}", style="dim")] if count > SHOWN else []
 
 
-def _line(one: PartitionStatus) -> Text:
-    said = Text(f"{one.asset} {one.key}: ")
-    said.append(one.state.value, style="bold")
-    said.append(f" at {one.percent:.0f}% ({one.rows} of {one.expected}): {one.note or MEANING[one.state]}")
-    return said
+def _line(partition: PartitionStatus) -> Text:
+    line = Text(f"{partition.asset} {partition.key}: ")
+    line.append(partition.state.value, style="bold")
+    rows = f"{partition.percent:.0f}% ({partition.rows} of {partition.expected})"
+    line.append(f" at {rows}: {partition.note or MEANING[partition.state]}")
+    return line
 
 
 def _done_again(status: Status) -> list[RenderableType]:
-    """The latest first: what is asked about in the morning is the night."""
+    """Partitions that were tried again and done, the latest first: people ask about the last night."""
     if not status.done_again:
         return []
     count = len(status.done_again)
     lines: list[RenderableType] = [
         Text(f"Tried again by itself and done since {_clock(status.done_again_since)}: {count}", style="bold")
     ]
-    for one in status.done_again[::-1][:SHOWN]:
-        runs = counted(one.runs, "new runs")
-        lines.append(Text(f"{one.key}: done by {_clock(one.at)} after {runs}; {one.why}"))
+    for partition in status.done_again[::-1][:SHOWN]:
+        runs = counted(partition.runs, "new runs")
+        lines.append(Text(f"{partition.key}: done by {_clock(partition.at)} after {runs}; {partition.why}"))
     return [*lines, *_more(count)]
 
 
@@ -168,15 +169,21 @@ def _order(status: Status) -> list[RenderableType]:
     if not waiting:
         return []
     table = Table("turn", Column("heaviest first", no_wrap=True), "state", "done", "images left")
-    for one in waiting[:SHOWN]:
-        table.add_row(str(one.turn), one.key, one.state.value, f"{one.percent:.0f}%", str(one.images_left))
+    for partition in waiting[:SHOWN]:
+        table.add_row(
+            str(partition.turn),
+            partition.key,
+            partition.state.value,
+            f"{partition.percent:.0f}%",
+            str(partition.images_left),
+        )
     return [table, *_more(len(waiting))]
 
 
 def _of_extensions(status: Status) -> Iterator[RenderableType]:
-    for told in status.extensions:
-        table = Table(*told.columns, title=told.title, title_justify="left")
-        for row in told.rows:
+    for extension_table in status.extensions:
+        table = Table(*extension_table.columns, title=extension_table.title, title_justify="left")
+        for row in extension_table.rows:
             table.add_row(*row)
         yield table
 
@@ -258,5 +265,5 @@ def status_command(
     else:
         console = TerminalConsole()
         for part in view(read()).renderables:
-            # A sentence stays one line: a command in it that is copied would else have an end of line in it.
+            # A sentence stays one line: else a command that is copied from it would hold an end of line.
             console.print(part, soft_wrap=isinstance(part, Text))

@@ -32,7 +32,10 @@ from vlm_durable.commands import HOME, command
 _BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 _LINE_ENDS = "\u2028\u2029"
 _CONTROLS = (chr(code) for code in range(0xA0) if unicodedata.category(chr(code)) == "Cc")
-_ESCAPED = {ord(one): one.encode("unicode_escape").decode() for one in (*_CONTROLS, *_BIDI, *_LINE_ENDS)}
+_ESCAPED = {
+    ord(character): character.encode("unicode_escape").decode()
+    for character in (*_CONTROLS, *_BIDI, *_LINE_ENDS)
+}
 _ESCAPED_IN_LINES = {code: shown for code, shown in _ESCAPED.items() if chr(code) not in "\n\t"}
 
 

@@ -39,7 +39,7 @@ def test_an_image_that_cannot_be_shown_is_named_in_its_place(tmp_path):
     [[first, second, third]] = thumbnails(catalog, [["1.jpg", "2.jpg", "3.jpg"]], height=40)
     assert first and third and second is None
     uris = ["1.jpg", "<i>2.jpg", "3.jpg"]
-    text = page("p", [Card("p", "", [first, second, third], {}, uris=uris, of=9)])
+    text = page("p", [Card("p", "", [first, second, third], {}, uris=uris, image_count=9)])
     assert "&lt;i&gt;2.jpg cannot be shown" in text and "3 of 9 images" in text
     assert "default-src &#x27;none&#x27;" in text and "<script" not in text and "http:" not in text
 
