@@ -116,8 +116,13 @@ class GpuResource:
                 log=log,
             )
         except NoDeviceFreeError:
-            self._refuse_if_all_are_left_out()
-            raise
+            reasons = self.why_all_left_out()
+            if reasons is None:
+                raise
+            raise NoDeviceFreeError(
+                f"No device is left to work on, and none was taken back within {self.wait_seconds:.0f} s."
+                f" {reasons}"
+            ) from None
 
     @contextlib.contextmanager
     def blame(self, device: Device, *, asset: str, partition: str, log: logging.Logger) -> Iterator[None]:
@@ -150,11 +155,3 @@ class GpuResource:
         if any(device.id not in left_out or device.given for device in devices):
             return None
         return " ".join(left_out[device.id].sentence(device.id) for device in devices)
-
-    def _refuse_if_all_are_left_out(self) -> None:
-        reasons = self.why_all_left_out()
-        if reasons is not None:
-            raise NoDeviceFreeError(
-                f"No device is left to work on, and none was taken back within {self.wait_seconds:.0f} s."
-                f" {reasons}"
-            )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from vlm_engine.canary import TEXTS, digest_of_answers, versions, weights_checksum
 from vlm_engine.devices.find import Device
@@ -143,11 +143,21 @@ class _SentenceEncoder:
         self._prompt = modules.prompt
         self.model = load_sentence_transformer(source, folder, device=device)
         self._tokenizer = self.model.tokenizer
-        self.longest = _longest(self.model.max_seq_length)
+        limit = self.model.max_seq_length
+        # A tokenizer without a limit says 10^30.
+        self.longest = int(limit) if limit and limit < 10**9 else None
 
     def tokens(self, texts: Sequence[str], *, cut: bool = True) -> list[list[int]]:
-        texts = [self._prompt + text for text in texts]
-        return _token_ids(self._tokenizer, texts, self.longest if cut else None)
+        """Token ids of each text, cut to the model's limit if ``cut``."""
+        longest = self.longest if cut else None
+        encoded = self._tokenizer(
+            [self._prompt + text for text in texts],
+            truncation=longest is not None,
+            max_length=longest,
+            verbose=False,
+        )
+        token_ids: list[list[int]] = encoded["input_ids"]
+        return token_ids
 
     def vectors(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         import numpy as np
@@ -160,19 +170,6 @@ class _SentenceEncoder:
                 f"the model's vectors have {vectors.shape[-1]} numbers, and its files say {self.width}"
             )
         return np.asarray(vectors, dtype=np.float32)
-
-
-def _longest(*limits: int | None) -> int | None:
-    """The smallest of these limits of tokens. A tokenizer that knows no limit says 10^30."""
-    return min((int(limit) for limit in limits if limit and limit < 10**9), default=None)
-
-
-def _token_ids(tokenizer: Any, texts: Sequence[str], longest: int | None) -> list[list[int]]:
-    cut = longest is not None
-    token_ids: list[list[int]] = tokenizer(list(texts), truncation=cut, max_length=longest, verbose=False)[
-        "input_ids"
-    ]
-    return token_ids
 
 
 def _batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:

@@ -131,7 +131,7 @@ class AlertScan:
                 recovered[subject] = "It goes on, or nothing is left to be done."
             elif alert.lasts is not None and now - alert.at >= alert.lasts:
                 recovered[subject] = (
-                    "Nothing more was found since: look at the history if nobody has looked yet."
+                    "Nothing more has happened since. Read the alert in the history if you have not yet."
                 )
         recoveries = self.outbox.note_recoveries(recovered, at=now)
         return Cursor(until, now, still_since), f"{len(posted)} new, {len(recoveries)} right again"
@@ -201,7 +201,7 @@ class AlertScan:
         failed = [alert for alert in opened if alert.kind == RUN_FAILED]
         if failed:
             self._history.update(dagster)
-        sentence = "What the run was to make was made since."
+        sentence = "A later run made the output of this run."
         return {alert.subject: sentence for alert in failed if self._is_made_since(dagster, alert)}
 
     def _is_made_since(self, dagster: DagsterFacts, alert: Alert) -> bool:

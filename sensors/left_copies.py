@@ -87,7 +87,7 @@ def build_left_copies_sensor(left_copies: LeftCopies, *, ticks: Ticks) -> dg.Sen
     """The sensor of a machine that works alone over a store."""
     return build_sensor(
         NAME,
-        lambda _: Decided(" ".join(left_copies.copy_waiting()) or "What nobody works on is in the store."),
+        lambda _: Decided(" ".join(left_copies.copy_waiting()) or "No committed row waits for its copy."),
         interval_seconds=INTERVAL_SECONDS,
         description="Copies to the store what a run that died had committed. It starts nothing.",
         ticks=ticks,

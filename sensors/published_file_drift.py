@@ -277,7 +277,7 @@ class DriftWatcher:
         for subject in opened:
             if subject.startswith(prefix) and subject not in standing:
                 name = subject.removeprefix(prefix)
-                sentence = f"{name}.parquet lies no longer among the published files."
+                sentence = f"{name}.parquet is not among the published files any more."
                 self.outbox.note_recovery(subject, sentence=sentence, at=now)
         return [f"{path} is no partition." for path in standing.values()]
 

@@ -106,7 +106,7 @@ def decide(entry: Entry, facts: Facts, policy: Policy, *, now: float, at_once: b
     if at_once:
         entry = replace(entry, attempts=0, given_up=False, not_before=0.0)
     if run is not None and run.needs_person and not at_once:
-        why = f"run {run.run_id[:8]} stopped for what a new start would repeat: its error says what to do"
+        why = f"another start would end as run {run.run_id[:8]} did: the error of that run says what to do"
         return Decision(Action.PERSON, entry, why)
     if entry.given_up:
         return Decision(Action.GIVEN_UP, entry, facts.why)

@@ -111,7 +111,7 @@ def build_retrying(
         default_status=dg.DefaultScheduleStatus.RUNNING,
         description=(
             "Materializes partitions again that failed, were interrupted, have a failed check, or whose file"
-            " is not what was published. Backs off, and gives up where nothing gets on."
+            " is not what was published. Backs off, and gives up after attempts without progress."
         ),
     )
     def failed_partitions_again(context: dg.ScheduleEvaluationContext):  # type: ignore[no-untyped-def]

@@ -159,7 +159,7 @@ class Delivery:
 
         It quotes nothing of the alert.
         """
-        body = f"What it says is in {command('alerts')}.\nFrom: {self.origin}\nId: {message.id}"
+        body = f"Read its text with {command('alerts')}.\nFrom: {self.origin}\nId: {message.id}"
         return Message(message.id, "An alert that could not be sent here whole", body, message.type)
 
     def send_at_once(
@@ -184,15 +184,15 @@ class Delivery:
         return {target.name: counts.get(target.number, (0, 0)) for target in self.targets}
 
 
-def _waiting(connection: sa.Connection, told: int) -> tuple[int, int, int]:
-    """How many events come after event ``told``, and the numbers of the first and the last of them.
+def _waiting(connection: sa.Connection, after: int) -> tuple[int, int, int]:
+    """How many events come after event ``after``, and the numbers of the first and the last of them.
 
     Writers of the control state take turns, so no event can appear later with a number below these.
     """
     seq = _events.c.seq
-    query = sa.select(sa.func.count(), sa.func.min(seq), sa.func.max(seq)).where(IS_TOLD, seq > told)
+    query = sa.select(sa.func.count(), sa.func.min(seq), sa.func.max(seq)).where(IS_TOLD, seq > after)
     count, first, last = connection.execute(query).one()
-    return count, first or told, last or told
+    return count, first or after, last or after
 
 
 def _next(connection: sa.Connection, target: int, now: float) -> _Next | None:
@@ -245,17 +245,16 @@ def _settle(connection: sa.Connection, numbers: set[int], now: float) -> None:
     A new target beside others gets what is posted from now on. The first target of a home also gets what was
     posted within a day. If targets were removed, the first one gets what they had not got.
     """
-    told: dict[int, int] = {
-        row.target: row.told for row in connection.execute(sa.select(_targets.c.target, _targets.c.told))
-    }
+    rows = connection.execute(sa.select(_targets.c.target, _targets.c.told))
+    last_events: dict[int, int] = {row.target: row.told for row in rows}
     start = connection.scalar(sa.select(sa.func.max(_events.c.seq))) or 0
-    if not told:
+    if not last_events:
         lately = sa.select(sa.func.min(_events.c.seq)).where(IS_TOLD, _events.c.at >= now - DAY_SECONDS)
         start = (connection.scalar(lately) or start + 1) - 1
-    for target in numbers - told.keys():
+    for target in numbers - last_events.keys():
         connection.execute(_targets.insert().values(target=target, told=start))
-    removed = told.keys() - numbers
+    removed = last_events.keys() - numbers
     if removed:
-        least = min(told.values())
+        least = min(last_events.values())
         connection.execute(_targets.delete().where(_targets.c.target.in_(removed)))
         connection.execute(_targets.update().where(_targets.c.target == 1).values(told=least))

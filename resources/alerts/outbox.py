@@ -143,8 +143,8 @@ class Outbox:
         newest = sa.select(sa.func.max(_events.c.seq)).scalar_subquery()
         is_old = (_events.c.at < now - HISTORY_SECONDS) | (_events.c.seq <= newest - LONGEST_HISTORY)
         is_over = is_old & _events.c.seq.not_in(_latest_open())
-        told = sa.select(sa.func.min(_targets.c.told)).scalar_subquery()
-        untold_count = sa.func.count().filter(IS_TOLD, _events.c.seq > told)
+        told_to_all = sa.select(sa.func.min(_targets.c.told)).scalar_subquery()
+        untold_count = sa.func.count().filter(IS_TOLD, _events.c.seq > told_to_all)
         counts = sa.select(sa.func.count(), untold_count).where(is_over)
         old, untold = self.state.read(lambda connection: connection.execute(counts).one())
         if untold:
