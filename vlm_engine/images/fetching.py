@@ -1,10 +1,10 @@
 """Fetching the images of properties from a store ahead of the workers that decode them.
 
-What lives here: how many are fetched at once, how far ahead, and in which order; and a way to read an object
-at a sixth of boto3's cost: it is done hundreds of times a second, in the process that feeds the model. What
-that way does not get, or cannot prove, is read the ordinary way (``S3Folder.get``), which says what is wrong.
-Nothing touches the disk. The credentials stay in this process: workers, which decode what nobody trusts, are
-handed bytes.
+This module decides how many images are fetched at once, how far ahead, and in which order. It reads objects
+at a sixth of boto3's cost: hundreds of times a second, in the process that feeds the model. Objects that this
+quick way does not get, or cannot verify, are read in the ordinary way (``S3Folder.get``), which names the
+fault. Nothing touches the disk. The credentials stay in this process: workers, which decode untrusted files,
+get bytes.
 """
 
 from __future__ import annotations
@@ -33,20 +33,21 @@ from vlm_durable.mirror.bucket import (
 from vlm_engine.images.images import ImageError, ImageErrorKind
 
 THREADS: Final = 16
-"""Properties fetched at once, an image at a time each: 500 images/s where an answer takes 30 ms."""
+"""Properties fetched at once, one image of each at a time: 500 images/s where an answer takes 30 ms."""
 
 BYTES_AHEAD: Final = 256 << 20
-"""Fetched bytes that wait for a worker, from which on only the first property in line is gone on with."""
+"""Fetched bytes that wait for a worker. With more, only the first property in line is fetched."""
 
 MAX_OBJECT_BYTES: Final = 64 << 20
 
 MOST_DOUBTS: Final = 20
-"""Objects in a row that only the ordinary way got: from then on it is the only way. In such a bucket an ETag
-is no MD5 (KMS keys, parts), or the store wants what only boto3 knows (a proxy, a certificate, a redirect)."""
+"""After so many objects in a row that only the ordinary way got, the quick way is given up. In such a bucket
+an ETag is no MD5 (KMS keys, parts), or the store needs settings that only boto3 has (a proxy, a certificate,
+a redirect)."""
 
 _SECONDS: Final = 10.0
 _CREDENTIALS_SECONDS: Final = 300.0
-"""botocore hands out none that expire sooner."""
+"""botocore returns no credentials that expire sooner."""
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ _KINDS: Final[dict[type[StoreError], ImageErrorKind]] = {
 
 
 Get = Callable[[str], bytes]
-"""The bytes of an image by its path. Raises ImageError for a fault of that image; all else ends the work."""
+"""Reads an image by its path. Raises ImageError for a fault of that image; any other error ends the work."""
 
 
 def image_of(folder: S3Folder, name: str) -> bytes:
@@ -75,7 +76,7 @@ def image_of(folder: S3Folder, name: str) -> bytes:
 
 @dataclass(eq=False)
 class Fetch:
-    """The images of one property: fetched in their order until ``most`` of them are there."""
+    """The images of one property: fetched in their order until there are ``most``."""
 
     paths: Sequence[str]
     most: int
@@ -91,7 +92,8 @@ class Fetch:
 
 
 class Fetcher:
-    """Fetches for many properties at once. ready: told of each that is done. fail: told why nobody goes on.
+    """Fetches for many properties at once. ready: called with each that is done. fail: called with a fatal
+    error.
 
     Both are called in the fetcher's threads. At most BYTES_AHEAD and an object for each thread are held.
     """
@@ -103,25 +105,25 @@ class Fetcher:
         self._ready = ready
         self._fail = fail
         self._changed = threading.Condition()
-        self._wanted: deque[Fetch] = deque()
+        self._queue: deque[Fetch] = deque()
         self._begun: list[Fetch] = []
-        """In the order of their begin, until they are forgotten."""
+        """In the order in which they began, until they are forgotten."""
         self._closed = False
         for number in range(THREADS):
-            # Daemons: a request under way cannot be stopped, and a run that is ended does not wait for it.
+            # Daemons: a request under way cannot be stopped, and a run that ends does not wait for it.
             threading.Thread(target=self._run, name=f"fetch-{number}", daemon=True).start()
 
     def add(self, fetches: Iterable[Fetch], *, first: bool = False) -> None:
-        """Fetch these after, or before, those that wait."""
+        """Queue these, at the end or the beginning."""
         with self._changed:
             if first:
-                self._wanted.extendleft(fetches)
+                self._queue.extendleft(fetches)
             else:
-                self._wanted.extend(fetches)
+                self._queue.extend(fetches)
             self._changed.notify_all()
 
     def forget(self, fetch: Fetch) -> None:
-        """Its bytes are needed no more."""
+        """Drop its bytes."""
         with self._changed:
             fetch.forgotten = True
             if fetch in self._begun:
@@ -130,25 +132,25 @@ class Fetcher:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Begin nothing more; what is under way ends by itself."""
+        """Begin nothing more; requests under way end by themselves."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def _run(self) -> None:
-        while (fetch := self._take()) is not None:
+        while (fetch := self._next()) is not None:
             try:
                 self._fetch(fetch)
             except Exception as error:
                 self._fail(error)
                 return
 
-    def _take(self) -> Fetch | None:
+    def _next(self) -> Fetch | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._wanted)
+            self._changed.wait_for(lambda: self._closed or self._queue)
             if self._closed:
                 return None
-            fetch = self._wanted.popleft()
+            fetch = self._queue.popleft()
             if fetch not in self._begun:
                 self._begun.append(fetch)
             return fetch
@@ -173,13 +175,13 @@ class Fetcher:
         self._ready(fetch)
 
     def _has_room(self, fetch: Fetch) -> bool:
-        # The first in line always goes on: else each might hold a part of its images, and none be done.
-        held = sum(len(content) for one in self._begun for content in one.contents.values())
+        # The first in line always goes on: otherwise each might hold a part of its images, and none be done.
+        held = sum(len(content) for begun in self._begun for content in begun.contents.values())
         return self._begun[0] is fetch or held < BYTES_AHEAD
 
 
 def get_quickly(folder: S3Folder, name: str) -> bytes:
-    """The bytes of an object, verified. Raises what ``S3Folder.get`` does."""
+    """The bytes of an object, verified. Raises the errors of ``S3Folder.get``."""
     quick = _quick_bucket(client(), folder.bucket)
     content = quick.get(folder.prefix + name)
     if content is None:
@@ -191,7 +193,7 @@ def get_quickly(folder: S3Folder, name: str) -> bytes:
 
 
 class _QuickBucket:
-    """A bucket by obstore. doubts: objects in a row that it did not get, and that were there."""
+    """A bucket by obstore. doubts: objects in a row that it did not get, and that boto3 got."""
 
     def __init__(self, bucket: str) -> None:
         self.doubts = 0
@@ -200,7 +202,7 @@ class _QuickBucket:
         self._store = self._opened()
 
     def get(self, key: str) -> bytes | None:
-        """The bytes, where their MD5 is the object's ETag; None for whatever else there may be."""
+        """The bytes, where their MD5 is the object's ETag; else None."""
         if self._store is None or self.doubts >= MOST_DOUBTS:
             return None
         try:
@@ -209,7 +211,7 @@ class _QuickBucket:
                 return None
             content = bytes(answer.bytes())
             etag = str(answer.meta["e_tag"]).strip('"')
-        except Exception as error:  # whatever it is: the ordinary way says what is wrong with the object
+        except Exception as error:  # Whatever it is: the ordinary way names the object's fault.
             # Its text may quote a session's token.
             self._why = type(error).__name__
             return None
@@ -218,11 +220,11 @@ class _QuickBucket:
             return None
         return content
 
-    def doubt(self, where: str) -> None:
-        """Count an object that was there after all; say once that this way is given up."""
+    def doubt(self, address: str) -> None:
+        """Count an object that boto3 got after all; log once that this way is given up."""
         self.doubts += 1
         if self.doubts == MOST_DOUBTS:
-            _log.warning("S3 images are read by boto3 alone from now on, slower: %s: %s", where, self._why)
+            _log.warning("S3 images are read by boto3 alone from now on, slower: %s: %s", address, self._why)
 
     def _opened(self) -> Any:
         import boto3
@@ -230,28 +232,28 @@ class _QuickBucket:
         from obstore.exceptions import BaseError
         from obstore.store import S3Store
 
-        session, at = boto3.session.Session(), endpoint()
+        session, address = boto3.session.Session(), endpoint()
         try:
             return S3Store(
                 self._bucket,
-                endpoint=at,
+                endpoint=address,
                 region=session.region_name or "us-east-1",
                 credential_provider=Boto3CredentialProvider(
                     session, ttl=timedelta(seconds=_CREDENTIALS_SECONDS)
                 ),
                 client_options={
-                    "allow_http": (at or "").startswith("http://"),
+                    "allow_http": (address or "").startswith("http://"),
                     "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
                     "timeout": timedelta(seconds=_SECONDS),
                 },
                 retry_config={"max_retries": 0},
             )
-        except (ValueError, BaseError) as error:  # no credentials, or an address that only boto3 takes
+        except (ValueError, BaseError) as error:  # No credentials, or an address that only boto3 accepts.
             self._why = type(error).__name__
             return None
 
 
 @cache
 def _quick_bucket(client: Any, bucket: str) -> _QuickBucket:
-    # One for each client: a new one was made because the environment is another one.
+    # One for each client: a new client means that the environment has changed.
     return _QuickBucket(bucket)

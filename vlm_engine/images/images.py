@@ -1,9 +1,9 @@
 """One image file to pixels, as a person would see it, and the records that carry a property's images.
 
-What lives here: reading a file without ever blocking, decoding (Pillow), orientation, colour, size, and the
-named reasons why an image cannot be shown; and what a worker may make of a property's images (``Output``).
-What does not: which images a property has (the catalogue), and the processes that do it (``worker``). Neither
-NumPy nor torch is imported, so that a worker starts in milliseconds.
+This module reads a file without ever blocking, decodes it (Pillow), and sets orientation, colour and size. It
+names the reasons why an image cannot be shown, and defines the outputs that a worker can make of a property's
+images (``Output``). The processes that do it are in ``worker``. Neither NumPy nor torch is imported, so that
+a worker starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -52,27 +52,28 @@ MAX_SOURCE_PIXELS: Final = 178_956_970
 """Largest width times height that is decoded: the size at which Pillow itself refuses to open a file."""
 
 MAX_SIDES_RATIO: Final = 100
-"""Longer side of an image over its shorter one. What is thinner gets a white border: Qwen's processors refuse
+"""Longer side of an image over its shorter one. Thinner images get a white border: Qwen's processors refuse
 200, and their refusal would cost the whole property."""
 
 ENOUGH_PIXELS: Final = 2 / 3
-"""Share of the pixels allowed from which on an image is shown as its decoder scales it. A JPEG's decoder
-halves each side once, twice or three times: a photograph of 12 megapixels is decoded to 0.75 megapixels in
-30 ms. To 1.05 megapixels took 68 ms, half of it for making 3 megapixels smaller."""
+"""An image with at least this share of the allowed pixels is shown as its decoder scales it. A JPEG's decoder
+halves each side once, twice or three times: a photograph of 12 megapixels is decoded to 0.75 megapixels in 30
+ms. To 1.05 megapixels it took 68 ms, half of that for making 3 megapixels smaller."""
 
 DECODING: Final = 3
-"""Part of the fingerprint: raised where another version makes other pixels of the same file, here or in the
-image processors."""
+"""Part of the fingerprint: raised when a version makes other pixels of the same file, here or in the image
+processors."""
 
 PIXELS_AHEAD: Final = 256_000_000
-"""Pixels that wait for the model, from which on no further batch is begun, at each stage before it: 768 MB as
+"""With so many pixels waiting for the model, no further batch is begun, at each stage before it: 768 MB as
 RGB, and some 330,000 vision tokens of 28 x 28 pixels."""
 
 FORMATS: Final = (
     *("JPEG", "PNG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "AVIF", "HEIF", "JPEG2000", "ICO", "PCX", "TGA"),
 )
-"""What is read, MPO too: Pillow knows it as JPEG, and stumbles over the name. HEIF is what phones call HEIC.
-Left out on purpose: what runs a program (EPS starts Ghostscript) and what is no picture."""
+"""Formats that are read. MPO is among them: Pillow knows it as JPEG, and fails on the name. HEIF is what
+phones call HEIC. Left out on purpose: formats that run a program (EPS starts Ghostscript) and those that are
+no picture."""
 
 _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1")
 _HEIF_SIZE = re.compile(rb"ispe\0{4}(.{4})(.{4})", re.DOTALL)
@@ -127,7 +128,7 @@ class PropertyJob:
     ordinal: int
     image_paths: tuple[str, ...]
     image_uris: tuple[str, ...] = ()
-    """What the catalogue calls the images, in the order of ``image_paths``; empty: the paths themselves."""
+    """The catalogue's names of the images, in the order of ``image_paths``; empty: the paths themselves."""
 
     def uri(self, index: int) -> str:
         """The name under which image ``index`` is reported."""
@@ -150,19 +151,19 @@ class LoadedProperty:
     property_id: str
     ordinal: int
     images: Sequence[npt.NDArray[Any]]
-    """What was made of each readable image, in the order of the catalogue: RGB pixels [height, width, 3], or
-    the bytes of a file. Empty where the output is tensors."""
+    """The output of each readable image, in the order of the catalogue: RGB pixels [height, width, 3], or the
+    bytes of a file. Empty where the output is tensors."""
     seen: int
-    """Number of readable images, whatever was made of them."""
+    """Number of readable images, whatever the output."""
     failed: tuple[ImageFailure, ...]
     seconds: float
     """Seconds of reading and decoding, summed over the images."""
     reading_seconds: float = 0.0
-    """Those of them that went into reading files."""
+    """The part of these seconds for reading files."""
     processing_seconds: float = 0.0
-    """Seconds of making the output of the decoded images."""
+    """Seconds for making the output of the decoded images."""
     tensors: Mapping[str, tuple[npt.NDArray[Any], str]] = field(default_factory=dict)
-    """What was made of all images together. See ``Made``."""
+    """The output of all images together. See ``Made``."""
     refusal: str | None = None
     """Why no output can be made of these images, such as a processor's error."""
     with_images: Callable[[int], LoadedProperty] | None = None
@@ -170,7 +171,7 @@ class LoadedProperty:
 
 
 class Made(NamedTuple):
-    """What was made of one property's images.
+    """The output of one property's images.
 
     images: an array for each image, in order. tensors: arrays of the property as a whole, by name, and how
     each is joined with those of other properties (see ``vlm_engine.transformers.collation``).
@@ -185,10 +186,10 @@ Maker = Callable[[Sequence[Image.Image]], Made]
 
 
 class Output(Protocol):
-    """Describes an output. It is pickled and sent to the process from which all workers are forked."""
+    """A kind of output. It is pickled and sent to the process from which all workers are forked."""
 
     def load(self) -> Maker:
-        """Import and load what is needed, once for all workers. Starts no thread."""
+        """Import and load everything that it needs, once for all workers. Starts no thread."""
 
 
 @dataclass(frozen=True)
@@ -211,10 +212,10 @@ def load_image(
 ) -> Image.Image:
     """Read one image: RGB, upright, over white where it is transparent, at most ``max_pixels`` in area.
 
-    Never enlarges. Of an animated file the first frame is taken. A JPEG is decoded at a reduced scale where
-    that suffices (see ENOUGH_PIXELS), which saves most of the time that a photograph takes. What is cut short
-    is refused, not filled up with grey. ``when_read`` is called between reading the file and decoding it.
-    ``content``: of a file that was read already; then ``path`` is only its name.
+    Images are never enlarged. An animated file gives its first frame. A JPEG is decoded at a reduced scale
+    where that suffices (see ENOUGH_PIXELS), which saves most of the time of a photograph. A file that is cut
+    short is refused, not filled up with grey. ``when_read`` is called between reading the file and decoding
+    it. ``content``: of a file that was read already; then ``path`` is only its name.
 
     Raises:
         ImageError: with the kind and a sentence that names the file; nothing else for any content.
@@ -236,15 +237,15 @@ def load_image(
             f"There was not enough memory to decode {path}; set fewer VLM_ASSETS_DECODE_WORKERS.",
         ) from error
     except UnidentifiedImageError as error:
-        if (wants := _missing_decoder(data)) is not None:
-            raise ImageError("no_decoder", f"Pillow was built without {wants}: {path} needs it.") from error
+        if (missing := _missing_decoder(data)) is not None:
+            raise ImageError("no_decoder", f"Pillow was built without {missing}: {path} needs it.") from error
         raise ImageError(
             "unreadable", f"{path} is not an image that can be read here ({_looks_like(data)})."
         ) from error
     except Exception as error:
-        # Pillow's decoders raise whatever a broken file makes them stumble over: OSError, SyntaxError,
-        # ValueError, struct.error, zlib.error, KeyError … To the person it is one thing.
-        reason = str(error).strip().rstrip(".") or type(error).__name__  # libheif's ends with a line
+        # For a broken file Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error,
+        # zlib.error, KeyError … For people these are one fault.
+        reason = str(error).strip().rstrip(".") or type(error).__name__  # libheif's text ends with a newline.
         raise ImageError(
             "unreadable", f"{path} is damaged or cut short and cannot be decoded: {reason}."
         ) from error
@@ -253,12 +254,12 @@ def load_image(
 def recognised_format(head: bytes) -> str | None:
     """The format of a file that begins with these bytes (32 are enough), whatever its name; None: no image.
 
-    TGA is not among them: it has nothing at its beginning by which it could be told.
+    TGA is not recognised: it has no signature.
     """
     if head[4:12] in (b"ftypmif1", b"ftypmsf1") and b"avi" in head[16:]:
-        return "AVIF"  # Such a file may hold either, and says which in its other brands.
+        return "AVIF"  # Such a file may be HEIF or AVIF; its other brands decide.
     for name, signatures in _SIGNATURES.items():
-        if any(head[at : at + len(said)] == said for at, said in signatures):
+        if any(head.startswith(signature, offset) for offset, signature in signatures):
             return name
     if head[:1] == b"P" and head[1:2] in b"123456" and head[2:3].isspace():
         return "PPM"
@@ -267,8 +268,8 @@ def recognised_format(head: bytes) -> str | None:
     return None
 
 
-def people_call(name: str) -> str:
-    """The name of a format as people know it."""
+def common_name(name: str) -> str:
+    """The name of a format that people know."""
     return "HEIC" if name == "HEIF" else name
 
 
@@ -327,8 +328,8 @@ def _kind_of_entry(mode: int) -> str:
 
 
 def _looks_like(data: bytes) -> str:
-    if (known := recognised_format(data[:_HEAD_BYTES])) is not None:
-        return f"it begins as {people_call(known)} does, and is damaged or cut short"
+    if (name := recognised_format(data[:_HEAD_BYTES])) is not None:
+        return f"it begins as {common_name(name)} does, and is damaged or cut short"
     if data[4:8] == b"ftyp":
         return "it looks like a video"
     if data.lstrip()[:1] in (b"<", b"{"):
@@ -337,15 +338,15 @@ def _looks_like(data: bytes) -> str:
 
 
 def _missing_decoder(data: bytes) -> str | None:
-    """The format of an image for which this Pillow has no decoder; None: that is not what is wrong."""
+    """The format of an image, where this Pillow has no decoder for it; else None."""
     name = recognised_format(data[:_HEAD_BYTES])
     return name if name in _OPTIONAL_DECODERS and not features.check(_OPTIONAL_DECODERS[name]) else None
 
 
 def _formats_of(data: bytes, path: Path | str) -> tuple[str, ...]:
-    """What Pillow is to try. HEIC is looked at here first; its decoder is loaded when it is met."""
+    """The formats that Pillow tries. For HEIC this checks the size first, and loads the decoder."""
     if recognised_format(data[:_HEAD_BYTES]) != "HEIF":
-        return tuple(one for one in FORMATS if one != "HEIF")
+        return tuple(name for name in FORMATS if name != "HEIF")
     try:
         import pillow_heif
     except ImportError as error:
@@ -355,11 +356,12 @@ def _formats_of(data: bytes, path: Path | str) -> tuple[str, ...]:
             " pip install -c constraints.txt -e '.[heic]'",
         ) from error
     if "HEIF" not in Image.OPEN:
-        # One thread; and the picture itself, never a smaller one that may show something else.
+        # One thread; and the picture itself, never a smaller one, which may show something else.
         pillow_heif.register_heif_opener(
             decode_threads=0, thumbnails=False, depth_images=False, aux_images=False
         )
-    # What is decoded may be far larger than the part that is shown of it, which is all that Pillow knows.
+    # The decoded picture may be far larger than the part of it that is shown, and Pillow knows only that
+    # part.
     sizes = [
         int.from_bytes(width, "big") * int.from_bytes(height, "big")
         for width, height in _HEIF_SIZE.findall(data)
@@ -370,7 +372,7 @@ def _formats_of(data: bytes, path: Path | str) -> tuple[str, ...]:
             "too_large", f"{path} has {most:,} pixels; over {MAX_SOURCE_PIXELS:,} is not decoded."
         )
     try:
-        # Asked for and given back: libheif calls an image damaged for which it gets no memory.
+        # Allocated and freed: without enough memory libheif would call the image damaged.
         mmap.mmap(-1, _HEIF_BYTES_A_PIXEL * max(1, most)).close()
     except OSError as error:
         raise MemoryError from error
@@ -378,7 +380,7 @@ def _formats_of(data: bytes, path: Path | str) -> tuple[str, ...]:
 
 
 def _refuse_many_scans(data: bytes, path: Path | str) -> None:
-    # In compressed data this marker never occurs: there a byte of 0xff is followed by a zero.
+    # Compressed data never contains this marker: there a zero follows each byte of 0xff.
     if data.startswith(b"\xff\xd8") and (scans := data.count(b"\xff\xda")) > MAX_JPEG_SCANS:
         raise ImageError(
             "too_large", f"{path} has {scans:,} scans; a JPEG with more than {MAX_JPEG_SCANS} is not decoded."
@@ -393,10 +395,10 @@ def _pixels(image: Image.Image, path: Path | str, max_pixels: int) -> Image.Imag
         )
     width, height = fitted_size(image.width, image.height, max_pixels)
     if width < image.width:
-        # A decoder never goes below the size that it is asked for.
+        # A decoder never makes an image smaller than the requested size.
         image.draft("RGB", tuple(int(side * math.sqrt(ENOUGH_PIXELS)) for side in (width, height)))  # type: ignore[arg-type]  # two
     image.load()
-    # After load(): Pillow's TIFF reader turns the image itself, and then says so.
+    # After load(): Pillow's TIFF reader turns the image itself, and then changes the tag.
     upright = _UPRIGHT.get(_orientation(image))
     # The size again: load() may have turned the image or, in an icon, chosen a frame.
     rgb = _rgb(image)
@@ -412,7 +414,7 @@ def _pixels(image: Image.Image, path: Path | str, max_pixels: int) -> Image.Imag
 
 
 def _no_thread(rgb: Image.Image, max_pixels: int) -> Image.Image:
-    """The image on white, where it is so thin that models would refuse it."""
+    """The image on white, if it is so thin that models would refuse it."""
     long, thin = max(rgb.size), min(rgb.size)
     if long <= thin * MAX_SIDES_RATIO:
         return rgb
@@ -429,14 +431,14 @@ def _orientation(image: Image.Image) -> int:
     try:
         return int(image.getexif().get(_ORIENTATION_TAG, 1))
     except Exception:
-        # Damaged EXIF is common and no reason to lose the picture: viewers ignore it too.
+        # Damaged EXIF is common, and viewers ignore it too: no reason to lose the picture.
         return 1
 
 
 def _rgb(image: Image.Image) -> Image.Image:
     """To RGB; transparency over white, and more than 8 bits a channel scaled down instead of clipped."""
     if image.mode.startswith("I;16"):
-        # By way of 32 bits: Pillow calculates with 16 in one byte order alone.
+        # Through 32 bits: Pillow calculates with 16 bits in one byte order only.
         image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
     elif image.mode in ("I", "F"):
         image = _stretched(image)

@@ -1,4 +1,4 @@
-"""Thumbnails for pages, made in a worker: no file that nobody trusts is decoded in the run's own process."""
+"""Thumbnails for pages, made in a worker: untrusted files are not decoded in the run's own process."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from vlm_engine.images.worker_pool import WorkerPool, WorkerPoolError
 _PIXELS: Final = 512 * 512
 _IMAGE_SECONDS: Final = 10.0
 _ALL_SECONDS: Final = 120.0
-"""A page is not worth more: what is not made by then is shown as missing."""
+"""For all thumbnails of a page. Those that are not made by then are shown as missing."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Thumbnails:
-    """Small JPEG files, as arrays of bytes. height: in pixels; none is wider than twice that."""
+    """Small JPEG files, as arrays of bytes. height: in pixels; the width is at most twice as large."""
 
     height: int
 

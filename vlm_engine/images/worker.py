@@ -1,13 +1,13 @@
 """The program of the workers: ``worker PARENT_PID SOCKET``.
 
-It is started by exec, imports and loads what the output needs, and then forks a worker whenever it is asked:
+It is started by exec, imports and loads what the output needs, and then forks a worker for each request:
 imports are paid once, and no lock of the run's process is inherited. A worker reads, decodes and makes the
-output of one property after another. Both ends of every exchange stand in this module; who asks for what, and
-what happens after a death, stands in ``worker_pool``.
+output of one property after another. Both ends of every exchange are in this module. ``worker_pool`` sends
+the requests, and decides what happens after a death.
 
-Messages are a few bytes each, beside a descriptor of memory in which the content lies: memory without a name,
-which is free when its last holder ends, however it ends (look up: memfd_create, file sealing). A worker's
-answers are JSON and arrays, never pickles: it decodes files that nobody trusts.
+Each message is a few bytes and a descriptor of memory with the content: memory without a name, which the
+system frees when its last holder ends, however it ends (look up: memfd_create, file sealing). A worker's
+answers are JSON and arrays, never pickles: it decodes untrusted files.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ READY: Final = b"ready"
 """From the template: the output is loaded."""
 
 DECODE_BYTES: Final = 3 << 30
-"""Memory that the decoding of a property's images may take beyond what the worker has. The largest image
-that is decoded takes 2.1 GB where it is transparent."""
+"""Memory that the decoding of a property's images may take beyond the worker's own. The largest image that is
+decoded takes 2.1 GB where it is transparent."""
 
 _ALIGNED: Final = 64
 """Bytes: a processor's cache line, and the operand of its widest instruction."""
@@ -57,7 +57,7 @@ _LONGEST_MESSAGE = 1 << 16
 
 @dataclass(frozen=True)
 class Task:
-    """One property. given_up: numbers of images that are not opened. number: of the task, from 1.
+    """One property to load. given_up: numbers of images that are not opened. number: of the task, from 1.
 
     fetched: the contents of images come with the task, by their numbers as text; no file is opened.
     """
@@ -71,7 +71,7 @@ class Task:
 
 
 class Progress:
-    """Eight bytes a value in memory that a worker shares with its parent: at which image it is, since when.
+    """Shares a worker's current image with its parent, in memory of eight bytes a value.
 
     An image's number is its place among the property's paths; the number of paths stands for the output.
     """
@@ -88,7 +88,7 @@ class Progress:
         self._values[0] = task
 
     def read(self) -> tuple[int, int, float]:
-        """The task, the image, and when it was begun by the monotonic clock, which all processes share."""
+        """The task, the image, and its start by the monotonic clock, which all processes share."""
         task, image, begun = self._values
         return task, image, begun / 1e9
 
@@ -120,10 +120,10 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     warnings.simplefilter("ignore")
     control = socket.socket(fileno=descriptor)
-    told = receive(control)
-    if told is None:
+    parcel = receive(control)
+    if parcel is None:
         return
-    make = pickle.loads(told.arrays["output"].data).load()  # noqa: S301  # from the run's own process
+    make = pickle.loads(parcel.arrays["output"].data).load()  # noqa: S301  # from the run's own process
     gc.collect()
     gc.freeze()  # A collection in a worker would otherwise copy each page that it shares with the others.
     control.send(READY)
@@ -137,8 +137,8 @@ def main() -> None:
             if not pid:
                 control.close()
                 _become_worker(template, descriptors[0], descriptors[1], make)
-            for one in descriptors:
-                os.close(one)
+            for received in descriptors:
+                os.close(received)
             control.send(str(pid).encode())
         elif message:
             pid = int(message)
@@ -150,10 +150,11 @@ def main() -> None:
 
 
 def _reap(ended: dict[int, int]) -> None:
-    """Note the exit codes of workers that have ended, as Popen gives them: nobody may ever ask for one."""
+    """Note the exit codes of workers that have ended, as Popen gives them, even if nobody asks for them."""
     with contextlib.suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            ended[found[0]] = os.waitstatus_to_exitcode(found[1])
+        while (waited := os.waitpid(-1, os.WNOHANG))[0]:
+            pid, status = waited
+            ended[pid] = os.waitstatus_to_exitcode(status)
 
 
 def _become_worker(template: int, descriptor: int, progress: int, make: Maker) -> NoReturn:
@@ -170,7 +171,7 @@ def _become_worker(template: int, descriptor: int, progress: int, make: Maker) -
     except BaseException:
         traceback.print_exc()
     finally:
-        # Not the interpreter's end: what the template imported is the template's to tidy up.
+        # Without the interpreter's cleanup: the imports belong to the template.
         os._exit(code)
 
 
@@ -205,10 +206,10 @@ def _answer(task: Task, contents: Mapping[str, npt.NDArray[Any]], progress: Prog
     if images:
         try:
             made = make(images)
-        except Exception as error:  # whatever a processor raises is this property's own
+        except Exception as error:  # A processor may raise anything, and it is this property's own error.
             refusal = f"{type(error).__name__}: {error}"
     watch.begin("")
-    arrays = {f"image {at}": array for at, array in enumerate(made.images)}
+    arrays = {f"image {index}": array for index, array in enumerate(made.images)}
     arrays |= {name: array for name, (array, _) in made.tensors.items()}
     return Parcel(
         arrays,
@@ -225,22 +226,22 @@ def _answer(task: Task, contents: Mapping[str, npt.NDArray[Any]], progress: Prog
 
 
 class _StopWatch:
-    """Seconds by what they went into."""
+    """Seconds by activity."""
 
     def __init__(self) -> None:
         self.seconds = {"reading": 0.0, "decoding": 0.0, "processing": 0.0}
-        self._now, self._since = "", time.perf_counter()
+        self._activity, self._since = "", time.perf_counter()
 
-    def begin(self, what: str) -> None:
+    def begin(self, activity: str) -> None:
         now = time.perf_counter()
-        if self._now:
-            self.seconds[self._now] += now - self._since
-        self._now, self._since = what, now
+        if self._activity:
+            self.seconds[self._activity] += now - self._since
+        self._activity, self._since = activity, now
 
 
 @dataclass(frozen=True)
 class Parcel:
-    """What one process hands to another: arrays by name, and a note of JSON values."""
+    """A message from one process to another: arrays by name, and a note of JSON values."""
 
     arrays: Mapping[str, npt.NDArray[Any]]
     note: Any
@@ -288,9 +289,9 @@ def pack(parcel: Parcel) -> tuple[int, bytes]:
 
 
 def unpack(descriptor: int, address: bytes) -> Parcel:
-    """Return the parcel; its arrays are not copied, and what is written to them stays in this process.
+    """Return the parcel; its arrays are not copied, and changes to them stay in this process.
 
-    The descriptor may be closed afterwards. Raises OSError or ValueError for anything that ``pack`` did not
+    The descriptor may be closed afterwards. Raises OSError or ValueError for memory that ``pack`` did not
     write, whoever sent it.
     """
     import numpy as np
@@ -299,12 +300,12 @@ def unpack(descriptor: int, address: bytes) -> Parcel:
         raise ValueError("the memory can still change its size")
     start = int.from_bytes(address, "little")
     memory = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)
-    told = json.loads(memory[start:])
+    content = json.loads(memory[start:])
     arrays: dict[str, npt.NDArray[Any]] = {
         name: np.ndarray(shape, _plain(np.dtype(dtype)), buffer=memory, offset=offset)
-        for name, dtype, shape, offset in told["arrays"]
+        for name, dtype, shape, offset in content["arrays"]
     }
-    return Parcel(arrays, told["note"])
+    return Parcel(arrays, content["note"])
 
 
 def _plain(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -313,10 +314,10 @@ def _plain(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype
 
 
-def _write(descriptor: int, left: memoryview, offset: int) -> None:
-    while left:
-        written = os.pwrite(descriptor, left, offset)
-        left, offset = left[written:], offset + written
+def _write(descriptor: int, content: memoryview, offset: int) -> None:
+    while content:
+        written = os.pwrite(descriptor, content, offset)
+        content, offset = content[written:], offset + written
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The worker pool: properties in, what the engine asks for out, whatever happens to a worker.
+"""The worker pool: properties in, inputs of the engine out, whatever happens to a worker.
 
-What lives here: batches loaded ahead in their order, workers replaced when they die or hang, and finding the
-image that does it. What does not: their processes (``worker_process``) and the program that these run
-(``worker``). What comes out does not depend on the number of workers or on how far they are ahead.
+This module loads batches ahead in their order, replaces workers that die or hang, and finds the image that is
+the cause. Their processes are in ``worker_process``, and their program in ``worker``. The output does not
+depend on the number of workers or on how far they are ahead.
 
 A thread of this process serves one worker: it sends the next properties, waits for answers, and decides what
 happens after a death. torch's DataLoader ends as a whole when a worker dies, and pebble's pool neither blames
@@ -41,7 +41,7 @@ ATTEMPTS: Final = 3
 """Workers that an image may take down before it is given up."""
 
 _AT_HAND: Final = 2
-"""Properties that a worker has: one under way, one to go on with at once."""
+"""Properties that a worker has: one under way, and the next."""
 
 _FAILED_STARTS: Final = 5
 
@@ -53,7 +53,7 @@ class WorkerPoolError(RuntimeError):
 
 
 class WorkerPool:
-    """Loads properties in worker processes, ahead of who consumes them.
+    """Loads properties in worker processes, ahead of their consumer.
 
     A context manager; the workers start when it is entered (before the model loads is a good time) and end
     with it. A worker that dies, or is at one image for longer than ``image_seconds``, is replaced, and its
@@ -61,12 +61,12 @@ class WorkerPool:
     or ``timed_out``, and the property goes on without it.
 
     Args:
-        output: what is made of each property's images.
+        output: how each property's images are processed.
         workers: worker processes.
         prefetch_batches: batches that are loaded, or being loaded, while the consumer holds one; fewer
             where their images may have more than PIXELS_AHEAD pixels.
         max_pixels: largest width times height of an image.
-        max_images: readable images taken of a property, in the order of the catalogue.
+        max_images: readable images of a property that are loaded, in the order of the catalogue.
         image_seconds: longest time for one image, its reading included.
         fetch: where the images are no files: gives the bytes of each path.
     """
@@ -91,15 +91,15 @@ class WorkerPool:
         self._prefetch_batches = prefetch_batches
         self._max_pixels = max_pixels
         self.max_images = max_images
-        """Readable images taken of a property. May be lowered until properties are fed."""
+        """Readable images of a property that are loaded. May be lowered until properties are fed."""
         self._image_seconds = image_seconds
-        guard = threading.Lock()  # of all that follows
-        self._is_wanted = threading.Condition(guard)
-        """Notified when properties are wanted, and at the end."""
+        guard = threading.Lock()  # of all fields below
+        self._is_queued = threading.Condition(guard)
+        """Notified when properties are queued, and at the end."""
         self._is_loaded = threading.Condition(guard)
         """Notified when a property is loaded, and at the end."""
-        self._wanted: deque[_Loading] = deque()
-        """Whose files may be read, or whose images are fetched."""
+        self._queue: deque[_Loading] = deque()
+        """Properties for the workers; where images are fetched, their images are here."""
         self._fetch = fetch
         self._fetcher: Fetcher | None = None
         self._living: dict[int, WorkerProcess] = {}
@@ -109,8 +109,8 @@ class WorkerPool:
         self._failed_starts = 0
         self._starting = threading.Lock()
         self._template: Template | None = None
-        # Daemons: an interrupt that leaves close() early must not keep the process from ending. They end
-        # with the pool and not before, because Linux ends the template with the thread that started it.
+        # Daemons: an interrupt that leaves close() early must not keep the process alive. They end with the
+        # pool and not before, because Linux ends the template with the thread that started it.
         self._threads = [
             threading.Thread(target=self._serve, name=f"image-worker-{number}", daemon=True)
             for number in range(workers)
@@ -132,7 +132,7 @@ class WorkerPool:
         self.close()
 
     def close(self) -> None:
-        """End the workers, at work or not. Who waits for properties gets a WorkerPoolError."""
+        """End the workers, at work or not. A consumer that waits for properties gets a WorkerPoolError."""
         with self._is_loaded:
             if self._closed:
                 return
@@ -156,10 +156,11 @@ class WorkerPool:
             return tuple(self._living)
 
     def feed(self, batches: Iterable[Sequence[PropertyJob]]) -> Iterator[list[LoadedProperty]]:
-        """Load batch after batch, each in the order in which it was given.
+        """Load batch after batch, each in its order.
 
-        ``batches`` is drawn from only as far as the prefetch reaches. Leaving the iterator early drops what
-        was loaded ahead. Raises WorkerPoolError, and StoreAwayError where the store of the images is down.
+        ``batches`` is read only as far as the prefetch reaches. Leaving the iterator early drops properties
+        that were loaded ahead. Raises WorkerPoolError, and StoreAwayError where the store of the images is
+        down.
         """
         if self._closed:
             raise WorkerPoolError("The workers are not running: use the pool in a with statement.")
@@ -172,14 +173,14 @@ class WorkerPool:
         *,
         given_up: Mapping[int, tuple[ImageErrorKind, str]] = MappingProxyType({}),
     ) -> LoadedProperty:
-        """Load one property, before those that wait. given_up: images that are not opened, by their number.
+        """Load one property, before those in the queue. given_up: images that are not opened, by number.
 
         Raises WorkerPoolError, StoreAwayError.
         """
         loading = self._loading(job, max_images or self.max_images)
-        loading.failed.update(given_up)  # Nor are they fetched.
+        loading.failed.update(given_up)  # They are not fetched either.
         loading.give_up(given_up)
-        self._want([loading], first=True)
+        self._enqueue([loading], first=True)
         self._wait_for([loading])
         assert loading.loaded is not None
         return loading.loaded
@@ -195,10 +196,10 @@ class WorkerPool:
                 finished = [ahead.popleft()]
                 # The workers go on while the consumer holds that batch.
                 self._draw(source, ahead, most=self._prefetch_batches)
-                # Popped before it is handed over: the consumer alone decides how long the arrays stay.
-                yield [one.loaded for one in finished.pop() if one.loaded is not None]
+                # Popped first: only the consumer decides how long the arrays stay.
+                yield [loading.loaded for loading in finished.pop() if loading.loaded is not None]
         finally:
-            with self._is_wanted:
+            with self._is_queued:
                 for dropped in ahead:
                     for loading in dropped:
                         loading.abandoned = True
@@ -208,38 +209,38 @@ class WorkerPool:
         self, source: Iterator[Sequence[PropertyJob]], ahead: deque[list[_Loading]], *, most: int
     ) -> None:
         """Have batches loaded until ``most`` are ahead, or memory has room for no more."""
-        # How large an image will be is not known before it is decoded: as large as it may be.
+        # An image's size is not known before it is decoded, so each counts as large as it may be.
         while len(ahead) < most and (not ahead or _most_pixels(ahead) < PIXELS_AHEAD):
             if (batch := next(source, None)) is None:
                 return
             ahead.append([self._loading(job, self.max_images) for job in batch])
-            self._want(ahead[-1])
+            self._enqueue(ahead[-1])
 
-    def _want(self, loadings: Sequence[_Loading], *, first: bool = False) -> None:
-        """Have these loaded, after or before those that wait; fetched first where that is needed."""
+    def _enqueue(self, loadings: Sequence[_Loading], *, first: bool = False) -> None:
+        """Queue properties at the end or the beginning. Where images are fetched, the fetcher queues them."""
         if self._fetcher is not None:
             self._fetcher.add(loadings, first=first)
             return
-        with self._is_wanted:
+        with self._is_queued:
             if first:
-                self._wanted.extendleft(loadings)
+                self._queue.extendleft(loadings)
             else:
-                self._wanted.extend(loadings)
-            self._is_wanted.notify_all()
+                self._queue.extend(loadings)
+            self._is_queued.notify_all()
 
     def _fetched(self, loading: Fetch) -> None:
         assert isinstance(loading, _Loading)
-        with self._is_wanted:
+        with self._is_queued:
             loading.give_up(loading.failed)
-            self._wanted.append(loading)
-            self._is_wanted.notify()
+            self._queue.append(loading)
+            self._is_queued.notify()
 
     def _forget_contents(self, loading: _Loading) -> None:
         if self._fetcher is not None:
             self._fetcher.forget(loading)
 
     def _loading(self, job: PropertyJob, max_images: int) -> _Loading:
-        with self._is_wanted:
+        with self._is_queued:
             self._numbers += 1
             fetched = self._fetch is not None
             task = Task(self._numbers, job.image_paths, self._max_pixels, max_images, fetched=fetched)
@@ -248,7 +249,9 @@ class WorkerPool:
     def _wait_for(self, batch: Sequence[_Loading]) -> None:
         started = time.monotonic()
         with self._is_loaded:
-            self._is_loaded.wait_for(lambda: self._error or all(one.loaded is not None for one in batch))
+            self._is_loaded.wait_for(
+                lambda: self._error or all(loading.loaded is not None for loading in batch)
+            )
             self.wait_seconds += time.monotonic() - started
             if isinstance(self._error, StoreAwayError):
                 raise StoreAwayError(str(self._error)) from self._error
@@ -258,11 +261,11 @@ class WorkerPool:
     def _serve(self) -> None:
         """Keep one worker alive and busy until the pool is closed."""
         worker: WorkerProcess | None = None
-        at_hand: deque[_Loading] = deque()  # what it was given, or is about to be; the first is under way
+        at_hand: deque[_Loading] = deque()  # Sent to the worker, or next to be sent; the first is under way.
         try:
             while not self._closed:
                 worker = worker or self._start_worker()
-                if (new := self._take(at_hand)) is None:
+                if (new := self._next_for_worker(at_hand)) is None:
                     return
                 if death := self._work(worker, at_hand, new):
                     self._bury(worker, at_hand, death)
@@ -278,7 +281,7 @@ class WorkerPool:
         with self._is_loaded:
             self._error = self._error or error
             self._is_loaded.notify_all()
-            self._is_wanted.notify_all()
+            self._is_queued.notify_all()
 
     def _forget(self, worker: WorkerProcess) -> None:
         with self._is_loaded:
@@ -309,10 +312,10 @@ class WorkerPool:
         template.end()
         raise WorkerPoolError("The workers that load images were ended.")
 
-    def _take(self, at_hand: deque[_Loading]) -> list[_Loading] | None:
-        """Move what a worker can take to ``at_hand``, and return it, or None at the pool's end; may wait."""
+    def _next_for_worker(self, at_hand: deque[_Loading]) -> list[_Loading] | None:
+        """Move properties from the queue to ``at_hand`` and return them; None at the pool's end. May wait."""
         new: list[_Loading] = []
-        with self._is_wanted:
+        with self._is_queued:
             while not self._closed and len(at_hand) < _AT_HAND:
                 if (loading := self._next()) is not None:
                     at_hand.append(loading)
@@ -320,22 +323,22 @@ class WorkerPool:
                 elif at_hand:
                     break
                 else:
-                    self._is_wanted.wait()
+                    self._is_queued.wait()
             return None if self._closed else new
 
     def _work(
         self, worker: WorkerProcess, at_hand: deque[_Loading], new: Sequence[_Loading]
     ) -> Literal["", "kills_worker", "timed_out"]:
-        """Give a worker what is new and take its next answer; how it ended, empty where it goes on."""
+        """Send new properties to a worker and receive its next answer. How it ended; "" where it goes on."""
         try:
-            worker.give([one.parcel() for one in new])
+            worker.give([loading.parcel() for loading in new])
             parcel = worker.answer(self._image_seconds)
             if parcel is None:
                 return "kills_worker"
             loaded = at_hand[0].result(parcel, self.load)
         except TimeoutError:
             return "timed_out"
-        except Exception:  # Whatever a worker says that is no answer, it is not asked again.
+        except Exception:  # A worker whose message is no answer is not asked again.
             return "kills_worker"
         loading = at_hand.popleft()
         if self._fetcher is not None and loading.needs_more(loaded):
@@ -349,8 +352,8 @@ class WorkerPool:
         return ""
 
     def _next(self) -> _Loading | None:
-        while self._wanted:
-            loading = self._wanted.popleft()
+        while self._queue:
+            loading = self._queue.popleft()
             if not loading.abandoned:
                 return loading
         return None
@@ -358,15 +361,15 @@ class WorkerPool:
     def _bury(
         self, worker: WorkerProcess, at_hand: Sequence[_Loading], kind: Literal["kills_worker", "timed_out"]
     ) -> None:
-        """Take out a worker that died or hangs, and decide about what it was doing."""
+        """Remove a worker that died or hangs, and decide about its properties."""
         task, image = worker.at()
-        culprit = next((one for one in at_hand if one.task.number == task), None)
+        culprit = next((loading for loading in at_hand if loading.task.number == task), None)
         self._forget(worker)
         if self._closed:
             return
         if kind == "timed_out":
             story = f"gave no answer for {self._image_seconds:g} s"
-            worker.kill()  # And not waited for: blocked storage can hold off even a SIGKILL.
+            worker.kill()  # Without a wait: blocked storage can delay even a SIGKILL.
         else:
             story = worker.template.end_of(worker)
         if culprit is None or worker.template.has_ended():
@@ -376,9 +379,9 @@ class WorkerPool:
                 raise _cannot_start(story, worker.template)
         else:
             self._blame(culprit, image, kind, worker.pid, story)
-        with self._is_wanted:
-            self._wanted.extendleft(reversed(at_hand))
-            self._is_wanted.notify_all()
+        with self._is_queued:
+            self._queue.extendleft(reversed(at_hand))
+            self._is_queued.notify_all()
 
     def _blame(self, loading: _Loading, image: int, kind: ImageErrorKind, pid: int, story: str) -> None:
         loading.deaths[image] += 1
@@ -401,14 +404,15 @@ class WorkerPool:
 
 
 def _most_pixels(batches: Iterable[Sequence[_Loading]]) -> int:
-    tasks = [one.task for batch in batches for one in batch]
-    return sum(one.max_pixels * min(one.max_images, len(one.paths)) for one in tasks)
+    tasks = [loading.task for batch in batches for loading in batch]
+    return sum(task.max_pixels * min(task.max_images, len(task.paths)) for task in tasks)
 
 
 def _cannot_start(story: str, template: Template) -> WorkerPoolError:
-    said = template.last_line()
+    last_line = template.last_line()
+    output = f": {last_line}" if last_line else ""
     return WorkerPoolError(
-        f"The workers that load images do not start: the last one {story}{f': {said}' if said else ''}. Try"
+        f"The workers that load images do not start: the last one {story}{output}. Try"
         f" `{sys.executable} -c 'import vlm_engine.images.worker'`."
     )
 
@@ -426,12 +430,13 @@ class _Loading(Fetch):
     given_up: dict[int, tuple[ImageErrorKind, str]] = field(default_factory=dict)
 
     def parcel(self) -> Parcel:
-        """The task as a worker is given it."""
-        held = dict(self.contents)  # A copy: they are forgotten where the property is abandoned meanwhile.
-        return Parcel({str(at): np.frombuffer(held[at], np.uint8) for at in held}, vars(self.task))
+        """The message to a worker."""
+        contents = dict(self.contents)  # A copy: another thread forgets them where the property is abandoned.
+        arrays = {str(number): np.frombuffer(content, np.uint8) for number, content in contents.items()}
+        return Parcel(arrays, vars(self.task))
 
     def give_up(self, images: Mapping[int, tuple[ImageErrorKind, str]]) -> None:
-        """Have no worker look at these images again."""
+        """Have no worker open these images again."""
         self.given_up = {**images, **self.given_up}
         self.task = replace(self.task, given_up=tuple(self.given_up))
 
@@ -441,7 +446,7 @@ class _Loading(Fetch):
         return not self.is_done
 
     def result(self, parcel: Parcel, load: Any) -> LoadedProperty:
-        """The property as a worker answered. Raises ValueError where that is no answer to this task."""
+        """The property in a worker's answer. Raises ValueError where it is no answer to this task."""
         note = parcel.note
         if note["number"] != self.task.number:
             raise ValueError("an answer to another task")
@@ -453,7 +458,7 @@ class _Loading(Fetch):
         return LoadedProperty(
             self.job.property_id,
             self.job.ordinal,
-            [parcel.arrays[f"image {at}"] for at in range(note["images"])],
+            [parcel.arrays[f"image {index}"] for index in range(note["images"])],
             note["seen"],
             tuple(ImageFailure(self.job.uri(number), *failed[number]) for number in sorted(failed)),
             seconds["reading"] + seconds["decoding"],
@@ -461,6 +466,6 @@ class _Loading(Fetch):
             seconds["processing"],
             {name: (parcel.arrays[name], join) for name, join in note["tensors"].items()},
             note["refusal"],
-            # What failed once is not shown later either: the row lists it as failed.
+            # An image that failed once is not shown later either: the row lists it as failed.
             partial(load, self.job, given_up=failed),
         )

@@ -1,7 +1,7 @@
-"""The processes of the worker pool as the run sees them: a template, and the workers that are forked from it.
+"""The processes of the worker pool in the run: a template, and the workers that are forked from it.
 
-What lives here: starting, asking, ending, and how one ended. What does not: which properties they are given
-and what a death means (``worker_pool``), the program that they run (``worker``).
+This module starts them, asks them, ends them, and says how each ended. ``worker_pool`` gives them properties
+and decides what a death means; ``worker`` is the program that they run.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _LAST_WORDS: Final = 2000
 _SOURCE_ROOT: Final = Path(__file__).resolve().parents[2]
 
 ENVIRONMENT: Final = {
-    # glibc's malloc otherwise gives the pixels of each image back to the system and asks for others, each
-    # page of which is new: half of what a small image takes to decode.
+    # Otherwise glibc's malloc returns the pixels of each image to the system and asks for new pages: half of
+    # the time to decode a small image.
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
 }
@@ -48,11 +48,11 @@ _PASSED_ON: Final = frozenset({
 })  # fmt: skip
 _PASSED_ON_PREFIXES: Final = ("LC_", "PYTHON", "MALLOC_")
 _PROXIES: Final = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
-"""What workers get of the environment: what finds programs, a model's processor and its certificates. They
-decode what nobody trusts, so no key, token or password is among it: proxies pass without a password."""
+"""Variables that workers get: those that find programs, a model's processor and certificates. Workers decode
+untrusted files, so they get no key, token or password: proxies pass without a password."""
 
 _NO_THREADS: Final = {
-    # A process that forks must have no other threads, and the model's cores and GPU are not the workers'.
+    # A process that forks must have no other threads, and workers must not use the model's cores and GPU.
     "CUDA_VISIBLE_DEVICES": "",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -62,7 +62,7 @@ _NO_THREADS: Final = {
 
 
 class WorkerProcess:
-    """One worker process as its thread sees it."""
+    """One worker process, for the thread that serves it."""
 
     def __init__(self, template: Template, pid: int, connection: socket.socket, progress: Progress) -> None:
         self.template = template
@@ -75,7 +75,7 @@ class WorkerProcess:
         self._poll.register(connection, select.POLLIN)
 
     def give(self, tasks: Sequence[Parcel]) -> None:
-        """Send tasks: a few bytes each, for which its socket always has room. Raises OSError."""
+        """Send tasks: a few bytes each, so its socket always has room. Raises OSError."""
         if not self._unanswered:
             self._since = time.monotonic()  # It was idle.
         for task in tasks:
@@ -86,28 +86,28 @@ class WorkerProcess:
         """The next answer; None where it has ended. Raises TimeoutError where it hangs."""
         while True:
             _, _, begun = self._progress.read()
-            left = max(begun, self._since) + image_seconds - time.monotonic()
-            # When this process was stopped for long the time is up though an answer lies there: look anyway.
-            if self._poll.poll(max(0.0, left) * 1000):
+            seconds_left = max(begun, self._since) + image_seconds - time.monotonic()
+            # Poll even when the time is up: this process may have been stopped while the answer came.
+            if self._poll.poll(max(0.0, seconds_left) * 1000):
                 parcel = receive(self._connection)
                 self._unanswered -= 1
                 self._since = time.monotonic()
                 return parcel
-            if left <= 0:
+            if seconds_left <= 0:
                 raise TimeoutError
 
     def at(self) -> tuple[int, int]:
-        """What it is at, or was when it ended: the numbers of the task and of the image."""
+        """The numbers of the task and of the image that it works on, or worked on when it ended."""
         task, image, _ = self._progress.read()
         return task, image
 
     def kill(self) -> None:
-        """Its pid is its own until ``Template.end_of`` has asked for its end."""
+        """Kill it. No other process gets its pid until ``Template.end_of`` has asked for its end."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """A worker that lives ends when it next looks for work."""
+        """Close its socket. A living worker ends when it next asks for work."""
         self._connection.close()
 
 
@@ -115,16 +115,16 @@ class Template:
     """The process from which workers are forked. Its methods may be called from several threads."""
 
     def __init__(self, output: Output) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control, template_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         read, write = os.pipe()
         os.set_blocking(read, False)
-        os.set_blocking(write, False)  # A library that prints a lot holds up nobody.
+        os.set_blocking(write, False)  # A library that prints a lot must not block.
         self._complaints = os.fdopen(read, "rb", buffering=0)
         self._last_words = b""
         self._asking = threading.Lock()
-        with theirs:
-            # Its own process group: a Ctrl-C in the terminal, or a SIGTERM to the run's group, is the run's
-            # to handle. No descriptor but these: it must not keep a lock of ours alive.
+        with template_end:
+            # Its own process group: the run handles a Ctrl-C in the terminal and a SIGTERM to its group. No
+            # other descriptors: the template must not keep a lock of ours alive.
             self._process = subprocess.Popen(
                 [
                     sys.executable,
@@ -132,12 +132,12 @@ class Template:
                     "-m",
                     "vlm_engine.images.worker",
                     str(os.getpid()),
-                    str(theirs.fileno()),
+                    str(template_end.fileno()),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=write,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(template_end.fileno(),),
                 process_group=0,
                 env=_environment(),
             )
@@ -149,27 +149,27 @@ class Template:
             send(self._control, Parcel({"output": np.frombuffer(pickle.dumps(output), np.uint8)}, None))
 
     def fork(self) -> WorkerProcess:
-        """A new worker. Raises OSError where there is none to be had."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        """A new worker. Raises OSError where none can be forked."""
+        run_end, worker_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         progress = create(mmap.PAGESIZE)
         try:
-            with theirs, self._asking:
+            with worker_end, self._asking:
                 if not self.ready and self._control.recv(64) != READY:
                     raise ConnectionError("it ended before it was ready")
                 self.ready = True
-                socket.send_fds(self._control, [FORK], [theirs.fileno(), progress])
+                socket.send_fds(self._control, [FORK], [worker_end.fileno(), progress])
                 pid = self._control.recv(64)
                 if not pid:
                     raise ConnectionError("it ended")
-            return WorkerProcess(self, int(pid), ours, Progress(progress))
+            return WorkerProcess(self, int(pid), run_end, Progress(progress))
         except BaseException:
-            ours.close()
+            run_end.close()
             raise
         finally:
             os.close(progress)
 
     def end_of(self, worker: WorkerProcess) -> str:
-        """How a worker ended whose socket is closed, as the second half of a sentence."""
+        """How a worker with a closed socket ended, as the second half of a sentence."""
         worker.kill()
         try:
             with self._asking:
@@ -180,7 +180,7 @@ class Template:
             return "ended with the process that started it"
 
     def story(self, error: OSError) -> str:
-        """How this process ended, where it did."""
+        """How this process ended, or that it gave no answer, as the second half of a sentence."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return how_it_ended(self._process.wait(1.0))
         return f"gave no answer: {error}"
@@ -188,8 +188,8 @@ class Template:
     def last_line(self) -> str:
         """The last line that it or a worker has written to standard error."""
         with contextlib.suppress(OSError):
-            while said := self._complaints.read(1 << 16):
-                self._last_words = (self._last_words + said)[-_LAST_WORDS:]
+            while written := self._complaints.read(1 << 16):
+                self._last_words = (self._last_words + written)[-_LAST_WORDS:]
         lines = self._last_words.decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else ""
 
@@ -198,25 +198,25 @@ class Template:
         return self._process.poll() is not None
 
     def close(self) -> None:
-        """Close what is open for it; nobody asks it any more."""
+        """Close its sockets and pipes, once nobody asks it any more."""
         self._control.close()
         self._complaints.close()
 
     def end(self) -> None:
-        """End it, and by that all workers, at work or not."""
+        """End it, and with it all workers, at work or not."""
         self._process.kill()
-        # One that storage holds in the kernel ends when the storage answers; its death is certain.
+        # A process that storage holds in the kernel ends when the storage answers.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(ENDING_SECONDS)
         with contextlib.suppress(OSError):
-            self._control.shutdown(socket.SHUT_RDWR)  # A thread may be waiting for it.
+            self._control.shutdown(socket.SHUT_RDWR)  # A thread may wait for its answer.
 
 
 def _environment() -> Mapping[str, str]:
-    # It must find these sources wherever the parent was started, without the parent's folder (-P).
+    # It must find these sources wherever the parent was started, and not the parent's folder (-P).
     path = os.pathsep.join(filter(None, (str(_SOURCE_ROOT), os.environ.get("PYTHONPATH"))))
-    ours = {name: value for name, value in os.environ.items() if _is_passed_on(name, value)}
-    return ENVIRONMENT | ours | _NO_THREADS | {"PYTHONPATH": path}
+    passed_on = {name: value for name, value in os.environ.items() if _is_passed_on(name, value)}
+    return ENVIRONMENT | passed_on | _NO_THREADS | {"PYTHONPATH": path}
 
 
 def _is_passed_on(name: str, value: str) -> bool:

@@ -1,9 +1,9 @@
-"""OpenAI's chat completions: what is asked for one property, and what a server answers or refuses.
+"""OpenAI's chat completions: the request for one property, and a server's answers and refusals.
 
-What lives here: the body of a request, with the images as data URIs wherever the server runs; the meaning of
-an error's status and text; an answer as it streams in, and the watch over its tokens: an answer whose tokens
-stop coming is given up, whatever the connection says. What does not: sending, and asking again
-(``property_requests.py``). Terms: server-sent events; chat.completion.chunk.
+This module makes the body of a request, with the images as data URIs wherever the server runs. It interprets
+an error's status and text. It reads an answer as it streams in, and gives up an answer whose tokens stop
+coming, even if the connection is open. ``property_requests.py`` sends, and asks again. Terms: server-sent
+events; chat.completion.chunk.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ OPTIONAL_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
 """Fields that a server may not support, and the words by which its refusal names each.
 
 Without ``response_format`` answers are validated all the same. The neutral ``repetition_penalty`` and
-``top_k`` keep away what a model's own ``generation_config.json`` would add: servers apply it unasked, and it
-breaks JSON and makes the second attempt, at another temperature, the first again. Without
-``chat_template_kwargs`` Qwen3.5 thinks before it answers.
+``top_k`` override a model's own ``generation_config.json``, which servers apply unasked: it breaks JSON, and
+it makes the second attempt, at another temperature, equal to the first. Without ``chat_template_kwargs``
+Qwen3.5 thinks before it answers.
 """
 
-_OF_NO_STANDARD: Final = ("repetition_penalty", "top_k", "chat_template_kwargs")
-"""Fields that OpenAI does not have: a server that refuses what it does not know may not say which it is."""
+_NON_STANDARD: Final = ("repetition_penalty", "top_k", "chat_template_kwargs")
+"""Fields that OpenAI does not have: a server that refuses unknown fields may not say which it refuses."""
 
 _UNKNOWN_FIELD: Final = (
     "extra inputs are not permitted",
@@ -85,7 +85,7 @@ MOST_BYTES: Final = 16 << 20
 """Limit of one answer. A longer one is no description."""
 
 JPEG_QUALITY: Final = 92
-"""With colour at full resolution: the loss of a second compression is below what a model's resizing loses."""
+"""With colour at full resolution: a second compression loses less than a model's resizing."""
 
 _SMALL_PIXELS: Final = 128 * 128
 """A smaller image is sent as PNG: exact, and hardly larger."""
@@ -95,7 +95,7 @@ _LONGEST_JPEG_SIDE: Final = 65_500
 
 _SHOWN: Final = 200
 _THOUGHTS: Final = ("reasoning_content", "reasoning")
-_SHOWN_OF_AN_ERROR: Final = 300
+_SHOWN_ERROR: Final = 300
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def _named_fields(refusal: str, without: Collection[str]) -> list[str]:
         name for name, words in OPTIONAL_FIELDS.items() if any(word in text for word in words)
     ]
     if not named and any(sign in text for sign in _UNKNOWN_FIELD):
-        named = _OF_NO_STANDARD
+        named = _NON_STANDARD
     return [name for name in named if name not in without]
 
 
@@ -226,42 +226,43 @@ def refusal(
 
     An EngineLostError where every request of ours would be refused: another key, model or address is needed.
     """
-    said = f"{status}: {_message(text)}"
-    plain = text.lower()
+    reason = f"{status}: {_message(text)}"
+    lower_text = text.lower()
     if status in (401, 403):
         return EngineLostError(
-            f"the model server at {url} refuses our key ({said}); set VLM_ASSETS_SERVER_KEY to the one that"
+            f"the model server at {url} refuses our key ({reason}); set VLM_ASSETS_SERVER_KEY to the one that"
             " it was started with"
         )
     if status == 404:
         return EngineLostError(
-            f"the model server at {url} does not know what it is asked ({said}): the address must end in /v1,"
-            f" and it must serve the model {model!r}; see VLM_ASSETS_SERVER_URL and VLM_ASSETS_SERVER_MODEL"
+            f"the model server at {url} does not know what it is asked ({reason}): the address must end in"
+            f" /v1, and it must serve the model {model!r}; see VLM_ASSETS_SERVER_URL and"
+            " VLM_ASSETS_SERVER_MODEL"
         )
-    if _OUT_OF_MEMORY in plain:
-        return RequestTooLargeError("out_of_memory", f"the model server has too little memory ({said})")
-    if status in (400, 413, 422) and (status == 413 or any(sign in plain for sign in _TOO_LONG)):
-        return RequestTooLargeError("prompt_too_long", f"too much for the model server ({said})")
+    if _OUT_OF_MEMORY in lower_text:
+        return RequestTooLargeError("out_of_memory", f"the model server has too little memory ({reason})")
+    if status in (400, 413, 422) and (status == 413 or any(sign in lower_text for sign in _TOO_LONG)):
+        return RequestTooLargeError("prompt_too_long", f"too much for the model server ({reason})")
     if status in (400, 422, 501) and (fields := _named_fields(text, without)):
-        return FieldRefusedError(f"the model server does not take {', '.join(fields)} ({said})", fields)
+        return FieldRefusedError(f"the model server does not take {', '.join(fields)} ({reason})", fields)
     if status in (429, 503):
-        return BusyServerError(f"the model server has too much to do ({said})", retry_after)
+        return BusyServerError(f"the model server has too much to do ({reason})", retry_after)
     if status in (400, 413, 415, 422):  # They blame the request, not the server.
-        return EngineError(f"the model server refuses the request ({said})")
-    # Redirections too, unpaid bills: whether all requests meet them is for the caller to find out.
-    return FailingServerError(f"the model server failed ({said})")
+        return EngineError(f"the model server refuses the request ({reason})")
+    # Redirections and unpaid bills too: the caller finds out whether all requests meet them.
+    return FailingServerError(f"the model server failed ({reason})")
 
 
 def _message(text: str) -> str:
     """Find the sentence in an error's body; servers put it in different places."""
     try:
-        found: Any = json.loads(text)
+        part: Any = json.loads(text)
     except (ValueError, RecursionError):
-        found = text
+        part = text
     for name in ("error", "message", "detail"):
-        if isinstance(found, dict) and found.get(name):
-            found = found[name]
-    return " ".join(str(found).split())[:_SHOWN_OF_AN_ERROR] or "no reason given"
+        if isinstance(part, dict) and part.get(name):
+            part = part[name]
+    return " ".join(str(part).split())[:_SHOWN_ERROR] or "no reason given"
 
 
 # --- answers ---------------------------------------------------------------------------------------
@@ -309,7 +310,7 @@ class TokenWatch:
     async def over(cls, limits: RequestLimits, *, on_token: Callable[[], None]) -> AsyncIterator[Self]:
         """Watch the work inside. Raises SilentServerError when the time runs out.
 
-        To be entered before the request is sent: a server that never begins to answer is silent too.
+        Enter it before the request is sent: a server that never begins to answer is silent too.
         """
         watch = cls(limits, on_token)
         try:
@@ -332,7 +333,7 @@ def refuse_compressed(response: httpx2.Response) -> None:
 
 
 async def read_answer(response: httpx2.Response, watch: TokenWatch) -> Answer:
-    """The answer that a successful response carries.
+    """The answer in a successful response.
 
     Raises FailingServerError, RequestTooLargeError, and httpx2.HTTPError where the connection breaks.
     """
@@ -342,21 +343,21 @@ async def read_answer(response: httpx2.Response, watch: TokenWatch) -> Answer:
     kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     building = _Building()
     if kind != "text/event-stream":
-        # A server that does not stream: all of it at once.
+        # This server does not stream: the whole answer comes at once.
         body = await first_bytes(response, MOST_BYTES)
         if len(body) > MOST_BYTES:
             raise FailingServerError(f"the answer has more than {MOST_BYTES} bytes")
         whole = _object(body)
         if not whole.get("choices") and not whole.get("error"):
             raise FailingServerError(f"the answer ({kind or 'of no kind'}) holds no choice: {_shown(whole)}")
-        building.take(whole)
+        building.add(whole)
         watch.token()
         return building.finished()
     try:
         async for event in httpx2.EventSource(response):
             if event.data.strip() == "[DONE]":
                 break
-            if building.take(_object(event.data)):
+            if building.add(_object(event.data)):
                 watch.token()
             if building.size > MOST_BYTES:
                 raise FailingServerError(f"the answer has more than {MOST_BYTES} bytes")
@@ -368,7 +369,7 @@ async def read_answer(response: httpx2.Response, watch: TokenWatch) -> Answer:
 
 
 async def first_bytes(response: httpx2.Response, most: int) -> bytes:
-    """The body of a response; of one that is longer than ``most``, the first so many bytes and some more."""
+    """The body of a response, cut off soon after ``most`` bytes where it is longer."""
     body = bytearray()
     async for piece in response.aiter_bytes():
         body += piece
@@ -387,7 +388,7 @@ class _Building:
         self._finish: str | None = None
         self._usage: Mapping[str, Any] = {}
 
-    def take(self, event: Mapping[str, Any]) -> bool:
+    def add(self, event: Mapping[str, Any]) -> bool:
         """Add an event. Returns whether it holds something new from the model."""
         if event.get("error"):
             raise _server_error(event["error"])
@@ -395,17 +396,17 @@ class _Building:
             self._usage = event["usage"]
         choices = event.get("choices")
         if not choices:
-            return False  # the event with the usage has none
+            return False  # The event with the usage has none.
         choice = choices[0] if isinstance(choices, list) and isinstance(choices[0], dict) else {}
-        said = choice.get("delta", choice.get("message"))
-        if not isinstance(said, Mapping) or not isinstance(said.get("content", ""), str | None):
+        message = choice.get("delta", choice.get("message"))
+        if not isinstance(message, Mapping) or not isinstance(message.get("content", ""), str | None):
             raise FailingServerError(f"an event is of another form: {_shown(event)}")
         if choice.get("finish_reason"):
             self._finish = str(choice["finish_reason"])
-        text = said.get("content") or ""
+        text = message.get("content") or ""
         self._texts.append(text)
         self.size += len(text)
-        if not text and not any(said.get(name) for name in _THOUGHTS):
+        if not text and not any(message.get(name) for name in _THOUGHTS):
             return False
         self._tokens += 1
         return True
@@ -413,8 +414,8 @@ class _Building:
     def finished(self) -> Answer:
         """The whole answer. Raises FailingServerError where its end is missing."""
         if self._finish is None:
-            got = "".join(self._texts)
-            raise FailingServerError(f"the answer broke off after {len(got)} characters: {got[-_SHOWN:]!r}")
+            text = "".join(self._texts)
+            raise FailingServerError(f"the answer broke off after {len(text)} characters: {text[-_SHOWN:]!r}")
         finish: FinishReason = "length" if self._finish == "length" else "stop"
         return Answer(
             text="".join(self._texts),
@@ -426,17 +427,17 @@ class _Building:
 
 def _object(text: str | bytes) -> Mapping[str, Any]:
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError):
         raise FailingServerError(f"not JSON: {text[:_SHOWN]!r}") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise FailingServerError(f"no JSON object: {text[:_SHOWN]!r}")
-    return found
+    return content
 
 
 def _server_error(error: object) -> EngineError:
-    said = error.get("message", error) if isinstance(error, Mapping) else error
-    text = str(said)[:_SHOWN]
+    message = error.get("message", error) if isinstance(error, Mapping) else error
+    text = str(message)[:_SHOWN]
     if _OUT_OF_MEMORY in text.lower():
         return RequestTooLargeError("out_of_memory", f"the model server has too little memory: {text}")
     return FailingServerError(f"the server broke off with an error: {text}")

@@ -1,9 +1,9 @@
-"""A model server as an engine sees it: where it answers, whether it lives, how to get it back.
+"""A model server for an engine: its address, whether it lives, how to get it back.
 
-What lives here: the interface, its errors, reading a server's pages, one look at whether it is well, and
-whose process answers at a port. What does not: a server that we start (``owned_server.py``), one that
-somebody else runs (``running_server.py``), the requests (``server_engine.py``). Light imports only: the
-supervisor looks too.
+This module has the interface, its errors, the reading of a server's pages, the check of its health, and the
+check whose process answers at a port. Servers that we start are in ``owned_server.py``, those of others in
+``running_server.py``, requests in ``server_engine.py``. Light imports only: the supervisor uses this module
+too.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ LOOK_SECONDS = 10.0
 """Longest wait for a whole answer about health; a server that generates still answers this at once."""
 
 MOST_BYTES: Final = 1 << 20
-"""Of a page. What vLLM says of one model is 1 KiB."""
+"""Limit of a page. vLLM's page about one model has 1 KiB."""
 
 _TOO_LONG: Final = f"it is longer than {MOST_BYTES >> 20} MiB"
 _SHOWN: Final = 200
 
 NOT_OUR_KEY = "it does not take our key"
-"""How a trouble begins that waiting does not cure."""
+"""The beginning of a trouble that waiting does not cure."""
 
 ANOTHER_USER = "a process of another user answers at its port"
-"""How the other such trouble begins."""
+"""The beginning of the other such trouble."""
 
 UNTAKEN_SECONDS = 0.01
-"""Between two looks at a connection that the other process has not yet taken from its queue."""
+"""Between two checks of a connection that the other process has not yet taken from its queue."""
 
 KEY_VARIABLE = "VLLM_API_KEY"
-"""Of a server's environment: the random key of this start."""
+"""The variable of a server's environment with the random key of this start."""
 
 _ESTABLISHED, _ARRIVING = "01", "03"
 
@@ -57,19 +57,19 @@ class ServerDownError(EngineError):
 
 
 class ServerOutageError(EngineLostError):
-    """The server stayed away for longer than we wait. No request is the cause."""
+    """The server was away for longer than we wait. No request is the cause."""
 
 
 class ServerStartError(ModelLoadError):
-    """The server did not come up; the message holds why, and the end of its log."""
+    """The server did not come up; the message holds the cause, and the end of its log."""
 
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """Where a server answers: ``url`` up to and including ``/v1``, as in ``http://127.0.0.1:8000/v1``.
+    """A server's address: ``url`` up to and including ``/v1``, as in ``http://127.0.0.1:8000/v1``.
 
-    ``api_key`` goes into the Authorization header (``Bearer KEY``); None: the server asks for none.
-    of_this_user: it runs here, as this user: what another user's process answers at its port is refused.
+    ``api_key`` goes into the Authorization header (``Bearer KEY``); None: the server needs none.
+    of_this_user: it runs on this machine, as this user: another user's process at its port is refused.
     """
 
     url: str
@@ -82,7 +82,7 @@ class ModelServer(Protocol):
 
     @property
     def address(self) -> ServerAddress:
-        """Where it answers now; another one after a restart."""
+        """The address now; a restart may change it."""
 
     def check(self) -> None:
         """Return where process and health are well. Raises ServerDownError."""
@@ -95,21 +95,21 @@ class ModelServer(Protocol):
         """
 
     def release(self) -> None:
-        """The materialization is done with it. One of ours stays loaded until it was idle for too long."""
+        """Give it up. Our own server stays loaded until it has been idle for too long."""
 
 
 class PageError(ConnectionError):
-    """What a server answered cannot be used: too long, too slow, compressed, cut off, or no JSON."""
+    """A server's answer cannot be used: too long, too slow, compressed, cut off, or no JSON."""
 
 
 class ForeignServerError(ConnectionError):
-    """Another user's process has the server's port. It was sent nothing."""
+    """Another user's process has the server's port. Nothing was sent to it."""
 
 
 def belongs_to_this_user(connection: socket.socket) -> bool:
     """Whether a process of this user has the other end of a connection on this machine; false: none has yet.
 
-    Asked of each new connection, before a byte is sent: a port is anyone's to take between its choice and the
+    Called for each new connection, before a byte is sent: any user can take a port between its choice and the
     server's start, and again when the server dies. Raises ForeignServerError, and ConnectionError where the
     other end is closed.
     """
@@ -120,7 +120,7 @@ def belongs_to_this_user(connection: socket.socket) -> bool:
             if [local, remote] != [prefix + end for end in ends] or state not in (_ESTABLISHED, _ARRIVING):
                 continue
             if inode == "0":
-                return False  # it waits in the listener's queue, where older kernels show root as its user
+                return False  # It waits in the listener's queue, where older kernels show root as its user.
             if int(user) != os.geteuid():
                 raise ForeignServerError(f"{ANOTHER_USER} (uid {user}), and was sent nothing")
             return True
@@ -135,8 +135,8 @@ def _as_in_proc(host: str, port: int) -> str:
 def trouble(address: ServerAddress) -> str | None:
     """None where the server is well and takes the key, else why not.
 
-    Asked are ``/health`` beside ``/v1``, and ``/v1/models`` with the key: health is shown to anyone. Where
-    there is no page of health, the models must be told; else it is enough that the key is taken, for
+    It reads ``/health`` beside ``/v1``, which anyone may read, and ``/v1/models`` with the key. Without a
+    health page the list of models must come; otherwise it is enough that the key is accepted, because
     transformers' server fails at the list of models on a machine without a cache of them.
     """
     path = urlsplit(address.url).path.rstrip("/")
@@ -160,7 +160,7 @@ def trouble(address: ServerAddress) -> str | None:
 
 @dataclass(frozen=True)
 class Page:
-    """What a server answered: at most MOST_BYTES, not compressed."""
+    """A page of a server: at most MOST_BYTES, not compressed."""
 
     status: int
     body: bytes
@@ -174,11 +174,11 @@ class Page:
 
 
 def read_page(address: ServerAddress, path: str) -> Page:
-    """Read a page of a server, whatever it sends: everything but a completion is read here.
+    """Read a page of a server; everything but a completion is read here.
 
-    The whole answer must come within LOOK_SECONDS, and within MOST_BYTES. Nothing is redirected, and proxies
-    of the environment are not used. Raises PageError for an answer that breaks a bound, ForeignServerError,
-    and OSError where none comes.
+    The whole answer must come within LOOK_SECONDS, and within MOST_BYTES. Redirections are not followed, and
+    proxies of the environment are not used. Raises PageError for an answer that breaks a bound,
+    ForeignServerError, and OSError where no answer comes.
     """
     deadline = time.monotonic() + LOOK_SECONDS
     headers = {"Authorization": f"Bearer {address.api_key}"} if address.api_key else {}
@@ -211,9 +211,9 @@ def read_page(address: ServerAddress, path: str) -> Page:
 
 
 class _BoundedSocket:
-    """A connection as http.client uses it: all reads end by one deadline, after so many bytes at most.
+    """A connection for http.client: all reads end by one deadline, and after so many bytes.
 
-    A timeout of the socket begins anew with each byte. Closing is left to who opened the connection.
+    A timeout of the socket would begin anew with each byte. The caller, who opened the connection, closes it.
     """
 
     def __init__(self, connection: socket.socket, deadline: float) -> None:
@@ -225,33 +225,33 @@ class _BoundedSocket:
         self._connection.sendall(data)
 
     def makefile(self, mode: str) -> io.BufferedReader:
-        """What the answer is read from."""
+        """The stream of the answer."""
         return io.BufferedReader(_BoundedReads(self._connection, self._deadline))
 
     def close(self) -> None:
-        """Nothing: the answer is still to be read."""
+        """Nothing to do: the answer is still to be read."""
 
 
 class _BoundedReads(io.RawIOBase):
     def __init__(self, connection: socket.socket, deadline: float) -> None:
         self._connection = connection
         self._deadline = deadline
-        self._left = 2 * MOST_BYTES  # headers, and the sizes of chunks
+        self._bytes_left = 2 * MOST_BYTES  # with headers and the sizes of chunks
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        left = self._deadline - time.monotonic()
-        if left <= 0:
+        seconds_left = self._deadline - time.monotonic()
+        if seconds_left <= 0:
             raise PageError(f"it was not whole after {LOOK_SECONDS:g} s")
-        self._connection.settimeout(left)
+        self._connection.settimeout(seconds_left)
         try:
             count = self._connection.recv_into(buffer)
         except TimeoutError:
             raise PageError(f"it was not whole after {LOOK_SECONDS:g} s") from None
-        self._left -= count
-        if self._left < 0:
+        self._bytes_left -= count
+        if self._bytes_left < 0:
             raise PageError(_TOO_LONG)
         return count
 

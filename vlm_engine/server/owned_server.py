@@ -1,7 +1,7 @@
-"""The model server of a leased device, which we start, or use again where one that fits is loaded there.
+"""The model server of a leased device: started, or used again where one that fits is loaded there.
 
-What lives here: the run's side. What does not: the server's life beside and after the run
-(``supervisor.py``), its record and its end (``vlm_engine/devices/loaded_servers.py``).
+This is the run's side. ``supervisor.py`` is with the server beside and after the run;
+``vlm_engine/devices/loaded_servers.py`` has its record and its end.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ _log = logging.getLogger(__name__)
 class OwnedServer:
     """A model server of ours on a leased device, held by this process until ``release`` or the process's end.
 
-    What lives on the device is used if it fits, else a new one is started; it answers when this is made.
-    Raises ModelLoadError (ServerStartError where it did not come up), LoadedServerError.
+    A server that lives on the device is used if it fits, else a new one is started. The constructor returns
+    when the server answers. Raises ModelLoadError (ServerStartError where it did not come up),
+    LoadedServerError.
     """
 
     def __init__(self, device: Device, plan: ServerPlan, *, state_directory: Path) -> None:
@@ -65,14 +66,14 @@ class OwnedServer:
         self._servers = LoadedServers(state_directory)
         self._files = self._servers.files(device.id)
         self._environment = server_environment(device, os.environ)
-        self._environment.pop(KEY_VARIABLE, None)  # each start has its own
+        self._environment.pop(KEY_VARIABLE, None)  # Each start has its own.
         self._pin = {name: self._environment[name] for name in PINS if name in self._environment}
         self._record: ServerRecord | None = None
         self._key = ""
         self._restarts = 0
         make_directory(self._servers.directory)
         self._servers.directory.chmod(0o700)
-        # A supervisor that ends an idle server has it until nothing is left of that.
+        # A supervisor that ends an idle server holds this lock until no process of the server is left.
         lock = acquire_lock(self._files.lessee, seconds=plan.grace_seconds + _SLACK_SECONDS)
         if lock is None:
             raise ServerStartError(
@@ -88,12 +89,12 @@ class OwnedServer:
 
     @property
     def address(self) -> ServerAddress:
-        """Where it answers now."""
+        """The address now."""
         assert self._record is not None
         return ServerAddress(self._record.url, self._key, of_this_user=True)
 
     def check(self) -> None:
-        """Return where its processes live and it answers us. Raises ServerDownError."""
+        """Return if its processes live and it answers us. Raises ServerDownError."""
         wrong = self._trouble()
         if wrong:
             raise ServerDownError(
@@ -150,18 +151,22 @@ class OwnedServer:
         _log.info("The model server of %s answers after %.1f s", self._device.id, time.monotonic() - began)
 
     def _misfit(self, record: ServerRecord) -> str:
-        """Why what lives there cannot be used, or nothing."""
+        """Why the server on the device cannot be used, or ""."""
         if record.digest != self._plan.digest:
             return "its model, revision or arguments are others"
         if record.pin != self._pin:
             return f"it is pinned otherwise ({dict(record.pin)}, not {self._pin})"
         if not record.supervisor.lives():
             return "its supervisor is gone"
-        ours, its = variable_digests(self._environment, self._read_key()), record.variables
-        others = sorted(name for name in ours.keys() | its.keys() if ours.get(name) != its.get(name))
-        if others:
-            more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
-            return f"its environment is another ({', '.join(others[:_NAMED])}{more})"
+        digests, server_digests = variable_digests(self._environment, self._read_key()), record.variables
+        differing = sorted(
+            name
+            for name in digests.keys() | server_digests.keys()
+            if digests.get(name) != server_digests.get(name)
+        )
+        if differing:
+            more = f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
+            return f"its environment is another ({', '.join(differing[:_NAMED])}{more})"
         return ""
 
     def _start(self) -> None:
@@ -201,11 +206,11 @@ class OwnedServer:
                 )
             )
         finally:
-            lock.close()  # the supervisor has it
+            lock.close()  # The supervisor has inherited it.
         self._record = self._ready()
 
     def _ready(self) -> ServerRecord:
-        """Wait until what was started is well, or is gone. Raises ServerStartError."""
+        """Wait until the started server is well, or is gone. Raises ServerStartError."""
         began = time.monotonic()
         deadline = began + self._plan.start_seconds + self._plan.grace_seconds + _SLACK_SECONDS
         next_notice = began + _NOTICE_SECONDS
@@ -218,7 +223,7 @@ class OwnedServer:
             if now >= next_notice:
                 _log.info("Waiting for the model server of %s, %.0f s by now", self._device.id, now - began)
                 next_notice = now + _NOTICE_SECONDS
-            # Its supervisor is no child of ours and tells all through its record.
+            # Its supervisor is no child of ours, and reports through its record.
             time.sleep(_LOOK_SECONDS)
         raise ServerStartError(
             f"The model server of {self._device.id} did not come up:"
@@ -229,10 +234,10 @@ class OwnedServer:
         try:
             return self._files.key.read_text()
         except OSError:
-            return ""  # nothing then fits
+            return ""  # Without the key no digest fits.
 
     def _trouble(self) -> str:
-        """Why it cannot be worked with now, or nothing."""
+        """Why it cannot be used now, or ""."""
         record = self._record
         assert record is not None
         if record.supervisor.lives() and record.server is not None and record.server.lives():
@@ -240,11 +245,11 @@ class OwnedServer:
         return self._cause("its process is gone")
 
     def _cause(self, otherwise: str) -> str:
-        told = ServerRecord.read(self._files.record)
-        return (told and told.why) or otherwise
+        record = ServerRecord.read(self._files.record)
+        return (record and record.why) or otherwise
 
     def _last_words(self) -> str:
-        """The end of its log, without the key, should it have written that there."""
+        """The end of its log, without the key, which the server may have written there."""
         try:
             with self._files.log.open("rb") as stream:
                 stream.seek(max(0, os.fstat(stream.fileno()).st_size - _LAST_BYTES))
@@ -258,7 +263,7 @@ class OwnedServer:
 
 
 def _start_supervisor(order: Order) -> None:
-    """Returns when it has gone its own way. Raises ServerStartError."""
+    """Start a supervisor. Returns when it has left this process's session. Raises ServerStartError."""
     started = subprocess.run(
         [sys.executable, "-P", "-m", "vlm_engine.server.supervisor"],
         input=json.dumps(asdict(order)).encode(),
@@ -270,8 +275,8 @@ def _start_supervisor(order: Order) -> None:
         check=False,
     )
     if started.returncode:
-        said = started.stderr.decode(errors="replace").strip()
-        raise ServerStartError(f"The supervisor of the model server did not start: {said}")
+        message = started.stderr.decode(errors="replace").strip()
+        raise ServerStartError(f"The supervisor of the model server did not start: {message}")
 
 
 def _free_port() -> int:

@@ -1,9 +1,8 @@
-"""How fast a model server is asked: how many requests at once, and how long to wait before one is sent again.
+"""How fast a model server is asked: how many requests at once, and how long to wait before a retry.
 
-What lives here: the limit (grown while the server keeps up, cut when it does not), which hands out slots, and
-the delay after a failure. What does not: what a request is, and whether one is sent again
-(``property_requests.py``). Term: additive increase, multiplicative decrease, as in TCP's congestion control.
-Everything here belongs to one event loop; nothing is locked.
+The limit hands out slots: it grows while the server keeps up, and is cut when it does not.
+``property_requests.py`` decides whether a request is sent again. Term: additive increase, multiplicative
+decrease, as in TCP's congestion control. Everything here belongs to one event loop; nothing is locked.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ _LATE_SHARE: Final = 1 / 3
 """A first token that takes longer than this share of the patience also waited in the server's queue."""
 
 _LATE_AT_LEAST: Final = 2.0
-"""But not below this many times the baseline latency: some servers are as slow as that without a queue."""
+"""And longer than this many times the baseline latency: some servers need as long without a queue."""
 
 _GROWS_UP_TO: Final = 0.5
-"""The limit grows while first tokens take up to this share of what counts as slow. An answer tells of the
-limit at which it was asked for, and the limit has grown since."""
+"""The limit grows while first tokens take up to this share of what counts as slow. An answer shows the effect
+of the limit when it was requested, and the limit has grown since."""
 
 _RECENT_ANSWERS: Final = 128
 """Recent answers that make the baseline. A server that became slower is the baseline after this many."""
@@ -56,13 +55,13 @@ raise it; above the minimum, because some answers come from a cache."""
 _FIRST_SECONDS: Final = 0.5
 _MOST_SECONDS: Final = 30.0
 
-MOST_ASKED_SECONDS: Final = 120.0
-"""Longest Retry-After that is honoured; a server that asks for more is asked again after this long."""
+MOST_RETRY_AFTER_SECONDS: Final = 120.0
+"""Longest Retry-After that is honoured; after a longer one the retry comes after this many seconds."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Permission for one request. asked_at: on the limit's clock. full: it was the last one that was free."""
+    """Permission for one request. asked_at: on the limit's clock. full: it was the last free slot."""
 
     asked_at: float
     full: bool
@@ -72,10 +71,10 @@ class AdaptiveLimit:
     """Requests that may be under way at once: between 1 and ``most``, first come first served.
 
     The server's first token opens it: to 32, or to as many as would all have a first token in a third of the
-    patience. From there it doubles with each round of answers until the server first shows that it is too
-    much, then grows by one a round. A refusal (429, 503) halves it; a first token that had to wait in line
-    takes a tenth. What was asked before the last cut cuts no second time. patience: seconds without a first
-    token after which a request is given up.
+    patience. From there it doubles with each round of answers until the server is first too slow, then grows
+    by one a round. A refusal (429, 503) halves it; a first token that waited in the server's queue takes a
+    tenth. Requests from before the last cut cut no second time. patience: seconds without a first token after
+    which a request is given up.
     """
 
     def __init__(
@@ -108,9 +107,9 @@ class AdaptiveLimit:
         self._admit()
 
     def answered(self, slot: Slot, *, images: int, first_token_seconds: float | None) -> None:
-        """Count an answer. first_token_seconds: None where they tell nothing, as for images in a cache."""
+        """Count an answer. first_token_seconds: None where they are no measure, as for images in a cache."""
         if self._opened_at is not None and slot.asked_at < self._opened_at:
-            first_token_seconds = None  # the few of an idle server would make all that follow look slow
+            first_token_seconds = None  # An idle server is faster, and would make later answers look slow.
         share = 0.0
         if first_token_seconds is not None:
             share = self._share_of_slow(first_token_seconds, max(images, 1))
@@ -125,24 +124,24 @@ class AdaptiveLimit:
         self._cut(_CUT_WHEN_BUSY, slot)
 
     def start_anew(self) -> None:
-        """Start low again, and double from there: what was asked at once may have ended the last process."""
+        """Start low again, and double from there: too many requests may have ended the last process."""
         self._limit = min(_FIRST_LIMIT, self._most)
         self._doubling = True
         self._opened_at = self._cut_at = self._clock()
         self._seconds_an_image.clear()
 
     def _share_of_slow(self, seconds: float, images: int) -> float:
-        """The seconds to a first token, divided by those above which it counts as slow."""
-        lately = self._seconds_an_image
-        lately.append(seconds / images)
-        usual = images * sorted(lately)[int((len(lately) - 1) * _BASELINE_PERCENTILE)]
-        late = max(self._patience * _LATE_SHARE, usual * _LATE_AT_LEAST)
-        return seconds / min(usual * _SLOW + _SLACK_SECONDS, late)
+        """The seconds to a first token, divided by the seconds above which it counts as slow."""
+        recent = self._seconds_an_image
+        recent.append(seconds / images)
+        baseline = images * sorted(recent)[int((len(recent) - 1) * _BASELINE_PERCENTILE)]
+        late = max(self._patience * _LATE_SHARE, baseline * _LATE_AT_LEAST)
+        return seconds / min(baseline * _SLOW + _SLACK_SECONDS, late)
 
-    def _cut(self, to: float, slot: Slot) -> None:
+    def _cut(self, share: float, slot: Slot) -> None:
         if slot.asked_at <= self._cut_at:
             return
-        self._limit = max(self._limit * to, 1.0)
+        self._limit = max(self._limit * share, 1.0)
         self._doubling = False
         self._cut_at = self._clock()
 
@@ -158,14 +157,14 @@ class AdaptiveLimit:
             self._admit()
 
     async def _enter(self, alone: bool) -> None:
-        leave: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((leave, alone))
+        admission: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((admission, alone))
         self._admit()
         try:
-            await leave
+            await admission
         except asyncio.CancelledError:
-            if leave.done() and not leave.cancelled():
-                # It was let in and taken away in the same moment.
+            if admission.done() and not admission.cancelled():
+                # It was admitted and cancelled in the same moment.
                 self._under_way -= 1
                 self._alone = False
             self._admit()
@@ -173,29 +172,29 @@ class AdaptiveLimit:
 
     def _admit(self) -> None:
         while self._waiting:
-            leave, alone = self._waiting[0]
-            if not leave.done():
+            admission, alone = self._waiting[0]
+            if not admission.done():
                 if self._alone or self._under_way >= (1 if alone else self.requests):
                     return
-                leave.set_result(None)
+                admission.set_result(None)
                 self._under_way += 1
                 self._alone = alone
             self._waiting.popleft()
 
 
-def back_off_seconds(tries: int, asked: float | None, *, chance: random.Random) -> float:
-    """Seconds to wait after so many tries (from 1). asked: what the server said in Retry-After.
+def back_off_seconds(tries: int, retry_after: float | None, *, chance: random.Random) -> float:
+    """Seconds to wait after so many tries (from 1). retry_after: seconds of the server's Retry-After header.
 
-    Doubles from half a second to 30. At least what the server asked for, and then a random share on top, so
-    that requests refused together do not come back together.
+    The delay doubles from half a second to 30. It is at least Retry-After, with a random share on top, so
+    that requests that were refused together do not come back together.
     """
     grown = min(_FIRST_SECONDS * 2.0 ** (tries - 1), _MOST_SECONDS)
-    if asked is None:
+    if retry_after is None:
         return grown * chance.uniform(0.5, 1.0)
-    return min(asked, MOST_ASKED_SECONDS) + grown * chance.uniform(0.0, 0.5)
+    return min(retry_after, MOST_RETRY_AFTER_SECONDS) + grown * chance.uniform(0.0, 0.5)
 
 
-def asked_seconds(retry_after: str | None, *, now: datetime | None = None) -> float | None:
+def retry_after_seconds(retry_after: str | None, *, now: datetime | None = None) -> float | None:
     """The seconds that a Retry-After header names, as a number or as a date; None where it names none."""
     if retry_after is None:
         return None

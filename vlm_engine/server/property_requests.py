@@ -1,9 +1,9 @@
-"""Requests about a property, until there is an answer or an error that is this property's own.
+"""Requests about a property, until there is an answer or an error of this property's own.
 
-What lives here: what follows from each way in which a request can end: asking again, waiting, leaving out a
-field, giving the property up, giving the server up; and the server's life, which all requests share. What
-does not: whether an answer is a description, and other attempts (``ladder.py``); threads
-(``server_engine.py``). Everything here belongs to one event loop.
+A request can end in many ways. For each, this module decides: ask again, wait, leave out a field, give up the
+property, or give up the server. All requests share the server's life. ``ladder.py`` says whether an answer is
+a description, and makes other attempts; ``server_engine.py`` has the threads. Everything here belongs to one
+event loop.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ from vlm_engine.server.model_server import (
     ServerStartError,
     belongs_to_this_user,
 )
-from vlm_engine.server.pacing import AdaptiveLimit, Slot, asked_seconds, back_off_seconds
+from vlm_engine.server.pacing import AdaptiveLimit, Slot, back_off_seconds, retry_after_seconds
 
 if TYPE_CHECKING:
     from vlm_engine.images.images import LoadedProperty
 
 MOST_TRIES: Final = 3
-"""Tries for one property where the server fails, breaks off, answers nonsense or falls silent."""
+"""Tries for one property when the server fails, breaks off, answers nonsense or falls silent."""
 
 MOST_BUSY_TRIES: Final = 8
-"""Tries where the server has too much to do: about two minutes of waiting."""
+"""Tries when the server has too much to do: about two minutes of waiting."""
 
 MOST_DEATHS: Final = 2
-"""Deaths of the server during one property's requests. At the second one it was asked alone."""
+"""Deaths of the server during one property's requests. At the second death this property was asked alone."""
 
 _FAILURES_BEFORE_PROOF: Final = 3
 """Failures in a row, without a token for any request, after which the health page is not trusted."""
@@ -81,29 +81,30 @@ Waiting = Callable[[], AbstractContextManager[object]]
 class _Failure:
     """A failed try. suspect: this property may be the cause. busy: the server has too much to do."""
 
-    said: str
+    message: str
     suspect: bool = False
     busy: bool = False
     retry_after: str | None = None
 
 
 @dataclass
-class _SoFar:
-    """The tries of one property so far.
+class _Tries:
+    """The tries of one property so far, by their end.
 
-    urls: of its images, once they are encoded. life: the server's, at the last request.
+    urls: of its images, once they are encoded. failed, busy: tries in this life of the server that failed, or
+    found it busy. deaths: of the server. life: the server's, at the last request.
     """
 
     urls: Sequence[str] = ()
-    tries: int = 0
+    failed: int = 0
     busy: int = 0
     deaths: int = 0
     life: int = 0
 
     def begin_life(self, suspect: bool, failure: str) -> None:
         """The server was restarted. suspect: this property may be the cause."""
-        # What the old life left unanswered says nothing of a property, unless it happens again.
-        self.tries = self.busy = 0
+        # Failures of the old life say nothing of a property, unless they happen again.
+        self.failed = self.busy = 0
         self.deaths += suspect
         if self.deaths >= MOST_DEATHS:
             raise FailingServerError(
@@ -114,10 +115,10 @@ class _SoFar:
 
 
 class PropertyRequests:
-    """Asks one server, in one of its lives after the other: a restart begins another.
+    """Asks one server, through all its lives: each restart begins another.
 
-    Many requests that failed together cause one look at it, and a request that fails is told from a server
-    that is sick. waiting: entered around a restart, in which a server may load its model again.
+    Many requests that failed together cause one check of the server, which says whether the request or the
+    server is at fault. waiting: entered around a restart, in which a server may load its model again.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class PropertyRequests:
         # Request bodies are made beside the loop.
         self._encoding = ThreadPoolExecutor(_ENCODING_THREADS, "images-for-server")
         self._without: set[str] = set()
-        self._chance = random.Random()  # noqa: S311 - it spreads waiting, it hides nothing
+        self._chance = random.Random()  # noqa: S311 - it only spreads waiting
         self._server = server
         self._address = server.address
         self._life = 1
@@ -141,7 +142,7 @@ class PropertyRequests:
         self._failures = 0
         self._tokens = 0
         self._client = httpx2.AsyncClient(
-            # How long an answer may take is the token watch's to say.
+            # The token watch bounds the time of an answer.
             timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
             limits=httpx2.Limits(max_connections=None, keepalive_expiry=_IDLE_CONNECTION_SECONDS),
             # Proxies and passwords of the environment are for other servers.
@@ -154,93 +155,94 @@ class PropertyRequests:
         self._encoding.shutdown(wait=False, cancel_futures=True)
         await self._client.aclose()
 
-    async def answer(self, one: LoadedProperty, attempt: Attempt) -> Answer | EngineError:
+    async def answer(self, loaded: LoadedProperty, attempt: Attempt) -> Answer | EngineError:
         """The answer about one property, or its error. Raises EngineLostError and nothing else."""
-        so_far = _SoFar()
         try:
-            return await self._until_answered(one, attempt, so_far)
+            return await self._until_answered(loaded, attempt, _Tries())
         except EngineLostError:
             raise
         except EngineError as error:
             return error
 
-    async def _until_answered(self, one: LoadedProperty, attempt: Attempt, so_far: _SoFar) -> Answer:
+    async def _until_answered(self, loaded: LoadedProperty, attempt: Attempt, tries: _Tries) -> Answer:
         while True:
-            alone = so_far.deaths > 0
+            alone = tries.deaths > 0
             async with self.limit.slot(alone=alone) as slot:
-                got = await self._try(one, attempt, so_far, slot)
-                if isinstance(got, Answer):
-                    return got
-                # A server that a suspect may have killed gets nobody else before it was looked at: all would
-                # fail there, and seem to have killed it.
-                renewed = alone and await self._renewed(so_far, got)
+                outcome = await self._try(loaded, attempt, tries, slot)
+                if isinstance(outcome, Answer):
+                    return outcome
+                # A server that a suspect may have killed is checked before any other request: all would fail
+                # there, and seem to have killed it.
+                renewed = alone and await self._renewed(tries, outcome)
             if not alone:
-                renewed = await self._renewed(so_far, got)
+                renewed = await self._renewed(tries, outcome)
             if not renewed:
-                tries = so_far.busy if got.busy else so_far.tries
-                asked = asked_seconds(got.retry_after)
-                await asyncio.sleep(back_off_seconds(tries, asked, chance=self._chance))
-                if so_far.life != self._life:
-                    # It ended meanwhile, by what others noticed. Alone, this one was cleared of it before.
-                    so_far.begin_life(got.suspect and not alone, got.said)
+                count = tries.busy if outcome.busy else tries.failed
+                retry_after = retry_after_seconds(outcome.retry_after)
+                await asyncio.sleep(back_off_seconds(count, retry_after, chance=self._chance))
+                if tries.life != self._life:
+                    # Another request found the server dead meanwhile. A suspect that was asked alone was
+                    # cleared before.
+                    tries.begin_life(outcome.suspect and not alone, outcome.message)
 
-    async def _renewed(self, so_far: _SoFar, failure: _Failure) -> bool:
+    async def _renewed(self, tries: _Tries, failure: _Failure) -> bool:
         """Check the server after a failed try. Returns whether it was restarted since.
 
         Raises FailingServerError where this property had all its tries, EngineLostError.
         """
-        so_far.busy += failure.busy
-        so_far.tries += not failure.busy
-        if failure.busy and so_far.busy < MOST_BUSY_TRIES:
+        tries.busy += failure.busy
+        tries.failed += not failure.busy
+        if failure.busy and tries.busy < MOST_BUSY_TRIES:
             return False
-        # A suspect that is alone can be told what it did; and minutes of waiting were failures enough.
-        sure = failure.busy or (failure.suspect and so_far.deaths > 0)
-        if await self._server_renewed(so_far.life, failure.said, sure=sure):
-            so_far.begin_life(failure.suspect, failure.said)
+        # A suspect that was asked alone must be judged now, and minutes of waiting are failures enough.
+        sure = failure.busy or (failure.suspect and tries.deaths > 0)
+        if await self._server_renewed(tries.life, failure.message, sure=sure):
+            tries.begin_life(failure.suspect, failure.message)
             return True
-        if so_far.tries >= MOST_TRIES or so_far.busy >= MOST_BUSY_TRIES:
-            raise FailingServerError(f"given up after {max(so_far.tries, so_far.busy)} tries: {failure.said}")
+        if tries.failed >= MOST_TRIES or tries.busy >= MOST_BUSY_TRIES:
+            count = max(tries.failed, tries.busy)
+            raise FailingServerError(f"given up after {count} tries: {failure.message}")
         return False
 
     async def _try(
-        self, one: LoadedProperty, attempt: Attempt, so_far: _SoFar, slot: Slot
+        self, loaded: LoadedProperty, attempt: Attempt, tries: _Tries, slot: Slot
     ) -> Answer | _Failure:
         """Ask once, and once more for each field that the server does not take."""
         import httpx2
 
         while True:
             try:
-                return await self._ask(one, attempt, so_far, slot)
+                return await self._ask(loaded, attempt, tries, slot)
             except FieldRefusedError as refused:
                 self._leave_out(refused)
             except BusyServerError as error:
                 return _Failure(str(error), busy=True, retry_after=error.retry_after)
             except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-                return _Failure(_said(error))
+                return _Failure(_message(error))
             except (FailingServerError, SilentServerError, httpx2.HTTPError) as error:
-                return _Failure(_said(error), suspect=True)
+                return _Failure(_message(error), suspect=True)
 
     async def _ask(
-        self, one: LoadedProperty, attempt: Attempt, so_far: _SoFar, slot: Slot
+        self, loaded: LoadedProperty, attempt: Attempt, tries: _Tries, slot: Slot
     ) -> Answer | _Failure:
         """Ask once. A failure where a server that this property may have killed answers nobody."""
-        if not so_far.urls:
-            # Not before there is leave to ask: encoded images of all that waits would fill the memory.
-            so_far.urls = await self._beside(lambda: data_uris(one.images[: attempt.images]))
-        urls = so_far.urls
+        if not tries.urls:
+            # Only with a slot: the encoded images of all waiting properties would fill the memory.
+            tries.urls = await self._in_encoding_thread(lambda: data_uris(loaded.images[: attempt.images]))
+        urls = tries.urls
         without = frozenset(self._without)
-        body = await self._beside(
-            lambda: chat_request(self._question, urls, one.property_id, attempt, without=without)
+        body = await self._in_encoding_thread(
+            lambda: chat_request(self._question, urls, loaded.property_id, attempt, without=without)
         )
-        so_far.life, address = self._life, self._address
-        # What was asked before may be answered from the server's cache: that is no measure for the others.
-        first = attempt.number == 1 and not (so_far.tries or so_far.busy or so_far.deaths)
+        tries.life, address = self._life, self._address
+        # The server may answer a repeated request from its cache, which is no measure of its speed.
+        first = attempt.number == 1 and not (tries.failed or tries.busy or tries.deaths)
         try:
-            if so_far.deaths and (sick := await self._sickness(address)):
-                return _Failure(sick)
-            answer, first_token_seconds = await self._send(address, body, without, tells=first)
+            if tries.deaths and (sickness := await self._sickness(address)):
+                return _Failure(sickness)
+            answer, first_token_seconds = await self._send(address, body, without, measured=first)
         except (BusyServerError, SilentServerError):
-            # What is silent may have more to do than it can: others need not wait as long to show it.
+            # A silent server may be overloaded, and the other requests need not wait as long to show it.
             self.limit.refused(slot)
             raise
         self.limit.answered(
@@ -249,9 +251,9 @@ class PropertyRequests:
         return answer
 
     async def _send(
-        self, address: ServerAddress, body: bytes, without: frozenset[str], *, tells: bool = False
+        self, address: ServerAddress, body: bytes, without: frozenset[str], *, measured: bool = False
     ) -> tuple[Answer, float | None]:
-        """The answer, and the seconds until its first token. tells: these tell how fast the server is."""
+        """The answer, and the seconds until its first token. measured: these show how fast the server is."""
         headers = {"Content-Type": "application/json"}
         if address.api_key is not None:
             headers["Authorization"] = f"Bearer {address.api_key}"
@@ -260,7 +262,7 @@ class PropertyRequests:
 
         def token() -> None:
             self._token()
-            if tells and watch.first_token_seconds is not None:
+            if measured and watch.first_token_seconds is not None:
                 self.limit.first_token(watch.first_token_seconds)
 
         async with (
@@ -282,15 +284,15 @@ class PropertyRequests:
             )
 
     def _token(self) -> None:
-        """A token came, for whichever request."""
+        """Count a token of any request."""
         self._tokens += 1
         self._failures = 0
 
     async def _server_renewed(self, life: int, why: str, *, sure: bool) -> bool:
-        """Look at the server after a request of that life failed. Returns whether it was restarted since.
+        """Check the server after a request of that life failed. Returns whether it was restarted since.
 
-        Restarts it where it is dead, or where it looks well and makes no token. sure: find that out now, not
-        only after several failures. Raises EngineLostError where it does not come back; that is a
+        Restarts it where it is dead, or where it seems well and makes no token. sure: find that out now, and
+        not only after several failures. Raises EngineLostError where it does not come back; that is a
         ServerOutageError where no request here can be the cause.
         """
         self._failures += 1
@@ -307,7 +309,7 @@ class PropertyRequests:
                 _log.warning("The model server at %s is restarted: %s", self._address.url, why)
                 self._address = await self._restarted(why)
             except EngineLostError as lost:
-                self._lost = lost  # who waits for the lock does not look once more
+                self._lost = lost  # Requests that wait for the lock need not check again.
                 raise
             self._life += 1
             self._failures = 0
@@ -332,10 +334,10 @@ class PropertyRequests:
             return None
         tokens = self._tokens
         try:
-            sick = await self._sickness(self._address)
+            sickness = await self._sickness(self._address)
         except BusyServerError as busy:
-            sick = str(busy)  # if none of ours came through meanwhile, it works for others, or for nobody
-        if not sick or self._tokens > tokens:
+            sickness = str(busy)  # Without a token for us meanwhile it works only for others, or for nobody.
+        if not sickness or self._tokens > tokens:
             self._failures = 0
             return None
         return "it says that it is well, but no token comes"
@@ -350,7 +352,7 @@ class PropertyRequests:
         try:
             await self._send(address, proof_request(self._question.model), frozenset())
         except (FailingServerError, SilentServerError, httpx2.HTTPError) as error:
-            return _said(error)
+            return _message(error)
         except (BusyServerError, EngineLostError):
             raise
         except EngineError:
@@ -368,7 +370,7 @@ class PropertyRequests:
                 "; answers are held to the schema by validation alone" if field == "response_format" else "",
             )
 
-    async def _beside(self, work: Callable[[], Any]) -> Any:
+    async def _in_encoding_thread(self, work: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._encoding, work)
 
 
@@ -391,14 +393,14 @@ async def _refuse_other_users(event: str, info: dict[str, Any]) -> None:
 
 
 async def _in_thread(work: Callable[[], _T]) -> _T:
-    """Run blocking work in a thread that nothing has to wait for, not even the end of the process."""
+    """Run blocking work in a thread that nobody must wait for, not even the end of the process."""
     done: Future[_T] = Future()
-    done.set_running_or_notify_cancel()  # a wait that is given up leaves the work alone
+    done.set_running_or_notify_cancel()  # A cancelled wait does not cancel the work.
 
     def run() -> None:
         try:
             result = work()
-        except BaseException as error:  # whatever it is, it belongs to who waits
+        except BaseException as error:  # The caller who waits gets it, whatever it is.
             done.set_exception(error)
         else:
             done.set_result(result)
@@ -407,6 +409,6 @@ async def _in_thread(work: Callable[[], _T]) -> _T:
     return await asyncio.wrap_future(done)
 
 
-def _said(error: Exception) -> str:
-    """Transport errors often have no text of their own."""
+def _message(error: Exception) -> str:
+    """The error's text, with its class for transport errors, which often have no text."""
     return str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"

@@ -1,8 +1,8 @@
-"""A model server that somebody else runs at a URL: asked what it serves, looked at, waited for.
+"""A model server that somebody else runs at a URL: choosing its model, checking it, waiting for it.
 
-What lives here: choosing among the models that it lists, an honest revision of what it serves, and waiting
-while it is down. What does not: starting or ending a server (``owned_server.py``), whose model is known to
-the byte.
+This module chooses among the models that the server lists, makes an honest revision of the chosen one, and
+waits while the server is down. ``owned_server.py`` starts and ends servers of our own, whose model is known
+to the byte.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LONGEST_WAIT_SECONDS = 30.0
 _DOWN: Final = (502, 503, 504)
 """Statuses of a proxy whose server is down, and of a server that still starts."""
 _BELIEVED_SECONDS: Final = 15
-"""How long a list of models is cached: sensors ask about many partitions in one tick."""
+"""Seconds for which a list of models is cached: sensors ask about many partitions in one tick."""
 
 _SHOWN: Final = 200
 _log = logging.getLogger(__name__)
@@ -51,21 +51,21 @@ class ServerUnreachableError(ModelLoadError):
 class ServedModel:
     """A model, by its name at the server.
 
-    root: what the server says that it loaded under this name, where it says so.
+    root: the model that the server says it loaded under this name, where it says so.
     """
 
     name: str
     root: str | None = None
 
-    def revision(self, said: str | None) -> str:
-        """The revision for rows and fingerprints. said: the one in the settings, which nobody verifies.
+    def revision(self, configured: str | None) -> str:
+        """The revision for rows and fingerprints. configured: the one in the settings, which nobody verifies.
 
-        No server tells a commit or a digest, so weights that were exchanged under the same name and root are
-        not noticed; vLLM's ``created`` is the time of the question and tells nothing.
+        No server names a commit or a digest, so weights that were exchanged under the same name and root are
+        not noticed. vLLM's ``created`` is only the time of the question.
         """
         name, root = _without_folders(self.name), _without_folders(self.root or self.name)
         parts = [f"served:{name}", *([f"root:{root}"] if root != name else [])]
-        return " ".join([*parts, *([f"said:{said}"] if said else [])])
+        return " ".join([*parts, *([f"said:{configured}"] if configured else [])])
 
 
 def _without_folders(name: str) -> str:
@@ -74,24 +74,26 @@ def _without_folders(name: str) -> str:
 
 
 def served_model(
-    address: ServerAddress, wanted: str | None, preferred: str, *, ask_anew: bool = False
+    address: ServerAddress, configured: str | None, preferred: str, *, ask_anew: bool = False
 ) -> ServedModel:
-    """The model at an address. wanted: its name, by the settings; else ``preferred`` if the server serves it,
-    else the only one that it serves. ask_anew: whatever it said a moment ago.
+    """The model at an address.
+
+    configured: its name in the settings; without one, ``preferred`` if the server serves it, else the only
+    model that it serves. ask_anew: do not use the cached list.
 
     Raises ModelLoadError, which says what to do, where the server refuses us or serves something else, and
     ServerUnreachableError where it is down.
     """
     listed = _ask(address) if ask_anew else _listed(address, int(time.monotonic()) // _BELIEVED_SECONDS)
-    for name in (wanted, preferred):
+    for name in (configured, preferred):
         if name in listed:
             return ServedModel(str(name), listed[str(name)])
-    if wanted is not None:
+    if configured is not None:
         if not listed:
-            # Some list nothing, or only what lies in their cache: transformers' own, with a model's folder.
-            return ServedModel(wanted)
+            # transformers' own server lists only models in the hub's cache, and so no model's folder.
+            return ServedModel(configured)
         raise ModelLoadError(
-            f"the model server at {address.url} does not serve {wanted!r} but {_names(listed)}: set"
+            f"the model server at {address.url} does not serve {configured!r} but {_names(listed)}: set"
             " VLM_ASSETS_SERVER_MODEL to one of these, or start the server with the model that you want"
         )
     if len(listed) == 1:
@@ -130,7 +132,7 @@ def _ask(address: ServerAddress) -> Mapping[str, str | None]:
     try:
         if answer.status != 200:
             raise PageError("it has no such page")
-        return {str(one["id"]): _text(one.get("root")) for one in answer.json()["data"]}
+        return {str(model["id"]): _text(model.get("root")) for model in answer.json()["data"]}
     except (PageError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(
             f"what answers at {url} is no OpenAI-compatible model server ({answer.status}, {error});"
@@ -149,8 +151,8 @@ def _names(listed: Mapping[str, Any]) -> str:
 class RunningServer:
     """A server at an address. ``patience_seconds``: how long ``restart`` waits for it to be well again.
 
-    ``serves``: asks what it serves now, and raises ModelLoadError where it does not say. That must stay what
-    it is at first: rows of another model have another meaning.
+    ``serves``: asks for the model that it serves now, and raises ModelLoadError where it does not say. The
+    model must stay the same: rows of another model have another meaning.
     """
 
     def __init__(
@@ -170,7 +172,7 @@ class RunningServer:
 
     @property
     def address(self) -> ServerAddress:
-        """Where it answers."""
+        """The address, which stays the same."""
         return self._address
 
     def check(self) -> None:
@@ -183,8 +185,8 @@ class RunningServer:
         """Wait until it is well again, ever longer. Raises ServerOutageError, EngineLostError."""
         self._waits += 1
         if self._waits > MOST_RESTARTS:
-            # Well by its own word, it answers nobody: no quota, no money. What dies again and again may die
-            # of what it is asked here.
+            # A server that says it is well answers nobody: no quota, no money. One that dies again and again
+            # may die of our requests.
             kind = EngineLostError if self._trouble() is not None else ServerOutageError
             raise kind(
                 f"The model server at {self._address.url} was down {MOST_RESTARTS} times in this"
@@ -197,14 +199,14 @@ class RunningServer:
         )  # fmt: skip
         wait = _FIRST_WAIT_SECONDS
         while (wrong := self._trouble()) is not None:
-            left = deadline - self._clock.monotonic()
-            if left <= 0:
+            seconds_left = deadline - self._clock.monotonic()
+            if seconds_left <= 0:
                 raise ServerOutageError(
                     f"The model server at {self._address.url} was not well again within"
                     f" {self._patience_seconds:.0f} s: {wrong}. Start it, then start this partition again;"
                     " nothing that was finished is lost."
                 )
-            self._clock.sleep(min(wait, left))
+            self._clock.sleep(min(wait, seconds_left))
             wait = min(wait * 2, _LONGEST_WAIT_SECONDS)
         return self._address
 

@@ -1,8 +1,8 @@
 """The engine behind a model server: properties in, requests out, many at once.
 
-What lives here: the thread in which all requests of this process run, and the engine's interface to it. What
-does not: what follows from an answer (``property_requests.py``), starting a server (``owned_server.py``),
-retries of content (``ladder.py``).
+All requests of this process run in one thread; this module has that thread and the engine's interface to it.
+``property_requests.py`` decides after each answer, ``owned_server.py`` starts a server, and ``ladder.py``
+retries refused content.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _log = logging.getLogger(__name__)
 class ServerEngine:
     """A model behind an OpenAI-compatible server. ``describe`` may be called from many threads at once.
 
-    The server is this engine's until ``close``, which releases it. model, revision: for the rows. name: the
-    model's at the server. image_tokens: what images cost there, where that is known.
+    The engine holds the server until ``close``, which releases it. model, revision: for the rows. name: of
+    the model at the server. image_tokens: the cost of images there, where it is known.
     """
 
     def __init__(
@@ -65,14 +65,14 @@ class ServerEngine:
             server,
             Question(name, prompt.text, schema.json_schema),
             limits,
-            waiting=lambda: self.waiting(),  # what the caller has set by then
+            waiting=lambda: self.waiting(),  # The caller may set another context later.
         )
         self._thread = threading.Thread(target=self._loop.run_forever, name="model-requests", daemon=True)
         self._thread.start()
 
     @property
     def batches_at_once(self) -> int:
-        """Enough to fill the requests that the server takes now, and one that waits; at least two."""
+        """Enough batches to fill the requests that the server takes now, and one that waits; at least two."""
         return max(2, -(-self._requests.limit.requests // self._largest_batch) + 1)
 
     @property
@@ -89,42 +89,42 @@ class ServerEngine:
         return self._ask(batch, attempt)
 
     def canary(self) -> CanaryAnswer | None:
-        """Ask a server of ours the canary, one property after the other: alone they are computed alike.
+        """Ask our own server the canary, one property after the other, so that batches make no difference.
 
         None for a server that others may ask too, and where it fails. See CanaryEngine.
         """
         if not self._server.address.of_this_user:
             return None
         texts = []
-        for one in canary_properties(EncodedImages().load()):
-            (answer,) = self._ask([one], ATTEMPT)
+        for loaded in canary_properties(EncodedImages().load()):
+            (answer,) = self._ask([loaded], ATTEMPT)
             if not isinstance(answer, Answer):
                 _log.warning("The model server did not answer the canary: %s", answer)
                 return None
             texts.append(answer.text)
-        # Options, environment and packages of a server move the last digits, and not all of them are told.
+        # Options, environment and packages of a server change the last digits, and not all of them are known.
         return CanaryAnswer(digest_of_answers(texts), "")
 
     def _ask(self, batch: Sequence[LoadedProperty], attempt: Attempt) -> list[Answer | EngineError]:
         if self._lost is not None:
-            # Of the same kind: by it the caller tells an outage from a fault of what was asked.
+            # Of the same class: it shows the caller whether the server was away or a request was at fault.
             raise type(self._lost)(str(self._lost)) from self._lost
-        with self._closing:  # what is begun before close() is ended by it
+        with self._closing:  # close() ends requests that began before it.
             if self._closed:
                 raise _closed()
-            asked = asyncio.run_coroutine_threadsafe(self._describe(batch, attempt), self._loop)
+            request = asyncio.run_coroutine_threadsafe(self._describe(batch, attempt), self._loop)
         try:
-            return asked.result()
+            return request.result()
         except concurrent.futures.CancelledError as cancelled:
             raise _closed() from cancelled
         except EngineLostError as lost:
             self._lost = lost
             raise
         finally:
-            asked.cancel()  # of an interrupted wait
+            request.cancel()  # The wait may have been interrupted.
 
     def close(self) -> None:
-        """Give up what is under way, and let the server go."""
+        """Give up requests under way, and release the server."""
         with self._closing:
             if self._closed:
                 return
@@ -143,17 +143,17 @@ class ServerEngine:
     async def _describe(
         self, batch: Sequence[LoadedProperty], attempt: Attempt
     ) -> list[Answer | EngineError]:
-        asked = [asyncio.create_task(self._requests.answer(one, attempt)) for one in batch]
+        tasks = [asyncio.create_task(self._requests.answer(loaded, attempt)) for loaded in batch]
         try:
-            return await asyncio.gather(*asked)
+            return await asyncio.gather(*tasks)
         finally:
-            for one in asked:
-                one.cancel()
+            for task in tasks:
+                task.cancel()
 
     async def _end(self) -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}
-        for one in others:
-            one.cancel()
+        for task in others:
+            task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
         await self._requests.close()
 

@@ -1,8 +1,8 @@
-"""Which model server is wanted, as values: its command and its environment, and which of both can matter.
+"""The plan of a model server, as values: its command and environment, and which parts of both can matter.
 
-What lives here: the command template, its placeholders, what they are on a device, and which arguments can
-change an answer; the environment, pinned to a device, and digests of it that can be kept on disk. What does
-not: starting the server (``owned_server.py``), the fingerprint (``vlm_assets/assets/fingerprint.py``).
+This module has the command template, its placeholders with their values on a device, and the arguments that
+can change an answer. It also makes the environment, pinned to a device, and digests of it that can be kept on
+disk. ``owned_server.py`` starts the server; the fingerprint is in ``vlm_assets/assets/fingerprint.py``.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ Its cache of prompts is off too: images come first in each, so nothing is common
 Where the grammar allows any whitespace, an unsure model filled its answer with it."""
 
 PROCESSOR_OPTIONS = "{processor_options}"
-"""The placeholder without which a command cannot be told how large images are shown."""
+"""The placeholder by which a command gets the size of images."""
 
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")  # not the JSON of an option such as '{"image": 12}'
 _ON_A_DEVICE = ("memory", "context", "processor_options", "api_servers", "batched_tokens")
-"""Placeholders that are known once a device is leased and the model's processor is loaded."""
+"""Placeholders whose values are known once a device is leased and the model's processor is loaded."""
 
 _PLACEHOLDERS = ("model", "revision", "host", "port", "devices", "images", "encoder_mode", *_ON_A_DEVICE)
 
 _GIB = 1 << 30
 _BESIDE_BYTES = 2 * _GIB
-"""For the embedder's texts, and what CUDA takes for each process."""
+"""For the embedder's texts, and CUDA's own memory in each process."""
 _MOST_MEMORY, _LEAST_MEMORY, _UNKNOWN_MEMORY, _CPU_MEMORY = 0.92, 0.3, 0.85, 0.3
 _BATCHED_TOKENS, _ROOMY_BYTES = 16_384, 40 * _GIB
-"""Tokens of prompts that vLLM computes in a step, and the memory of a GPU from which on it is told so: a
-property has more tokens than its own 2,048 or 8,192. On less memory, and on a CPU, it chooses itself."""
+"""Tokens of prompts that vLLM computes in a step, set on GPUs with at least this memory: a property has more
+tokens than vLLM's own 2,048 or 8,192. With less memory, and on a CPU, vLLM chooses itself."""
 _CONTEXT_STEP = 256
-"""A context has that many tokens to spare, at most: the server's own chat template may differ by a few."""
+"""Spare tokens of a context, at most: the server's own chat template may differ by a few."""
 _OURS = {
     "--served-model-name": "a server that is started here is asked for its model by {model}",
     "--api-key": "each start gets a random key, in the server's environment",
@@ -101,16 +101,16 @@ _OF_A_SHELL: Final = frozenset(
         "SYSTEMD_EXEC_PID", "TERM", "TMUX", "TMUX_PANE", "WINDOWID", "XDG_SESSION_ID",
     }
 )  # fmt: skip
-"""Variables that differ between terminals or starts of a service, and mean nothing to a server."""
+"""Variables that differ between terminals or starts of a service, and do not matter to a server."""
 
 
 @dataclass(frozen=True)
 class ServerPlan:
-    """A server that is wanted on a device.
+    """A server that a device should have.
 
     ``command``: a template, split as a shell would, never run by one, with {model}, {revision}, {host},
-    {port} and others; what is not known is left out, with the option before it. ``revision``: a hub revision,
-    or None. ``exact``: what exactly the model is, as ``exact_revision()`` says it. ``devices``: for the one
+    {port} and others; a placeholder without a value is left out, with the option before it. ``revision``: a
+    hub revision, or None. ``exact``: the model's version, from ``exact_revision()``. ``devices``: for the one
     model. ``images``: of a property. ``question``: a digest of what decides context and processor options.
     ``beside``: the model that embeds beside it. ``on_device``: values of the placeholders that a device
     decides, see ``for_device``. ``start_seconds``: until it must answer. ``idle_seconds``: without a
@@ -134,18 +134,18 @@ class ServerPlan:
     def digest(self) -> str:
         """Digest of what a loaded server must have in common to be used again: model, revision, arguments.
 
-        It is asked for before a device is leased: what the device decides has no part in it.
+        It is needed before a device is leased, so values that the device decides have no part in it.
         """
         arguments = replace(self, on_device={}).arguments(port="{port}")
-        said = [arguments, self.exact, self.question, self.beside]
-        return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+        content = [arguments, self.exact, self.question, self.beside]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     @property
     def is_vllm(self) -> bool:
         """Whether vLLM's own program is started, or a module of vLLM's. Raises ModelLoadError."""
         words = self.arguments(port=0)
         modules = [name for option, name in pairwise(words) if option == "-m"]
-        return PurePath(words[0]).name == "vllm" or any(one.split(".")[0] == "vllm" for one in modules)
+        return PurePath(words[0]).name == "vllm" or any(name.split(".")[0] == "vllm" for name in modules)
 
     def for_device(
         self, device: Device, costs: ImageTokens | None, *, answer_tokens: int, beside_bytes: int, cores: int
@@ -153,8 +153,8 @@ class ServerPlan:
         """The plan for a leased device.
 
         costs: of images; None: the server has the model's own context and processor. answer_tokens: of the
-        longest answer. beside_bytes: of the embedder's weights. cores: that this process may use; the devices
-        that work at once share them.
+        longest answer. beside_bytes: of the embedder's weights. cores: of this process; the devices that work
+        at once share them.
 
         Raises ModelLoadError where there is too little memory for both models, vLLM is to use a MIG
         instance, or its build for CPUs a GPU.
@@ -179,8 +179,8 @@ class ServerPlan:
                 "context": context,
                 "processor_options": options,
                 "batched_tokens": str(_BATCHED_TOKENS) if _is_roomy(device) else None,
-                # Each takes requests apart and runs the processor, in one thread: 30 ms an image, where our
-                # workers, which have the other cores, take 40.
+                # Each parses requests and runs the processor, in one thread: 30 ms an image. Our workers,
+                # which have the other cores, need 40.
                 "api_servers": str(max(1, min(8, cores // device.at_once // 4))),
             },
         )
@@ -215,7 +215,7 @@ class ServerPlan:
         values = {
             "model": self.model, "host": HOST, "port": str(port), "revision": self.revision,
             "devices": str(self.devices), "images": str(self.images),
-            # Each device looks at whole images, instead of all at a part of each: no sum to exchange.
+            # Each device encodes whole images, and not all of them a part of each: they exchange no sums.
             "encoder_mode": "data" if self.devices > 1 else None,
             **{name: f"{{{name}}}" for name in _ON_A_DEVICE}, **self.on_device,
         }  # fmt: skip
@@ -250,13 +250,13 @@ def _memory(device: Device, beside_bytes: int) -> float:
 
 
 def _filled(word: str, values: Mapping[str, str | None]) -> str:
-    def value(found: re.Match[str]) -> str:
-        if found[1] not in values:
+    def value(placeholder: re.Match[str]) -> str:
+        if placeholder[1] not in values:
             raise ModelLoadError(
-                f"The model server's command knows no {found[0]}; its placeholders are"
+                f"The model server's command knows no {placeholder[0]}; its placeholders are"
                 f" {', '.join(f'{{{name}}}' for name in _PLACEHOLDERS)}."
             )
-        return str(values[found[1]])
+        return str(values[placeholder[1]])
 
     return _PLACEHOLDER.sub(value, word)
 
@@ -264,20 +264,20 @@ def _filled(word: str, values: Mapping[str, str | None]) -> str:
 def answering_arguments(command: str) -> list[str]:
     """The words of a server's command template that can change an answer, its program without folders.
 
-    Whatever is not known to change nothing counts: quantization, precision, the processor's sizes, the chat
-    template. Raises ValueError where the template cannot be split into words.
+    Every option counts that is not in the lists above: quantization, precision, the processor's sizes, the
+    chat template. Raises ValueError where the template cannot be split into words.
     """
     words = shlex.split(command)
     return [PurePath(word).name for word in words[:1]] + list(_deciding(words[1:]))
 
 
 def _deciding(words: list[str]) -> Iterator[str]:
-    rest = iter(words)
-    for word in rest:
+    remaining = iter(words)
+    for word in remaining:
         name, equals, _ = word.partition("=")
         if name in _VALUES_ALIKE:
             if not equals:
-                next(rest, None)
+                next(remaining, None)
         elif name not in _FLAGS_ALIKE:
             yield word
 
@@ -295,14 +295,16 @@ def server_environment(
     }
     pin(device, pinned)
     if device.kind == "cuda":
-        # vLLM else compiles FlashInfer's sampler at its start, which takes a compiler and minutes. It is for
-        # top-k and top-p, which are never asked for; your own value stays.
+        # Otherwise vLLM compiles FlashInfer's sampler at its start, which needs a compiler and minutes. The
+        # sampler is for top-k and top-p, which we never use. Your own value stays.
         pinned.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     if device.visible.startswith("GPU-"):
         readings = (nvml or DriverNvml()).readings()
-        wanted = device.visible.split(",")
-        numbers = [str(one.index) for uuid in wanted for one in readings if one.uuid.startswith(uuid)]
-        if len(numbers) == len(wanted):
+        uuids = device.visible.split(",")
+        numbers = [
+            str(reading.index) for uuid in uuids for reading in readings if reading.uuid.startswith(uuid)
+        ]
+        if len(numbers) == len(uuids):
             pinned["CUDA_VISIBLE_DEVICES"] = ",".join(numbers)
     return pinned
 
@@ -310,7 +312,8 @@ def server_environment(
 def variable_digests(environment: Mapping[str, str], key: str) -> dict[str, str]:
     """A digest of each variable that may matter to a server, by name, without the pins.
 
-    Keyed with the server's random key, which is deleted when it ends: no secret can be guessed from them.
+    Its key is the server's random key, which is deleted when the server ends: no secret can be guessed from
+    it.
     """
     return {
         name: hmac.digest(key.encode(), os.fsencode(f"{name}={value}"), "sha256").hex()

@@ -18,7 +18,7 @@ from vlm_assets.services.progress import doing
 from vlm_assets.services.trial import sample
 from vlm_durable.commands import command
 from vlm_durable.wording import counted
-from vlm_engine.images.images import PropertyJob, people_call, recognised_format
+from vlm_engine.images.images import PropertyJob, common_name, recognised_format
 from vlm_engine.images.thumbnails import Thumbnails
 from vlm_engine.images.worker_pool import WorkerPool
 
@@ -131,4 +131,4 @@ def _format(path: str) -> str:
             with Path(path).open("rb") as stream:
                 format_ = recognised_format(stream.read(64))
     suffix = Path(path).suffix[1:].upper()
-    return people_call(format_ or _SUFFIXES.get(suffix, suffix) or "of no known format")
+    return common_name(format_ or _SUFFIXES.get(suffix, suffix) or "of no known format")

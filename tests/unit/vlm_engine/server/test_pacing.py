@@ -9,11 +9,11 @@ import pytest
 
 from vlm_engine.server.chat_completions import RequestLimits
 from vlm_engine.server.pacing import (
-    MOST_ASKED_SECONDS,
+    MOST_RETRY_AFTER_SECONDS,
     AdaptiveLimit,
     Slot,
-    asked_seconds,
     back_off_seconds,
+    retry_after_seconds,
 )
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -326,7 +326,7 @@ def test_what_the_server_asks_for_is_kept():
     chance = random.Random(1)
     waits = [back_off_seconds(1, 7.0, chance=chance) for _ in range(20)]
     assert all(7.0 <= one <= 7.25 for one in waits)
-    assert back_off_seconds(1, 86_400.0, chance=chance) <= MOST_ASKED_SECONDS + 0.25
+    assert back_off_seconds(1, 86_400.0, chance=chance) <= MOST_RETRY_AFTER_SECONDS + 0.25
 
 
 @pytest.mark.parametrize(
@@ -345,4 +345,4 @@ def test_what_the_server_asks_for_is_kept():
 )
 def test_retry_after_is_a_number_or_a_date(header, seconds):
     """Both forms of the header are read, and nonsense in it is no error."""
-    assert asked_seconds(header, now=NOON) == seconds
+    assert retry_after_seconds(header, now=NOON) == seconds
