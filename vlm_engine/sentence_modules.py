@@ -115,15 +115,15 @@ def read_modules(source: ModelSource, folder: Path) -> SentenceModules:
         )
     width = 0
     for kind, part in zip(kinds, modules, strict=True):
-        place = folder / part["path"]
+        module_folder = folder / part["path"]
         if kind == "Transformer":
-            _refuse_odd_transformer(model, place)
+            _refuse_odd_transformer(model, module_folder)
         elif kind == "Pooling":
-            width = _pooling_width(model, place)
+            width = _pooling_width(model, module_folder)
         elif kind == "Dense":
-            width = _dense_width(model, place)
+            width = _dense_width(model, module_folder)
         else:
-            _refuse_token_outputs(model, place)
+            _refuse_token_outputs(model, module_folder)
     settings = read_object(folder, _SETTINGS) or {}
     if settings.get("model_type", "SentenceTransformer") != "SentenceTransformer":
         raise ModelLoadError(f"model {model}: it is a {settings['model_type']}, which embeds no texts")
@@ -167,10 +167,10 @@ def _odd_options(options: Mapping[str, Any]) -> Iterator[str]:
             yield key
     if options.get("transformer_task") not in (None, "feature-extraction"):
         yield f"transformer_task {options['transformer_task']!r}"
-    for kind, way in (options.get("modality_config") or {}).items():
+    for kind, outputs in (options.get("modality_config") or {}).items():
         # A message is a text in the model's own chat template.
-        if kind not in ("text", "message") or {**way, "format": None} != {**_LAST_STATES, "format": None}:
-            yield f"modality_config {kind}: {way!r}"
+        if kind not in ("text", "message") or {**outputs, "format": None} != {**_LAST_STATES, "format": None}:
+            yield f"modality_config {kind}: {outputs!r}"
     if options.get("module_output_name") not in (None, "token_embeddings"):
         yield f"module_output_name {options['module_output_name']!r}"
 

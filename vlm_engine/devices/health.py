@@ -79,30 +79,30 @@ class HealthCheck:
 
     def judge(self, reading: GpuReading) -> DeviceHealth:
         """The health by one reading. Values that a GPU does not report are no reason against it."""
-        who = reading.uuid
+        uuid = reading.uuid
         if reading.fault:
-            return DeviceHealth((f"{who} ({reading.name}) cannot be used: {reading.fault}.",))
+            return DeviceHealth((f"{uuid} ({reading.name}) cannot be used: {reading.fault}.",))
         reasons = []
         if reading.uncorrected_ecc:
             reasons.append(
-                f"{who} has had {reading.uncorrected_ecc} uncorrected memory errors (ECC) since its driver "
+                f"{uuid} has had {reading.uncorrected_ecc} uncorrected memory errors (ECC) since its driver "
                 "was loaded: what it computes cannot be trusted until it is reset."
             )
         if reading.recovery_action:
             action = _RECOVERY_ACTIONS.get(reading.recovery_action, f"action {reading.recovery_action}")
-            reasons.append(f"{who} needs {action}, says its driver.")
+            reasons.append(f"{uuid} needs {action}, says its driver.")
         heat = f" (at {reading.temperature} °C)" if reading.temperature is not None else ""
         mask = reading.throttle_reasons or 0
         throttles = _throttles(mask)
-        reasons += [f"{who} is throttled{heat}: {why}." for why in throttles]
+        reasons += [f"{uuid} is throttled{heat}: {why}." for why in throttles]
         if reading.free_bytes is not None and reading.free_bytes < self.min_free_bytes:
             reasons.append(
-                f"{who} has {reading.free_bytes / _GIB:.1f} GiB of free memory and "
+                f"{uuid} has {reading.free_bytes / _GIB:.1f} GiB of free memory and "
                 f"{self.min_free_bytes / _GIB:.1f} GiB are asked for: see who uses it with `nvidia-smi`."
             )
         hot: tuple[str, ...] = ()
         if mask & _SOFTWARE_THERMAL_SLOWDOWN and not throttles:
-            hot = (f"{who} is throttled{heat}: its driver slows it down, for it is too hot.",)
+            hot = (f"{uuid} is throttled{heat}: its driver slows it down, for it is too hot.",)
         return DeviceHealth(tuple(reasons), hot)
 
 

@@ -1,8 +1,8 @@
 """One holder a device, by an operating-system lock that dies with its process: leases and who holds them.
 
 The lock (flock) on ``ID.lock`` is the truth; the record ``ID.json`` beside it is for people, may be deleted,
-and is never asked whether the holder lives. Which devices there are is find.py's, what is refused is
-health.py's. A lease belongs to its process, which has one: taken once, given again to every later step.
+and is never asked whether the holder lives. find.py lists the devices, and health.py refuses
+sick ones. A process has one lease: its first step takes it, and every later step gets the same one.
 
 CUDA reads CUDA_VISIBLE_DEVICES once, when it is initialised: pin before torch is imported.
 """

@@ -220,12 +220,12 @@ def load_image(
     Raises:
         ImageError: with the kind and a sentence that names the file; nothing else for any content.
     """
-    data = b""
+    file_bytes = b""
     try:
-        data = _read_regular_file(path) if content is None else content
+        file_bytes = _read_regular_file(path) if content is None else content
         when_read()
-        _refuse_many_scans(data, path)
-        with Image.open(io.BytesIO(data), formats=_formats_of(data, path)) as image:
+        _refuse_many_scans(file_bytes, path)
+        with Image.open(io.BytesIO(file_bytes), formats=_formats_of(file_bytes, path)) as image:
             return _pixels(image, path, max_pixels)
     except ImageError:
         raise
@@ -237,10 +237,10 @@ def load_image(
             f"There was not enough memory to decode {path}; set fewer VLM_ASSETS_DECODE_WORKERS.",
         ) from error
     except UnidentifiedImageError as error:
-        if (missing := _missing_decoder(data)) is not None:
+        if (missing := _missing_decoder(file_bytes)) is not None:
             raise ImageError("no_decoder", f"Pillow was built without {missing}: {path} needs it.") from error
         raise ImageError(
-            "unreadable", f"{path} is not an image that can be read here ({_looks_like(data)})."
+            "unreadable", f"{path} is not an image that can be read here ({_looks_like(file_bytes)})."
         ) from error
     except Exception as error:
         # For a broken file Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error,
@@ -299,14 +299,14 @@ def _read_regular_file(path: Path | str) -> bytes:
                 "too_large", f"{path} is {status.st_size:,} bytes; more than {MAX_FILE_BYTES:,} is not read."
             )
         with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as stream:
-            data = stream.read()
+            file_bytes = stream.read()
     except OSError as error:
         raise ImageError("io_error", f"{path} could not be read: {error.strerror}.") from error
     finally:
         os.close(descriptor)
-    if not data:
+    if not file_bytes:
         raise ImageError("empty", f"{path} has no bytes in it.")
-    return data
+    return file_bytes
 
 
 def _open_error(path: Path | str, error: OSError) -> ImageError:
@@ -327,25 +327,25 @@ def _kind_of_entry(mode: int) -> str:
     return "a device"
 
 
-def _looks_like(data: bytes) -> str:
-    if (name := recognised_format(data[:_HEAD_BYTES])) is not None:
+def _looks_like(file_bytes: bytes) -> str:
+    if (name := recognised_format(file_bytes[:_HEAD_BYTES])) is not None:
         return f"it begins as {common_name(name)} does, and is damaged or cut short"
-    if data[4:8] == b"ftyp":
+    if file_bytes[4:8] == b"ftyp":
         return "it looks like a video"
-    if data.lstrip()[:1] in (b"<", b"{"):
+    if file_bytes.lstrip()[:1] in (b"<", b"{"):
         return "it looks like text, perhaps a web page saved in place of the image; fetch it again"
-    return f"it begins with {data[:8].hex(' ')}"
+    return f"it begins with {file_bytes[:8].hex(' ')}"
 
 
-def _missing_decoder(data: bytes) -> str | None:
+def _missing_decoder(file_bytes: bytes) -> str | None:
     """The format of an image, where this Pillow has no decoder for it; else None."""
-    name = recognised_format(data[:_HEAD_BYTES])
+    name = recognised_format(file_bytes[:_HEAD_BYTES])
     return name if name in _OPTIONAL_DECODERS and not features.check(_OPTIONAL_DECODERS[name]) else None
 
 
-def _formats_of(data: bytes, path: Path | str) -> tuple[str, ...]:
+def _formats_of(file_bytes: bytes, path: Path | str) -> tuple[str, ...]:
     """The formats that Pillow tries. For HEIC this checks the size first, and loads the decoder."""
-    if recognised_format(data[:_HEAD_BYTES]) != "HEIF":
+    if recognised_format(file_bytes[:_HEAD_BYTES]) != "HEIF":
         return tuple(name for name in FORMATS if name != "HEIF")
     try:
         import pillow_heif
@@ -364,7 +364,7 @@ def _formats_of(data: bytes, path: Path | str) -> tuple[str, ...]:
     # part.
     sizes = [
         int.from_bytes(width, "big") * int.from_bytes(height, "big")
-        for width, height in _HEIF_SIZE.findall(data)
+        for width, height in _HEIF_SIZE.findall(file_bytes)
     ]
     most = max(sizes, default=0)
     if most > MAX_SOURCE_PIXELS:
@@ -379,9 +379,9 @@ def _formats_of(data: bytes, path: Path | str) -> tuple[str, ...]:
     return ("HEIF",)
 
 
-def _refuse_many_scans(data: bytes, path: Path | str) -> None:
+def _refuse_many_scans(file_bytes: bytes, path: Path | str) -> None:
     # Compressed data never contains this marker: there a zero follows each byte of 0xff.
-    if data.startswith(b"\xff\xd8") and (scans := data.count(b"\xff\xda")) > MAX_JPEG_SCANS:
+    if file_bytes.startswith(b"\xff\xd8") and (scans := file_bytes.count(b"\xff\xda")) > MAX_JPEG_SCANS:
         raise ImageError(
             "too_large", f"{path} has {scans:,} scans; a JPEG with more than {MAX_JPEG_SCANS} is not decoded."
         )

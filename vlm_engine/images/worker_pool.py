@@ -335,7 +335,7 @@ class WorkerPool:
             parcel = worker.answer(self._image_seconds)
             if parcel is None:
                 return "kills_worker"
-            loaded = at_hand[0].result(parcel, self.load)
+            loaded = at_hand[0].loaded_from(parcel, self.load)
         except TimeoutError:
             return "timed_out"
         except Exception:  # A worker whose message is no answer is not asked again.
@@ -362,7 +362,7 @@ class WorkerPool:
         self, worker: WorkerProcess, at_hand: Sequence[_Loading], kind: Literal["kills_worker", "timed_out"]
     ) -> None:
         """Remove a worker that died or hangs, and decide about its properties."""
-        task, image = worker.at()
+        task, image = worker.position()
         culprit = next((loading for loading in at_hand if loading.task.number == task), None)
         self._forget(worker)
         if self._closed:
@@ -386,19 +386,19 @@ class WorkerPool:
     def _blame(self, loading: _Loading, image: int, kind: ImageErrorKind, pid: int, story: str) -> None:
         loading.deaths[image] += 1
         attempts = loading.deaths[image]
-        place = "the processor" if image == len(loading.task.paths) else loading.task.paths[image]
+        cause = "the processor" if image == len(loading.task.paths) else loading.task.paths[image]
         _log.warning(
             "Worker %d %s at %s of property %s (attempt %d of %d); another takes its place.",
             pid,
             story,
-            place,
+            cause,
             loading.job.property_id,
             attempts,
             ATTEMPTS,
         )
         if attempts < ATTEMPTS:
             return
-        sentence = f"{place} was given up after {ATTEMPTS} workers; the last one {story}."
+        sentence = f"{cause} was given up after {ATTEMPTS} workers; the last one {story}."
         given_up = range(len(loading.task.paths)) if image == len(loading.task.paths) else (image,)
         loading.give_up(dict.fromkeys(given_up, (kind, sentence)))
 
@@ -445,7 +445,7 @@ class _Loading(Fetch):
         self.most = len(self.contents) + self.task.max_images - loaded.seen
         return not self.is_done
 
-    def result(self, parcel: Parcel, load: Any) -> LoadedProperty:
+    def loaded_from(self, parcel: Parcel, load: Any) -> LoadedProperty:
         """The property in a worker's answer. Raises ValueError where it is no answer to this task."""
         note = parcel.note
         if note["number"] != self.task.number:

@@ -96,7 +96,7 @@ class WorkerProcess:
             if seconds_left <= 0:
                 raise TimeoutError
 
-    def at(self) -> tuple[int, int]:
+    def position(self) -> tuple[int, int]:
         """The numbers of the task and of the image that it works on, or worked on when it ended."""
         task, image, _ = self._progress.read()
         return task, image

@@ -67,7 +67,7 @@ _OURS = {
 
 _VALUES_ALIKE: Final = frozenset(
     {
-        # Where it listens, who may ask, what it may read.
+        # Address, access, and files that it may read.
         "--host", "--port", "--api-key", "--allowed-local-media-path", "--served-model-name",
         "--api-server-count", "-asc",
         # How much memory and how many requests at once: they move the last digits, as a batch does.
@@ -76,7 +76,7 @@ _VALUES_ALIKE: Final = frozenset(
         "--pipeline-parallel-size", "-pp", "--data-parallel-size", "-dp", "--mm-processor-cache-gb",
         "--mm-encoder-tp-mode",
         "--mem-fraction-static", "--max-running-requests", "--tp-size", "--tp",
-        # Where files lie, and what is written down.
+        # Folders and logs.
         "--download-dir", "--load-format", "--uvicorn-log-level", "--log-level",
     }
 )  # fmt: skip

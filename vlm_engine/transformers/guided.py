@@ -112,8 +112,9 @@ class GuidedBatch:
             self.matchers[row].fill_next_token_bitmask(self.bitmask, row)
         self.bitmask &= self.plain
         if scores.is_cuda and not self.bitmask.is_pinned():
-            # A copy out of other memory waits for the step under way, and what follows is launched late.
-            # Nobody writes there before the chosen tokens are back on the host: after the copy.
+            # A copy out of other memory waits for the step under way, which delays the launch of the next
+            # kernels. Nobody writes to the mask before the chosen tokens are back on the host, which is after
+            # the copy.
             self.bitmask = self.bitmask.pin_memory()
         mask_scores(scores, self.bitmask.to(scores.device, non_blocking=True))
         return scores

@@ -138,8 +138,8 @@ class InputPreparation:
 def _pinned(tensors: Any) -> Any:
     """The tensors in memory from which a GPU copies by itself, unless they are larger than PINNED_BYTES.
 
-    torch keeps what was pinned for the next batch, a block for each power of two. What nobody uses goes back
-    to the system once all of it is more than PINNED_BYTES.
+    torch keeps pinned memory for the next batch, a block for each power of two. Unused blocks go back to the
+    system once all of them are more than PINNED_BYTES.
     """
     import torch
 

@@ -189,8 +189,8 @@ def load_sentence_transformer(source: ModelSource, folder: Path, *, device: str)
     """A text embedder by sentence-transformers, in the number format that its files say.
 
     folder: its files, which ``sentence_modules`` has accepted. Nothing else is read, also not from the hub.
-    Raises ModelLoadError, also where weights are missing. The import takes seconds, so only what embeds by
-    such a model comes here.
+    Raises ModelLoadError, also where weights are missing. The import takes seconds, so only an embedder of
+    this kind calls it.
     """
     _import_transformers()
     _prepare_device(source, device)
