@@ -195,14 +195,14 @@ def encoded(image: Image.Image) -> bytes:
     return stream.getvalue()
 
 
-def _media_type(data: bytes) -> str:
-    return "image/png" if data.startswith(b"\x89PNG") else "image/jpeg"
-
-
 def data_uris(images: Sequence[EncodedImage]) -> list[str]:
     """A data URI an image, in order."""
-    files = [image.tobytes() for image in images]
-    return [f"data:{_media_type(file)};base64,{base64.b64encode(file).decode()}" for file in files]
+    uris = []
+    for image in images:
+        file = image.tobytes()
+        media_type = "image/png" if file.startswith(b"\x89PNG") else "image/jpeg"
+        uris.append(f"data:{media_type};base64,{base64.b64encode(file).decode()}")
+    return uris
 
 
 def _named_fields(refusal: str, without: Collection[str]) -> list[str]:

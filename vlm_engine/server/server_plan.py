@@ -172,13 +172,14 @@ class ServerPlan:
             rounded = -(-needed // _CONTEXT_STEP) * _CONTEXT_STEP + _CONTEXT_STEP
             context = str(min(rounded, costs.context or rounded))
             options = json.dumps(dict(costs.options), sort_keys=True) if costs.options else None
+        is_roomy = device.kind == "cuda" and (device.memory_bytes or 0) >= _ROOMY_BYTES
         return replace(
             self,
             on_device={
                 "memory": f"{_memory(device, beside_bytes):.2f}",
                 "context": context,
                 "processor_options": options,
-                "batched_tokens": str(_BATCHED_TOKENS) if _is_roomy(device) else None,
+                "batched_tokens": str(_BATCHED_TOKENS) if is_roomy else None,
                 # Each parses requests and runs the processor, in one thread: 30 ms an image. Our workers,
                 # which have the other cores, need 40.
                 "api_servers": str(max(1, min(8, cores // device.at_once // 4))),
@@ -227,10 +228,6 @@ class ServerPlan:
                 continue
             filled.append(_filled(word, values))
         return filled
-
-
-def _is_roomy(device: Device) -> bool:
-    return device.kind == "cuda" and (device.memory_bytes or 0) >= _ROOMY_BYTES
 
 
 def _memory(device: Device, beside_bytes: int) -> float:

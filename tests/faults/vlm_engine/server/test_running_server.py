@@ -4,11 +4,18 @@ import pytest
 
 from vlm_engine.protocol import ModelLoadError
 from vlm_engine.server.model_server import ServerAddress
-from vlm_engine.server.running_server import ServedModel, ServerUnreachableError, served_model
+from vlm_engine.server.running_server import (
+    ServedModel,
+    ServerUnreachableError,
+    _listed,
+    served_model,
+)
 
 
 @pytest.fixture
 def address(stub):
+    """Its port may have been an earlier stub's, whose list of models would still be cached."""
+    _listed.cache_clear()
     return ServerAddress(stub.url, "secret")
 
 
