@@ -236,8 +236,9 @@ def pinned_commit(
     except (BrokenSealError, KeyError) as error:
         raise ModelLoadError(
             f"model {name}: {note}, which says which commit of {branch} this home works with, cannot be read"
-            f" ({error}). Any row of a published partition names it as model_revision: set"
-            " VLM_ASSETS_MODEL_REVISION to that commit; or remove the file to take what the hub has now."
+            f" ({error}). Any row of a published partition names it as model_revision: name the"
+            f" model {name}@COMMIT in the settings, with that commit; or remove the file to take what the hub"
+            " has now."
         ) from error
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlm_assets.config.engine_choice import chosen_engine, vllm_command
@@ -88,9 +89,10 @@ def build_vision_language_model(settings: Settings) -> VisionLanguageModel:
     from resources.vision_language_model import VisionLanguageModel
     from vlm_engine.protocol import ImageLimits
 
+    name, revision = _name_and_revision(describing_model(settings))
     return VisionLanguageModel(
-        model=describing_model(settings) or "",
-        revision=settings.model_revision,
+        model=name,
+        revision=revision,
         trust_remote_code=settings.trust_remote_code,
         records_directory=str(settings.state_directory / "models"),
         limits=ImageLimits(
@@ -130,12 +132,21 @@ def build_text_embedding_model(settings: Settings) -> TextEmbeddingModel:
     """The embedding model of these settings; without one, its methods raise a sentence that says so."""
     from resources.text_embedding import TextEmbeddingModel
 
+    name, revision = _name_and_revision(settings.embedding_model)
     return TextEmbeddingModel(
-        model=settings.embedding_model or "",
-        revision=settings.embedding_revision,
+        model=name,
+        revision=revision,
         trust_remote_code=settings.trust_remote_code,
         records_directory=str(settings.state_directory / "models"),
     )
+
+
+def _name_and_revision(model: str | None) -> tuple[str, str | None]:
+    """The two of OWNER/NAME@REVISION. A local folder, whatever its name, has no revision."""
+    if model is None or Path(model).is_absolute():
+        return model or "", None
+    name, _, revision = model.partition("@")
+    return name, revision or None
 
 
 def build_resources(settings: Settings) -> dict[str, object]:

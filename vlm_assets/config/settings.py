@@ -109,17 +109,15 @@ class Settings(BaseSettings):
     """Properties a partition: minutes to hours of work. Fixed for what is catalogued. Default: the
     catalogue's own, 1000 at first."""
     model: str | None = None
-    """Vision-language model: a local folder or a hub id, or 'example'. Safetensors only. Default: none; the
-    example model for a home with the rendered example."""
-    model_revision: str | None = None
-    """Hub revision (commit, tag or branch) of the model."""
+    """Vision-language model: a local folder, a hub id as OWNER/NAME or OWNER/NAME@REVISION (commit, tag or
+    branch), or 'example'. Safetensors only. Default: none; the example model for a home with the rendered
+    example."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Only for models whose code you read."""
     embedding_model: str | None = None
-    """Text-embedding model, in the layout of sentence-transformers: a local folder or a hub id, or 'example'.
-    Default: none, so nothing is embedded; the example's embedder for a home with the rendered example."""
-    embedding_revision: str | None = None
-    """Hub revision of the embedding model."""
+    """Text-embedding model, in the layout of sentence-transformers: a local folder, a hub id as
+    OWNER/NAME or OWNER/NAME@REVISION, or 'example'. Default: none, so nothing is embedded; the example's
+    embedder for a home with the rendered example."""
     description_schema: str = "vlm_assets.config.property_description:PropertyDescription"
     """Your own pydantic model as module:Class. It becomes prompt, grammar and columns. The module is
     installed, or a file in the working directory or the checkout."""
@@ -249,7 +247,7 @@ class Settings(BaseSettings):
     @classmethod
     def _local_folder_made_absolute(cls, model: str | None, field: ValidationInfo) -> str | None:
         # A run's working directory is not the shell's, so a relative folder is resolved here. A hub id
-        # (owner/name) stays as it is unless a folder of that name is there.
+        # (owner/name@revision) stays as it is unless a folder of that name is there.
         if model is None:
             return None
         if model == EXAMPLE:
@@ -263,6 +261,8 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"there is no folder {model}; give a model's folder, or its hub id as owner/name"
             )
+        if "@" in model and not re.fullmatch(r"[^@]+@[^@]+", model):
+            raise ValueError("give a hub id as owner/name or owner/name@revision")
         return model
 
     @field_validator("state_url")

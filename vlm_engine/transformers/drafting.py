@@ -1,6 +1,6 @@
 """Drafted decoding: the model is asked about several tokens at once, those that followed in earlier answers.
 
-``Drafting`` is the only door: the engine makes it (``VLM_ASSETS_SPECULATIVE_TOKENS``) and hands what
+``Drafting`` is the only door: the engine makes it (``speculative_tokens``) and hands what
 ``start_steps`` returns to GreedyDecoding. Nothing else imports this module, so drafts can be deleted with it.
 Terms: speculative decoding, verified greedily; n-grams, as in prompt lookup.
 

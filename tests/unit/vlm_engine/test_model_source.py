@@ -147,7 +147,7 @@ def test_a_damaged_note_stops_and_says_what_to_do(tmp_path):
     pinned_commit("owner/name", None, tmp_path, lambda *_: FIRST)
     (note,) = tmp_path.iterdir()
     note.write_bytes(note.read_bytes().replace(b"1" * 40, b"3" * 40))
-    with pytest.raises(ModelLoadError, match="VLM_ASSETS_MODEL_REVISION"):
+    with pytest.raises(ModelLoadError, match="owner/name@COMMIT in the settings"):
         pinned_commit("owner/name", None, tmp_path, never)
 
 

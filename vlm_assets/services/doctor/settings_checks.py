@@ -74,17 +74,5 @@ def contradictions(settings: Settings) -> Findings:
             "warning",
             f"{PREFIX}DECODE_WORKERS is {settings.decode_workers} and this process may use {cores} cores.",
         )
-    for name, revision in (("model", "model_revision"), ("embedding_model", "embedding_revision")):
-        source = getattr(settings, name)
-        if source and Path(source).is_dir() and getattr(settings, revision):
-            yield (
-                "warning",
-                f"{PREFIX}{revision.upper()} means nothing for a local folder ({source}): unset it.",
-            )
-    if settings.embedding_revision and settings.embedding_model is None:
-        yield (
-            "warning",
-            f"{PREFIX}EMBEDDING_REVISION means nothing without {PREFIX}EMBEDDING_MODEL.",
-        )
     if isinstance(settings.source, Path) and not settings.source.exists():
         yield "warning", f"{PREFIX}SOURCE: {settings.source} is not there; nothing new can be taken in."

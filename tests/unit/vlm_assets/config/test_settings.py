@@ -224,3 +224,22 @@ def test_a_database_address_without_its_driver_is_refused_and_not_shown(monkeypa
     with pytest.raises(SettingsError, match=r"postgresql\+psycopg2://") as refused:
         load_settings()
     assert "a-secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("model", ["owner/name@", "@v1", "owner/name@a@b"])
+def test_a_hub_id_has_one_revision(model, tmp_path):
+    """A slip would be another model, or none: it is named before anything is loaded."""
+    with pytest.raises(SettingsError, match="owner/name@revision"):
+        load_settings(home=tmp_path, model=model)
+
+
+def test_a_revision_reaches_the_models_and_a_folder_has_none(tmp_path):
+    """The part after the @ of a hub id; a folder may have one in its name."""
+    settings = load_settings(home=tmp_path, model="owner/name@v1", embedding_model="owner/embedder")
+    assert (made := build_vision_language_model(settings)).model == "owner/name"
+    assert made.revision == "v1"
+    assert build_text_embedding_model(settings).revision is None
+    folder = tmp_path / "mine@2"
+    folder.mkdir()
+    of_folder = build_vision_language_model(load_settings(home=tmp_path, model=str(folder)))
+    assert (of_folder.model, of_folder.revision) == (str(folder), None)

@@ -87,7 +87,6 @@ def test_images_that_are_away_are_an_error(desk, said, listing):
         ("embedder", {"embedding_model": None}, "warning", "set VLM_ASSETS_EMBEDDING_MODEL"),
         ("embedder", {"embedding_model": "/nothing/there"}, "error", "/nothing/there"),
         ("truth", {"truth": Path("/nowhere/truth.csv")}, "error", "/nowhere/truth.csv"),
-        ("settings", {"embedding_revision": "main"}, "warning", "VLM_ASSETS_EMBEDDING_REVISION"),
     ],
 )
 def test_each_trouble_is_said_with_what_to_do(said, check, settings, level, words):
