@@ -1,7 +1,6 @@
-"""Markdown of Dagster's pages. Every text reaches them through here, and none of it is markup.
+"""Markdown for Dagster's pages: bullets, tables, pictures. All text in it is escaped, so none is markup.
 
-What lives here: the few forms that our pages have. What does not: escaping
-(``vlm_durable/markdown_text.py``).
+The escaping is in ``vlm_durable/markdown_text.py``.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ def bullets(sentences: Iterable[str]) -> Markdown:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: bool = False) -> Markdown:
-    """A table of texts and numbers. numbers: every column but the first is set to the right."""
+    """A table of texts and numbers. numbers: align every column but the first to the right."""
     rule = ["---", *(["--:" if numbers else "---"] * (len(head) - 1))]
     lines = [_line(sentence(name) for name in head), _line(rule)]
     lines += [_line(sentence(cell if isinstance(cell, str) else str(cell)) for cell in row) for row in rows]
@@ -40,7 +39,7 @@ def paragraphs(*parts: Markdown) -> Markdown:
 
 
 def metadata(text: Markdown) -> dg.MarkdownMetadataValue:
-    """The value for a page of Dagster's. The only place that makes one."""
+    """The metadata value for a page of Dagster's. The only place that makes one."""
     return dg.MetadataValue.md(text)  # noqa: TID251
 
 

@@ -1,10 +1,9 @@
 """One materialization of one partition: the steps that both assets take.
 
 They are: begin; where the partition is complete, verify; else resume, compute the rows on a device, publish.
-What does not live here: what a row is and how it is made (``property_descriptions.py``,
-``property_embeddings.py``), which generation is worked at (``partition.py``), how bytes become durable
-(``resources``). A refused file yields its failing check results before the error: that leaves a failed check
-with its partition, a failed partition, and the old file in place.
+How a row is made is in ``property_descriptions.py`` and ``property_embeddings.py``. A refused file yields its
+failing check results before the error: that leaves a failed check with its partition, a failed partition, and
+the old file in place.
 """
 
 from __future__ import annotations
@@ -95,8 +94,9 @@ class RunOptions(dg.Config):
     recompute: compute every property of the partition again, beside the old output, which stays until all
     is done. retry_failed: try the properties that ended as failed once more, and keep all others.
     accept_failed: publish, however many properties have failed; the published record says so.
-    stale: of what was published under other settings. "anew" makes it anew; "keep" leaves it as it is; a
-    digest of settings (``Fingerprint.settings_digest``) makes it anew where these are still the settings.
+    stale: what to do with a partition that was published under other settings. "anew" makes it anew; "keep"
+    leaves it as it is; a digest (``Fingerprint.settings_digest``) makes it anew if the settings still have
+    that digest.
     """
 
     recompute: bool = False
@@ -106,7 +106,7 @@ class RunOptions(dg.Config):
 
 
 class RunRefusedError(ValueError):
-    """A run was asked for what is not done; the message says what to ask for instead."""
+    """The run's options or partitions are not possible; the message says what to launch instead."""
 
 
 class BeingWithdrawnError(RuntimeError):
@@ -114,7 +114,7 @@ class BeingWithdrawnError(RuntimeError):
 
 
 class Work(Protocol):
-    """What an asset knows of one partition: its properties, what decides their rows, and the rows' checks."""
+    """What an asset adds to a materialization: one partition's properties, their rows, and the checks."""
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -122,30 +122,30 @@ class Work(Protocol):
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """What decides the meaning of its rows."""
+        """The digest of all that decides the meaning of its rows."""
 
     @property
     def inputs(self) -> Mapping[str, str]:
-        """Of each id, the digest of all that decides its row."""
+        """The digest of all that decides a row, by id."""
 
     def rows_schema(self) -> pa.Schema:
         """The columns of the rows; asked for only where there is work."""
 
     def would_refuse(self, failed: int, *, accepted: Acceptance) -> bool:
-        """Whether the checks would refuse a file with so many failed rows."""
+        """Whether the checks would refuse a file with ``failed`` failed rows."""
 
     def check(self, file: Path, *, accepted: Acceptance) -> Sequence[CheckOutcome]:
         """Run the checks on a file."""
 
     def record_metadata(self, file: Path) -> dict[str, Any]:
-        """What the published record says of the file's rows."""
+        """What the published record keeps of the file's rows."""
 
     def metadata(self, file: Path) -> Metadata:
         """What people read about the finished file."""
 
 
 def range_of_run(context: dg.AssetExecutionContext, settings: Settings) -> tuple[Catalog, PropertyRange]:
-    """The catalogue, and the range of this run's one partition; both are taken over from the store first.
+    """The catalogue, and the range of this run's partition; both are pulled from the store first.
 
     Raises CatalogError, StoreError, and RunRefusedError for a run over several partitions.
     """
@@ -194,7 +194,7 @@ class Materialization:
         self._settings = settings
         self._published = PublishedPartitions(partition.paths.asset)
         self._record = self._published.settled(partition.key)
-        alert_failed_canaries(settings)  # those of a run that was killed before it could
+        alert_failed_canaries(settings)  # of a run that was killed before it could
         self._finish_setting_aside()
         asked_by = root_run_of(context) if options.recompute or options.retry_failed else None
         self._generation = generation_of(partition, self._record, asked_by)
@@ -211,7 +211,7 @@ class Materialization:
         work: Work,
         options: RunOptions,
     ) -> Iterator[Materialization]:
-        """Wait while paused, then say that this process works on the partition, until it is left.
+        """Wait while paused, then register this process as the partition's worker until the context ends.
 
         Raises RunRefusedError, BeingWithdrawnError, dg.Failure where an older version was put back, and
         MachineDiffersError where the store is worked with under other settings.
@@ -237,7 +237,7 @@ class Materialization:
 
     @property
     def is_complete(self) -> bool:
-        """Whether what this run is asked for is published already, or it is to leave that as it is."""
+        """Whether the run has nothing to compute: it is published already, or is to stay as it is."""
         if self._keeps_stale:
             return True
         record = self._record
@@ -249,7 +249,7 @@ class Materialization:
 
     @property
     def _keeps_stale(self) -> bool:
-        """Whether this run leaves alone what was published under other settings: nobody said yes to these."""
+        """Whether this run leaves a file of other settings as it is: nobody agreed to the current ones."""
         record, now, option = self._record, self.partition.fingerprint, self._options.stale
         if record is None or record.fingerprint == now.digest or option in (ANEW, now.settings_digest):
             return False
@@ -283,7 +283,7 @@ class Materialization:
             self._context.log.info(f"{message} {stays}")
             verified = {"verified": dg.MetadataValue.text(f"{message} {stays}")}
             yield dg.Output(Publication(record, changed=False), metadata=verified)
-            # They compare it with the settings of now, which it was not made with.
+            # The file was not made with the current settings, which the checks know: they only warn.
             for outcome in self._work.check(file, accepted=self._accepted_before):
                 yield check_result(
                     self.partition.asset, replace(outcome, severity=dg.AssetCheckSeverity.WARN)
@@ -306,7 +306,7 @@ class Materialization:
         yield published_file_result(self.partition.asset, record)
 
     def _fetch(self, record: PublishedRecord) -> bytes | None:
-        """The file of a version from the store; waits while that is away."""
+        """The file of a version from the store; waits while the store is away."""
         store = self._settings.store
         assert store is not None
         stored = StoredPartitions(self.partition.paths.asset, store)
@@ -356,7 +356,7 @@ class Materialization:
                 yield journal
         except WrongAnswersError as error:
             if error.rows_in_doubt:
-                # First, for it needs no database: from here on no run uses these rows.
+                # First, because it needs no database: from here on no run uses these rows.
                 note_set_aside(self.partition.paths, self._generation, str(error))
                 self._finish_setting_aside()
             note_run(self._context, NO_ATTEMPT)
@@ -384,7 +384,7 @@ class Materialization:
             )
 
     def _finish_setting_aside(self) -> None:
-        """Close the copy of each generation that is noted as set aside, and move its folder. See there."""
+        """Close the copy of each generation that is noted as set aside; move its folder into .quarantine."""
         paths, store = self.partition.paths, self._settings.store
         for generation in unmoved(paths):
             try:
@@ -397,7 +397,7 @@ class Materialization:
             self._context.log.warning(f"The rows of generation {generation} are set aside in {aside}.")
 
     def _begin_copying(self, stack: contextlib.ExitStack) -> Copying | None:
-        """Fetch what the store has of the partition's work. What ends the run over it is no attempt."""
+        """Fetch the partition's work from the store. A run that the store ends is no failed attempt."""
         store, paths = self._settings.store, self.partition.paths
         if store is None:
             return None
@@ -453,7 +453,7 @@ class Materialization:
     def device(
         self, gpu: GpuResource, *, server_digest: str | None, computes_elsewhere: bool = False
     ) -> Iterator[Device]:
-        """Lease a device for the work inside. What ends that work is noted for those who start it again.
+        """Lease a device for the work inside. How that work ends is tagged on the run for the retry schedule.
 
         server_digest: of the model server that is to stay on the device. computes_elsewhere: what fails in
         the work, CUDA errors too, says nothing of the device here.
@@ -482,11 +482,11 @@ class Materialization:
             ImagesAwayError,
             StoreAwayError,
         ):
-            # No device, no server to ask, and no disk or store to read from say nothing of the partition.
+            # A device, server, disk or store that is away says nothing about the partition.
             note_run(self._context, NO_ATTEMPT)
             raise
         except GarbageOutputError:
-            # Its failed rows are new rows all the same: tried again by itself, it would fill up with them.
+            # Failed rows count as new rows: retries by themselves would fill the partition with them.
             note_run(self._context, NEEDS_PERSON)
             raise
 
@@ -498,7 +498,7 @@ class Materialization:
         journal.flush()
         self.progress.report()
         self._refuse_unfinished(journal.missing_ids)
-        # Rows that were restored: their device may have failed while this run was at work on another.
+        # The device that made the restored rows may have failed since this run began.
         self._refuse_rows_in_doubt(journal)
         self._beat.enter(Phase.PUBLISHING)
         key, asset = self.partition.key, self.partition.asset
@@ -536,10 +536,10 @@ class Materialization:
             clear_refusal(self.partition.paths)
             metadata = self._work.metadata(staged.path) | self._restored | computed | self._internals
             if (copying := self._copying) is not None:
-                # The publication below ends only when the store has it: an outage is waited for here. Whoever
-                # was taken over publishes nothing.
+                # The publication below ends only when the store has it: wait here for a store that is away.
+                # A worker that was taken over publishes nothing.
                 wait_for_store(self._context, self._settings, copying.flush, "No store to publish in")
-            self._refuse_rows_in_doubt(journal)  # again: that may have taken hours
+            self._refuse_rows_in_doubt(journal)  # again: the wait may have taken hours
             yield dg.Output(staged, metadata=metadata)
         # The IO manager has published the file and read both copies back: the journal has done its work.
         journal.retire()
@@ -550,17 +550,17 @@ class Materialization:
 
     @property
     def _internals(self) -> Metadata:
-        """What only a search for the cause of something needs: it comes last on the page."""
+        """Details for finding the cause of a problem: they come last on the page."""
         return {"fingerprint": dg.MetadataValue.text(self.partition.fingerprint.digest)}
 
     @property
     def _accepted_before(self) -> Acceptance:
-        """Failed rows of what is published that a person accepted: no more of them only warn again."""
+        """The failed rows of the published file that a person accepted: no more of them only warn again."""
         accepted = self._record.metadata.get(ACCEPTED_FAILED) if self._record else None
         return Acceptance(**accepted) if accepted else NOT_ACCEPTED
 
     def _check(self, file: Path, *, accepted: Acceptance) -> tuple[Sequence[CheckOutcome], dg.Failure | None]:
-        """What the checks found, and the error of those that keep the file from being published."""
+        """The outcomes of the checks, and the error of those that keep the file from being published."""
         asset, key = self.partition.asset, self.partition.key
         outcomes = self._work.check(file, accepted=accepted)
         stopping = [outcome for outcome in outcomes if outcome.stops_publication]
@@ -585,21 +585,21 @@ class Materialization:
             )
 
     def _damage(self) -> str:
-        """What is wrong with the file that stays; empty where nothing is, or none is there."""
+        """What is wrong with the file that stays published; empty where it is sound or there is none."""
         if self._record is None:
             return ""
         verification = self._published.verify(self.partition.key)
         return "" if verification.ok else verification.sentence()
 
     def _retire_stored(self, retire: Callable[[], None]) -> None:
-        """Take published rows out of the store's journal; what fails now is done by the next start."""
+        """Take published rows out of the store's journal; where that fails, the next start does it."""
         try:
             retire()
         except StoreError as error:
             self._context.log.warning(f"The store keeps the journal of this partition for now: {error}")
 
     def _finish_retirement(self, generation: str) -> None:
-        """Retire the journal of a published file where a crash came between publication and retirement."""
+        """Retire the journal of a published file if a crash came between publication and retirement."""
         if (store := self._settings.store) is not None:
             self._retire_stored(lambda: close_published(self.partition.paths, generation, store))
         if leftover := self.partition.finish_retirement(generation, self._work.rows_schema):
@@ -614,13 +614,13 @@ def _refuse_other_settings(
     try:
         wait_for_store(context, settings, lambda: refuse_other_settings(store, asset, parts, settings.home))
     except (MachineDiffersError, UnfitStoreError, ObjectDeniedError):
-        # Another machine may be right; where none is, a person is told after some interruptions.
+        # Another machine may have the right settings; after a few interruptions a person is alerted.
         note_run(context, NO_ATTEMPT)
         raise
 
 
 def _refuse_withdrawn(context: dg.AssetExecutionContext, settings: Settings, partition: Partition) -> None:
-    """Raise BeingWithdrawnError where properties are being withdrawn, or were, and are in the catalogue."""
+    """Raise BeingWithdrawnError where properties of the partition are being withdrawn or were withdrawn."""
     is_withdrawn = partition.key in (being_withdrawn(control_state(settings)) or ())
     if not is_withdrawn:
         if (store := settings.store) is not None:
@@ -646,7 +646,7 @@ def _refuse_withdrawn(context: dg.AssetExecutionContext, settings: Settings, par
 
 @contextlib.contextmanager
 def no_retry_after_put_back(context: dg.AssetExecutionContext) -> Iterator[None]:
-    """Fail without a retry where a partition was put back: every further run would stop just so."""
+    """Fail without a retry where a partition was put back: every further run would fail alike."""
     try:
         yield
     except PutBackError as error:
@@ -655,13 +655,13 @@ def no_retry_after_put_back(context: dg.AssetExecutionContext) -> Iterator[None]
 
 
 def root_run_of(context: dg.AssetExecutionContext) -> str:
-    """The run of which this one is a retry, or itself: what a crashed run had begun is gone on with."""
+    """The first run of this one's chain of retries, or itself: a retry resumes what that run began."""
     run: dg.DagsterRun = context.run
     return run.get_root_run_id() or run.run_id
 
 
 def _began(context: dg.AssetExecutionContext, asset: str) -> float:
-    """When the work on this asset began, in unix seconds: with the launch of the run, for its first asset."""
+    """When the work on this asset began, in unix seconds: for a run's first asset, its launch."""
     first = min(key.to_user_string() for key in context.selected_asset_keys)
     stats = context.instance.get_run_stats(context.run.run_id)
     launched = stats.launch_time or stats.start_time
@@ -670,9 +670,9 @@ def _began(context: dg.AssetExecutionContext, asset: str) -> float:
 
 
 def _report_restored(context: dg.AssetExecutionContext, recovery: Recovery) -> Metadata:
-    """Say what an open restored, in the log and as an event of the partition, before any work.
+    """Report what opening the journal restored, in the log and as an event, before any work.
 
-    Returns what the finished file's page repeats of it.
+    Returns the part of it that the finished file's page repeats.
     """
     restored: Metadata = {
         "restored": dg.MetadataValue.text(recovery.sentence()),

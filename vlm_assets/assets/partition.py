@@ -1,10 +1,8 @@
 """One partition of an asset: its expected rows, its journal, and the finished rows that it adopts.
 
-What lives here: the name of the generation that a materialization works at, opening its journal, the rows
-that others have made from the same inputs, and which failed rows are tried again. What does not: where its
-files lie (``vlm_durable/files/layout.py``), the order of a materialization (``materialize.py``), what a row
-is (``property_descriptions.py``, ``property_embeddings.py``), which failures may pass
-(``vlm_engine/ladder.py``).
+Here are the name of the generation that a materialization works at, opening its journal, adopting rows that
+other generations made from the same inputs, and choosing the failed rows that are tried again. The order of
+a materialization is in ``materialize.py``.
 """
 
 from __future__ import annotations
@@ -64,7 +62,7 @@ class Partition:
     def open_journal(self, generation: str, schema: pa.Schema, *, accept_loss: str | None = None) -> Journal:
         """Open a generation's journal: recover and verify it. Raises JournalError.
 
-        accept_loss: what a person said who gives up rows that cannot be restored.
+        accept_loss: the reason of a person who gives up rows that cannot be restored.
         """
         return Journal.open(
             self.paths.journal(generation),
@@ -83,15 +81,15 @@ class Partition:
     def finish_retirement(self, generation: str, rows_schema: Callable[[], pa.Schema]) -> str | None:
         """Retire the journal of a published file where a crash came between publication and retirement.
 
-        Returns a sentence about a journal that stays. rows_schema: gives the columns of the journal's rows.
-        They are not the file's: parquet gives the elements of a list another name. Raises JournalError.
+        Returns a sentence about a journal that stays. rows_schema: returns the columns of the journal's rows,
+        which differ from the file's: parquet names the elements of a list otherwise. Raises JournalError.
         """
         directory, mark = self.paths.journal(generation), self.paths.high_water_mark(generation)
         if not directory.is_dir() or clear_retired(directory, mark):
             return None
         last = read_mark(mark, key=self.key, generation=generation).mark
         if last is not None and last.retired:
-            # It was put back from a copy, or its removal was cut short. An open would miss what was removed.
+            # It was put back from a copy, or its removal was cut short: opening it would report lost rows.
             return f"{directory} is older than what was published: {command('prune')} removes it."
         with self.open_journal(generation, rows_schema()) as journal:
             if journal.missing_ids:
@@ -104,17 +102,17 @@ class Partition:
 def generation_of(partition: Partition, record: PublishedRecord | None, asked_by: str | None) -> str:
     """The name of the generation under these settings.
 
-    record: of what is published. asked_by: the root run by which a person asks for rows anew, which has a
-    generation of its own: a crashed one resumes, and a finished one is not repeated.
+    record: of what is published. asked_by: the root run in which a person asks for new rows. It has a
+    generation of its own, so that it resumes after a crash and is not repeated once it is finished.
     """
     generation, paths = partition.fingerprint.generation(asked_by), partition.paths
     if record is not None and (asked_by or record.fingerprint != partition.fingerprint.digest):
         published = str(record.metadata.get("generation"))
         if published == generation or published.startswith(f"{generation}{_AFTER}"):
             return published
-        # Back to settings whose output was published once and replaced since, or an old run with an option
-        # is re-executed: that generation is closed, so this is another one, named by what it replaces so
-        # that a crash resumes it.
+        # The settings are back to earlier ones whose output was replaced since, or an old run with an
+        # option is re-executed. That generation is closed, so this one is new. It is named after the version
+        # that it replaces, so that it resumes after a crash.
         mark = read_mark(paths.high_water_mark(generation), key=partition.key, generation=generation).mark
         if mark is not None and mark.retired:
             generation = f"{generation}{_AFTER}{record.sequence}"
@@ -145,13 +143,13 @@ def adopt_rows(
     failed_too: bool,
     in_doubt: Callable[[pa.Table], Sequence[bool]] = lambda rows: [False] * rows.num_rows,
 ) -> tuple[int, list[str]]:
-    """Take the ok rows made from the same inputs: of other generations, and of what is or was published.
+    """Adopt the ok rows made from the same inputs: of other generations, and of published versions.
 
-    The two versions before the published one are asked last, so going back to settings of before computes
-    nothing that still lies there. inputs: of each id, the digest of all that decides its row. failed_too: the
-    failed rows of published versions as well. in_doubt: which rows of a table may be wrong; none of them is
-    taken. Returns how many were taken, and sentences about those that were not and about files that do not
-    read: their rows are computed again. Interrupted, it is done again: only missing rows are taken.
+    The two versions before the published one are read last: after a return to earlier settings their rows
+    are not computed again. inputs: the digest of all that decides a row, by id. failed_too: adopt the failed
+    rows of published versions as well. in_doubt: which rows of a table may be wrong; they are not adopted.
+    Returns how many were adopted, and sentences about rows in doubt and files that cannot be read, whose rows
+    are computed again. Safe to repeat after an interruption: only missing rows are adopted.
     """
     schema, notes = journal.schema, list[str]()
     adopted = 0
@@ -217,6 +215,6 @@ def _tables(rows: PartitionRows, notes: list[str]) -> Iterator[pa.Table]:
 
 
 def _with_fingerprint(rows: pa.Table, fingerprint: str) -> pa.Table:
-    """The rows as those of this generation: from the same inputs it would have made the same."""
+    """The rows with this generation's fingerprint, which would have made the same from these inputs."""
     position = rows.schema.get_field_index("fingerprint")
     return rows.set_column(position, rows.schema.field(position), pa.array([fingerprint] * len(rows)))

@@ -1,4 +1,4 @@
-"""What the page of a finished partition of descriptions shows: a contact sheet, and how good its rows are.
+"""The page of a finished partition of descriptions: a contact sheet, and the quality of its rows.
 
 The images of the sheet travel inside its markdown, and Dagster's event log keeps the text, so they are small:
 about 10 KB per property. Thumbnails are made elsewhere: this module decodes no image of a person's.
@@ -32,10 +32,10 @@ _PLACEHOLDER = (214, 210, 202)
 _MOST_ITEMS = 12
 
 SAMPLED = 4
-"""Described properties that are looked at."""
+"""Described properties that the sheet shows."""
 
 FAILED_SHOWN = 4
-"""Failed properties that are looked at; more are named."""
+"""Failed properties that the sheet shows; more are named."""
 
 _NAMED = 10
 
@@ -133,7 +133,7 @@ def _opened(thumbnail: bytes | None) -> Image.Image:
 
 
 def _blank() -> Image.Image:
-    """What stands for an image that failed: a crossed-out card."""
+    """The placeholder of an image that failed: a crossed-out card."""
     side = THUMBNAIL_HEIGHT
     card = Image.new("RGB", (side, side), _PLACEHOLDER)
     draw = ImageDraw.Draw(card)

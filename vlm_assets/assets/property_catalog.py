@@ -1,7 +1,6 @@
-"""property_catalog as an asset: the ingest of the source in the settings, or a look at what is catalogued.
+"""property_catalog as an asset: it ingests the source of the settings, or reports what is catalogued.
 
-What lives here: Dagster's side only. What does not: the ingest (``vlm_assets/catalog/ingest.py``) and the
-file (``vlm_assets/catalog/catalog.py``).
+The ingest itself is in ``vlm_assets/catalog/ingest.py``.
 """
 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
@@ -32,7 +31,7 @@ class CatalogOptions(dg.Config):
 
 
 def catalog_metadata(catalog: Catalog) -> dict[str, dg.MetadataValue]:
-    """What a person wants to know of a catalogue, for its materialization."""
+    """The figures of a catalogue that its page shows."""
     return {
         "ingest": dg.MetadataValue.int(catalog.header.sequence),
         "properties": dg.MetadataValue.int(catalog.rows),
@@ -44,7 +43,7 @@ def catalog_metadata(catalog: Catalog) -> dict[str, dg.MetadataValue]:
 
 
 def record_catalog(dagster_home: Path, catalog: Catalog) -> None:
-    """Show a catalogue that the command line made as a materialization of the asset, once for each ingest."""
+    """Report a catalogue that the command line made as a materialization, once for each ingest."""
     sequence = catalog.header.sequence
     with dg.DagsterInstance.from_config(str(dagster_home)) as instance:
         event = instance.get_latest_materialization_event(dg.AssetKey(ASSET))
@@ -56,7 +55,7 @@ def record_catalog(dagster_home: Path, catalog: Catalog) -> None:
 
 
 def first_ingest(home: Path) -> list[str]:
-    """What a person does with a home that has no catalogue."""
+    """The first steps in a home that has no catalogue, as sentences."""
     return [
         "This home has no photographs yet.",
         f"Take them in, in a terminal: {command('ingest', 'FOLDER', '--home', home)}. FOLDER has a folder for"
@@ -65,10 +64,10 @@ def first_ingest(home: Path) -> list[str]:
 
 
 def with_first_ingest(home: Path, description: str) -> str:
-    """An asset's description, with what to do first above it where the home has no catalogue.
+    """An asset's description, with the first steps above it where the home has no catalogue.
 
-    Dagster's page shows it at once, and what a sensor reports only to who opens the page after that. It is
-    made anew when the definitions are loaded again, as an ingest asks for.
+    Dagster's page shows a description at once, but a sensor's report only after a reload of the page. The
+    description is made anew when the definitions are reloaded, which follows an ingest.
     """
     if catalog_path(home).exists():
         return description
@@ -76,7 +75,7 @@ def with_first_ingest(home: Path, description: str) -> str:
 
 
 def build_property_catalog(settings: Settings) -> dg.AssetsDefinition:
-    """The asset. With a source in the settings it takes new properties in; without, it says what is there."""
+    """The asset. With a source in the settings it ingests it; without, it reports the catalogue."""
 
     @dg.asset(
         name=ASSET,

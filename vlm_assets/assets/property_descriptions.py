@@ -1,8 +1,7 @@
 """property_descriptions: one partition a property range, one row a property, described from its images.
 
-What lives here: the asset, whose function is the story of its materialization, the columns, what decides
-their meaning, and the work that fills them. What does not: the steps that both assets share
-(``materialize.py``), the model (``vlm_engine``).
+Here are the asset, whose function shows the order of its materialization, the columns, and the work that
+fills them. The steps that both assets share are in ``materialize.py``, the model in ``vlm_engine``.
 """
 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
@@ -146,7 +145,7 @@ def description_rows(description: pa.StructType) -> pa.Schema:
 def build_property_descriptions(
     settings: Settings, partitions: dg.PartitionsDefinition[str], *, upstream: str
 ) -> dg.AssetsDefinition:
-    """The asset. ``upstream``: the catalogue's asset, which says what there is to describe."""
+    """The asset. ``upstream``: the catalogue's asset, which lists the properties."""
 
     @dg.asset(
         name=ASSET,
@@ -210,7 +209,7 @@ def build_property_descriptions(
 
 @dataclass(frozen=True)
 class DescriptionWork:
-    """What turns properties of the catalogue into rows. Plain Python: what Dagster lends is handed in."""
+    """Turns properties of the catalogue into rows. Plain Python: Dagster's resources are passed in."""
 
     settings: Settings
     catalog: Catalog
@@ -246,7 +245,7 @@ class DescriptionWork:
 
     @cached_property
     def inputs(self) -> dict[str, str]:
-        """Of each id, the digest of all that decides its row: images, model, prompt, schema, decoding."""
+        """The digest of all that decides a row, by id: images, model, prompt, schema, decoding."""
         meaning = {name: part for name, part in self.fingerprint.parts.items() if name != CATALOGUE_SLICE}
         columns = (self.properties[name].to_pylist() for name in ("property_id", "inputs_digest"))
         return {
@@ -278,8 +277,8 @@ class DescriptionWork:
         return BatchSize(self.settings.batch_size, FIRST_IMAGES if images == "auto" else images)
 
     def batch_size(self, engine: Engine, journal: Journal, device: Device) -> BatchSize:
-        """The size of this partition's batches: the one that it began with on such a device, else the fastest
-        known by now. Only a partition that begins tries others: they may have killed it.
+        """The size of this partition's batches: the one that it began with on such a device, else the
+        fastest known. Only a partition that begins tries other sizes: one of them may have killed the run.
         """
         if self.settings.batch_images != "auto":
             return self._named_size
@@ -361,7 +360,7 @@ class DescriptionWork:
                 journal.submit(rows)
                 progress.advance(sum(answer.property_id not in tries for answer in described))
                 guard.count(described)
-            # Before the model is put away: the last rows do not wait for that.
+            # Before the model is unloaded: the last rows do not wait for that.
             journal.flush()
             self._remember(meter, engine, device)
             canary.end(engine)
@@ -402,7 +401,7 @@ class DescriptionWork:
                 )
 
     def _refuse_another_model(self, engine: Engine) -> None:
-        """Return where the engine's model is the fingerprint's. Raises ModelLoadError."""
+        """Raise ModelLoadError where the engine's model is not the fingerprint's."""
         expected = self.fingerprint.parts["model"]
         if engine.revision != expected:
             raise ModelLoadError(
@@ -537,18 +536,18 @@ class DescriptionWork:
         return check_descriptions(file, self.ids, self.rows_schema(), limits, key=key)
 
     def would_refuse(self, failed: int, *, accepted: Acceptance) -> bool:
-        """Whether the checks would refuse a file with so many failed rows."""
+        """Whether the checks would refuse a file with ``failed`` failed rows."""
         return self._limits(accepted).refuse(failed, len(self.ids))
 
     def _limits(self, accepted: Acceptance) -> FailedShareLimits:
         return FailedShareLimits(self.settings.failed_share, accepted)
 
     def record_metadata(self, file: Path) -> dict[str, Any]:
-        """What the published record says of the rows."""
+        """What the published record keeps of the rows."""
         return record_metadata(PartitionRows(file))
 
     def metadata(self, file: Path) -> Metadata:
-        """What a person looks at in a finished file: a contact sheet, the quality, and the counts."""
+        """What the page of a finished file shows: a contact sheet, the quality, and the counts."""
         quality = read_quality(PartitionRows(file))
         looked_at = [*quality.sample, *quality.failed[:FAILED_SHOWN]]
         return {
@@ -577,5 +576,5 @@ class DescriptionWork:
 
 
 def _image_tokens(engine: Engine) -> ImageTokens | None:
-    """What images cost, where the engine knows."""
+    """What images cost in tokens, where the engine knows it."""
     return engine.image_tokens if isinstance(engine, MeasuringEngine) else None

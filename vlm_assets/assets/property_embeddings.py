@@ -1,8 +1,8 @@
-"""property_embeddings: one vector a property, of the text of its description, partitioned like those.
+"""property_embeddings: one vector a property, of the text of its description, in the same partitions.
 
-What lives here: the asset, whose function is the story of its materialization, the columns, what decides
-their meaning, and the work that fills them. What does not: the steps that both assets share
-(``materialize.py``), the model (``resources/text_embedding.py``).
+Here are the asset, whose function shows the order of its materialization, the columns, and the work that
+fills them. The steps that both assets share are in ``materialize.py``, the model in
+``resources/text_embedding.py``.
 """
 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
@@ -105,7 +105,7 @@ def _server_digest(settings: Settings, model: VisionLanguageModel) -> str | None
 
 
 def _cut_off(embedder: TextEmbedder) -> str:
-    """How many texts of this run the model did not take whole, and what it takes."""
+    """How many texts of this run were longer than the model's limit, in words."""
     if embedder.longest is None:
         return "0: the model's files name no limit"
     return f"{embedder.cut_off:,} are longer than the {embedder.longest:,} tokens that the model takes"
@@ -131,7 +131,7 @@ def embedding_rows(width: int) -> pa.Schema:
 
 @dataclass(frozen=True)
 class EmbeddingWork:
-    """What turns the published descriptions of a range into rows; a failed one has a null vector."""
+    """Turns the published descriptions of a range into rows; a failed description has a null vector."""
 
     range: PropertyRange
     ids: tuple[str, ...]
@@ -159,7 +159,7 @@ class EmbeddingWork:
 
     @cached_property
     def inputs(self) -> dict[str, str]:
-        """Of each id, the digest of all that decides its row: the text of its description, and the model."""
+        """The digest of all that decides a row, by id: the text of its description, and the model."""
         meaning = {name: part for name, part in self.fingerprint.parts.items() if name != TEXTS}
         digests = {}
         for batch in self.descriptions.iter_batches(["property_id", "status", "description"]):
@@ -169,11 +169,11 @@ class EmbeddingWork:
         return digests
 
     def would_refuse(self, failed: int, *, accepted: Acceptance) -> bool:
-        """Never: a description that failed is a row without a vector."""
+        """Always false: a failed description is a row without a vector, and no fault."""
         return False
 
     def record_metadata(self, file: Path) -> dict[str, Any]:
-        """Nothing beside what every record says."""
+        """Nothing beyond what every record keeps."""
         return {}
 
     def rows_schema(self) -> pa.Schema:
@@ -243,7 +243,7 @@ class EmbeddingWork:
         return pa.Table.from_arrays(columns, schema=schema)
 
     def check(self, file: Path, *, accepted: Acceptance) -> list[CheckOutcome]:
-        """The checks of this range on a file, whatever was accepted: no vector fails."""
+        """The checks of this range on a file. ``accepted`` has no effect: no vector fails."""
         return check_embeddings(
             file, self.ids, self.rows_schema(), self.descriptions.path, key=self.range.key
         )
@@ -264,7 +264,7 @@ class EmbeddingWork:
 
 
 def refuse_unsound(ids: Sequence[str], vectors: npt.NDArray[np.float32], device: str) -> None:
-    """Refuse vectors [ids, width] of which one is not finite, or zero. Raises ImpossibleResultError."""
+    """Raise ImpossibleResultError where one of the vectors [ids, width] is zero or not finite."""
     with np.errstate(all="ignore"):
         sound = np.isfinite(vectors).all(axis=1) & (np.abs(vectors).max(axis=1, initial=0.0) > 0)
     if sound.all():

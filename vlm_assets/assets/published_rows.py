@@ -1,9 +1,7 @@
 """Rows of descriptions as people count them: how many are ok, which failed and why, on which device, when.
 
-What lives here: what a record says of a file's rows, their counts and their texts; reading the counts from
-records; and the failed rows by name, of published files and of a journal, without a lock. What does not:
-whether the rows are whole (``row_counts.py``), how often a failed row is tried (``partition.py``), and the
-check that refuses too many of them (``checks.py``).
+Here are the metadata that a record keeps of a file's rows, reading them back, and naming failed rows of
+published files and of a journal, without a lock. Whether the rows are complete is in ``row_counts.py``.
 """
 
 from __future__ import annotations
@@ -66,7 +64,7 @@ class FailedRow:
 
 @dataclass(frozen=True)
 class FailedRows:
-    """The failed rows of so many. first: of the lowest ordinals."""
+    """The failed rows among ``rows``. kinds: their number by kind. first: those of the lowest ordinals."""
 
     rows: int
     kinds: Mapping[str, int]
@@ -88,7 +86,7 @@ class FailedRows:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Rows of one partition that one device made one after the other.
+    """Rows of one partition that one device made in one stretch of time.
 
     first, last: when its first and its last batch were done, unix seconds.
     """
@@ -113,7 +111,7 @@ class PublishedRows:
 
     @classmethod
     def from_record(cls, record: PublishedRecord) -> Self | None:
-        """What a record says of its rows; None where it says nothing."""
+        """The rows by their record; None where the record does not count them."""
         counts: dict[str, Any] | None = record.metadata.get(COUNTED)
         if counts is None:
             return None
@@ -123,14 +121,14 @@ class PublishedRows:
 
 
 def record_metadata(rows: PartitionRows) -> dict[str, Any]:
-    """What the published record says of a file: the texts that embeddings are made from, and its counts."""
+    """What the published record keeps of a file: a digest of the texts to embed, and its counts."""
     return {TEXTS: texts_digest(rows), COUNTED: row_counts(rows.path)}
 
 
 def texts_digest(rows: PartitionRows) -> str:
     """A digest of what embeddings are made from: each property's id, with the text of its description.
 
-    The published record keeps it under ``TEXTS``. The same texts have the same digest, however they came.
+    The published record keeps it under ``TEXTS``. The same texts always have the same digest.
     """
     digest = hashlib.sha256()
     for batch in rows.iter_batches(["property_id", "description"]):
@@ -141,7 +139,7 @@ def texts_digest(rows: PartitionRows) -> str:
 
 
 def row_counts(file: Path) -> dict[str, Any]:
-    """What the record is to say of a file of descriptions under ``COUNTED``."""
+    """The counts of a file of descriptions that its record keeps under ``COUNTED``."""
     import duckdb
 
     kinds: Counter[str] = Counter()
@@ -155,7 +153,7 @@ def row_counts(file: Path) -> dict[str, Any]:
 
 
 def read_published_rows(asset: AssetFolders, keys: Collection[str]) -> dict[str, PublishedRows]:
-    """The rows of each of these partitions that is published. One whose record does not read is left out."""
+    """The rows of these partitions, by key; without those that are unpublished or whose record is damaged."""
     published, rows_of = PublishedPartitions(asset), {}
     for key in keys:
         try:

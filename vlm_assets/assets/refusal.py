@@ -1,4 +1,4 @@
-"""The note that checks refused the finished rows of a partition. Without it they were not published yet."""
+"""The note that checks refused a partition's finished rows. Without it the rows only wait for publication."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _ABOUT = "May be deleted: checks refused these rows. The next start checks them 
 
 @dataclass(frozen=True)
 class Refusal:
-    """generation: of the rows. checks: what each check that refused them found, in a sentence."""
+    """Finished rows that checks refused. checks: a sentence for each failed check, by its name."""
 
     generation: str
     checks: Mapping[str, str]
 
     @classmethod
     def read(cls, paths: PartitionPaths, generations: Collection[str]) -> Self | None:
-        """The refusal of the rows of one of these generations; None where none was written down."""
+        """The refusal of one of these generations; None where none was noted."""
         try:
             content = read_sealed(paths.refusal)
             refusal = cls(content["generation"], content["checks"])
@@ -31,12 +31,12 @@ class Refusal:
         return refusal if refusal.generation in generations else None
 
     def write(self, paths: PartitionPaths) -> None:
-        """Write it down, durably. Raises OSError."""
+        """Write the note durably. Raises OSError."""
         write_sealed(paths.refusal, {"about": _ABOUT, **asdict(self)})
 
 
 def clear_refusal(paths: PartitionPaths) -> None:
-    """Rows change, or their checks have passed: nothing is refused any more. Raises OSError."""
+    """Remove the note, because rows change or the checks have passed. Raises OSError."""
     if paths.refusal.exists():
         paths.refusal.unlink()
         sync_directory(paths.refusal.parent)

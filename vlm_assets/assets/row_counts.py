@@ -1,6 +1,6 @@
-"""Counting rows of files against the ids that were expected: the one conservation of ids and statuses.
+"""Count the rows of files against the expected ids: every id once, ok or failed, and no other.
 
-A materialization asks it of its staged file (``checks.py``), the audit of all published files at once
+A materialization counts its staged file (``checks.py``), the audit of all published files at once
 (``vlm_assets/services/home_audit.py``). Ids are compared as sets and never as positions. DuckDB does it,
 memory bounded. What does not live here: whether a file is what was published (``partition_state.py``).
 """
@@ -41,7 +41,7 @@ COLUMNS: Mapping[str, pa.DataType] = {
 
 @dataclass(frozen=True)
 class RowsFile:
-    """A file of one partition of one asset. fingerprint: that its rows are to carry; None: any."""
+    """A file of one partition of one asset. fingerprint: the one that its rows must carry; None: any."""
 
     asset: str
     key: str
@@ -56,7 +56,7 @@ class RowCounts:
     expected: ids of the catalogue. not_yet: those of a partition that is not published. missing and
     foreign: distinct ids. duplicate: rows beyond the first of their id. unsettled: rows neither ok nor
     failed. misnumbered: expected ids with another ordinal than the catalogue's. mixed: rows of another
-    fingerprint than the record's. unlike: ids that descriptions and embeddings do not say alike.
+    fingerprint than the record's. unlike: ids whose embeddings do not match their descriptions.
     """
 
     expected: int = 0
@@ -75,7 +75,7 @@ class RowCounts:
 
     @property
     def conserved(self) -> bool:
-        """Whether every expected id is there once, ok or failed, and nothing else is."""
+        """Whether the file has every expected id once, ok or failed, and no other id."""
         return not (self.missing or self.duplicate or self.foreign or self.unsettled or self.misnumbered)
 
     def __add__(self, other: RowCounts) -> RowCounts:
@@ -102,7 +102,7 @@ def count_rows(
 
     expected: the ids of their partitions, as key, ordinal (null: any) and property_id. Of a partition with
     files of both assets, the embeddings must match the descriptions. vectors: compare vectors with statuses
-    too. advance: told how many of the files were read.
+    too. advance: called with how many of the files were read.
     """
     counted = Counted()
     with _database() as connection:

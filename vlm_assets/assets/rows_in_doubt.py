@@ -1,8 +1,7 @@
 """Rows in doubt: those that a device made since its last good canary, once it gives wrong answers.
 
-What lives here: finding them among committed and published rows, and the alert that names the partitions.
-What does not: the canary itself (``vlm_engine/canary.py``), and setting a generation aside
-(``materialize.py``). Published rows are only named. A person decides whether they are computed again.
+They are found among committed and published rows. An alert names the published partitions, and a person
+decides whether they are computed again. The canary itself is in ``vlm_engine/canary.py``.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ _log = logging.getLogger(__name__)
 
 
 class RowsInDoubt:
-    """Which rows may be wrong, by the failed canaries that the control state has now.
+    """Tells which rows may be wrong, by the failed canaries in the control state.
 
-    Where it cannot be read, none is: rows are committed and published without it.
+    If the control state cannot be read, no row is in doubt: rows are committed and published without it.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -48,7 +47,7 @@ class RowsInDoubt:
             _log.warning("Whether rows are in doubt cannot be told: %s", error)
 
     def among(self, rows: pa.Table | pa.RecordBatch) -> list[bool]:
-        """Of each row, whether it is in doubt."""
+        """Whether each row is in doubt, in their order."""
         if not self._failed:
             return [False] * rows.num_rows
         return [any(canary.covers(device, at, at) for canary in self._failed) for device, at in _made(rows)]
@@ -63,8 +62,8 @@ class RowsInDoubt:
 def published_in_doubt(asset: AssetFolders, failed: FailedCanary) -> Iterator[str]:
     """The published partitions of an asset with rows that are in doubt by a failed canary, sorted.
 
-    With a store, those of which this machine has the record. One that does not read is named too. Raises
-    OSError where nobody can tell which there are.
+    With a store, those of which this machine has the record. A partition that cannot be read is named too.
+    Raises OSError where the folder cannot be listed.
     """
     partitions = PublishedPartitions(asset)
     for key in asset.published_keys():
@@ -90,7 +89,7 @@ def published_in_doubt(asset: AssetFolders, failed: FailedCanary) -> Iterator[st
 
 
 def _made(rows: pa.Table | pa.RecordBatch) -> list[tuple[str | None, float]]:
-    """By which device each row was made, and when (unix seconds; 0 where it does not say)."""
+    """The device that made each row, and the time (unix seconds; 0 where it is unknown)."""
     made_at = next(name for name in _MADE_AT if name in rows.schema.names)
     return [
         (device, 0.0 if at is None else at.timestamp())
@@ -99,9 +98,9 @@ def _made(rows: pa.Table | pa.RecordBatch) -> list[tuple[str | None, float]]:
 
 
 def alert_failed_canaries(settings: Settings) -> None:
-    """Post an alert for each failed canary of which none tells yet, with the partitions in doubt.
+    """Post an alert for each failed canary that has none yet, with the partitions in doubt.
 
-    Killed in between, the next run of any partition does it again: what is posted twice is told once.
+    After a kill in between, the next run of any partition posts it again; the outbox sends it once.
     """
     state = control_state(settings)
     try:

@@ -1,7 +1,6 @@
-"""What all machines over one store must have alike: settings, schema, models and this program's code.
+"""Settings, schema, models and code must be the same on all machines that share a store.
 
-What lives here: the digests of these, as the first run puts them into the store, and the refusal of a machine
-that differs. What does not: the catalogue, which every machine takes from the store itself.
+The first run puts their digests into the store. A machine that differs from them is refused.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ class MachineDiffersError(StoreError):
 
 
 def refuse_other_settings(store: S3Folder, asset: str, parts: Mapping[str, str], home: Path) -> None:
-    """Return where this machine's parts and code are those of the store; the first one puts its own there.
+    """Raise MachineDiffersError where this machine's parts or code differ from the store's.
 
-    parts: of a fingerprint of the asset. Raises MachineDiffersError, StoreError.
+    The first machine puts its own there. parts: of a fingerprint of the asset. Raises StoreError too.
     """
     own_parts = {name: part for name, part in parts.items() if name not in OF_THE_PARTITION}
     own_parts["code"] = code_digest(asset)
@@ -42,7 +41,7 @@ def refuse_other_settings(store: S3Folder, asset: str, parts: Mapping[str, str],
         try:
             store.put(name, sealed(content, format_=FORMAT), over=None)
         except TakenError:
-            pass  # Another machine was first: it is compared with that one's.
+            pass  # Another machine was first: compare with its content below.
         else:
             return
     try:
@@ -70,12 +69,12 @@ def refuse_other_settings(store: S3Folder, asset: str, parts: Mapping[str, str],
 
 
 def refuse_at_start(settings: Settings, say: Callable[[str], None]) -> None:
-    """Raise before anything is given to a machine that would refuse each of its runs.
+    """Refuse at the start what each run of this machine would refuse.
 
-    UnfitStoreError: the store does not honour what the order of writers depends on. MachineDiffersError:
-    this machine would make other rows. OtherMachineError: it has a control state of its own, and so has
-    another one that works over this store. Put are a probe, which is removed, and the claim of a machine that
-    works alone. say: told where it cannot be known yet: the store is away, or a model is.
+    Raises UnfitStoreError where the store ignores conditional writes, MachineDiffersError where this machine
+    would make other rows, OtherMachineError where both this machine and another one of the store have a
+    control state of their own. It writes a probe into the store, which it removes, and the claim of a machine
+    that works alone. say: called with a sentence where the store or a model is away, so that this is unknown.
     """
     if (store := settings.store) is None:
         return
@@ -98,7 +97,7 @@ def refuse_at_start(settings: Settings, say: Callable[[str], None]) -> None:
 
 
 def accept_settings(store: S3Folder, assets: tuple[str, ...]) -> None:
-    """Let the next run, on whichever machine, say anew what all must have. Raises StoreError."""
+    """Let the next run, on any machine, put its own digests into the store. Raises StoreError."""
     for asset in assets:
         store.delete(_name(asset))
 
@@ -112,8 +111,8 @@ def code_digest(asset: str, checkout: Path = CHECKOUT) -> str:
 def sources_of_rows(asset: str, checkout: Path = CHECKOUT) -> list[str]:
     """The files of this program that a materialization of the asset may run, relative to the checkout.
 
-    They are the asset's module and all that it imports, directly or not, inside functions too. The watchers
-    and the commands are not among them: what makes a row imports none of these.
+    They are the asset's module and all that it imports, directly or not, inside functions too. Sensors and
+    commands are not among them: code that makes a row imports neither.
     """
     sources: set[str] = set()
     to_read = [f"vlm_assets.assets.{asset}"]

@@ -1,7 +1,6 @@
-"""What is right of some properties, by a truth file or a person's review.
+"""Right answers for some properties, read from a truth file or from a person's review.
 
-What lives here: reading both. What does not: when two values mean the same (``vlm_engine/schema.py``),
-and who compares what (``vlm_assets/services/comparison.py``, ``vlm_results/quality.py``).
+When two values mean the same is in ``vlm_engine/schema.py``.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _STRUCTS: Final = ("description", "truth")
 _NO_FIELDS: Final = frozenset({"hard", "status"})
 
 Descriptions = Mapping[str, Mapping[str, Any] | None]
-"""Of each property, its description; None where it failed."""
+"""Descriptions by property; None where a property failed."""
 
 
 class TruthError(ValueError):
@@ -37,10 +36,11 @@ class TruthError(ValueError):
 
 @dataclass(frozen=True)
 class FieldVerdict:
-    """What a person said of a property. known: what is right of its fields, corrections included.
+    """A person's verdict on a property. true_fields: the right values, corrections included.
 
-    answer: a digest of the answer that was judged and of what it was made from; empty in format 1, which
-    did not keep it. why: it was suspicious; empty where it was drawn.
+    answer: a digest of the answer that was judged and of its inputs; empty in format 1, which did not keep
+    it. right, wrong: names of fields. why: the reason why the property was suspicious; empty where it was
+    drawn at random.
     """
 
     property_id: str
@@ -52,7 +52,7 @@ class FieldVerdict:
     why: str = ""
 
     def line(self) -> bytes:
-        """As it stands in the file; ``description`` is what training reads."""
+        """The line of the file; training reads its ``description``."""
         content = {
             "format": _REVIEWS_FORMAT,
             "property_id": self.property_id,

@@ -32,7 +32,7 @@ SENSOR = "dataset_audit_due"
 INTERVAL_SECONDS = 60
 DAY_SECONDS = 24 * 3600.0
 AGAIN_SECONDS = 3600.0
-"""From an audit that found a fault to the next one."""
+"""Between an audit that found a fault and the next one."""
 
 SHOWN = 50
 """Problems that are listed on the page; ``vlm-assets audit --json`` lists all."""
@@ -65,7 +65,7 @@ def audit_table(report: Audit) -> Markdown:
 
 
 def audit_metadata(report: Audit) -> dict[str, dg.MetadataValue]:
-    """What a person wants to know of an audit; the numbers are plotted over time."""
+    """The figures and problems of an audit for its page; Dagster plots the numbers over time."""
     problems = [
         f"{problem.asset} {problem.key or ''}: {problem.sentence}"
         for problem in (*report.wrong, *report.warnings)[:SHOWN]
@@ -169,7 +169,7 @@ def build_audit_sensor(settings: Settings, audit_asset: dg.AssetsDefinition) -> 
         why = why_due(last, works=bool(Workers(state).living()), now=now)
         if why is None:
             return Decided("No audit is due.")
-        # One run for each cause: a tick that is killed, or sees it under way, asks again with the same key.
+        # One run for each cause: a tick that was killed, or that finds the run under way, uses the same key.
         since = last.at if last else 0.0
         run_key = f"{since:.0f} {int((now - since) // AGAIN_SECONDS)}"
         return Decided(why, requests=[dg.RunRequest(run_key=run_key, tags={"vlm-assets/why": why})])

@@ -35,12 +35,11 @@ ASSET = "dataset_progress"
 SENSOR = "progress_picture"
 INTERVAL_SECONDS = 60
 DRAW_SECONDS = 1800.0
-"""At most between two pictures while something works. The event log keeps each of them, 50 KB on SQLite."""
+"""The longest time between two pictures during work. The event log keeps each picture: 50 KB on SQLite."""
 
 LAG_SHARE = 0.05
-"""A picture may be as old as this share of the time that the work has taken: in its first quarter of an hour
-one is drawn each minute, after ten hours one each half hour. That is some ninety more for each time that work
-begins."""
+"""A picture may be as old as this share of the time that the work has taken: one a minute in the first
+quarter of an hour, one each half hour after ten hours. Each start of work costs some ninety pictures more."""
 
 
 def picture_of(status: Status) -> bytes:
@@ -55,7 +54,7 @@ def _first_upper(sentence: str) -> str:
 
 
 def progress_metadata(status: Status) -> dict[str, dg.MetadataValue]:
-    """What a person wants to know; the numbers are plotted over time."""
+    """The picture and the figures of the page; Dagster plots the numbers over time."""
     picture = markdown.picture(picture_of(status), alt="all partitions")
     described = [partition for partition in status.partitions if partition.asset == status.assets[0]]
     properties = sum(partition.usable_rows for partition in described)
@@ -87,7 +86,7 @@ def progress_metadata(status: Status) -> dict[str, dg.MetadataValue]:
 
 
 def _page(settings: Settings, status: Status) -> dict[str, dg.MetadataValue]:
-    """The page; after a run that was planned, with how far the plan was off."""
+    """The metadata of the page; after a planned run, with how far the plan was off."""
     from vlm_assets.services.past_forecasts import compare_with_run
 
     compared = compare_with_run(settings)
@@ -96,7 +95,7 @@ def _page(settings: Settings, status: Status) -> dict[str, dg.MetadataValue]:
 
 
 def build_dataset_progress(settings: Settings) -> dg.AssetsDefinition:
-    """The asset. Upstream of it is nothing: its button would ask about each partition that is missing yet."""
+    """The asset. It has no upstream, else its button would ask about each missing partition."""
 
     @dg.asset(
         name=ASSET,
@@ -144,7 +143,7 @@ class Drawn:
         return settled or now - self.at >= self._wait(now)
 
     def _wait(self, now: float) -> float:
-        # A tick that comes a little early draws too.
+        # The tick after a minute may come a little early.
         shortest = 0.75 * INTERVAL_SECONDS
         return min(DRAW_SECONDS, max(shortest, LAG_SHARE * (now - (self.began or now))))
 
@@ -159,7 +158,7 @@ def build_progress_sensor(settings: Settings, progress: dg.AssetsDefinition) -> 
             return _to_begin(settings, drawn, at.now)
         paused, works = pause.sentence() if pause else "", bool(Workers(state).living())
         is_due = drawn.is_due(moved, works=works, now=at.now, pause=paused)
-        # A moment without a run, between two of them, is no rest yet.
+        # A moment between two runs does not count as rest.
         began = (drawn.began or at.now) if works or moved != drawn.seen else 0.0
         if is_due:
             status = read_status(settings, Catalog.open(settings.home))
@@ -184,7 +183,7 @@ def build_progress_sensor(settings: Settings, progress: dg.AssetsDefinition) -> 
 
 
 def _to_begin(settings: Settings, drawn: Drawn, now: float) -> Decided:
-    """Where nothing was ever started: show once what to do first, and again where that is something else."""
+    """Where nothing was ever started: show the first steps once, and again when they change."""
     steps = first_steps(settings)
     shown = hashlib.sha256("\n".join(steps).encode()).hexdigest()[:16]
     if shown == drawn.moved:
@@ -197,7 +196,7 @@ def _to_begin(settings: Settings, drawn: Drawn, now: float) -> Decided:
 
 
 def first_steps(settings: Settings) -> list[str]:
-    """What a person does with a new home, each with its whole command. Raises CatalogUnreadableError."""
+    """The first steps in a new home, each with its whole command. Raises CatalogUnreadableError."""
     home = ("--home", settings.home)
     try:
         catalog = Catalog.open(settings.home)
@@ -206,7 +205,7 @@ def first_steps(settings: Settings) -> list[str]:
             *first_ingest(settings.home),
             "Then this page says how to go on, within two minutes. docs/first-1000.md has all of the way.",
         ]
-    # Too few properties to fill a partition wait for more, unless one says otherwise.
+    # Properties that do not fill a partition wait for more, unless a person adds --missing.
     missing = ("--missing",) if catalog.waiting else ()
     return [
         f"{counted(catalog.rows, 'properties')} in the catalogue, and none is described yet.",
@@ -219,7 +218,7 @@ def first_steps(settings: Settings) -> list[str]:
 
 
 def _what_moved(settings: Settings) -> str:
-    """Changes whenever anything worked, was published, tried again or left out, or the catalogue grew.
+    """A digest that changes whenever anything worked, was published, tried again, left out or ingested.
 
     Empty where nothing was ever started.
     """
@@ -235,7 +234,7 @@ def _what_moved(settings: Settings) -> str:
 
 
 def _noted(connection: sa.Connection) -> str:
-    """What the picture shows of attempts, cancels and devices left out."""
+    """The attempts, cancels and devices left out that the picture shows, as text."""
     shown = (tables.attempts, tables.cancels, tables.devices_left_out)
     return repr([connection.execute(sa.select(table).order_by(*table.primary_key)).all() for table in shown])
 

@@ -1,9 +1,8 @@
-"""The queue of runs, heaviest partition first: whoever launched them, in the UI, by schedule or command line.
+"""Dagster's run coordinator of this project: it ranks each run, the heaviest partition first.
 
-What lives here: ranking a run as it enters Dagster's queue. What does not: what a partition costs
-(``vlm_assets/services/expected_cost.py``), and taking runs from the queue, which stays Dagster's (it takes
-the highest ``dagster/priority`` first). Named in ``dagster.yaml``, so the webserver and the daemon load it:
-imports are inside. Term: run coordinator.
+Runs from the UI, a schedule or the command line are ranked as they enter Dagster's queue. Dagster then takes
+the highest ``dagster/priority`` first. ``dagster.yaml`` names this module, so the webserver and the daemon
+load it, and imports are inside functions.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ DESCRIPTIONS = "property_descriptions"
 PARTITION_TAG = "dagster/partition"
 PRIORITY_TAG = "dagster/priority"
 EXPECTED_TAG = "vlm_assets/expected_images"
-"""How many images a run has before it, as it stood when the run was queued; shown with the run."""
+"""How many images a run had to describe when it was queued; shown with the run."""
 
 
 class HeaviestFirstRunCoordinator(dg.QueuedRunCoordinator):
     """Dagster's own queue; a run of a partition is ranked by its expected cost when it is submitted.
 
-    A priority that a person gave stays. A run that cannot be ranked is queued all the same, and that is
-    logged: order is never worth a run.
+    A priority that a person gave stays. A run that cannot be ranked is queued all the same, with a warning in
+    the log.
     """
 
     def submit_run(self, context: dg.SubmitRunContext) -> dg.DagsterRun:
@@ -50,7 +49,7 @@ def expected_tags(run: dg.DagsterRun) -> dict[str, str]:
     from vlm_assets.services.expected_cost import ExpectedCost
 
     key = run.tags.get(PARTITION_TAG)
-    # A run retry has the tags of its parent: what we ranked, less is left of now.
+    # A run retry has its parent's tags. A parent that was ranked here is ranked again: less is left to do.
     ranked_by_a_person = PRIORITY_TAG in run.tags and EXPECTED_TAG not in run.tags
     if key is None or ranked_by_a_person:
         return {}

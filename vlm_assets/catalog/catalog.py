@@ -248,14 +248,14 @@ class Catalog:
         """The parquet file, open."""
         return pq.ParquetFile(self.path, page_checksum_verification=True)
 
-    def _read(self, read: Callable[[Any], _Read], what: str) -> _Read:
+    def _read(self, read: Callable[[Any], _Read], part: str) -> _Read:
         """Read from the open parquet file; put a damaged one back and read again."""
 
         def attempt() -> _Read:
             with self.file() as file:
                 return read(file)
 
-        return _healed(self.home, attempt, what)
+        return _healed(self.home, attempt, part)
 
     def _stream(self, count: int) -> Iterator[tuple[PropertyRange, pa.Table]]:
         with self.file() as file:
@@ -264,17 +264,17 @@ class Catalog:
             yield from islice(stream_rows(file, self.header), count)
 
 
-def _healed(home: Path, read: Callable[[], _Read], what: str) -> _Read:
+def _healed(home: Path, read: Callable[[], _Read], part: str) -> _Read:
     """Read; if that meets damage, put the second copy back and read again. Raises CatalogUnreadableError."""
     try:
         return read()
     except UNREADABLE as error:
         gone = isinstance(error, FileNotFoundError)
-        put_back(home, "it is gone" if gone else f"{what} cannot be read ({error})")
+        put_back(home, "it is gone" if gone else f"{part} cannot be read ({error})")
     try:
         return read()
     except UNREADABLE as error:
-        raise unreadable(home, f"cannot be read: {what} cannot be read ({error})") from error
+        raise unreadable(home, f"cannot be read: {part} cannot be read ({error})") from error
 
 
 __all__ = [

@@ -1,9 +1,7 @@
 """The image root: the folder, or folders, that a catalogue's images lie in, on disk or S3, and may not leave.
 
-What lives here: turning a path as someone wrote it into an image URI (relative to the root, with forward
-slashes, nothing escaped), confinement, an image's size, and whether it can be read now. What does not:
-decoding an image (`vlm_engine.images.images`), asking a store (`vlm_durable.mirror`). Look up: path
-traversal.
+A path from a listing becomes an image URI: relative to the root, with forward slashes, nothing escaped. A
+path that leads out of the root is refused (path traversal). Decoding images is in `vlm_engine.images.images`.
 """
 
 from __future__ import annotations
@@ -42,11 +40,11 @@ class ImageRoot:
     real: str
     _folders: dict[str, str | None] = field(default_factory=dict, repr=False, compare=False)
     fetch: ClassVar[None] = None
-    """How an image's bytes are had; None: from the file that ``locate`` names."""
+    """Reads an image's bytes; None: from the file that ``locate`` names."""
 
     @property
     def advice(self) -> str:
-        """What to look at where no image can be read."""
+        """What to check where no image can be read."""
         return f"Is the disk of {self.path} mounted, and may this user read it?"
 
     @classmethod
@@ -65,9 +63,9 @@ class ImageRoot:
         return uri
 
     def uri(self, written: str) -> str:
-        """The image URI of a path as someone wrote it, relative to the root or absolute inside it.
+        """The image URI of a path from a listing, relative to the root or absolute inside it.
 
-        Links are not looked at here, except where the text alone cannot say where the path leads (``..``).
+        Links are not resolved here, except where the text alone cannot say where the path leads (``..``).
         Raises InvalidImagePathError, or ImageOutsideRootError where it leaves the root.
         """
         if _PLAIN.fullmatch(written):
@@ -95,7 +93,7 @@ class ImageRoot:
         return uri
 
     def locate(self, uri: str) -> Path:
-        """Where an image lies, links resolved, there or not. Raises ImageOutsideRootError."""
+        """The path of an image, links resolved, whether it exists or not. Raises ImageOutsideRootError."""
         check_text(uri)
         return Path(_within(self.real) + self._resolved(f"{self.real}/{uri}"))
 
@@ -224,9 +222,9 @@ class S3ImageRoot:
 
 @dataclass(frozen=True)
 class ImageRoots:
-    """Several folders of images. A URI of the first is one of ImageRoot; of the Nth it is ``/N/`` and that.
+    """Several folders of images. URIs of the first are as in ImageRoot; those of the Nth begin with ``/N/``.
 
-    searched: positions of the roots that a relative path is looked for in, in this order.
+    searched: positions of the roots in which a relative path is looked up, in this order.
     """
 
     roots: tuple[ImageRoot, ...]
@@ -254,7 +252,7 @@ class ImageRoots:
         return f"Are the disks of {self.path} mounted, and may this user read them?"
 
     def uri(self, written: str) -> str:
-        """As ``ImageRoot.uri``. A relative path is of the root in which the file is; else of the first."""
+        """As ``ImageRoot.uri``. A relative path belongs to the root that has the file; else to the first."""
         if written.startswith("/"):
             for position, root in enumerate(self.roots):
                 try:
@@ -290,7 +288,7 @@ class ImageRoots:
         return root.size(uri)
 
     def read_error(self, uri: str) -> str | None:
-        """As ``ImageRoot.why_not``."""
+        """As ``ImageRoot.read_error``."""
         root, uri = self._root_of(uri)
         return root.read_error(uri)
 
@@ -307,7 +305,7 @@ AnyImageRoot = ImageRoot | S3ImageRoot | ImageRoots
 
 
 def roots_at(places: Sequence[Place]) -> AnyImageRoot:
-    """The image root at one or several places, which need not be there. Raises InvalidImagePathError."""
+    """The image root at one or several places, which need not exist. Raises InvalidImagePathError."""
     if len(places) == 1:
         return root_at(places[0])
     folders = [place for place in places if isinstance(place, Path)]
@@ -324,7 +322,7 @@ def _numbered(position: int, uri: str) -> str:
 
 
 def root_at(place: Place) -> AnyImageRoot:
-    """The image root at a place, which need not be there."""
+    """The image root at a place, which need not exist."""
     return S3ImageRoot(place) if isinstance(place, S3Folder) else ImageRoot.at(place)
 
 

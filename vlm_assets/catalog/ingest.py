@@ -101,12 +101,12 @@ class IngestReport:
 
     ``written``: whether the catalogue changed; ``moved``: whether its image root did. ``waiting``: properties
     in the unfilled tail, which is no partition yet. ``new_ranges``: partitions that did not exist before;
-    ``stale_ranges``: known ones of which images were replaced. ``notes``: what else the source holds.
-    ``not_images``: the first files of a folder tree that are no images.
-    ``format``: how it was read, if that is worth a sentence. ``refused``: entries that were left out, which
-    stand in ``rejects``. ``more_images``: properties with more than ``max_images``.
-    ``range_size_asked``: where another size was asked for than the one before, ``range_size_before``.
-    ``withdrawn``: listed properties that were withdrawn, and stay out. ``restored``: of the list of those.
+    ``stale_ranges``: existing ones with replaced images. ``notes``: what was passed over, counted by kind.
+    ``not_images``: the first files of a folder tree that are no images. ``format``: a sentence on how an
+    unusual source was read. ``refused``: entries that were left out and are listed in ``rejects``.
+    ``more_images``: properties with more than ``max_images``. ``range_size_asked``: the requested range size,
+    where it differs from ``range_size_before``. ``withdrawn``: listed properties that were withdrawn, and
+    stay out. ``restored``: sentences about the list of withdrawn ids, where it was restored.
     """
 
     home: Path
@@ -353,36 +353,19 @@ def ingest(
             progress(IngestProgress("writing the catalogue", listing.total, listing.total, *counts))
 
             unlisted = unlisted_ids(home, current, store)
-            withdrawn = read_withdrawn(home)
-            merge = _Merge(listed, update, close, unlisted, source, withdrawn)
+            merge = _Merge(listed, update, close, unlisted, source, read_withdrawn(home))
             header = _header(current, home, root, range_size, unlisted)
             roots, roots_before = _roots(header), _roots(current.header) if current is not None else ()
             moved = current is not None and roots != roots_before
             is_wider = roots[: len(roots_before)] == roots_before
             data = merge.next_catalog(current, header)
-            if moved and not is_wider and merge.gone and not (merge.unchanged or merge.changed):
-                raise ListingError(
-                    f"Not one property of this catalogue is in {source}, so nothing was changed: with the"
-                    f" image root {root.path} all would lose their images. Give these properties a home of"
-                    " their own: --home DIR."
-                )
-            withdrawn = merge.withdrawn
-            if merge.tombstones and withdrawn is None:
-                raise lost_list(home, len(merge.tombstones))
-            images = len(listed.sizes)
-            if update and merge.readable_before and images and len(listed.missing()) == images:
-                # An unmounted disk looks like images that are all gone: every range would be stale.
-                raise ListingError(
-                    f"Not one of {counted(images, 'images')} can be read under {root.path}, so nothing"
-                    f" was updated."
-                    " Is the disk there, and is this the image root?"
-                )
+            _refuse_unsafe(merge, root, home, changes_roots=moved and not is_wider)
             if merge.stale:
-                to_come = CatalogHeader.from_footer(pq.read_metadata(pa.BufferReader(data)))
-                next_catalog = NextCatalog(home.absolute(), catalog_path(home).absolute(), to_come, data)
-                before_update(next_catalog, merge.stale)
-            if withdrawn is not None and merge.unknown_tombstones:
-                save_withdrawn(home, withdrawn)
+                next_header = CatalogHeader.from_footer(pq.read_metadata(pa.BufferReader(data)))
+                path = catalog_path(home).absolute()
+                before_update(NextCatalog(home.absolute(), path, next_header, data), merge.stale)
+            if merge.withdrawn is not None and merge.unknown_tombstones:
+                save_withdrawn(home, merge.withdrawn)
                 share_withdrawn(home, store)
                 restored.append(
                     f"{counted(merge.unknown_tombstones, 'properties were', 'property was')} missing from"
@@ -405,6 +388,28 @@ def ingest(
                 range_size_before=before,
                 range_size_asked=None if range_size in (None, before) else range_size,
             )
+
+
+def _refuse_unsafe(merge: _Merge, root: AnyImageRoot, home: Path, *, changes_roots: bool) -> None:
+    """Refuse a merge that would lose all images, or bring withdrawn properties back.
+
+    changes_roots: the image roots of the catalogue are replaced. Raises ListingError, WithdrawnListError.
+    """
+    if changes_roots and merge.gone and not (merge.unchanged or merge.changed):
+        raise ListingError(
+            f"Not one property of this catalogue is in {merge.source}, so nothing was changed: with the image"
+            f" root {root.path} all would lose their images. Give these properties a home of their own:"
+            " --home DIR."
+        )
+    if merge.tombstones and merge.withdrawn is None:
+        raise lost_list(home, len(merge.tombstones))
+    images = len(merge.listed.sizes)
+    if merge.update and merge.readable_before and images and len(merge.listed.missing()) == images:
+        # If no image can be read, assume the disk is missing: otherwise every range would be stale.
+        raise ListingError(
+            f"Not one of {counted(images, 'images')} can be read under {root.path}, so nothing was updated."
+            " Is the disk there, and is this the image root?"
+        )
 
 
 def close_tail(home: Path, store: S3Folder | None = None) -> PropertyRange | None:
@@ -430,7 +435,7 @@ def close_tail(home: Path, store: S3Folder | None = None) -> PropertyRange | Non
 
 @dataclass
 class _Merge:
-    """A listing laid over a catalogue: what is new, changed and gone, and the catalogue that follows."""
+    """Merges a listing into a catalogue: what is new, changed and gone, and the next catalogue."""
 
     listed: ListedImages
     update: bool
@@ -451,7 +456,7 @@ class _Merge:
     new_ranges: tuple[PropertyRange, ...] = ()
 
     def next_catalog(self, current: Catalog | None, header: CatalogHeader) -> bytes:
-        """The bytes of the catalogue that follows, as parquet; equal in rows where nothing changed."""
+        """The bytes of the next catalogue, as parquet; with equal rows where nothing changed."""
         writer = CatalogWriter()
         is_new = np.ones(len(self.listed.codes), dtype=bool)
         rows = closed = 0
@@ -657,7 +662,7 @@ def _header(
     range_size: int | None,
     unlisted: Sequence[PublishedIds],
 ) -> CatalogHeader:
-    """The next header, its ranges not yet known. A root inside the home is kept relative: homes move.
+    """The next header, without its ranges. A root inside the home is kept relative, because homes are moved.
 
     A home that lost its catalogue keeps the id that its published partitions name.
     """

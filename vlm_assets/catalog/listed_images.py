@@ -32,7 +32,7 @@ _REFUSED = -2
 Codes = npt.NDArray[np.int64]
 
 Advance = Callable[[int, int, int], None]
-"""Told how much of a listing is read (of its ``total``), and the properties and images found so far."""
+"""Called with how much of a listing is read (of its ``total``), and the properties and images so far."""
 
 
 @dataclass
@@ -92,8 +92,8 @@ def gather(
 ) -> ListedImages:
     """Read a listing to its end. Entries that cannot be taken go to ``problems``.
 
-    A property with such an entry is left out whole, so that none is described from a part of its images; of a
-    repeated id or image the first stays. advance: told how much of the listing is read.
+    A property with such an entry is left out entirely, so that none is described from a part of its images.
+    Of a repeated id or image the first is kept. advance: called with how much of the listing is read.
     """
     codes: dict[str, int] = {}
     refused: set[int] = set()

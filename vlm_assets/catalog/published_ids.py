@@ -1,7 +1,7 @@
-"""Ids that are published and that the catalogue does not list: an ingest gives them their own ordinals again.
+"""Published ids that the catalogue does not list: an ingest gives them their own ordinals again.
 
-A catalogue that is an older version lacks ranges that were described since. Their files say which property
-has which ordinal.
+An older version of the catalogue lacks ranges that were described since. Their files say which property has
+which ordinal.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PARTITIONED = ("property_descriptions", "property_embeddings")
 
 @dataclass(frozen=True)
 class PublishedIds:
-    """The ids of one published range, by ordinal. path: of the file that says so.
+    """The ids of one published range, by ordinal. path: of the published file.
 
     catalog_id: of the catalogue that gave the ordinals; "" in records of earlier formats.
     """
@@ -42,7 +42,7 @@ class PublishedIds:
 
 
 def unlisted_ids(home: Path, catalog: Catalog | None, store: S3Folder | None = None) -> list[PublishedIds]:
-    """The published ranges that a catalogue does not list, in order; None: there is no catalogue.
+    """The published ranges that the catalogue does not list, in order. catalog: None where there is none.
 
     Damaged files are put back from their second copies, and those of the store are fetched. Raises
     CatalogError where such a range lies across others, PublishedError, StoreError, OSError.

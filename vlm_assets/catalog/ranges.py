@@ -1,7 +1,4 @@
-"""Property ranges: how the ordinals of the catalogue are cut into partitions, and the keys of those.
-
-Look up: static partition, partition key.
-"""
+"""Property ranges: how the ordinals of the catalogue are cut into partitions, and their keys."""
 
 from __future__ import annotations
 
@@ -80,7 +77,7 @@ def cut_ranges(start: int, stop: int, size: int) -> tuple[PropertyRange, ...]:
 
 def partitions_definition(ranges: Sequence[PropertyRange]) -> StaticPartitionsDefinition:
     """One static partition a range, in the order given."""
-    # The ingest and the decode workers use ranges too, and have no use for a second of Dagster's import.
+    # The ingest and the decode workers use ranges too, and need not wait a second for Dagster's import.
     from dagster import StaticPartitionsDefinition
 
     return StaticPartitionsDefinition([property_range.key for property_range in ranges])

@@ -20,7 +20,7 @@ DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 
 _LOOKED_AT = 1 << 16
 LONGEST_ROW = 4 << 20
-"""Characters of a row: a property with a thousand paths of the longest kind. A line of 1 GB is not held."""
+"""Most characters of a row: enough for a thousand of the longest paths. A line of 1 GB is never held."""
 
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig", "UTF-8 with a byte order mark"),
@@ -114,9 +114,9 @@ class LongRowError(csv.Error):
 
 
 class Lines:
-    """The lines of a text, each and all of one row at most LONGEST_ROW characters long.
+    """The lines of a text. Each line, and all lines of one row together, have at most LONGEST_ROW characters.
 
-    line: the number of the last one, from 1. An error ends nothing: the next line follows.
+    line: the number of the last line, from 1. After an error the next line follows.
     """
 
     def __init__(self, stream: TextIOWrapper) -> None:
@@ -150,7 +150,7 @@ class Lines:
 def csv_rows(
     stream: TextIOWrapper, delimiter: str, refuse: Callable[[int, str, str], None]
 ) -> Iterator[tuple[int, list[str]]]:
-    """Rows with the line that each starts at. A line that is no CSV is refused, and is not the end."""
+    """Rows with the number of their first line. A line that is no CSV is refused, and reading goes on."""
     csv.field_size_limit(LONGEST_ROW)
     lines = Lines(stream)
     reader = csv.reader(lines, strict=True, delimiter=delimiter)

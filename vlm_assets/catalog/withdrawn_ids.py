@@ -59,13 +59,13 @@ class WithdrawnIds:
         return self.changes.get(self._digest(property_id), 0) % 2 == 1
 
     def changed(self, ids: Iterable[str], *, withdrawn: bool) -> WithdrawnIds:
-        """The list with these ids withdrawn, or taken off it; those that are so already stay as they are."""
+        """The list with these ids withdrawn, or taken off it. Ids that are so already do not change."""
         changes = dict(self.changes)
         for property_id in ids:
             digest = self._digest(property_id)
             if (changes.get(digest, 0) % 2 == 1) is not withdrawn:
                 changes[digest] = count = changes.get(digest, 0) + 1
-                # The tombstone too: one that is not on the list would count as forgotten.
+                # Its tombstone too: a tombstone that is not on the list would count as forgotten.
                 changes.setdefault(self._of_tombstone(property_id, count), 1)
         return replace(self, changes=changes)
 
@@ -78,7 +78,7 @@ class WithdrawnIds:
         return self._digest(text)
 
     def with_tombstones(self, tombstones: Iterable[str]) -> WithdrawnIds:
-        """The list completed by the tombstones of a catalogue: what was withdrawn once is at least on it."""
+        """The list with the tombstones of a catalogue added, so that it has every withdrawn property."""
         digests = [tombstone.removeprefix(f"{WITHDRAWN}-") for tombstone in tombstones]
         return replace(self, changes={**dict.fromkeys(digests, 1), **self.changes})
 
@@ -114,7 +114,7 @@ def list_paths(home: Path) -> tuple[Path, Path]:
 
 
 def read_withdrawn(home: Path) -> WithdrawnIds | None:
-    """What the list and its copy say together; None where nothing was ever withdrawn here.
+    """The list merged with its copy; None where nothing was ever withdrawn here.
 
     Raises WithdrawnListError where neither reads, CatalogFormatError.
     """
@@ -122,7 +122,7 @@ def read_withdrawn(home: Path) -> WithdrawnIds | None:
 
 
 def restore_withdrawn(home: Path) -> str | None:
-    """Have the list and its copy say the same; a sentence about what was restored from what, or None.
+    """Make the list and its copy equal; returns a sentence about what was restored, or None.
 
     Raises WithdrawnListError, CatalogFormatError, OSError.
     """
@@ -138,7 +138,7 @@ def restore_withdrawn(home: Path) -> str | None:
 
 
 def save_withdrawn(home: Path, withdrawn: WithdrawnIds) -> WithdrawnIds:
-    """Write the list and its copy, durably, together with what they say already; gives what they say then.
+    """Merge into the list and its copy, durably; returns the merged list.
 
     Raises WithdrawnListError where they are another home's, CatalogFormatError, OSError.
     """
@@ -156,7 +156,7 @@ def save_withdrawn(home: Path, withdrawn: WithdrawnIds) -> WithdrawnIds:
 
 
 def share_withdrawn(home: Path, store: S3Folder | None) -> WithdrawnIds | None:
-    """Have the home and the store hold both lists as one; gives it.
+    """Merge the lists of the home and the store into both; returns the merged list.
 
     Raises CatalogError, StoreError, OSError.
     """
@@ -216,7 +216,7 @@ def _from_store(store: S3Folder) -> WithdrawnIds:
 
 
 def _read(home: Path) -> tuple[WithdrawnIds | None, list[Path]]:
-    """What the list and its copy say together, and which of them do not say all of it."""
+    """The list merged with its copy, and the files that lack some of it."""
     lists: dict[Path, WithdrawnIds] = {}
     damaged = []
     for path in list_paths(home):

@@ -54,7 +54,7 @@ class WebGuard:
     allowed_hosts: names under which the pages may be asked, beside the loopback names. posted: paths that
     answer POST only, whatever the application itself would do with a GET. with_header: beginnings of paths
     that need the header ``X-Vlm-Assets``. home_id: of the home whose pages these are (``home.home_id``).
-    first_page: where who asks for ``/`` is led; None: nowhere else.
+    first_page: the path to which ``/`` redirects; None: no redirect.
     """
 
     def __init__(
@@ -130,9 +130,9 @@ class WebGuard:
         return None
 
     def _with_answer_headers(self, send: Send) -> Send:
-        """Say whose pages these are, and let no other site show one inside its own.
+        """Name the home of these pages, and let no other site show one of them in a frame.
 
-        A person would click on a page inside another one unknowingly.
+        In a frame, a person would click on our page without knowing it.
         """
 
         async def with_headers(message: Message) -> None:
@@ -156,7 +156,7 @@ class WebGuard:
 
 
 def _only(headers: Headers, name: str, missing: str | None = None) -> str | None:
-    """A header in lower case. One that is there twice is a value that fits nowhere."""
+    """A header's value in lower case. A header that is sent twice gives a value that is never valid."""
     values = [value.strip().lower() for value in headers.getlist(name)]
     return missing if not values else ", ".join(values)
 
