@@ -92,72 +92,83 @@ def repair_command(
     Nothing is deleted: what is damaged is kept in .quarantine.
     Exit code 1 if anything is wrong still.
     """
-    current = chosen_settings(home)
+    settings = chosen_settings(home)
     doing("looking at what is here")
     if catalog is not None:
-        raise typer.Exit(_choose_catalog(current, catalog, yes))
+        raise typer.Exit(_choose_catalog(settings, catalog, yes))
     if accept_settings:
-        if current.store is not None:
-            forget_settings(current.store, (current.descriptions.name, current.embeddings.name))
+        if settings.store is not None:
+            forget_settings(settings.store, (settings.descriptions.name, settings.embeddings.name))
         say("The next run says which settings, models and code all machines must have.")
         raise typer.Exit(0)
     if accept_version is not None:
-        raise typer.Exit(_accept_version(current, accept_version, yes))
+        raise typer.Exit(_accept_version(settings, accept_version, yes))
     if accept_loss is not None:
         if as_json:
             raise typer.BadParameter("--json and --accept-loss do not go together.")
-        raise typer.Exit(_accept_loss(current, accept_loss, yes))
+        raise typer.Exit(_accept_loss(settings, accept_loss, yes))
 
-    found = audit(current, Catalog.open(current.home), deep=deep)
-    repairs = find_repairs(current, found, failed=failed)
+    audited = audit(settings, Catalog.open(settings.home), deep=deep)
+    repairs = find_repairs(settings, audited, failed=failed)
     if as_json:
-        said: list[str] = []
-        right = (
-            carry_out(current, repairs, said.append, newest_here=newest_here)
-            if repairs and yes
-            else found.ok and not repairs
-        )
-        planned = [
-            {"asset": one.asset, "key": one.key, "way": one.way.name, "why": one.why, "path": one.path}
-            for one in repairs
+        sentences: list[str] = []
+        is_right = audited.ok and not repairs
+        if repairs and yes:
+            is_right = carry_out(settings, repairs, sentences.append, newest_here=newest_here)
+        listed = [
+            {
+                "asset": repair.asset,
+                "key": repair.key,
+                "way": repair.way.name,
+                "why": repair.why,
+                "path": repair.path,
+            }
+            for repair in repairs
         ]
         say_as_json(
-            {"right": right, "verdict": found.verdict(), "repairs": planned, "done": yes, "said": said}
+            {
+                "right": is_right,
+                "verdict": audited.verdict(),
+                "repairs": listed,
+                "done": yes,
+                "said": sentences,
+            }
         )
-        raise typer.Exit(0 if right else 1)
+        raise typer.Exit(0 if is_right else 1)
     if not repairs:
-        say(found.verdict() if found.ok else "Nothing here can be put right by itself.")
-        if found.ok:
+        say(audited.verdict() if audited.ok else "Nothing here can be put right by itself.")
+        if audited.ok:
             say("Nothing to repair.")
-        raise typer.Exit(0 if found.ok else 1)
-    say_list([one.sentence() for one in repairs], "yellow")
+        raise typer.Exit(0 if audited.ok else 1)
+    say_list([repair.sentence() for repair in repairs], "yellow")
     if not agreed(f"Do this ({counted(len(repairs), 'repairs')})?", yes):
         raise typer.Exit(1)
-    raise typer.Exit(0 if carry_out(current, repairs, say, newest_here=newest_here) else 1)
+    raise typer.Exit(0 if carry_out(settings, repairs, say, newest_here=newest_here) else 1)
 
 
-def _choose_catalog(current: Settings, place: str, yes: bool) -> int:
+def _choose_catalog(settings: Settings, place: str, yes: bool) -> int:
     doing(f"comparing {place} with what was published")
-    chosen = check_catalog(current.home, place, current.store)
+    chosen = check_catalog(settings.home, place, settings.store)
     for sentence in chosen.sentences():
         say(sentence)
-    if not agreed(f"Make it the catalogue of {current.home}?", yes):
+    if not agreed(f"Make it the catalogue of {settings.home}?", yes):
         return 1
-    header = put_in_place(current.home, chosen, current.store)
+    header = put_in_place(settings.home, chosen, settings.store)
     say(
         f"It is the catalogue now, as ingest {header.sequence}. What stood there is kept in"
-        f" {quarantine(current.home)}."
+        f" {quarantine(settings.home)}."
     )
     return 0
 
 
-def _accept_loss(current: Settings, key: str, yes: bool) -> int:
-    working = [one for one in Workers(control_state(current)).living() if one.partition == key]
+def _accept_loss(settings: Settings, key: str, yes: bool) -> int:
+    workers = Workers(control_state(settings)).living()
+    working = [worker for worker in workers if worker.partition == key]
     if working:
         say(f"Run {working[0].run_id} works on {key} on {working[0].host}. Nothing was changed.")
         return 1
-    pull_catalog(current.home, current.store)
-    losses = find_losses(current, Catalog.open(current.home), key, told=say)
+    pull_catalog(settings.home, settings.store)
+    losses = find_losses(settings, Catalog.open(settings.home), key, tell=say)
     if not losses:
         say(f"Nothing of {key} is lost under these settings: a start goes on with all that is committed.")
         return 0
@@ -178,23 +189,24 @@ def _accept_loss(current: Settings, key: str, yes: bool) -> int:
     if not agreed("Give these rows up? They are computed again at the next start.", yes):
         return 1
     for loss in losses:
-        say(accept_loss(loss, current.store))
+        say(accept_loss(loss, settings.store))
     return 0
 
 
-def _accept_version(current: Settings, key: str, yes: bool) -> int:
-    working = [one for one in Workers(control_state(current)).living() if one.partition == key]
+def _accept_version(settings: Settings, key: str, yes: bool) -> int:
+    workers = Workers(control_state(settings)).living()
+    working = [worker for worker in workers if worker.partition == key]
     if working:
         say(f"Run {working[0].run_id} works on {key} on {working[0].host}. Nothing was changed.")
         return 1
-    older = list(older_versions(current, key))
+    older = list(older_versions(settings, key))
     if not older:
         say(f"{key} was not put back to an older version: there is nothing to accept.")
         return 0
     say_list([sentence for _, sentence in older], "yellow")
     if not agreed("Let the older version count as the newest? What came after it is given up.", yes):
         return 1
-    for one, _ in older:
-        for sentence in one.accept_older(key):
+    for versions, _ in older:
+        for sentence in versions.accept_older(key):
             say(sentence)
     return 0

@@ -78,12 +78,12 @@ class Audit:
     @property
     def wrong(self) -> tuple[Problem, ...]:
         """What is wrong."""
-        return tuple(one for one in self.problems if not one.kind.is_warning)
+        return tuple(problem for problem in self.problems if not problem.kind.is_warning)
 
     @property
     def warnings(self) -> tuple[Problem, ...]:
         """What is worth knowing, with all published rows sound."""
-        return tuple(one for one in self.problems if one.kind.is_warning)
+        return tuple(problem for problem in self.problems if problem.kind.is_warning)
 
     @property
     def ok(self) -> bool:
@@ -92,34 +92,38 @@ class Audit:
 
     def total(self, asset: str) -> RowCounts:
         """The counts of all partitions of an asset."""
-        return sum((one.counts for one in self.partitions if one.asset == asset), RowCounts())
+        counts = (partition.counts for partition in self.partitions if partition.asset == asset)
+        return sum(counts, RowCounts())
 
     def partitions_in(self, asset: str, state: State) -> int:
         """How many partitions of an asset are in a state."""
-        return sum(one.asset == asset and one.state is state for one in self.partitions)
+        return sum(partition.asset == asset and partition.state is state for partition in self.partitions)
 
     def verdict(self) -> str:
         """The whole audit in one or two sentences."""
         read = (
             "every byte read" if self.deep else "sizes, ids and changed files read; --deep reads every byte"
         )
-        incomplete = sum(one.version is None for one in self.partitions)
-        left = (
+        incomplete = sum(partition.version is None for partition in self.partitions)
+        not_published = (
             f" {incomplete} of {counted(len(self.partitions), 'partitions are', 'partition is')} not"
             " published yet."
             if incomplete
             else ""
         )
         if not self.ok:
-            bad = len({(one.asset, one.key) for one in self.wrong if one.key is not None})
+            damaged = {(problem.asset, problem.key) for problem in self.wrong if problem.key is not None}
             return (
-                f"WRONG: {len(self.wrong)} found, {bad} of {counted(len(self.partitions), 'partitions')}"
-                f" wrong ({read})."
-                f"{left} {command('repair')} says what it would do."
+                f"WRONG: {len(self.wrong)} found, {len(damaged)} of"
+                f" {counted(len(self.partitions), 'partitions')} wrong ({read})."
+                f"{not_published} {command('repair')} says what it would do."
             )
         if incomplete == len(self.partitions):
             return f"Nothing is published yet, and nothing is wrong ({read})."
-        return f"Conserved: every published id is there once, ok or failed, and no other ({read}).{left}"
+        return (
+            f"Conserved: every published id is there once, ok or failed, and no other ({read})."
+            f"{not_published}"
+        )
 
     def as_json(self) -> dict[str, object]:
         """Everything, for machines."""
@@ -129,14 +133,18 @@ class Audit:
             "ok": self.ok,
             "totals": {
                 asset: {
-                    **{name: n for name, n in asdict(self.total(asset)).items() if name != "first_ids"},
+                    **{
+                        name: count
+                        for name, count in asdict(self.total(asset)).items()
+                        if name != "first_ids"
+                    },
                     "partitions": {state.value: self.partitions_in(asset, state) for state in State},
                 }
                 for asset in self.assets
             },
-            "wrong": [asdict(one) for one in self.wrong],
-            "warnings": [asdict(one) for one in self.warnings],
-            "partitions": [asdict(one) for one in self.partitions],
+            "wrong": [asdict(problem) for problem in self.wrong],
+            "warnings": [asdict(problem) for problem in self.warnings],
+            "partitions": [asdict(partition) for partition in self.partitions],
         }
 
 
@@ -148,26 +156,26 @@ def audit(settings: Settings, catalog: Catalog, *, deep: bool = False) -> Audit:
     """
     assets = settings.descriptions, settings.embeddings
     descriptions, embeddings = (asset.name for asset in assets)
-    keys = frozenset(one.key for one in catalog.ranges)
+    keys = frozenset(range_.key for range_ in catalog.ranges)
     verified = VerifiedFiles(settings.state_directory, seconds=math.inf)
     stored, of_store = _look_at_store(settings, deep=deep)
-    looked_at = PartitionStates(settings, catalog, verified=verified, deep=deep, stored=stored)
-    states = looked_at.all(partial(doing, "looking at the files and journals of partitions"))
+    partition_states = PartitionStates(settings, catalog, verified=verified, deep=deep, stored=stored)
+    states = partition_states.all(partial(doing, "looking at the files and journals of partitions"))
     files = [
-        RowsFile(one.asset, one.key, one.path, one.record.fingerprint if one.record else None)
-        for one in states
-        if one.countable
+        RowsFile(state.asset, state.key, state.path, state.record.fingerprint if state.record else None)
+        for state in states
+        if state.countable
     ]
     advance = partial(doing, "comparing ids with the catalogue's, files")
     counts_of = count_rows(_expected(catalog), files, vectors=deep, advance=advance)
     problems: list[Problem] = []
     partitions: list[PartitionAudit] = []
-    for one in states:
-        found = list(_row_problems(one, counts_of))
+    for state in states:
+        of_rows = list(_row_problems(state, counts_of))
         # The rows themselves say more than their number.
-        told = [problem for problem in one.problems if not (found and problem.kind is Kind.IDS)]
-        problems += [*told, *found]
-        partitions.append(_partition(one, found, counts_of))
+        of_files = [problem for problem in state.problems if not (of_rows and problem.kind is Kind.IDS)]
+        problems += [*of_files, *of_rows]
+        partitions.append(_partition(state, of_rows, counts_of))
     for asset in assets:
         problems += foreign_files(asset, keys)
         problems += _settings_differ(asset.name, states)
@@ -192,52 +200,52 @@ def _look_at_store(settings: Settings, *, deep: bool) -> tuple[dict[tuple[str, s
 def _expected(catalog: Catalog) -> Iterator[pa.Table]:
     """The ids of all ranges with their keys, many ranges together, each slice verified against its digest."""
     slices = (
-        table.select(["ordinal", "property_id"]).add_column(0, "key", pa.repeat(wanted.key, table.num_rows))
-        for wanted, table in catalog.slices()
+        table.select(["ordinal", "property_id"]).add_column(0, "key", pa.repeat(range_.key, table.num_rows))
+        for range_, table in catalog.slices()
     )
     for done in range(0, len(catalog.ranges), _RANGES_TOGETHER):
         doing("reading the catalogue's ids, partitions", done, len(catalog.ranges))
         yield pa.concat_tables(islice(slices, _RANGES_TOGETHER))
 
 
-def _partition(one: PartitionState, of_rows: Sequence[Problem], counts_of: Counted) -> PartitionAudit:
-    counts = counts_of.counts.get((one.asset, one.key))
-    state, note = one.state, one.note
+def _partition(partition: PartitionState, of_rows: Sequence[Problem], counts_of: Counted) -> PartitionAudit:
+    counts = counts_of.counts.get((partition.asset, partition.key))
+    state, note = partition.state, partition.note
     if of_rows and state is not State.RUNNING:
         # The rows alone tell: their file is what was published.
         state, note = State.DAMAGED, note or of_rows[0].sentence
     if counts is None and state is State.DAMAGED:
-        counts = RowCounts(expected=one.expected, missing=one.expected)
-    elif one.record is None:
-        counts = counts or RowCounts(expected=one.expected, not_yet=one.expected)
-    record = one.record
+        counts = RowCounts(expected=partition.expected, missing=partition.expected)
+    elif partition.record is None:
+        counts = counts or RowCounts(expected=partition.expected, not_yet=partition.expected)
+    record = partition.record
     return PartitionAudit(
-        asset=one.asset,
-        key=one.key,
+        asset=partition.asset,
+        key=partition.key,
         state=state,
-        counts=counts or RowCounts(expected=one.expected),
+        counts=counts or RowCounts(expected=partition.expected),
         version=record.sequence if record else None,
         fingerprint=record.fingerprint if record else None,
         note=note,
     )
 
 
-def _row_problems(one: PartitionState, counts_of: Counted) -> Iterator[Problem]:
-    reason = counts_of.uncounted.get((one.asset, one.key))
+def _row_problems(partition: PartitionState, counts_of: Counted) -> Iterator[Problem]:
+    reason = counts_of.uncounted.get((partition.asset, partition.key))
     if reason is not None:
         yield Problem(
             Kind.COLUMNS,
-            one.asset,
-            one.key,
-            f"The rows of {one.path} cannot be counted: {reason}.",
-            str(one.path),
+            partition.asset,
+            partition.key,
+            f"The rows of {partition.path} cannot be counted: {reason}.",
+            str(partition.path),
         )
-    counts = counts_of.counts.get((one.asset, one.key))
+    counts = counts_of.counts.get((partition.asset, partition.key))
     if counts is None:
         return
     first = f" First: {', '.join(map(repr, counts.first_ids))}." if counts.first_ids else ""
     if not counts.conserved:
-        said = ", ".join(
+        deviations = ", ".join(
             f"{number} {name}"
             for number, name in (
                 (counts.missing, "missing"),
@@ -250,29 +258,29 @@ def _row_problems(one: PartitionState, counts_of: Counted) -> Iterator[Problem]:
         )
         sentence = (
             f"{counted(counts.expected, 'ids')} expected, {counted(counts.rows, 'rows')} found:"
-            f" {said}.{first}"
+            f" {deviations}.{first}"
         )
-        yield Problem(Kind.IDS, one.asset, one.key, sentence, str(one.path))
+        yield Problem(Kind.IDS, partition.asset, partition.key, sentence, str(partition.path))
     if counts.mixed:
         sentence = (
             f"{counted(counts.mixed, 'rows carry', 'row carries')} another fingerprint than the"
             f" file's record.{first}"
         )
-        yield Problem(Kind.MIXED, one.asset, one.key, sentence, str(one.path))
+        yield Problem(Kind.MIXED, partition.asset, partition.key, sentence, str(partition.path))
     if counts.unlike:
         sentence = (
             f"{counted(counts.unlike, 'ids differ', 'id differs')} from the published descriptions.{first}"
         )
-        yield Problem(Kind.DESCRIPTIONS_DIFFER, one.asset, one.key, sentence, str(one.path))
+        yield Problem(Kind.DESCRIPTIONS_DIFFER, partition.asset, partition.key, sentence, str(partition.path))
 
 
-def _settings_differ(asset: str, looked: Sequence[PartitionState]) -> Iterator[Problem]:
+def _settings_differ(asset: str, states: Sequence[PartitionState]) -> Iterator[Problem]:
     """A warning where partitions of one asset were made with different settings."""
     groups: dict[tuple[tuple[str, str], ...], list[str]] = defaultdict(list)
-    for one in looked:
-        if one.asset == asset and one.record is not None:
-            parts: Mapping[str, str] = one.record.metadata.get("parts", {})
-            groups[tuple(sorted(p for p in parts.items() if p[0] not in _OF_THE_PARTITION))].append(one.key)
+    for state in states:
+        if state.asset == asset and state.record is not None:
+            parts: Mapping[str, str] = state.record.metadata.get("parts", {})
+            groups[tuple(sorted(p for p in parts.items() if p[0] not in _OF_THE_PARTITION))].append(state.key)
     if len(groups) < 2:
         return
     differing = sorted(
@@ -300,10 +308,10 @@ def _withdrawn(settings: Settings, catalog: Catalog) -> Iterator[Problem]:
         return
     tombstones, returned = 0, list[str]()
     for _, table in catalog.slices(with_tail=True):
-        for one in table["property_id"].to_pylist():
-            tombstones += is_tombstone(one)
-            if withdrawn is not None and one in withdrawn:
-                returned.append(one)
+        for property_id in table["property_id"].to_pylist():
+            tombstones += is_tombstone(property_id)
+            if withdrawn is not None and property_id in withdrawn:
+                returned.append(property_id)
     if withdrawn is None and tombstones:
         yield Problem(Kind.WITHDRAWN, CATALOG, None, str(lost_list(settings.home, tombstones)))
     if returned:
@@ -318,7 +326,7 @@ def foreign_files(asset: AssetFolders, keys: Collection[str]) -> Iterator[Proble
     """What lies in an asset's folders and belongs to no partition of the catalogue."""
     yield from stray_files(asset, keys)
     yield from (_unknown(asset.name, path) for path in _entries(asset.published) if path.suffix != ".parquet")
-    known = asset.recorded_keys().union(keys)
+    all_keys = asset.recorded_keys().union(keys)
     for folder, pattern in (
         (asset.versions, r"(?P<key>[^.]+)(\.copy)?\.json|(?P<version_of>[^.]+)\.[012]\.parquet"),
         (asset.staging, rf"\.(?P<key>[^.]+)\..*{re.escape(TEMPORARY_SUFFIX)}"),
@@ -327,7 +335,7 @@ def foreign_files(asset: AssetFolders, keys: Collection[str]) -> Iterator[Proble
         for path in _entries(folder):
             match = re.fullmatch(pattern, path.name)
             owners = match.groupdict() if match else {}
-            if not known.intersection(filter(None, owners.values())):
+            if not all_keys.intersection(filter(None, owners.values())):
                 yield _unknown(asset.name, path)
 
 

@@ -48,23 +48,23 @@ class Loss:
 
 
 def find_losses(
-    settings: Settings, catalog: Catalog, key: str, *, told: Callable[[str], None] = lambda said: None
+    settings: Settings, catalog: Catalog, key: str, *, tell: Callable[[str], None] = lambda sentence: None
 ) -> list[Loss]:
     """The losses of a partition, of either asset, under the settings of now; of the store too, if one is set.
 
-    told: called with what was fetched from the store, and what is missing there.
+    tell: called with what was fetched from the store, and what is missing there.
 
     Raises CatalogError, InvalidRangeError, ModelLoadError, JournalError, StoreError.
     """
     store = settings.store
     if store is not None:
         for asset in (settings.descriptions, settings.embeddings):
-            for said in StoredPartitions(asset, store).pull(key):
-                told(said)
+            for sentence in StoredPartitions(asset, store).pull(key):
+                tell(sentence)
     losses: list[Loss] = []
     for partition, schema in _partitions(settings, catalog, PropertyRange.from_key(key)):
         record = PublishedPartitions(partition.paths.asset).record(key)
-        damaged = dict(_damaged_heads(partition, record, store, told)) if store is not None else {}
+        damaged = dict(_damaged_heads(partition, record, store, tell)) if store is not None else {}
         losses += [Loss(partition, generation, schema, error) for generation, error in damaged.items()]
         for generation in _generations(partition, record):
             if generation in damaged:
@@ -77,7 +77,7 @@ def find_losses(
 
 
 def _damaged_heads(
-    partition: Partition, record: PublishedRecord | None, store: S3Folder, told: Callable[[str], None]
+    partition: Partition, record: PublishedRecord | None, store: S3Folder, tell: Callable[[str], None]
 ) -> Iterator[tuple[str, HeadDamagedError]]:
     """Fetch what the store has of a partition's work; gives the generations of which nobody can tell."""
     published = record.metadata.get("generation") if record is not None else None
@@ -85,8 +85,8 @@ def _damaged_heads(
         if generation == published or not generation.startswith(partition.fingerprint.digest):
             continue
         try:
-            for said in StoredJournal(partition.paths, generation, store).pull():
-                told(said)
+            for sentence in StoredJournal(partition.paths, generation, store).pull():
+                tell(sentence)
         except HeadDamagedError as error:
             yield generation, error
 
@@ -97,7 +97,7 @@ def accept_loss(loss: Loss, store: S3Folder | None) -> str:
     Returns when the store has it too: whichever machine starts the partition goes on with what is left.
     """
     rows = "rows that nobody can count" if loss.lost_rows is None else counted(loss.lost_rows, "rows")
-    said = f"{getpass.getuser()} accepted the loss of {rows} in a repair"
+    acceptance = f"{getpass.getuser()} accepted the loss of {rows} in a repair"
     with ExitStack() as stack:
         copying = None
         if store is not None:
@@ -105,7 +105,7 @@ def accept_loss(loss: Loss, store: S3Folder | None) -> str:
             stored.pull(accept_missing=True)
             copying = stack.enter_context(Copying(stored, most_bytes=0))
         journal = stack.enter_context(
-            loss.partition.open_journal(loss.generation, loss.schema, accept_loss=said)
+            loss.partition.open_journal(loss.generation, loss.schema, accept_loss=acceptance)
         )
         if copying is not None:
             copying.begin(journal)
@@ -114,27 +114,27 @@ def accept_loss(loss: Loss, store: S3Folder | None) -> str:
 
 
 def _partitions(
-    settings: Settings, catalog: Catalog, wanted: PropertyRange
+    settings: Settings, catalog: Catalog, range_: PropertyRange
 ) -> Iterator[tuple[Partition, pa.Schema]]:
     """The partition of each asset with the columns of its rows; embeddings only where they can be made."""
     from vlm_assets.assets.partition import Partition
     from vlm_assets.assets.property_descriptions import DescriptionWork
     from vlm_assets.assets.property_embeddings import EmbeddingWork
 
-    described = DescriptionWork.for_range(settings, catalog, wanted, build_vision_language_model(settings))
+    described = DescriptionWork.for_range(settings, catalog, range_, build_vision_language_model(settings))
     yield (
-        Partition(settings, settings.descriptions.name, wanted.key, described.ids, described.fingerprint),
+        Partition(settings, settings.descriptions.name, range_.key, described.ids, described.fingerprint),
         described.rows_schema(),
     )
     try:
-        rows = PublishedPartitions(settings.descriptions).read(wanted.key)
+        rows = PublishedPartitions(settings.descriptions).read(range_.key)
     except NotPublishedError:
         return
     if settings.embedding_model is None:
         return
-    embedded = EmbeddingWork.for_range(catalog, wanted, rows, build_text_embedding_model(settings))
+    embedded = EmbeddingWork.for_range(catalog, range_, rows, build_text_embedding_model(settings))
     yield (
-        Partition(settings, settings.embeddings.name, wanted.key, embedded.ids, embedded.fingerprint),
+        Partition(settings, settings.embeddings.name, range_.key, embedded.ids, embedded.fingerprint),
         embedded.rows_schema(),
     )
 

@@ -70,15 +70,15 @@ class Repair:
         return f"{self.asset} {self.key or ''}: {self.way.value}{aside}. {' '.join(self.why)}"
 
 
-def find_repairs(settings: Settings, found: Audit, *, failed: bool = False) -> list[Repair]:
+def find_repairs(settings: Settings, audited: Audit, *, failed: bool = False) -> list[Repair]:
     """What would put right what an audit found, first what needs no device; reads suspect files fully.
 
     failed: properties that ended as failed are tried again too.
     """
-    descriptions, embeddings = found.assets
+    descriptions, embeddings = audited.assets
     by_partition: dict[tuple[str, str], list[Problem]] = defaultdict(list)
     repairs: list[Repair] = []
-    for problem in found.problems:
+    for problem in audited.problems:
         if problem.key is not None:
             by_partition[problem.asset, problem.key].append(problem)
         elif problem.kind is Kind.STORE:
@@ -94,39 +94,41 @@ def find_repairs(settings: Settings, found: Audit, *, failed: bool = False) -> l
         stored = StoredPartitions(folders, settings.store) if settings.store is not None else None
         repairs += _of_partition(PartitionFiles(folders, key), asset, problems, stored)
     repairs = _without_consequences(repairs, settings, descriptions, embeddings)
-    repairs += _refused(found)
+    repairs += _refused(audited)
     if failed:
-        taken = {one.key for one in repairs if one.asset == descriptions and one.way in COMPUTING}
+        computed = {
+            repair.key for repair in repairs if repair.asset == descriptions and repair.way in COMPUTING
+        }
         repairs += [
-            _failed_again(one)
-            for one in found.partitions
-            if one.asset == descriptions and one.counts.failed and one.key not in taken
+            _failed_again(partition)
+            for partition in audited.partitions
+            if partition.asset == descriptions and partition.counts.failed and partition.key not in computed
         ]
-    return sorted(repairs, key=lambda one: (one.way in COMPUTING, one.asset, one.key or ""))
+    return sorted(repairs, key=lambda repair: (repair.way in COMPUTING, repair.asset, repair.key or ""))
 
 
-def _failed_again(one: PartitionAudit) -> Repair:
+def _failed_again(partition: PartitionAudit) -> Repair:
     """Try failed properties again. A stale partition would be described anew as a whole: a person asks."""
-    why = f"{counted(one.counts.failed, 'properties')} failed."
-    if one.state is State.STALE:
+    why = f"{counted(partition.counts.failed, 'properties')} failed."
+    if partition.state is State.STALE:
         anew = (
             f"{why} It is stale: a run would make it anew with the settings and the catalogue of now."
-            f" {command('run', one.key)} does that for this partition, {command('run', '--stale')} for all"
-            " that"
-            " are stale."
+            f" {command('run', partition.key)} does that for this partition, {command('run', '--stale')} for"
+            " all that are stale."
         )
-        return Repair(one.asset, one.key, Way.BY_HAND, (anew,))
-    return Repair(one.asset, one.key, Way.RETRY_FAILED, (why,))
+        return Repair(partition.asset, partition.key, Way.BY_HAND, (anew,))
+    return Repair(partition.asset, partition.key, Way.RETRY_FAILED, (why,))
 
 
 def _of_partition(
     files_: PartitionFiles, asset: str, problems: Sequence[Problem], stored: StoredPartitions | None
 ) -> Iterator[Repair]:
-    kinds = {one.kind for one in problems}
+    kinds = {problem.kind for problem in problems}
     why = tuple(
-        one.sentence
-        for one in problems
-        if (not one.kind.is_warning or one.kind in _WARNINGS_TO_REPAIR) and one.kind is not Kind.STORE
+        problem.sentence
+        for problem in problems
+        if problem.kind is not Kind.STORE
+        and (not problem.kind.is_warning or problem.kind in _WARNINGS_TO_REPAIR)
     )
     if Kind.JOURNAL in kinds:
         yield Repair(asset, files_.key, Way.BY_HAND, why)
@@ -148,8 +150,8 @@ def _of_partition(
         if Kind.PENDING in kinds or (copy_whole if not whole else not kinds & _OF_THE_ROWS):
             yield Repair(asset, files_.key, Way.RESTORE, why)
         elif not whole and record is not None and stored is not None and _may_have(stored, record):
-            here = "Neither the file nor its second copy is whole; the store has it."
-            yield Repair(asset, files_.key, Way.RESTORE, (*why, here))
+            in_store = "Neither the file nor its second copy is whole; the store has it."
+            yield Repair(asset, files_.key, Way.RESTORE, (*why, in_store))
         else:
             lost = () if whole else ("Neither the file nor its second copy is whole.",)
             yield Repair(asset, files_.key, Way.COMPUTE, (*why, *lost))
@@ -158,7 +160,7 @@ def _of_partition(
     elif Kind.STORE_JOURNAL in kinds:
         yield Repair(asset, files_.key, Way.BY_HAND, why)
     if Kind.STORE in kinds:
-        sentences = tuple(one.sentence for one in problems if one.kind is Kind.STORE)
+        sentences = tuple(problem.sentence for problem in problems if problem.kind is Kind.STORE)
         yield Repair(asset, files_.key, Way.PUT_BACK, sentences)
 
 
@@ -177,27 +179,31 @@ def _without_consequences(
 
     Where descriptions are computed again, their embeddings follow in the same run anyway.
     """
-    restored = {one.key for one in repairs if one.asset == descriptions and one.way is Way.RESTORE}
+    restored = {
+        repair.key for repair in repairs if repair.asset == descriptions and repair.way is Way.RESTORE
+    }
     kept = []
-    for one in repairs:
-        if one.asset == embeddings and one.way is Way.COMPUTE and one.key and one.key in restored:
-            embedded = PartitionFiles(settings.embeddings, one.key)
+    for repair in repairs:
+        if repair.asset == embeddings and repair.way is Way.COMPUTE and repair.key and repair.key in restored:
+            embedded = PartitionFiles(settings.embeddings, repair.key)
             record = embedded.peek()
-            described = PartitionFiles(settings.descriptions, one.key).peek()
+            described = PartitionFiles(settings.descriptions, repair.key).peek()
             made_from = record.metadata.get("parts", {}).get(TEXTS) if record is not None else None
             descends = described is not None and made_from == described.metadata.get(TEXTS)
             if record is not None and descends and embedded.holds(embedded.published, record):
                 continue
-        kept.append(one)
+        kept.append(repair)
     return kept
 
 
-def _refused(found: Audit) -> Iterator[Repair]:
+def _refused(audited: Audit) -> Iterator[Repair]:
     """Partitions whose rows are all committed, and which a check kept from being published."""
-    descriptions, _ = found.assets
-    for one in found.partitions:
-        if one.state is State.REFUSED:
+    descriptions, _ = audited.assets
+    for partition in audited.partitions:
+        if partition.state is State.REFUSED:
             # The failed rows of descriptions are what can come out otherwise; of embeddings, any.
-            way = Way.RETRY_FAILED if one.asset == descriptions else Way.COMPUTE
-            why = f"Committed and not published: {counted(one.counts.expected, 'rows')}. A check refused."
-            yield Repair(one.asset, one.key, way, (why,))
+            way = Way.RETRY_FAILED if partition.asset == descriptions else Way.COMPUTE
+            why = (
+                f"Committed and not published: {counted(partition.counts.expected, 'rows')}. A check refused."
+            )
+            yield Repair(partition.asset, partition.key, way, (why,))
