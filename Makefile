@@ -34,6 +34,7 @@ COMPUTING := tests/faults tests/unit
 CORE_TESTS := $(patsubst %,tests/unit/%,vlm_durable vlm_engine resources sensors vlm_assets)
 MAIN_JOB := tests/integration/vlm_assets/test_core_alone.py
 CORE_ALONE := PYTHONPATH=$(CURDIR)/tests/support/core_alone$(if $(PYTHONPATH),:$(PYTHONPATH))
+TEST_CORE := $(CORE_ALONE) $(BIN)/pytest $(CORE_TESTS) $(MAIN_JOB)
 STARTING := tests/browser tests/integration
 SERVING := -m 'serves and not long and not vllm' $(STARTING)
 NOT_SERVING := -m 'not serves and not long and not vllm' tests/integration --ignore $(MAIN_JOB)
@@ -79,14 +80,14 @@ test: .venv/installed-dev
 	trap 'kill $$serving $$others 2>/dev/null; rm -rf $$told' EXIT INT TERM; \
 	$(LINT) || exit; \
 	$(BIN)/pytest $(COMPUTING) $(CORE_TESTS:%=--ignore=%); ended=$$?; \
-	$(MAKE) --no-print-directory test-core-alone || ended=1; \
+	$(TEST_CORE) || ended=1; \
 	echo "Waiting for $(STARTING) ..."; \
 	wait $$others || ended=1; cat $$told/others; \
 	wait $$serving || ended=1; cat $$told/serving; exit $$ended
 
 # The core as who installs no extension has it: its tests and its main job.
 test-core-alone: .venv/installed-dev
-	$(CORE_ALONE) $(BIN)/pytest $(CORE_TESTS) $(MAIN_JOB)
+	$(TEST_CORE)
 
 # What waits for real daemons for many minutes: for a change of what they do, and before a release.
 test-long: .venv/installed-dev
@@ -203,7 +204,7 @@ bench-gpu:
 	@PYTHONPATH=. $(or $(wildcard $(BIN)/python),python3) -m benchmarks.gpu $(ARGS)
 
 clean:
-	rm -rf .venv .venv-vllm .bare .wheels benchmarks/.environments benchmarks/.work *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-vllm .bare .wheels benchmarks/.environments benchmarks/.work *.egg-info distributions/*/*.egg-info distributions/*/build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/installed: $(PROJECTS) constraints.txt
