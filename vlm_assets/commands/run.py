@@ -100,7 +100,7 @@ class Backfill:
     settings: Settings
     keys: Sequence[str]
     run_config: Mapping[str, object] = field(default_factory=dict)
-    """Of each run that it launches."""
+    """The config of each run that it launches."""
     stale_too: bool = False
     """Whether a partition that was made under other settings counts as work to do."""
     followed: list[str] = field(default_factory=list)
@@ -108,13 +108,13 @@ class Backfill:
 
     @property
     def assets(self) -> tuple[str, ...]:
-        """What is launched and followed."""
+        """The assets that it launches and follows."""
         return self.settings.computed_assets
 
     def begin(self) -> str:
-        """Continue unfinished backfills; launch one for the partitions that they lack. Says what it did.
+        """Continue unfinished backfills, and launch one for the partitions that they lack. Says what it did.
 
-        After an error it may be called again: a backfill whose launch was not answered is found then.
+        After an error it may be called again: it then finds a backfill whose launch was not answered.
         """
         self.followed.clear()
         status = self.status()
@@ -122,39 +122,39 @@ class Backfill:
         options = stale_options(self.assets, status.stale.settings, stale_too=self.stale_too)
         if not self.keys:
             return "Nothing to do: there is no such partition."
-        said = []
+        sentences = []
         if not incomplete:
-            said.append(
+            sentences.append(
                 f"Nothing to do: {len(self.keys)} of"
                 f" {counted(len(self.keys), 'partitions are', 'partition is')} complete."
             )
         for backfill in self.api.unfinished_backfills(self.assets[0]):
             under_way = backfill.keys & incomplete
             if self.stale_too and backfill.stale != _in_words(options):
-                # Its runs leave alone what is stale now, or nobody said what they do.
+                # Its runs keep partitions that are stale now, or their option is unknown.
                 under_way -= status.stale_keys
             if under_way:
                 self.followed.append(backfill.id)
                 incomplete -= under_way
-                said.append(
+                sentences.append(
                     f"Going on with backfill {backfill.id}:"
                     f" {counted(len(under_way), 'partitions are', 'partition is')} left."
                 )
             anew = backfill.keys & status.stale_keys & frozenset(self.keys)
             if anew and not self.stale_too and backfill.stale != KEEP:
-                said.append(
+                sentences.append(
                     f"Backfill {backfill.id} was launched before to make"
                     f" {counted(len(anew), 'stale partitions')} anew, and goes on with that. Its page cancels"
                     f" it: {self.api.url}/runs/b/{backfill.id}."
                 )
         if incomplete:
-            said.append(self.launch(incomplete, options))
-        return " ".join(said)
+            sentences.append(self.launch(incomplete, options))
+        return " ".join(sentences)
 
     def launch(self, keys: Collection[str], stale: Mapping[str, str]) -> str:
-        """Launch one backfill of these partitions, all assets together; says what it did.
+        """Launch a backfill of these partitions, all assets together. Says what it did.
 
-        stale: of each asset, what its runs do with what is stale by then.
+        stale: for each asset, what its runs do with partitions that are stale by then.
         """
         new = self.api.launch_backfill(
             self.assets,
@@ -167,30 +167,30 @@ class Backfill:
         return f"Launched backfill {new} of {len(keys)} of {counted(len(self.keys), 'partitions')}."
 
     def progress(self) -> BackfillProgress:
-        """How the partitions stand now."""
-        of_each = [self.api.partition_keys(asset) for asset in self.assets]
+        """The progress of the partitions."""
+        assets = [self.api.partition_keys(asset) for asset in self.assets]
         return BackfillProgress(
-            done=frozenset.intersection(*(keys.materialized for keys in of_each)).intersection(self.keys),
-            under_way=frozenset.union(*(keys.running for keys in of_each)).intersection(self.keys),
-            failed=frozenset.union(*(keys.failed for keys in of_each)).intersection(self.keys),
+            done=frozenset.intersection(*(keys.materialized for keys in assets)).intersection(self.keys),
+            under_way=frozenset.union(*(keys.running for keys in assets)).intersection(self.keys),
+            failed=frozenset.union(*(keys.failed for keys in assets)).intersection(self.keys),
             runs=self.api.runs_in("STARTED"),
         )
 
     def status(self) -> Status:
-        """How the home stands, as ``vlm-assets status`` says."""
+        """The status of the home, as ``vlm-assets status`` shows it."""
         return read_status(self.settings, Catalog.open(self.settings.home))
 
     def rate(self) -> tuple[Rate, Mapping[str, int]]:
-        """The rate of the data set and the rows that are done, as ``vlm-assets status`` says them."""
+        """The rate of the data set and the rows that are done, as ``vlm-assets status`` shows them."""
         return read_rate(self.settings, Catalog.open(self.settings.home))
 
     def ended(self, now: BackfillProgress) -> bool:
-        """Whether nothing more will happen: Dagster ended the backfills.
+        """Whether Dagster has ended the backfills, so that nothing more will happen.
 
-        A partition that is made again was done before, so what Dagster shows as done does not tell.
+        The partitions that Dagster shows as done do not decide: one that is made again was done before.
         """
-        # A failed run may be retried: only the backfill knows, and it is asked only when all is quiet.
-        return not now.under_way and not any(one.unfinished for one in self._followed())
+        # A failed run may be retried: only the backfill knows, and it is asked only when no run is under way.
+        return not now.under_way and not any(backfill.unfinished for backfill in self._followed())
 
     def given_up(self) -> list[str]:
         """Why Dagster gave up backfills that have ended, a sentence each.
@@ -198,28 +198,32 @@ class Backfill:
         Its daemon reads new ranges some seconds after the webserver, and gives up a backfill of those that it
         has not read yet.
         """
-        return [f"Dagster gave up backfill {one.id}: {one.error}" for one in self._followed() if one.error]
+        return [
+            f"Dagster gave up backfill {backfill.id}: {backfill.error}"
+            for backfill in self._followed()
+            if backfill.error
+        ]
 
     def _followed(self) -> list[LaunchedBackfill]:
-        return [self.api.backfill(backfill, self.assets[0]) for backfill in self.followed]
+        return [self.api.backfill(backfill_id, self.assets[0]) for backfill_id in self.followed]
 
 
 def stale_options(assets: Sequence[str], settings: Mapping[str, str], *, stale_too: bool) -> dict[str, str]:
-    """What runs are told of stale partitions, by asset: to keep them, or else the settings to make them for.
+    """The option of runs for stale partitions, by asset: to keep them, or the settings to make them for.
 
-    settings: the digest of each asset's settings of now; none where it is unknown.
+    settings: the digest of each asset's present settings; an unknown one is missing.
     """
     return {asset: settings.get(asset, ANEW) if stale_too else KEEP for asset in assets}
 
 
 def with_stale(run_config: Mapping[str, object], stale: Mapping[str, str]) -> dict[str, object]:
-    """A run config that says what becomes of stale partitions, by asset."""
+    """Add the option for stale partitions of each asset to a run config."""
     ops: Any = run_config.get("ops", {})
-    told = {
+    stale_ops = {
         asset: {"config": {**ops.get(asset, {}).get("config", {}), "stale": option}}
         for asset, option in stale.items()
     }
-    return {**run_config, "ops": {**ops, **told}}
+    return {**run_config, "ops": {**ops, **stale_ops}}
 
 
 def _in_words(stale: Mapping[str, str]) -> str:
@@ -235,7 +239,7 @@ class ProgressLine:
     def __init__(self, console: Console, keys: Sequence[str]) -> None:
         self._console = console
         self._sizes = {key: len(PropertyRange.from_key(key)) for key in keys}
-        self._said = ""
+        self._last_counts = ""
         self._bar = _BarAndState(
             BarColumn(),
             TaskProgressColumn(),
@@ -253,21 +257,21 @@ class ProgressLine:
         self._bar.stop()
 
     def show(self, now: BackfillProgress, rate: Rate, done: Mapping[str, int]) -> None:
-        """Show how the partitions stand; without a terminal, a line a change. done: rows by partition."""
+        """Show the progress; without a terminal, a line for each change. done: rows by partition."""
         properties = sum(done.get(key, 0) for key in self._sizes)
-        left = rate.seconds_left(size - done.get(key, 0) for key, size in self._sizes.items())
+        seconds_left = rate.seconds_left(size - done.get(key, 0) for key, size in self._sizes.items())
         counts = (
             f"{len(now.done)}/{counted(len(self._sizes), 'partitions')}, {now.runs} running,"
             f" {len(now.failed)} failed"
         )
         state = f"{counts}; {counted(properties, 'properties')}"
-        if rate.per_second is not None and left is not None:
-            state += f", {rate.per_second:.2f}/s, {timedelta(seconds=round(left))} left"
+        if rate.per_second is not None and seconds_left is not None:
+            state += f", {rate.per_second:.2f}/s, {timedelta(seconds=round(seconds_left))} left"
         self._bar.state = state
         self._bar.update(self._task, completed=len(now.done))
-        if not self._console.is_terminal and counts != self._said:
+        if not self._console.is_terminal and counts != self._last_counts:
             self._console.print(state, highlight=False)
-        self._said = counts
+        self._last_counts = counts
 
 
 class _BarAndState(Progress):
@@ -285,8 +289,8 @@ class _BarAndState(Progress):
 class BackfillSummary:
     """How a backfill of some partitions (``keys``) ended.
 
-    left_keys: those that are not complete. outlooks: what becomes of those whose last run did not end well,
-    and how many more there are. status: of the home, when it had ended.
+    left_keys: partitions that are not complete. outlooks: what becomes of partitions whose last run did not
+    end well, and how many more there are. status: that of the home after the end.
     """
 
     keys: Sequence[str]
@@ -313,22 +317,22 @@ class BackfillSummary:
             f"[{colour}]{self.complete} of {counted(len(self.keys), 'partitions are', 'partition is')}"
             " complete.[/]"
         )
-        found = {"ok": self.status.ok, "failed": sum(self.status.failed_by_kind.values())}
-        counts = ", ".join(f"{count:,} {name}" for name, count in found.items() if count)
+        properties = {"ok": self.status.ok, "failed": sum(self.status.failed_by_kind.values())}
+        counts = ", ".join(f"{count:,} {name}" for name, count in properties.items() if count)
         console.print(f"Properties: {counts or 'none yet'}.")
-        for one in self.status.first_failed:
-            console.print(f"[yellow]Failed:[/] {escape(one.sentence())}")
+        for failed in self.status.first_failed:
+            console.print(f"[yellow]Failed:[/] {escape(failed.sentence())}")
         if self.accuracy:
             console.print(escape(self.accuracy))
-        told, more = self.outlooks
-        for outlook in told:
+        outlooks, more = self.outlooks
+        for outlook in outlooks:
             colour = "red" if outlook.next_try is None else "yellow"
             console.print(f"[{colour}]{outlook.ending}:[/] {escape(outlook.sentence())}.")
         if more:
             console.print(
                 f"… and {counted(more, 'more partitions')} whose last run failed or was interrupted"
             )
-        if any(outlook.next_try is not None for outlook in told):
+        if any(outlook.next_try is not None for outlook in outlooks):
             console.print(
                 f"They are tried again while Dagster runs: {command('serve')}. At once: {command('run')}."
             )
@@ -363,7 +367,7 @@ KeysOf = Callable[[DagsterApi], Sequence[str]]
 
 def all_keys(home: Path) -> list[str]:
     """Every partition of the catalogue. Raises CatalogError."""
-    return [one.key for one in Catalog.open(home).ranges]
+    return [bounds.key for bounds in Catalog.open(home).ranges]
 
 
 def known_keys(home: Path, keys: Sequence[str]) -> list[str]:
@@ -379,9 +383,9 @@ def known_keys(home: Path, keys: Sequence[str]) -> list[str]:
 
 def failed_keys(home: Path, status: Status, api: DagsterApi) -> list[str]:
     """Partitions whose last run failed, or whose files are not what they should be, in either asset."""
-    of_dagster = frozenset[str]().union(*(api.partition_keys(asset).failed for asset in status.assets))
-    on_disk = {one.key for one in status.partitions if one.state in _FAILED}
-    return [key for key in all_keys(home) if key in of_dagster or key in on_disk]
+    failed_runs = frozenset[str]().union(*(api.partition_keys(asset).failed for asset in status.assets))
+    failed_files = {partition.key for partition in status.partitions if partition.state in _FAILED}
+    return [key for key in all_keys(home) if key in failed_runs or key in failed_files]
 
 
 def run_backfill(
@@ -433,12 +437,12 @@ def run_partitions(
 ) -> int:
     """Materialize partitions in the Dagster that runs on the home, else in one that is started for it.
 
-    The arguments, exit codes and errors of ``run_backfill``. In a Dagster that runs already Ctrl-C ends the
-    following alone.
+    The arguments, exit codes and errors are those of ``run_backfill``. If Dagster runs already, Ctrl-C ends
+    only this command, and the backfill goes on.
     """
     address = running_address(settings.dagster_home)
     if address is None:
-        refuse_at_start(settings, lambda said: console.print(escape(said)))
+        refuse_at_start(settings, lambda sentence: console.print(escape(sentence)))
         return run_backfill(
             settings,
             port=port,
@@ -464,7 +468,7 @@ def run_partitions(
 def _wait_for(api: DagsterApi, seconds: float) -> None:
     """Let so many seconds pass beside a Dagster that another process started.
 
-    Raises DagsterApiError where it has ended.
+    Raises DagsterApiError if it has ended.
     """
     time.sleep(seconds)
     address = running_address(api.dagster_home)
@@ -495,7 +499,7 @@ def _code(summary: BackfillSummary | None) -> int:
 
 @dataclass(frozen=True)
 class Patience:
-    """Asks again where an answer fails, for as long as the Dagster lives that is asked.
+    """Repeats a question that fails, for as long as the Dagster that is asked lives.
 
     watch: lets so many seconds pass, and raises if that Dagster has ended.
     """
@@ -504,7 +508,7 @@ class Patience:
     watch: Callable[[float], None]
 
     def ask(self, question: Callable[[], _T]) -> _T:
-        """What ``question`` gives, asked again while anything is away; says when that begins and ends."""
+        """Repeat ``question`` while a service is away. Says when that begins and ends."""
         waits = False
         while True:
             try:
@@ -530,10 +534,10 @@ def _follow(
     *,
     start: Callable[[], None] = lambda: None,
 ) -> BackfillSummary:
-    """Launch a backfill, show how it stands until it ends, and how it ended.
+    """Launch a backfill, show its progress until it ends, and a summary.
 
-    start: of what launches its runs. One failed answer ends nothing: Dagster is asked again as long as it
-    lives.
+    start: starts the process that launches its runs. A failed answer ends nothing: Dagster is asked again as
+    long as it lives.
     """
     console = patience.console
     console.print(patience.ask(work.begin))
@@ -571,7 +575,7 @@ def _follow(
 
 
 def _watch(work: Backfill, patience: Patience) -> None:
-    """Show how a backfill stands until it ends."""
+    """Show the progress of a backfill until it ends."""
     # Often enough to watch, seldom enough that a large catalogue's keys are no load.
     interval = max(2.0, len(work.keys) / 2000)
     with ProgressLine(patience.console, work.keys) as line:
@@ -586,7 +590,7 @@ def _watch(work: Backfill, patience: Patience) -> None:
 
 
 def _outlooks(settings: Settings, status: Status, keys: frozenset[str]) -> tuple[Sequence[Outlook], int]:
-    """What becomes of these partitions, where their last run did not end well."""
+    """What becomes of those of these partitions whose last run did not end well."""
     if not keys or not settings.dagster_home.is_dir():
         return (), 0
     import dagster as dg
@@ -596,7 +600,9 @@ def _outlooks(settings: Settings, status: Status, keys: frozenset[str]) -> tuple
     from sensors.outlook import outlooks
     from sensors.retry_decision import ATTEMPTS, Policy
 
-    rows = {one.key: one.rows for one in reversed(status.partitions) if one.key in keys}
+    rows = {
+        partition.key: partition.rows for partition in reversed(status.partitions) if partition.key in keys
+    }
     try:
         with dg.DagsterInstance.from_config(str(settings.dagster_home)) as instance:
             return outlooks(
@@ -689,7 +695,7 @@ def run_command(
             f"In no partition yet: {counted(status.waiting_in_tail, 'properties')}, too few to fill one."
             f" {command('run', '--missing')} takes them too."
         )
-    wanted = _chosen(current, status, keys or [], failed=failed, stale=stale)
+    keys_of = _chosen(current, status, keys or [], failed=failed, stale=stale)
     stale_too = bool(keys) or stale
     if failed:
         _say_stale_stay(status)
@@ -700,11 +706,11 @@ def run_command(
             say(sentence, fg="yellow", err=True)
         if not keys and not status.stale_keys:
             raise typer.Exit(1)
-    raise typer.Exit(run_partitions(current, port=port, keys=wanted, stale_too=stale_too, console=console))
+    raise typer.Exit(run_partitions(current, port=port, keys=keys_of, stale_too=stale_too, console=console))
 
 
 def _stale_too(current: Settings, status: Status, keys: list[str], *, stale: bool, yes: bool) -> bool:
-    """Say what making stale partitions anew takes; whether a person wants that."""
+    """Say what making stale partitions anew takes, and ask. Returns whether to make them."""
     work = status.stale
     if keys and set(keys) & set(work.keys):
         work = stale_among(current, Catalog.open(current.home), sorted(set(keys) & set(work.keys)))
@@ -724,10 +730,10 @@ def _stale_too(current: Settings, status: Status, keys: list[str], *, stale: boo
 def _say_stale_stay(status: Status) -> None:
     if not status.stale.keys:
         return
-    left = counted(
+    staying = counted(
         len(status.stale.keys), "stale partitions stay as they are", "stale partition stays as it is"
     )
-    say(f"{left}. To make what is stale anew: {command('run', '--stale')}.")
+    say(f"{staying}. To make what is stale anew: {command('run', '--stale')}.")
 
 
 def _chosen(
@@ -738,8 +744,8 @@ def _chosen(
     if stale:
         return lambda api: sorted(status.stale_keys)
     if keys:
-        known = known_keys(current.home, keys)
-        return lambda api: known
+        checked_keys = known_keys(current.home, keys)
+        return lambda api: checked_keys
     if failed:
         return lambda api: failed_keys(current.home, status, api)
     return None
@@ -748,10 +754,10 @@ def _chosen(
 def _publish_refused(current: Settings, key: str, *, port: int, yes: bool) -> int:
     """Publish a partition that the check failed_share refused, with its failed rows. The exit code."""
     states = PartitionStates(current, Catalog.open(current.home), verified=VerifiedFiles(None))
-    found = states.read(current.descriptions.name, key)
-    if found.state is not State.REFUSED:
-        say(f"{key} is {found.state.value}: {MEANING[found.state]}. Nothing was done.", fg="yellow")
-        return 0 if found.state is State.DONE else 1
+    state = states.read(current.descriptions.name, key).state
+    if state is not State.REFUSED:
+        say(f"{key} is {state.value}: {MEANING[state]}. Nothing was done.", fg="yellow")
+        return 0 if state is State.DONE else 1
     failures = unpublished_failures(current.descriptions.partition(key))
     say(f"{failures.sentence()}.")
     if not agreed(f"Publish {key} with {counted(failures.failed, 'failed properties')}?", yes):
@@ -776,7 +782,7 @@ def serve_command(home: Home = None, port: Port = 3000) -> None:
     current = chosen_settings(home)
     require_models(current)
     refuse_at_start(current, say)
-    for one in examine(current, quick=True):
-        if one.level != "ok":
-            say(f"{one.level}: {one.check}: {one.message}", fg="yellow", err=True)
+    for diagnosis in examine(current, quick=True):
+        if diagnosis.level != "ok":
+            say(f"{diagnosis.level}: {diagnosis.check}: {diagnosis.message}", fg="yellow", err=True)
     serve(current, port=port, console=TerminalConsole(soft_wrap=True))
