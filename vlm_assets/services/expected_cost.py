@@ -96,8 +96,8 @@ def heaviest_first(settings: Settings) -> Callable[[Collection[str]], list[str]]
         except (CatalogError, OSError) as error:
             _log.warning("Partitions are taken in plain order, not heaviest first: %s", error)
             return plain
-        known = frozenset(first)
-        return [*first, *(key for key in plain if key not in known)]
+        of_catalog = frozenset(first)
+        return [*first, *(key for key in plain if key not in of_catalog)]
 
     return order
 
@@ -107,20 +107,20 @@ _counted: dict[str, Mapping[str, int]] = {}
 
 
 def _whole(settings: Settings, catalog: Catalog) -> Mapping[str, int]:
-    asked = f"{catalog.path} {catalog.catalog_id} {catalog.header.sequence} {settings.max_images}"
-    if asked not in _counted:
-        counted = _images_of_ranges(catalog, settings.max_images)
+    question = f"{catalog.path} {catalog.catalog_id} {catalog.header.sequence} {settings.max_images}"
+    if question not in _counted:
+        images_by_key = _images_of_ranges(catalog, settings.max_images)
         _counted.clear()
-        _counted[asked] = counted
-    return _counted[asked]
+        _counted[question] = images_by_key
+    return _counted[question]
 
 
 def _images_of_ranges(catalog: Catalog, max_images: int) -> dict[str, int]:
     if not catalog.ranges:
         return {}
     shown = np.minimum(catalog.image_counts(), max_images)[: catalog.ranges[-1].stop]
-    sums = np.add.reduceat(shown, [one.start for one in catalog.ranges])
-    return {one.key: int(images) for one, images in zip(catalog.ranges, sums, strict=True)}
+    sums = np.add.reduceat(shown, [range_.start for range_ in catalog.ranges])
+    return {range_.key: int(images) for range_, images in zip(catalog.ranges, sums, strict=True)}
 
 
 GAP_SECONDS = 900.0
@@ -153,10 +153,12 @@ class Rate:
 
         One device works on a partition: where fewer are left than devices, some stand still.
         """
-        rate, left = self.per_second, [rows for rows in partitions if rows > 0]
-        if not left:
+        rate, unfinished = self.per_second, [rows for rows in partitions if rows > 0]
+        if not unfinished:
             return 0.0
-        return None if rate is None else max(sum(left), max(left) * len(self.by_device)) / rate
+        if rate is None:
+            return None
+        return max(sum(unfinished), max(unfinished) * len(self.by_device)) / rate
 
 
 def read_rate(settings: Settings, catalog: Catalog) -> tuple[Rate, dict[str, int]]:
@@ -165,44 +167,52 @@ def read_rate(settings: Settings, catalog: Catalog) -> tuple[Rate, dict[str, int
     Raises OSError.
     """
     asset = settings.descriptions
-    sizes = {one.key: len(one) for one in catalog.ranges}
-    working = [one for one in Workers(control_state(settings)).living() if one.asset == asset.name]
+    sizes = {range_.key: len(range_) for range_ in catalog.ranges}
+    workers = Workers(control_state(settings)).living()
+    working = [worker for worker in workers if worker.asset == asset.name]
     published = read_published_rows(asset, sizes)
     done = {key: committed_rows(asset, key) for key in asset.journal_keys() if key in sizes}
     # All rows committed and not published: a check keeps them back.
     done = {key: rows for key, rows in done.items() if rows < sizes[key]}
     done |= {key: rows.ok + sum(rows.failed.values()) for key, rows in published.items()}
-    done |= {one.partition: one.committed for one in working}
+    done |= {worker.partition: worker.committed for worker in working}
     return measure(published.values(), working, time.time()), done
 
 
 def measure(published: Collection[PublishedRows], working: Iterable[Worker], now: float) -> Rate:
     """The rate of the latest stretch of work. working: the processes that describe now."""
-    work = [one for rows in published for one in rows.stretches]
+    work = [stretch for rows in published for stretch in rows.stretches]
     work += [
-        Stretch(one.device or "", one.started_at, max(now, one.started_at), one.committed - one.restored)
-        for one in working
+        Stretch(
+            worker.device or "",
+            worker.started_at,
+            max(now, worker.started_at),
+            worker.committed - worker.restored,
+        )
+        for worker in working
     ]
     # The start of the process that published it, without rows: its start-up is part of the time.
     work += [
-        Stretch("", rows.began, max(one.last for one in rows.stretches), 0)
+        Stretch("", rows.began, max(stretch.last for stretch in rows.stretches), 0)
         for rows in published
         if rows.began is not None and rows.stretches
     ]
     if not work:
         return Rate()
-    work.sort(key=lambda one: one.last, reverse=True)
+    work.sort(key=lambda stretch: stretch.last, reverse=True)
     end = start = work[0].last
-    for one in work:
-        if one.last < start - GAP_SECONDS:
+    for stretch in work:
+        if stretch.last < start - GAP_SECONDS:
             break
-        start = min(start, one.first)
+        start = min(start, stretch.first)
     start = max(start, end - WINDOW_SECONDS)
     by_device: dict[str, float] = {}
-    for one in work:
+    for stretch in work:
         # Rows of before the start do not count; they are spread evenly over the time of their stretch.
-        whole = max(one.last - one.first, 1e-9)
-        rows_there = one.rows * (1.0 if one.first >= start else max(0.0, one.last - start) / whole)
-        if rows_there:
-            by_device[one.device] = by_device.get(one.device, 0.0) + rows_there
+        whole = max(stretch.last - stretch.first, 1e-9)
+        counted_rows = stretch.rows * (
+            1.0 if stretch.first >= start else max(0.0, stretch.last - start) / whole
+        )
+        if counted_rows:
+            by_device[stretch.device] = by_device.get(stretch.device, 0.0) + counted_rows
     return Rate(sum(by_device.values()), end - start, by_device)

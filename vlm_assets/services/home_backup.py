@@ -160,7 +160,9 @@ class _Copying:
         self._root = settings.layout.root
         # What is made from the other comes first.
         self._assets = (settings.embeddings, settings.descriptions)
-        self._theirs = [self._layout.asset(name) for one in installed() for name in one.assets]
+        self._of_extensions = [
+            self._layout.asset(name) for extension in installed() for name in extension.assets
+        ]
 
     def all(self) -> tuple[int, int]:
         """Copy everything; the numbers of published files and of journals."""
@@ -171,13 +173,13 @@ class _Copying:
             for key in doing_each(f"copying journals of {asset.name}, partitions", asset.journal_keys()):
                 for folder in _folders(asset.partition(key).journals):
                     self._copy_journal(folder)
-        for asset in self._theirs:
+        for asset in self._of_extensions:
             self._copy_tree(asset.journals)
         for asset in self._assets:
             keys = sorted(asset.touched_keys() - {""})
             for key in doing_each(f"copying {asset.name}, partitions", keys):
                 self._copy_partition(asset, key)
-        for asset in self._theirs:
+        for asset in self._of_extensions:
             self._copy_tree(asset.published)
             self._copy_tree(asset.versions)
         self._copy_settled(lambda: [self._root / REVIEWS, *_files_below(self._root / "rejected")])
@@ -187,8 +189,9 @@ class _Copying:
             self._copy_settled(lambda path=path: [path])  # type: ignore[misc]
         folders = [str(asset.published.relative_to(self._root)) for asset in self._assets]
         parts = [Path(name).parts for name in self._backup.kept]
-        published = sum(one[0] in folders for one in parts)
-        return published, len({one[:4] for one in parts if one[0] == ".journal" and one[1] in folders})
+        published = sum(folder in folders for folder, *_ in parts)
+        journals = {names[:4] for names in parts if names[0] == ".journal" and names[1] in folders}
+        return published, len(journals)
 
     def _copy_control_state(self) -> None:
         """A verified copy of the database, as itself: a file that is written to cannot be copied."""
@@ -264,7 +267,7 @@ class _Copying:
         """Whether what the newest manifest lists was there to be copied, or is missing from the journal."""
         numbers = [sequence_of(Path(name).name) for name in copies]
         newest = max((number for number in numbers if number is not None), default=None)
-        name = next((one for one in copies if sequence_of(Path(one).name) == newest), None)
+        name = next((copied for copied in copies if sequence_of(Path(copied).name) == newest), None)
         if newest is None or name is None:
             return True
         try:
@@ -273,7 +276,9 @@ class _Copying:
             return False
         except BrokenSealError:
             return True  # A start goes on from the manifest before it, here as there.
-        if manifest.retired or all(self._name(folder / one.name) in copies for one in manifest.segments):
+        if manifest.retired or all(
+            self._name(folder / segment.name) in copies for segment in manifest.segments
+        ):
             return True
         # Gone already, if this is the newest manifest still; else the journal was closed meanwhile.
         standing = newest_manifest(folder)
@@ -282,8 +287,8 @@ class _Copying:
     def _copy_tree(self, folder: Path) -> None:
         """Copy each folder in a folder, and its own files, each as it was at one moment."""
         name = folder.relative_to(self._root)
-        for one in doing_each(f"copying folders of {name}", _folders(folder)):
-            self._copy_settled(lambda one=one: _files_below(one))  # type: ignore[misc]
+        for subfolder in doing_each(f"copying folders of {name}", _folders(folder)):
+            self._copy_settled(lambda subfolder=subfolder: _files_below(subfolder))  # type: ignore[misc]
         self._copy_settled(lambda: [path for path in _entries(folder) if path.is_file()])
 
     def _copy_settled(self, listed: Callable[[], Iterable[Path]]) -> None:
@@ -319,13 +324,13 @@ class _Copying:
 
 def _signatures(paths: Iterable[Path]) -> dict[Path, str]:
     """The files that are there, each with what changes when it is replaced."""
-    found = {}
+    signatures = {}
     for path in paths:
         try:
-            found[path] = signature_of(path)
+            signatures[path] = signature_of(path)
         except FileNotFoundError:
             continue
-    return found
+    return signatures
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -338,10 +343,10 @@ def _folders(folder: Path) -> list[Path]:
 
 def _files_below(folder: Path, *, without: frozenset[str] = frozenset()) -> list[Path]:
     """All files below a folder that are no locks, temporaries or open databases."""
-    found = []
+    paths = []
     for path in _entries(folder):
         if path.is_dir():
-            found += [] if path.name in without else _files_below(path)
+            paths += [] if path.name in without else _files_below(path)
         elif path.is_file() and not path.name.endswith((TEMPORARY_SUFFIX, ".lock", ".db", "-wal", "-shm")):
-            found.append(path)
-    return found
+            paths.append(path)
+    return paths

@@ -110,7 +110,7 @@ class MeasuredRun:
 
 def run_rows(catalog: Catalog) -> int:
     """Properties of a measured partition."""
-    return min(RUN_ROWS, max((len(one) for one in catalog.ranges), default=catalog.rows))
+    return min(RUN_ROWS, max((len(range_) for range_ in catalog.ranges), default=catalog.rows))
 
 
 def runs_to_measure(devices: int) -> int:

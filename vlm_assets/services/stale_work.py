@@ -43,22 +43,22 @@ class StaleWork:
         """All of it for people; nothing where nothing is stale."""
         if not self.keys:
             return []
-        what = counted(len(self.keys), "partitions are stale", "partition is stale")
+        partitions = counted(len(self.keys), "partitions are stale", "partition is stale")
         anew = counted(self.properties, "properties")
         if self.embedded:
             vectors = f"the vectors of {counted(self.embedded, 'partitions')}"
             anew = f"{anew}, and {vectors}" if self.properties else f"only {vectors}"
-        said = [
-            f"{what}, made with other settings or images than now. To be made anew: {anew}.",
-            *(f"What changed: {one}." for one in self.why),
+        sentences = [
+            f"{partitions}, made with other settings or images than now. To be made anew: {anew}.",
+            *(f"What changed: {reason}." for reason in self.why),
         ]
         if self.properties:
-            said.append(f"{self._time()}{self._price()}")
-        said.append(
+            sentences.append(f"{self._time()}{self._price()}")
+        sentences.append(
             "The old answers stay readable until the new ones of a partition are complete. The two versions"
             f" before stay in {self.home}/.versions: going back to their settings computes nothing."
         )
-        return said
+        return sentences
 
     def _time(self) -> str:
         if self.seconds is None or self.rate is None:
@@ -76,19 +76,19 @@ def stale_work(
 ) -> StaleWork:
     """What of these partitions, of both assets, is stale. rate: as measured on this home."""
     # Vectors of earlier texts are made without asking: little work, and they belong to no answer of now.
-    stale = [one for one in states if one.state is State.STALE and set(one.changed) != {TEXTS}]
-    described = {one.key: one for one in stale if one.asset == settings.descriptions.name}
-    properties = sum(_anew(one) for one in described.values())
+    stale = [state for state in states if state.state is State.STALE and set(state.changed) != {TEXTS}]
+    described = {state.key: state for state in stale if state.asset == settings.descriptions.name}
+    properties = sum(_anew(state) for state in described.values())
     devices = max(1, len(rate.by_device))
     # All devices work at it: in partitions of any size, for what a price is paid stays the same.
     seconds = rate.seconds_left([properties / devices] * devices)
     price = settings.price_per_hour
     return StaleWork(
         home=str(settings.home),
-        keys=tuple(sorted({one.key for one in stale})),
+        keys=tuple(sorted({state.key for state in stale})),
         described=len(described),
         properties=properties,
-        embedded=len({one.key for one in stale} - described.keys()),
+        embedded=len({state.key for state in stale} - described.keys()),
         why=_why(stale),
         rate=rate.per_second,
         seconds=seconds,
@@ -107,27 +107,28 @@ def stale_work(
 
 def stale_among(settings: Settings, catalog: Catalog, keys: Collection[str]) -> StaleWork:
     """What of these partitions is stale now. Raises CatalogError, OSError, ControlStateError."""
-    states = PartitionStates(settings, catalog, verified=VerifiedFiles(None, seconds=0.0))
-    found = [states.read(asset, key) for asset in settings.computed_assets for key in keys]
-    return stale_work(settings, found, read_rate(settings, catalog)[0], states.meanings)
+    reader = PartitionStates(settings, catalog, verified=VerifiedFiles(None, seconds=0.0))
+    states = [reader.read(asset, key) for asset in settings.computed_assets for key in keys]
+    return stale_work(settings, states, read_rate(settings, catalog)[0], reader.meanings)
 
 
-def _anew(one: PartitionState) -> int:
+def _anew(state: PartitionState) -> int:
     """Properties of a partition to be described again, at most."""
-    only_images = one.changed == (CATALOGUE_SLICE,) and one.new_images is not None
-    return one.new_images or 0 if only_images else one.expected
+    only_images = state.changed == (CATALOGUE_SLICE,) and state.new_images is not None
+    return state.new_images or 0 if only_images else state.expected
 
 
 def _why(stale: Collection[PartitionState]) -> tuple[str, ...]:
     """What changed, the most common first; of how many partitions, where not of all."""
-    reasons = Counter(reason for one in stale for reason in dict.fromkeys(one.why))
-    keys = len({one.key for one in stale})
-    said = []
+    reasons = Counter(reason for state in stale for reason in dict.fromkeys(state.why))
+    keys = len({state.key for state in stale})
+    changes = []
     for reason, count in reasons.most_common():
-        said.append(reason if count >= keys else f"{reason} ({counted(count, 'partitions')})")
-    moved = [one for one in stale if CATALOGUE_SLICE in one.changed]
-    if moved and all(one.new_images is not None for one in moved):
-        said.append(f"images of {counted(sum(one.new_images or 0 for one in moved), 'properties')}")
+        changes.append(reason if count >= keys else f"{reason} ({counted(count, 'partitions')})")
+    moved = [state for state in stale if CATALOGUE_SLICE in state.changed]
+    if moved and all(state.new_images is not None for state in moved):
+        properties = sum(state.new_images or 0 for state in moved)
+        changes.append(f"images of {counted(properties, 'properties')}")
     elif moved:
-        said.append(f"images of properties in {counted(len(moved), 'partitions')}")
-    return tuple(said)
+        changes.append(f"images of properties in {counted(len(moved), 'partitions')}")
+    return tuple(changes)

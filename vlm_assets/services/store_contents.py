@@ -41,26 +41,26 @@ def store_leftovers(settings: Settings) -> list[StoredLeftover]:
     """Journals in the store whose rows are published, or were given up here. Raises StoreError."""
     if (store := settings.store) is None:
         return []
-    found = []
+    leftovers = []
     for asset in (settings.descriptions, settings.embeddings):
         for (key, generation), sizes in stored_journals(asset, store).items():
             rest = {name: size for name, size in sizes.items() if name != HEAD}
             if rest and _may_go(asset, store, key, generation):
-                found.append(StoredLeftover(asset.name, key, generation, len(rest), sum(rest.values())))
-    return found
+                leftovers.append(StoredLeftover(asset.name, key, generation, len(rest), sum(rest.values())))
+    return leftovers
 
 
 def remove_leftovers(settings: Settings, leftovers: Sequence[StoredLeftover]) -> Iterator[str]:
     """Remove them from the store, each looked at again right before. Raises StoreError."""
     if (store := settings.store) is None:
         return
-    for one in leftovers:
-        asset = settings.layout.asset(one.asset)
-        if _may_go(asset, store, one.key, one.generation):
-            journal = StoredJournal(asset.partition(one.key), one.generation, store)
+    for leftover in leftovers:
+        asset = settings.layout.asset(leftover.asset)
+        if _may_go(asset, store, leftover.key, leftover.generation):
+            journal = StoredJournal(asset.partition(leftover.key), leftover.generation, store)
             journal.read_manifest()
             journal.close()
-            yield f"Removed {counted(one.objects, 'objects')} below {journal.where.removesuffix(HEAD)}."
+            yield f"Removed {counted(leftover.objects, 'objects')} below {journal.where.removesuffix(HEAD)}."
 
 
 def _journal_problems(asset: AssetFolders, store: S3Folder, published: Collection[str]) -> Iterator[Problem]:
@@ -86,8 +86,12 @@ def _journal_problems(asset: AssetFolders, store: S3Folder, published: Collectio
                 " there."
             )
             yield Problem(Kind.STORE_JOURNAL, asset.name, key, sentence, journal.where)
-        elif lost := [one for one in manifest.segments if not journal.holds(one)] if manifest else []:
-            rows = sum(one.rows for one in lost)
+        elif (
+            lost := [segment for segment in manifest.segments if not journal.holds(segment)]
+            if manifest
+            else []
+        ):
+            rows = sum(segment.rows for segment in lost)
             sentence = (
                 f"{counted(len(lost), 'segments')} ({counted(rows, 'rows')}) that {journal.where} lists are"
                 " not there, or other"

@@ -91,9 +91,9 @@ class StoreLooks:
         until = time.monotonic() + seconds
         below = f"{self._asset.name}/"
         listed = {
-            one.name.removeprefix(below).removesuffix(".parquet"): one.signature
-            for one in self._store.listed(below)
-            if one.name.endswith(".parquet")
+            file.name.removeprefix(below).removesuffix(".parquet"): file.signature
+            for file in self._store.listed(below)
+            if file.name.endswith(".parquet")
         }
         memory = self._read()
         seen = memory.objects
@@ -115,7 +115,7 @@ class StoreLooks:
                     seen[key] = SeenObject(listed.get(key, ""), trouble)
                     memory.cursor = key if step is in_turn else memory.cursor
                     done += 1
-                    advance(done, sum(len(some) for some, _ in steps))
+                    advance(done, sum(len(step_keys) for step_keys, _ in steps))
         finally:
             memory.at = time.time()
             self._write(memory)
@@ -146,8 +146,8 @@ class StoreLooks:
             for start in range(0, len(keys), _AT_ONCE):
                 if time.monotonic() >= until:
                     return
-                some = keys[start : start + _AT_ONCE]
-                yield from zip(some, pool.map(trouble, some), strict=True)
+                together = keys[start : start + _AT_ONCE]
+                yield from zip(together, pool.map(trouble, together), strict=True)
 
     def _read(self) -> _Memory:
         query = sa.select(drift_snapshots.c.snapshot).where(drift_snapshots.c.asset == self._name)
@@ -186,7 +186,7 @@ def store_looks(settings: Settings) -> dict[str, StoreLooks]:
     if settings.store is None:
         return {}
     assets = (settings.descriptions, settings.embeddings)
-    return {one.name: StoreLooks(one, settings.store, control_state(settings)) for one in assets}
+    return {asset.name: StoreLooks(asset, settings.store, control_state(settings)) for asset in assets}
 
 
 def store_troubles(settings: Settings) -> StoreTroubles:
@@ -199,9 +199,9 @@ def store_troubles(settings: Settings) -> StoreTroubles:
 
     def look() -> None:
         try:
-            for one in looks.values():
-                if not one.is_fresh():
-                    one.look(seconds=_HASTY_SECONDS)
+            for of_asset in looks.values():
+                if not of_asset.is_fresh():
+                    of_asset.look(seconds=_HASTY_SECONDS)
         except StoreError as error:
             errors.append(str(error))
 
@@ -210,6 +210,10 @@ def store_troubles(settings: Settings) -> StoreTroubles:
     asking.join(_ANSWER_SECONDS)
     if asking.is_alive():
         errors.append(f"{settings.store} does not answer.")
-    sentences = {(asset, key): said for asset, one in looks.items() for key, said in one.troubles().items()}
+    sentences = {
+        (asset, key): sentence
+        for asset, of_asset in looks.items()
+        for key, sentence in of_asset.troubles().items()
+    }
     warning = f"What the store holds is as of the last look at it: {errors[0]}" if errors else None
     return StoreTroubles(sentences, warning)
