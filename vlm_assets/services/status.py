@@ -10,11 +10,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
 
 from resources.alerts.outbox import Outbox
-from sensors.cancels import Cancel, Cancels
-from sensors.retry_ledger import Attempts, DoneAgain, Entry, done_again_since
+from sensors.retry_ledger import DoneAgain
 from vlm_assets.assets.partition_state import (
     Kind,
     PartitionState,
@@ -30,11 +28,11 @@ from vlm_assets.config.extensions import StatusTable, installed
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.expected_cost import ExpectedCost, Rate, measure
+from vlm_assets.services.retry_notes import RetryNotes
 from vlm_assets.services.stale_work import StaleWork, stale_work
 from vlm_assets.services.store_looks import store_troubles
 from vlm_assets.webserver.home import running_address
 from vlm_durable.commands import command
-from vlm_durable.state.database import ControlState
 from vlm_durable.state.nodes import Node, NodeDevice, Nodes
 from vlm_durable.state.pause import pause_of
 from vlm_durable.state.sqlite_file import ControlStateError
@@ -49,9 +47,6 @@ WAITING = frozenset({State.INTERRUPTED, State.FAILED, State.REFUSED, State.DAMAG
 
 _NOTHING_LEFT = frozenset({State.DONE, State.STALE, State.LOST, State.DAMAGED})
 """No image is to be described: a damaged partition is restored from its second copy, without a device."""
-
-_UNFINISHED = frozenset({State.INTERRUPTED, State.NOT_STARTED, State.REFUSED, State.DAMAGED})
-"""States in which a partition's retries and cancels count."""
 
 DAY_SECONDS = 24 * 3600.0
 
@@ -151,29 +146,32 @@ class Status:
 
     def counts(self, asset: str) -> Counter[State]:
         """Partitions of an asset in each state."""
-        return Counter(one.state for one in self.partitions if one.asset == asset)
+        return Counter(partition.state for partition in self.partitions if partition.asset == asset)
 
     def keys_left(self, *, stale_too: bool = False) -> frozenset[str]:
         """Partitions that are not complete in each asset. stale_too: or that would come out otherwise now."""
         stale = self.stale_keys if stale_too else frozenset[str]()
-        return stale.union(one.key for one in self.partitions if not one.is_complete)
+        return stale.union(partition.key for partition in self.partitions if not partition.is_complete)
 
     @property
     def stale_keys(self) -> frozenset[str]:
         """Partitions that are stale in either asset."""
-        return frozenset(one.key for one in self.partitions if one.state is State.STALE)
+        stale = (partition for partition in self.partitions if partition.state is State.STALE)
+        return frozenset(partition.key for partition in stale)
 
     @property
     def order(self) -> list[PartitionStatus]:
         """What waits, in the order in which it will run."""
-        waiting = [one for one in self.partitions if one.turn is not None]
-        return sorted(waiting, key=lambda one: one.turn or 0)
+        waiting = [partition for partition in self.partitions if partition.turn is not None]
+        return sorted(waiting, key=lambda partition: partition.turn or 0)
 
     def as_json(self) -> dict[str, object]:
         """Everything, for machines."""
         content = asdict(replace(self, published={}))
         del content["published"]
-        partitions = [asdict(one) | {"percent": round(one.percent, 2)} for one in self.partitions]
+        partitions = [
+            asdict(partition) | {"percent": round(partition.percent, 2)} for partition in self.partitions
+        ]
         return content | {"partitions": partitions}
 
 
@@ -196,22 +194,27 @@ def read_status(
     notes = RetryNotes.read(state, since=since)
     verified = VerifiedFiles(settings.state_directory)
     stored = store_troubles(settings)
-    states = PartitionStates(settings, catalog, verified=verified, stored=stored.sentences)
+    reader = PartitionStates(settings, catalog, verified=verified, stored=stored.sentences)
     computed = settings.computed_assets
-    looked_at = states.all(advance)
-    found = [_with_failures(settings, notes.beside(one)) for one in looked_at if one.asset in computed]
+    states = [
+        _with_failures(settings, notes.beside(state))
+        for state in reader.all(advance)
+        if state.asset in computed
+    ]
     verified.save()
-    described = [one for one in found if one.asset == settings.descriptions.name]
-    embedded = [one for one in found if one.asset == settings.embeddings.name]
+    described = [state for state in states if state.asset == settings.descriptions.name]
+    embedded = [state for state in states if state.asset == settings.embeddings.name]
     # A damaged file's rows are not counted: its state says so, and the audit says what is wrong.
-    with_record = {one.key: one.record for one in described if one.record and one.state is not State.DAMAGED}
+    with_record = {
+        state.key: state.record for state in described if state.record and state.state is not State.DAMAGED
+    }
     published = {
         key: rows for key, record in with_record.items() if (rows := PublishedRows.from_record(record))
     }
     cost = ExpectedCost.of(settings, catalog)
     describing = [worker for worker in workers if worker.asset == settings.descriptions.name]
     rate = measure(published.values(), describing, now)
-    descriptions = _with_cost([_status_of(one) for one in described], describing, cost)
+    descriptions = _with_cost([_status_of(state) for state in described], describing, cost)
     partitions = (*descriptions, *map(_status_of, embedded))
     devices, unread = _devices(settings, workers, published, rate)
     open_alerts, untold = tuple[str, ...](), []
@@ -225,18 +228,18 @@ def read_status(
     kinds = Counter[str]()
     for rows in published.values():
         kinds.update(rows.failed)
-    keys = frozenset(one.key for one in catalog.ranges)
+    keys = frozenset(range_.key for range_ in catalog.ranges)
     foreign = [
-        one.sentence
-        if one.kind is Kind.UNLISTED
-        else f"{one.path} is no partition: {command('repair')} moves it away."
+        problem.sentence
+        if problem.kind is Kind.UNLISTED
+        else f"{problem.path} is no partition: {command('repair')} moves it away."
         for asset in (settings.descriptions, settings.embeddings)
-        for one in stray_files(asset, keys)
+        for problem in stray_files(asset, keys)
     ]
     stale_unknown = tuple(
         f"Whether {name} are stale is unknown: {trouble}"
         for name in computed
-        if (trouble := states.meanings.of_asset(name).trouble)
+        if (trouble := reader.meanings.of_asset(name).trouble)
     )
     if verified.unread:
         foreign.append(
@@ -263,10 +266,12 @@ def read_status(
         devices=devices,
         properties_per_second=rate.per_second,
         seconds_left=rate.seconds_left(
-            one.expected - one.usable_rows for one in descriptions if not one.is_complete
+            partition.expected - partition.usable_rows
+            for partition in descriptions
+            if not partition.is_complete
         ),
         uncopied=sum(worker.uncopied for worker in workers),
-        uncopied_seconds=max((one.uncopied_seconds for one in workers), default=0.0),
+        uncopied_seconds=max((worker.uncopied_seconds for worker in workers), default=0.0),
         done_again_since=since,
         done_again=notes.done_again,
         open_alerts=open_alerts,
@@ -279,65 +284,25 @@ def read_status(
         )
         + (() if settings.embedding_model is not None else (NO_EMBEDDER,)),
         published=published,
-        stale=stale_work(settings, found, rate, states.meanings),
-        extensions=tuple(table for one in installed() if (table := one.status(settings)) is not None),
+        stale=stale_work(settings, states, rate, reader.meanings),
+        extensions=tuple(
+            table for extension in installed() if (table := extension.status(settings)) is not None
+        ),
     )
 
 
-@dataclass(frozen=True)
-class RetryNotes:
-    """What the retries know: attempts, cancels, what came right. unread: why that cannot be read."""
-
-    entries: Mapping[str, Entry] = field(default_factory=dict)
-    cancelled: Mapping[str, Cancel] = field(default_factory=dict)
-    done_again: tuple[DoneAgain, ...] = ()
-    unread: tuple[str, ...] = ()
-
-    @classmethod
-    def read(cls, state: ControlState, *, since: float) -> RetryNotes:
-        """What stands in the control state. since: unix seconds, from which on it tells what came right."""
-        try:
-            return cls(Attempts(state).read(), Cancels(state).read(), tuple(done_again_since(state, since)))
-        except ControlStateError as error:
-            return cls(unread=(str(error),))
-
-    def beside(self, one: PartitionState) -> PartitionState:
-        """The state of an unfinished partition with what the retries know of it."""
-        entry = self.entries.get(one.key, Entry(one.key))
-        if one.state not in _UNFINISHED:
-            return one
-        if one.key in self.cancelled:
-            note = "a person cancelled it: it is launched by hand only"
-            return replace(one, state=State.CANCELLED, note=note)
-        times = "once" if entry.attempts == 1 else counted(entry.attempts, "times")
-        failed = f"failed {times} in a row without progress" if entry.attempts else "its last run failed"
-        because = f", because {entry.why}" if entry.why else ""
-        if entry.given_up or entry.told == f"person: {entry.reckoned}":
-            then = f"It is not tried again by itself: put that right, then {command('run', one.key)}"
-            return replace(one, state=State.GIVEN_UP, note=f"needs you: {failed}{because}. {then}")
-        if not entry.attempts and (entry.reckoned is None or entry.requested is not None):
-            return one
-        if entry.not_before:
-            again = datetime.fromtimestamp(entry.not_before).astimezone().isoformat(" ", "minutes")
-            failed = f"{failed}; tried again after {again}"
-            if entry.interruptions and not entry.attempts:
-                # No failure of the partition: its state stays.
-                return replace(one, note=f"its last run was interrupted; tried again after {again}{because}")
-        return replace(one, state=State.FAILED, note=f"{failed}{because}")
-
-
-def _with_failures(settings: Settings, one: PartitionState) -> PartitionState:
+def _with_failures(settings: Settings, state: PartitionState) -> PartitionState:
     """A refused partition with its failed rows named, and what publishes it all the same."""
-    if one.state is not State.REFUSED or one.asset != settings.descriptions.name:
-        return one
-    failures = unpublished_failures(settings.descriptions.partition(one.key))
+    if state.state is not State.REFUSED or state.asset != settings.descriptions.name:
+        return state
+    failures = unpublished_failures(settings.descriptions.partition(state.key))
     if not failures.failed:
-        return one
+        return state
     note = (
-        f"{one.note}. {failures.sentence()}. To publish it as it is:"
-        f" {command('run', one.key, '--accept-failed')}"
+        f"{state.note}. {failures.sentence()}. To publish it as it is:"
+        f" {command('run', state.key, '--accept-failed')}"
     )
-    return replace(one, note=note)
+    return replace(state, note=note)
 
 
 def _with_cost(
@@ -345,24 +310,31 @@ def _with_cost(
 ) -> list[PartitionStatus]:
     """The partitions of descriptions with the images that are left of each, and their turns."""
     at_work = {worker.partition: worker for worker in describing}
-    found = []
-    for one in described:
-        worker = at_work.get(one.key)
+    partitions = []
+    for partition in described:
+        worker = at_work.get(partition.key)
+        note, rows = partition.note, partition.rows
         if worker is not None:
-            note = f"{worker.phase} on {worker.device or 'no device yet'}"
-            one = replace(one, rows=worker.committed, note=note)
-        left = 0 if one.state in _NOTHING_LEFT else cost.left_after(one.key, one.rows)
-        found.append(replace(one, images_left=left))
-    waiting = [one for one in found if one.state in WAITING]
-    waiting.sort(key=lambda one: (-(one.images_left or 0), -cost.whole[one.key], one.key))
-    turns = {one.key: number for number, one in enumerate(waiting, start=1)}
-    return [replace(one, turn=turns.get(one.key)) for one in found]
+            note, rows = f"{worker.phase} on {worker.device or 'no device yet'}", worker.committed
+        images_left = 0 if partition.state in _NOTHING_LEFT else cost.left_after(partition.key, rows)
+        partitions.append(replace(partition, rows=rows, note=note, images_left=images_left))
+    waiting = [partition for partition in partitions if partition.state in WAITING]
+    waiting.sort(
+        key=lambda partition: (-(partition.images_left or 0), -cost.whole[partition.key], partition.key)
+    )
+    turns = {partition.key: number for number, partition in enumerate(waiting, start=1)}
+    return [replace(partition, turn=turns.get(partition.key)) for partition in partitions]
 
 
-def _status_of(one: PartitionState) -> PartitionStatus:
-    rows, complete = one.rows, one.is_complete
+def _status_of(state: PartitionState) -> PartitionStatus:
     return PartitionStatus(
-        one.asset, one.key, one.state, rows, one.expected, note=one.note, is_complete=complete
+        state.asset,
+        state.key,
+        state.state,
+        state.rows,
+        state.expected,
+        note=state.note,
+        is_complete=state.is_complete,
     )
 
 
@@ -375,30 +347,30 @@ def _devices(
     of_node: dict[str, tuple[Node, NodeDevice]] = {}
     try:
         if settings.ray_address is not None:
-            look = Nodes(state).snapshot()
-            of_node = {one.id: (node, one) for node in look.nodes.values() for one in node.record.devices}
-            here = [one for one, (node, _) in of_node.items() if not node.is_dead]
-            silent = [node for node in look.nodes.values() if not node.takes_runs and node.record.slots]
+            nodes = Nodes(state).snapshot().nodes.values()
+            of_node = {device.id: (node, device) for node in nodes for device in node.record.devices}
+            present = [device_id for device_id, (node, _) in of_node.items() if not node.is_dead]
+            silent = [node for node in nodes if not node.takes_runs and node.record.slots]
             warnings = tuple(f"Node {node.name}: {node.sentence()}." for node in silent)
         else:
-            here = [device.id for device in find_devices(settings.devices, os.environ)]
+            present = [device.id for device in find_devices(settings.devices, os.environ)]
     except (DeviceError, ControlStateError) as error:
-        here, warnings = [], (f"The devices cannot be read: {error}",)
+        present, warnings = [], (f"The devices cannot be read: {error}",)
     left_out = LeftOutDevices(state).left_out()
     at_work = {worker.device: worker for worker in workers if worker.device}
     rows: Counter[str] = Counter()
     for of_file in published.values():
         for stretch in of_file.stretches:
             rows[stretch.device] += stretch.rows
-    found = []
-    for id_ in dict.fromkeys((*here, *of_node, *at_work, *left_out, *sorted(rows))):
+    devices = []
+    for id_ in dict.fromkeys((*present, *of_node, *at_work, *left_out, *sorted(rows))):
         worker = at_work.get(id_)
         node, device = of_node.get(id_, (None, None))
         silent_node = node.sentence() if node is not None and not node.takes_runs else ""
-        found.append(
+        devices.append(
             DeviceStatus(
                 id=id_,
-                is_here=id_ in here or worker is not None or is_cpu_slot(id_),
+                is_here=id_ in present or worker is not None or is_cpu_slot(id_),
                 partition=worker.partition if worker else None,
                 rows=rows[id_],
                 properties_per_second=rate.of_device(id_),
@@ -408,7 +380,7 @@ def _devices(
                 trouble="; ".join(filter(None, (silent_node, device.trouble if device is not None else ""))),
             )
         )
-    return tuple(found), warnings
+    return tuple(devices), warnings
 
 
 def _next_steps(
@@ -425,7 +397,8 @@ def _next_steps(
     of_state = Counter(
         state
         for state, _ in {
-            (one.state, (one.key, one.state is not State.STALE and one.asset)) for one in partitions
+            (partition.state, (partition.key, partition.state is not State.STALE and partition.asset))
+            for partition in partitions
         }
     )
     steps = [f"{of_state[state]} {step}" for state in State if of_state[state] and (step := _step(state))]
@@ -435,27 +408,33 @@ def _next_steps(
             f" {command('run', '--missing')} does not wait."
         )
     if open_alerts:
-        said = f"Open alerts: {len(open_alerts)}, the latest: {open_alerts[-1]}. {command('alerts')}."
-        steps.insert(0, said)
+        latest = f"Open alerts: {len(open_alerts)}, the latest: {open_alerts[-1]}. {command('alerts')}."
+        steps.insert(0, latest)
     if paused:
         steps.insert(0, f"Nothing is started: {paused}.")
-    first = min((one for one in partitions if one.turn), key=lambda one: one.turn or 0, default=None)
-    if first is not None:
-        waiting = sum(1 for one in partitions if one.turn)
-        steps.append(f"To be described, the heaviest first: {waiting}, beginning with {first.key}.")
-    described = {one.key for one in partitions if one.images_left is not None and one.is_complete}
+    waiting = [partition for partition in partitions if partition.turn]
+    if waiting:
+        first = min(waiting, key=lambda partition: partition.turn or 0)
+        steps.append(f"To be described, the heaviest first: {len(waiting)}, beginning with {first.key}.")
+    described = {
+        partition.key
+        for partition in partitions
+        if partition.images_left is not None and partition.is_complete
+    }
     to_embed = [
-        one for one in partitions if one.images_left is None and one.key in described and not one.is_complete
+        partition
+        for partition in partitions
+        if partition.images_left is None and partition.key in described and not partition.is_complete
     ]
     if to_embed:
         steps.append(
             f"{len(to_embed)} described and not embedded yet, or embedded from earlier texts: little work,"
             " whenever they are launched."
         )
-    if partitions and not waiting_in_tail and all(one.state is State.DONE for one in partitions):
+    if partitions and not waiting_in_tail and all(partition.state is State.DONE for partition in partitions):
         if is_well and not open_alerts:
             steps.append(f"Everything is published; {command('audit', '--deep')} proves it.")
-    elif dagster is None and not all(one.is_complete for one in partitions):
+    elif dagster is None and not all(partition.is_complete for partition in partitions):
         steps.append(f"No Dagster of `vlm-assets` runs on this home: {command('run')} goes on with it.")
     return tuple(steps)
 
