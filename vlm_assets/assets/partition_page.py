@@ -119,10 +119,10 @@ def _strip(thumbnails: Sequence[bytes | None]) -> bytes:
     images = [_opened(thumbnail) for thumbnail in thumbnails[:IMAGES_A_PROPERTY]] or [_blank()]
     width = sum(image.width for image in images) + _GAP * (len(images) - 1)
     strip = Image.new("RGB", (width, THUMBNAIL_HEIGHT), "white")
-    left = 0
+    offset = 0
     for image in images:
-        strip.paste(image, (left, 0))
-        left += image.width + _GAP
+        strip.paste(image, (offset, 0))
+        offset += image.width + _GAP
     stream = io.BytesIO()
     strip.save(stream, "JPEG", quality=72)
     return stream.getvalue()

@@ -108,14 +108,14 @@ def _candidates(asset: AssetFolders, keys: Sequence[str]) -> Iterator[Removal]:
     for key in doing_each(f"looking at the partitions of {asset.name}", keys):
         paths = asset.partition(key)
         partition = PartitionFiles(asset, key)
-        manifest = read_record(partition).newest
-        record = manifest.published if manifest else None
+        versions = read_record(partition).newest
+        record = versions.published if versions else None
         for number in EARLIER_SLOTS:
             path = partition.slot(number)
             if path.is_file():
                 why = f"no version of {key} that is known"
-                if manifest is not None and len(manifest.previous) >= number:
-                    why = f"version {manifest.previous[number - 1].sequence} of {key}"
+                if versions is not None and len(versions.previous) >= number:
+                    why = f"version {versions.previous[number - 1].sequence} of {key}"
                 yield Removal(asset.name, RemovalKind.EARLIER_VERSION, path, _size(path), why, (key,))
         if record is not None:
             for journal in sorted(paths.journals.glob("*")):
@@ -207,27 +207,27 @@ def _remove_of_partition(partition: PartitionFiles, removals: list[Removal]) -> 
     with partition.locked(LOCK_SECONDS):
         try:
             # This also removes what killed processes left, and finishes an interrupted publication.
-            manifest, notes = partition.settle()
+            versions, notes = partition.settle()
         except PublishedError as error:
             yield f"Kept all of {partition.key}: {error}"
             return
         yield from notes
-        record = manifest.published
+        record = versions.published
         reason = _not_whole(partition, record)
         if record is None or reason is not None:
             yield f"Kept all of {partition.key}: {reason}"
             return
-        versions = [removal.path for removal in removals if removal.kind is RemovalKind.EARLIER_VERSION]
-        if versions:
+        earlier_paths = [removal.path for removal in removals if removal.kind is RemovalKind.EARLIER_VERSION]
+        if earlier_paths:
             # The record never names what is not there.
-            settled = replace(manifest, previous=()).to_bytes(partition.asset)
+            settled = replace(versions, previous=()).to_bytes(partition.asset)
             files.write_replacing(partition.record_copy, settled, partition.staging)
             files.write_replacing(partition.record_path, settled, partition.staging)
-        for path in versions:
+        for path in earlier_paths:
             path.unlink(missing_ok=True)
             yield f"Removed {path}."
-        if versions:
-            files.sync_directory(versions[0].parent)
+        if earlier_paths:
+            files.sync_directory(earlier_paths[0].parent)
         for removal in removals:
             path = removal.path
             mark = partition.paths.high_water_mark(path.name)
@@ -242,10 +242,10 @@ def _not_whole(partition: PartitionFiles, record: PublishedRecord | None = None)
     """Why nothing beside a partition may go, reading both copies to the last byte; None where it may."""
     if record is None:
         reading = read_record(partition)
-        manifest = reading.newest
-        if manifest is None or manifest.published is None:
+        versions = reading.newest
+        if versions is None or versions.published is None:
             return f"partition {partition.key} is not published."
-        if manifest.pending is not None:
+        if versions.pending is not None:
             return f"a publication of partition {partition.key} is under way or was interrupted."
         try:
             newest, _ = partition.put_back(reading.records)
@@ -256,7 +256,7 @@ def _not_whole(partition: PartitionFiles, record: PublishedRecord | None = None)
                 f"version {newest.sequence} of partition {partition.key} (published {newest.published_at})"
                 f" was here, and an older one stands: {command('repair')} first."
             )
-        record = manifest.published
+        record = versions.published
     for path in (partition.published, partition.slot(0)):
         if not partition.holds(path, record):
             return f"{path} is not what was published: {command('repair')} first."
