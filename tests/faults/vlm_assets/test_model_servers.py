@@ -103,7 +103,7 @@ def test_on_ray_a_model_server_ends_with_its_run(tmp_path: Path, killed: bool) -
     )
     assert run.stdin is not None and run.stdout is not None
     device = run.stdout.readline().strip()
-    record = LoadedServers(state).of(device)
+    record = LoadedServers(state).living_on(device)
     assert record is not None and RunLocks(state).living().keys() == {"a-run"}
     left = [record.supervisor.pid, record.reaper.pid, *json.loads((tmp_path / "pids.json").read_text())]
     open_ends = [os.pidfd_open(pid) for pid in left]

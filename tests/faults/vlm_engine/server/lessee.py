@@ -25,7 +25,7 @@ if __name__ == "__main__":
     plan = ServerPlan(command, "a-model", None, "exact", idle_seconds=idle_seconds, grace_seconds=0.5)
     print("begun", flush=True)
     server = OwnedServer(lease.device, plan, state_directory=state)
-    record = LoadedServers(state).of(lease.device.id)
+    record = LoadedServers(state).living_on(lease.device.id)
     assert record is not None and record.server is not None
     print(record.server.pid, flush=True)
     while True:
