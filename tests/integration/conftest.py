@@ -11,6 +11,7 @@ from faults.s3_server import BUCKET, S3Proxy, S3Server, program
 from tests.integration.desks import (  # noqa: F401 - fixtures
     desk,
     listing,
+    machines,
     published_home,
     shared_desk,
 )

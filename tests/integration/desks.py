@@ -125,3 +125,11 @@ def shared_desk(desk, tmp_path):
     (tmp_path / "dagster").mkdir()
     with dg.DagsterInstance.local_temp(str(tmp_path / "dagster")) as instance:
         yield replace(desk, instance=instance)
+
+
+@pytest.fixture
+def machines(desk, bucket, tmp_path):
+    """Two machines with homes of their own; the first one has the catalogue."""
+    first = desk.changed(store=bucket, device_wait_seconds=0.1)
+    second = first.changed(home=tmp_path / "second")
+    return first, replace(second, instance=dg.DagsterInstance.ephemeral())

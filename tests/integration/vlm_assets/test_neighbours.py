@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -15,12 +14,10 @@ from typing import NoReturn
 
 import pytest
 
-from vlm_assets.assets.truth import REVIEWS
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.doctor import settings_checks
 from vlm_assets.webserver.home import prepare_dagster_home
 from vlm_durable.files.layout import Home
-from vlm_results.review import Reviewed, append_verdict, forget_verdicts, verdict_of
 
 PROGRAM = Path(sys.executable).with_name("vlm-assets")
 
@@ -52,10 +49,6 @@ print(json.dumps({"held": held, "moved": moved, "readable": os.access(published,
 """
 
 
-HOUSE = Reviewed("p1", "k", 0, "a", {"floors": 2})
-VERDICT = verdict_of(HOUSE, right=["floors"], wrong=[], corrections={})
-
-
 @pytest.fixture
 def home(listing: Path) -> Iterator[Path]:
     """A home that was made under umask 000, in a folder that every account may enter."""
@@ -67,11 +60,6 @@ def home(listing: Path) -> Iterator[Path]:
     ):
         subprocess.run([PROGRAM, *command], check=True, umask=0, capture_output=True)
     prepare_dagster_home(folder / "home" / "dagster", catalog_id="c", slots=1)
-    umask = os.umask(0)
-    try:
-        append_verdict(folder / "home", VERDICT)
-    finally:
-        os.umask(umask)
     yield folder / "home"
     shutil.rmtree(folder)
 
@@ -81,25 +69,11 @@ def test_another_account_holds_no_lock_and_moves_no_file(
 ) -> None:
     """Whatever umask the shell had: a neighbour reads what is published, and that is all."""
     assert (home / ".state" / "state.db").is_file()
-    assert (home / REVIEWS).is_file()
     if os.geteuid() != 0:
         left_out("root, to take another account,")
     attack = [sys.executable, "-c", ATTACK, str(home)]
     report = subprocess.run(attack, check=True, capture_output=True, text=True).stdout
     assert json.loads(report) == {"held": [], "moved": [], "readable": True}
-
-
-@pytest.mark.timeout(60)
-def test_a_neighbours_lock_on_the_verdicts_stops_no_review_and_no_withdrawal(home: Path) -> None:
-    """An earlier version let every account read the file: a lock on it means nothing, and it is closed."""
-    reviews = home / REVIEWS
-    reviews.chmod(0o644)
-    with reviews.open("rb") as neighbours:
-        fcntl.flock(neighbours, fcntl.LOCK_SH)
-        append_verdict(home, VERDICT)
-        assert reviews.stat().st_mode & 0o077 == 0
-        assert forget_verdicts(home, {"p1"}) == 2
-    assert reviews.stat().st_mode & 0o077 == 0
 
 
 def test_locks_and_databases_are_for_this_account_alone(home: Path) -> None:

@@ -47,7 +47,6 @@ from vlm_assets.definitions import build_defs
 from vlm_assets.services.home_audit import audit
 from vlm_assets.services.journal_losses import accept_loss, find_losses
 from vlm_assets.services.withdrawal import prepare_withdrawal, undo_withdrawal, withdraw
-from vlm_cluster import node as node_module
 from vlm_durable.mirror import bucket as bucket_module
 from vlm_durable.mirror.bucket import UnfitStoreError, client
 from vlm_durable.mirror.store_claim import OtherMachineError
@@ -57,14 +56,6 @@ from vlm_engine.protocol import EngineLostError
 KEY = "000000000-000000007"
 
 pytestmark = pytest.mark.usefixtures("scripted_engine")
-
-
-@pytest.fixture
-def machines(desk, bucket, tmp_path):
-    """Two machines with homes of their own; the first one has the catalogue."""
-    first = desk.changed(store=bucket, device_wait_seconds=0.1)
-    second = first.changed(home=tmp_path / "second")
-    return first, replace(second, instance=dg.DagsterInstance.ephemeral())
 
 
 def test_a_new_machine_needs_the_store_alone(machines, listing):
@@ -259,13 +250,9 @@ def test_a_machine_with_other_settings_is_refused_until_a_person_decides(machine
     refuse_other_settings(bucket, "property_descriptions", parts, first.settings.home)
     other = second.changed(prompt="Describe it briefly.")
     refuse_at_start(first.settings, pytest.fail)
-    for module, start in (
-        (run_module, run_module.serve_command),
-        (node_module, partial(node_module.node_command, "127.0.0.1", head=True)),
-    ):
-        monkeypatch.setattr(module, "chosen_settings", lambda home: other.settings)
-        with pytest.raises(MachineDiffersError, match="in prompt"):
-            start()
+    monkeypatch.setattr(run_module, "chosen_settings", lambda home: other.settings)
+    with pytest.raises(MachineDiffersError, match="in prompt"):
+        run_module.serve_command()
     refused = other.materialize()
     assert re.search(
         r"differs from .* in prompt \(\w+ there, \w+ here\), so nothing was computed", refused.failure
@@ -330,14 +317,9 @@ def test_a_store_that_does_not_honour_conditions_is_refused_at_start(machines, b
         del request.headers["If-None-Match"]
 
     client().meta.events.register("before-sign.s3.PutObject", drop)
-    starts = {
-        run_module: run_module.serve_command,
-        node_module: partial(node_module.node_command, "127.0.0.1", head=True),
-    }
-    for module, start in starts.items():
-        monkeypatch.setattr(module, "chosen_settings", lambda home: first.settings)
-        with pytest.raises(UnfitStoreError, match="name must be free"):
-            start()
+    monkeypatch.setattr(run_module, "chosen_settings", lambda home: first.settings)
+    with pytest.raises(UnfitStoreError, match="name must be free"):
+        run_module.serve_command()
     with pytest.raises(UnfitStoreError):
         run_module.run_partitions(first.settings, port=0, keys=None, console=Console())
     assert "name must be free" in first.materialize().failure
