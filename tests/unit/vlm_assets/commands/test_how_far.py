@@ -176,7 +176,7 @@ TELLS: Mapping[str, Told | str] = {
     ),
     "restore": Told("restore FOLDER/backup --home FOLDER/restored", {"restoring files": -1}, back_up),
     "run": Told("run", {"reading where partitions stand": 3}, without_dagster),
-    "serve": Told("serve", {"trying what a run will need (state), checks": 8}, without_dagster),
+    "serve": Told("serve", {"trying what a run will need (state), checks": 0}, without_dagster),
     "status": Told("status", {"reading where partitions stand": 3}),
     "withdraw": Told(
         "withdraw --ids FOLDER/ids.txt --yes",
