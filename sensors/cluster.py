@@ -204,7 +204,7 @@ class ClusterWatcher:
                         severity="error",
                         title=f"The node {name} is silent: it counts as dead",
                         next_step=(
-                            "Its partitions go on elsewhere by themselves. ClusterSnapshot at the machine"
+                            "Its partitions go on elsewhere by themselves. Look at the machine"
                             f" ({node.record.address}): power, network, `systemctl status vlm-assets-node`."
                             " It is used again when it beats. Where it is gone for good:"
                             f" {command('devices', '--forget-node', name)}."

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,18 +55,20 @@ def runs_at_once(settings: Settings) -> int:
     return len(build_gpu(settings).find()) + prepared_runs(settings)
 
 
+@cache
 def prepared_runs(settings: Settings) -> int:
     """How many runs wait with all prepared but the device, so that no device waits for a process to start.
 
     None where the devices are the CPU's cores: preparing would take those from the runs at work. None in a
-    cluster, which starts a run where a device is free.
+    cluster, which starts a run where a device is free. A process counts once: the pool's limit must not move
+    with a driver that is silent for a moment.
     """
     if settings.ray_address is not None:
         return 0
     try:
         on_cores = all(device.kind == "cpu" for device in build_gpu(settings).find())
     except DeviceError:
-        return 0  # no run gets a device either
+        return 1  # GPUs: the CPU's cores are always found
     return 0 if on_cores and chosen_engine(settings).engine == "transformers" else 1
 
 

@@ -10,9 +10,8 @@ It is two processes, so that when either is killed, the other one cleans up:
 
 - The run is killed: the server waits for the next run, until it has been idle for too long.
 - The server is killed, or ends: the supervisor kills its remaining processes, records the cause, and ends.
-- The supervisor is killed: the kernel kills the server. The server's own processes become the reaper's
-children,
-  and it kills them.
+- The supervisor is killed: the kernel kills the server. The server's own processes become the
+  reaper's children, and it kills them.
 - The reaper is killed: the kernel signals the supervisor, which ends the server.
 - Both are killed at once: the kernel kills the server. The next run that leases the device kills the rest
   (``vlm_engine/devices/loaded_servers.py``).

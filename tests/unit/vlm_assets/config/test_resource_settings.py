@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from resources.gpu import GpuResource
-from vlm_assets.config.resource_settings import runs_at_once
+from vlm_assets.config.resource_settings import prepared_runs, runs_at_once
 from vlm_assets.config.settings import Settings
-from vlm_engine.devices.find import Device
+from vlm_engine.devices.find import Device, DeviceError
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,18 @@ def test_one_run_is_prepared_for_the_next_device(kinds, changed, runs, tmp_path:
     devices = [Device(f"{kind}-{number}", kind, "", None, "") for number, kind in enumerate(kinds)]
     monkeypatch.setattr(GpuResource, "find", lambda self: devices)
     assert runs_at_once(Settings(_env_file=None, home=tmp_path, **changed)) == runs
+
+
+def test_a_driver_that_is_silent_moves_no_limit(tmp_path: Path, monkeypatch) -> None:
+    """Else the pool's limit would look like one that a person set, and stay too low for good."""
+
+    def silent(self: GpuResource) -> list[Device]:
+        raise DeviceError("the driver does not answer")
+
+    def one_gpu(self: GpuResource) -> list[Device]:
+        return [Device("GPU-1", "cuda", "", None, "")]
+
+    settings = Settings(_env_file=None, home=tmp_path, engine="transformers")
+    for find in (silent, one_gpu, silent):
+        monkeypatch.setattr(GpuResource, "find", find)
+        assert prepared_runs(settings) == 1
