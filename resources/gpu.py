@@ -16,7 +16,14 @@ from pathlib import Path
 from vlm_durable.state.database import ControlState, open_state
 from vlm_engine.devices.find import Device, DriverNvml, find_devices, grouped
 from vlm_engine.devices.health import HealthCheck
-from vlm_engine.devices.leases import DeviceLeases, Lease, LeaseHolder, NoDeviceFreeError, lease_for_process
+from vlm_engine.devices.leases import (
+    DeviceLeases,
+    Lease,
+    LeaseHolder,
+    NoDeviceFreeError,
+    WillBeFree,
+    lease_for_process,
+)
 from vlm_engine.devices.left_out import LeftOutDevices, at_work_on, device_failure, is_impossible_result
 from vlm_engine.devices.loaded_servers import LoadedServerError, LoadedServers
 
@@ -28,7 +35,7 @@ class GpuResource:
     """Leases one device to the process that materializes, and makes it the only one that CUDA sees there.
 
     leases_directory: folder of the locks, on a local disk, the same for all runs. devices: auto, given, cpu,
-    cpu:N, or a list of numbers or UUIDs. wait_seconds: how long to wait for a free device.
+    cpu:N, or a list of numbers or UUIDs. wait_seconds: how long to wait for a device that nobody works on.
     min_free_memory_gib: refuse a GPU with less free memory. per_model: GPUs that work on one model and count
     as one device. state: the database that lists the devices left out; None: the one beside the leases'
     folder. node: this machine's name in a cluster, else empty.
@@ -98,14 +105,22 @@ class GpuResource:
         return DeviceLeases(Path(self.leases_directory), devices, refusals)
 
     def lease(
-        self, *, run_id: str, partition: str, step: str, log: logging.Logger, server_digest: str | None = None
+        self,
+        *,
+        run_id: str,
+        partition: str,
+        step: str,
+        log: logging.Logger,
+        server_digest: str | None = None,
+        will_be_free: WillBeFree | None = None,
     ) -> Lease:
         """This process's device, pinned; the same at every call, and held until the process ends.
 
-        server_digest: see ``leases``. Raises NoDeviceFreeError after ``wait_seconds``. It waits that long
-        even if every device is left out: a device may be taken back meanwhile, and a backfill's queue must
-        not fail run by run at once. Raises DeviceError if torch already runs CUDA on another device, and the
-        other children of DeviceError.
+        server_digest: see ``leases``. will_be_free: see ``DeviceLeases.acquire``.
+
+        Raises NoDeviceFreeError after ``wait_seconds``. It waits that long even if every device is left out:
+        a device may be taken back meanwhile, and a backfill's queue must not fail run by run at once. Raises
+        DeviceError if torch already runs CUDA on another device, and the other children of DeviceError.
         """
         holder = LeaseHolder(run_id=run_id, partition=partition, step=step)
         try:
@@ -114,6 +129,7 @@ class GpuResource:
                 holder,
                 wait_seconds=self.wait_seconds,
                 log=log,
+                will_be_free=will_be_free,
             )
         except NoDeviceFreeError:
             reasons = self.why_all_left_out()

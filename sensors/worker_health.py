@@ -9,7 +9,6 @@ or the scheduled re-materialization take its partition up.
 
 from __future__ import annotations
 
-import math
 import signal
 import statistics
 import time
@@ -45,8 +44,9 @@ class WorkerLimits:
     """How long a worker may stand still, in seconds.
 
     A worker is stuck after twice its own learned batch time without a commit, but never before ``least`` and
-    always after ``most``. ``loading``: to prepare, for a model to load, and for a file to be published. A
-    worker that waits for a device has no limit. ``grace``: between SIGTERM and SIGKILL.
+    always after ``most``. ``loading``: to prepare, for a model to load, and for a file to be published. While
+    it waits for a device it says so every few seconds, so that the wait has no limit. ``grace``: between
+    SIGTERM and SIGKILL.
     """
 
     least: float = 30.0
@@ -60,7 +60,7 @@ class WorkerLimits:
             if not worker.batch_seconds:
                 return self.most
             return min(max(LEARNED_TIMES * worker.batch_seconds, self.least), self.most)
-        return math.inf if worker.phase is Phase.WAITING else self.loading
+        return self.loading
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,13 @@ from resources.run_tags import NO_ATTEMPT
 from vlm_assets.assets import markdown, property_catalog
 from vlm_assets.assets.fingerprint import Fingerprint
 from vlm_assets.assets.materialize import Metadata
-from vlm_assets.assets.run_watch import end_if_paused, note_run, wait_for_store, wait_while_paused
+from vlm_assets.assets.run_watch import (
+    DeviceWait,
+    end_if_paused,
+    note_run,
+    wait_for_store,
+    wait_while_paused,
+)
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.resource_settings import build_vision_language_model, control_state
 from vlm_assets.config.settings import Settings
@@ -46,7 +52,7 @@ from vlm_durable.state.withdrawing import being_withdrawn
 from vlm_durable.state.workers import Phase, WorkerBeat, Workers
 from vlm_durable.wording import counted
 from vlm_engine.devices.find import DeviceError
-from vlm_engine.devices.leases import LeaseHolder, NoDeviceFreeError
+from vlm_engine.devices.leases import LeaseHolder, NoDeviceFreeError, WillBeFree
 from vlm_engine.model_source import ModelSource, exact_revision
 from vlm_engine.prompt import Prompt, build_prompt
 from vlm_engine.protocol import EngineError
@@ -130,9 +136,9 @@ def build_description_model(settings: Settings) -> dg.AssetsDefinition | None:
                         dg.AssetObservation(asset_key=context.asset_key, partition=name, metadata=observed)
                     )
                 work.prepare()
-                beat.enter(Phase.WAITING)
+                wait = DeviceWait(context, beat, control_state(settings))
                 holder = LeaseHolder(context.run.run_id, name, ASSET)
-                with work.devices(gpu, holder, context) as devices:
+                with work.devices(gpu, holder, context, wait) as devices:
                     ranks = RankProcesses(
                         folder=work.folder,
                         export=work.export,
@@ -384,12 +390,25 @@ class TrainingWork:
 
     @contextlib.contextmanager
     def devices(
-        self, gpu: GpuResource, holder: LeaseHolder, context: dg.AssetExecutionContext
+        self,
+        gpu: GpuResource,
+        holder: LeaseHolder,
+        context: dg.AssetExecutionContext,
+        will_be_free: WillBeFree | None = None,
     ) -> Iterator[list[str]]:
-        """For each rank, the devices that it may see. Each rank on a GPU leases one while one is free."""
+        """For each rank, the devices that it may see. Each rank on a GPU leases one while one is free.
+
+        The first one is waited for: will_be_free as in ``GpuResource.lease``.
+        """
         # Made first: after the lease of this process, this process sees only its own device.
         leases = gpu.leases(log=context.log)
-        lease = gpu.lease(run_id=holder.run_id, partition=self.name, step=ASSET, log=context.log)
+        lease = gpu.lease(
+            run_id=holder.run_id,
+            partition=self.name,
+            step=ASSET,
+            log=context.log,
+            will_be_free=will_be_free,
+        )
         if lease.device.kind == "cpu":
             yield [""] * self.plan.ranks
             return

@@ -459,7 +459,6 @@ class Materialization:
         the work, CUDA errors too, says nothing of the device here.
         """
         asset, key = self.partition.asset, self.partition.key
-        self.progress.wait_for_device()
         try:
             lease = gpu.lease(
                 run_id=self._context.run.run_id,
@@ -467,6 +466,7 @@ class Materialization:
                 step=asset,
                 log=self._context.log,
                 server_digest=server_digest,
+                will_be_free=self.progress.device_wait,
             )
             if computes_elsewhere:
                 self.progress.load(None)

@@ -15,10 +15,11 @@ Dagster retries it like an interrupted run, and the retry waits like any other s
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar
@@ -41,7 +42,7 @@ from vlm_durable.mirror.bucket import StoreAwayError
 from vlm_durable.state.database import ControlState
 from vlm_durable.state.pause import Pause, pause_of, paused_nodes
 from vlm_durable.state.sqlite_file import ControlStateError
-from vlm_durable.state.workers import Phase, WorkerBeat
+from vlm_durable.state.workers import Phase, WorkerBeat, Workers
 from vlm_engine.devices.leases import Clock
 from vlm_engine.feeding import TimeSpent
 from vlm_engine.ladder import Described
@@ -54,6 +55,7 @@ INTERVAL_SECONDS = 30.0
 _LOOK_SECONDS = 1.0
 _FIRST_WAIT_SECONDS = 0.5
 _LONGEST_WAIT_SECONDS = 30.0
+_WAIT_LOOK_SECONDS = 5.0
 
 PROBES = 2000
 """The most images of a range that are tried, evenly spread, until one can be read."""
@@ -171,6 +173,34 @@ def _end(context: dg.AssetExecutionContext, pause: Pause) -> None:
     raise dg.DagsterExecutionInterruptedError(message)
 
 
+class DeviceWait:
+    """Waits for a device for as long as the runs that have them work, and no longer than until a pause.
+
+    Every few seconds it says in the heartbeat that it waits: a process that hangs while it looks at a device
+    stops saying so, and counts as stuck.
+    """
+
+    def __init__(self, context: dg.AssetExecutionContext, beat: WorkerBeat, state: ControlState) -> None:
+        self._context, self._beat, self._state = context, beat, state
+        self._next_look = -math.inf
+        self._runs_at_work: set[str] = set()
+        beat.enter(Phase.WAITING)
+
+    def __call__(self, holders: Collection[str]) -> bool:
+        """Whether one of the runs that hold a device works.
+
+        Raises DagsterExecutionInterruptedError where a pause stands.
+        """
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + _WAIT_LOOK_SECONDS
+            end_if_paused(self._context, self._state)
+            self._beat.enter(Phase.WAITING)
+            with suppress(ControlStateError):
+                self._runs_at_work = {worker.run_id for worker in Workers(self._state).living()}
+        return not self._runs_at_work.isdisjoint(holders)
+
+
 class RunProgress:
     """Progress of one partition, which ends its work at the next batch where a pause stands.
 
@@ -201,9 +231,10 @@ class RunProgress:
         journal.on_commit(beat.commit)
         _working.add(beat.worker.run_id)
 
-    def wait_for_device(self) -> None:
-        """All is prepared, and a device is next. The run before may hold it for hours."""
-        self._beat.enter(Phase.WAITING)
+    @property
+    def device_wait(self) -> DeviceWait:
+        """Waiting for a device, with all else prepared."""
+        return DeviceWait(self._context, self._beat, self._state)
 
     def load(self, device: str | None) -> None:
         """The device is leased and the model is next. None: the model computes elsewhere.

@@ -109,15 +109,15 @@ def _refuse_without_home(settings: Settings) -> Settings:
 
 
 def _wait_until_drained(settings: Settings) -> list[str]:
-    """Wait until no device is held on any machine. Returns a sentence for each device that is still held."""
+    """Wait until no run works on any machine. Returns a sentence for each device or run that is left."""
     leases, workers = build_gpu(settings).leases(), Workers(control_state(settings))
 
     def holders() -> list[str]:
-        at_work = workers.living() if settings.ray_address is not None else []
-        held = [
-            f"{worker.partition} is worked on at {worker.host}, by run {worker.run_id}." for worker in at_work
+        held = [lease.sentence() for lease in leases.holders()]
+        return held or [
+            f"{worker.partition} is worked on at {worker.host}, by run {worker.run_id}."
+            for worker in workers.living()
         ]
-        return held or [lease.sentence() for lease in leases.holders()]
 
     deadline, most = time.monotonic() + DRAIN_SECONDS, 0
     while (sentences := holders()) and time.monotonic() < deadline:

@@ -185,7 +185,8 @@ class Settings(BaseSettings):
     device_min_free_gib: NonNegativeFloat = 0.0
     """A GPU with less free memory, in GiB, is left to others."""
     device_wait_seconds: PositiveFloat = 600.0
-    """Seconds that a run waits for a free device before it ends by name."""
+    """Seconds that a run waits for a device before it ends by name; the time in which other runs work on the
+    devices does not count."""
     stuck_seconds: PositiveFloat = 600.0
     """Seconds without a commit after which a worker is ended even if it knows no rhythm."""
     model_load_seconds: PositiveFloat = 1800.0

@@ -21,7 +21,7 @@ from vlm_assets.catalog.catalog import Catalog, CatalogError
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
-from vlm_durable.state.workers import Worker, Workers
+from vlm_durable.state.workers import Phase, Worker, Workers
 from vlm_durable.versions.partition_files import RecordDamagedError
 from vlm_durable.versions.published import PublishedPartitions
 
@@ -180,7 +180,7 @@ def read_rate(settings: Settings, catalog: Catalog) -> tuple[Rate, dict[str, int
 
 
 def measure(published: Collection[PublishedRows], working: Iterable[Worker], now: float) -> Rate:
-    """The rate of the latest stretch of work. working: the processes that describe now."""
+    """The rate of the latest stretch of work. working: the processes that describe now, waiting ones too."""
     work = [stretch for rows in published for stretch in rows.stretches]
     work += [
         Stretch(
@@ -190,6 +190,7 @@ def measure(published: Collection[PublishedRows], working: Iterable[Worker], now
             worker.committed - worker.restored,
         )
         for worker in working
+        if worker.phase is not Phase.WAITING
     ]
     # The start of the process that published it, without rows: its start-up is part of the time.
     work += [

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from vlm_assets.assets.fingerprint import KEEP
 from vlm_assets.catalog.catalog_file import CatalogError
 from vlm_assets.catalog.stored_catalog import put_back_catalog
-from vlm_assets.config.resource_settings import build_gpu
+from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.progress import doing_each
 from vlm_assets.services.repairs import COMPUTING, Repair, Way
@@ -24,6 +24,7 @@ from vlm_durable.commands import command
 from vlm_durable.files import files
 from vlm_durable.journal.journal_errors import sample
 from vlm_durable.mirror.bucket import StoreError
+from vlm_durable.state.workers import Workers
 from vlm_durable.versions.partition_files import PublishedError
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.versions.stored import StoredPartitions
@@ -43,8 +44,8 @@ def carry_out(
     tell: called with each sentence about what was done, and what was not. newest_here: as in ``put_right``.
     Raises DagsterApiError.
     """
-    holders = build_gpu(settings).leases().holders()
-    running = {holder.record.holder.partition for holder in holders if holder.record}
+    # Also those that wait for a device: they hold their journals.
+    running = {worker.partition for worker in Workers(control_state(settings)).living()}
     for key in sorted({repair.key for repair in repairs if repair.key in running}):
         tell(f"{key} is left to the run that works on it now; look again when it has ended.")
     free = [repair for repair in repairs if repair.key not in running]

@@ -32,6 +32,7 @@ from vlm_durable.state.tables import workers as _table
 _BEAT_SECONDS = 2.0
 _RATE_SECONDS = 120.0
 _INTERVALS = 20
+_WAITED_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -123,6 +124,7 @@ class WorkerBeat:
         self._monotonic = monotonic
         self._guard = threading.Lock()
         self._uncopied_since: float | None = None
+        self._waiting_since: float | None = None
         self._written = monotonic()
         self._intervals: deque[float] = deque(maxlen=_INTERVALS)
         self._samples: deque[tuple[float, int]] = deque([(self._written, 0)])
@@ -146,7 +148,22 @@ class WorkerBeat:
         with self._guard:
             now = self._monotonic()
             device = device or self.worker.device
-            self.worker = replace(self.worker, phase=phase, device=device, moved=now, beat_at=self._clock())
+            started_at = self.worker.started_at
+            if phase is Phase.WAITING:
+                self._waiting_since = self._waiting_since or now
+            elif self._waiting_since is not None:
+                if now - self._waiting_since >= _WAITED_SECONDS:
+                    # Another run had the device: this one has cost nothing until now.
+                    started_at = self._clock()
+                self._waiting_since = None
+            self.worker = replace(
+                self.worker,
+                phase=phase,
+                device=device,
+                moved=now,
+                beat_at=self._clock(),
+                started_at=started_at,
+            )
             self._samples = deque([(now, self.worker.computed)])
             self._write()
 

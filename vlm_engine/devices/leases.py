@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,6 +40,10 @@ _ABOUT = (
 
 Refusals = Callable[[Device], Sequence[str]]
 """Why a device should not be used now, in sentences; asked with its lock held, so that nobody else moves."""
+
+
+WillBeFree = Callable[[Collection[str]], bool]
+"""Whether one of these runs, which hold the devices, works and so gives its device back, however late."""
 
 
 class LeaseDirectoryError(DeviceError):
@@ -192,14 +196,20 @@ class DeviceLeases:
         self._refusals = refusals
 
     def acquire(
-        self, holder: LeaseHolder, *, wait_seconds: float, log: logging.Logger, clock: Clock = time
+        self,
+        holder: LeaseHolder,
+        *,
+        wait_seconds: float,
+        log: logging.Logger,
+        clock: Clock = time,
+        will_be_free: WillBeFree | None = None,
     ) -> Lease:
         """The first device that is free and sound; waits for one, logging who holds them.
 
-        It logs at once and then each minute. A device that a living process holds will come free, however
-        long its work takes: only the time without such a device counts against ``wait_seconds``. Raises
-        NoDeviceFreeError after these (at once with 0), LeaseDirectoryError where the directory cannot keep
-        locks. The health of a device that a cluster gave is logged, not judged.
+        It logs at once and then each minute. will_be_free: asked at each look; where it says so, that time
+        does not count against ``wait_seconds``. Raises NoDeviceFreeError after these (at once with 0),
+        LeaseDirectoryError where the directory cannot keep locks. The health of a device that a cluster gave
+        is logged, not judged.
         """
         self._prepare_directory()
         started = next_notice = deadline_from = clock.monotonic()
@@ -214,7 +224,9 @@ class DeviceLeases:
                     log.info("%s (%s) is leased after %.0f s", device.id, device.name, waited)
                     return lease
             now = clock.monotonic()
-            at_work = any(held.is_at_work for held in self.holders())
+            at_work = will_be_free is not None and will_be_free(
+                {held.record.holder.run_id for held in self.holders() if held.record and held.is_at_work}
+            )
             if at_work:
                 deadline_from = now
             seconds_left = deadline_from + wait_seconds - now
@@ -342,6 +354,7 @@ def lease_for_process(
     *,
     wait_seconds: float,
     log: logging.Logger,
+    will_be_free: WillBeFree | None = None,
 ) -> Lease:
     """Lease and pin a device at the first call; later calls hand the same lease to ``holder``.
 
@@ -354,7 +367,7 @@ def lease_for_process(
         if _lease is not None and _lease.held:
             _lease.hand_to(holder, log)
             return _lease
-        lease = open_leases().acquire(holder, wait_seconds=wait_seconds, log=log)
+        lease = open_leases().acquire(holder, wait_seconds=wait_seconds, log=log, will_be_free=will_be_free)
         try:
             pin(lease.device)
         except BaseException:

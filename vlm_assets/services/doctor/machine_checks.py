@@ -14,7 +14,7 @@ from typing import Final
 
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.extensions import Findings, Level, describing_model
-from vlm_assets.config.resource_settings import build_gpu
+from vlm_assets.config.resource_settings import build_gpu, runs_at_once
 from vlm_assets.config.settings import CHECKOUT, IS_CHECKOUT, PREFIX, Settings
 from vlm_assets.services.measurement import read_measurements
 from vlm_assets.services.trial import COPIES
@@ -168,9 +168,10 @@ def examine_limits(settings: Settings) -> Findings:
             )
     devices = build_gpu(settings).find()
     on_cpu = sum(device.kind == "cpu" for device in devices)
-    need = len(devices) * _RUN_BYTES + (1.2 * weight_bytes(settings)) * max(1, on_cpu)
+    runs = max(len(devices), runs_at_once(settings))
+    need = runs * _RUN_BYTES + (1.2 * weight_bytes(settings)) * max(1, on_cpu)
     memory = memory_bytes()
-    sentence = f"{memory / _GIB:.1f} GiB of memory; {counted(len(devices), 'runs')} at once: about"
+    sentence = f"{memory / _GIB:.1f} GiB of memory; {counted(runs, 'runs')} at once: about"
     sentence += f" {need / _GIB:.1f} GiB"
     if memory < need:
         yield "warning", f"{sentence}: use fewer devices ({PREFIX}DEVICES), or give the container more."

@@ -6,12 +6,14 @@ from types import SimpleNamespace
 
 import dagster as dg
 import pyarrow as pa
+import pytest
 from dagster_postgres.utils import DagsterPostgresException
 
 from vlm_assets.assets import run_watch
-from vlm_assets.assets.run_watch import RunProgress, WorkTime
+from vlm_assets.assets.run_watch import DeviceWait, RunProgress, WorkTime
 from vlm_durable.journal.journal import Journal
 from vlm_durable.state.database import open_state
+from vlm_durable.state.pause import pause
 from vlm_durable.state.sqlite_file import ControlStateError
 from vlm_durable.state.workers import Phase, Workers
 from vlm_engine.feeding import TimeSpent
@@ -46,6 +48,24 @@ def test_a_commit_beside_a_long_batch_is_said_at_once(tmp_path):
         (worker,) = workers.living()
     assert (worker.phase, worker.committed, worker.computed) == (Phase.WORKING, 1, 0)
     assert worker.moved > before
+
+
+def test_a_device_is_waited_for_as_long_as_runs_work_and_until_a_pause(tmp_path, monkeypatch):
+    """Its holder counts while its heartbeat lives. The wait has a heartbeat too, and a pause ends it."""
+    monkeypatch.setattr(run_watch, "_WAIT_LOOK_SECONDS", 0.0)
+    state = open_state(tmp_path)
+    workers = Workers(state)
+    with workers.begin(run_id="r", asset="a", partition="k", expected=2) as beat:
+        wait = DeviceWait(dg.build_asset_context(), beat, state)
+        with workers.begin(run_id="before", asset="a", partition="j", expected=2):
+            before = beat.worker.moved
+            assert wait({"before"})
+            assert (beat.worker.phase, beat.worker.moved > before) == (Phase.WAITING, True)
+            assert not wait({"a person's command"})
+        assert not wait({"before"}), "its process has ended"
+        pause(state, reason="a new driver", now=0.0)
+        with pytest.raises(dg.DagsterExecutionInterruptedError):
+            wait({"before"})
 
 
 class AwayContext:

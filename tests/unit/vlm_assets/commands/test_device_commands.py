@@ -5,6 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from vlm_assets.commands import device_commands
 from vlm_assets.commands.main import app
 from vlm_assets.config.resource_settings import build_gpu
 from vlm_assets.config.settings import load_settings
@@ -13,6 +14,7 @@ from vlm_durable.state import nodes as nodes_module
 from vlm_durable.state.database import open_state
 from vlm_durable.state.nodes import DEAD_SECONDS, NodeRecord, Nodes
 from vlm_durable.state.pause import pause_of
+from vlm_durable.state.workers import Workers
 from vlm_engine.devices.find import DeviceError
 
 
@@ -62,6 +64,17 @@ def test_a_home_is_paused_and_resumed(tmp_path, monkeypatch):
     assert pause_of(open_state(state)) is not None
     assert CliRunner().invoke(app, ["devices", "resume", "--home", str(tmp_path)]).exit_code == 0
     assert pause_of(open_state(state)) is None
+
+
+def test_a_pause_waits_for_a_run_that_has_no_device_yet(tmp_path, monkeypatch):
+    """It would take the device that comes free, while a person already reboots."""
+    monkeypatch.setenv("VLM_ASSETS_DEVICES", "cpu:1")
+    monkeypatch.setattr(device_commands, "DRAIN_SECONDS", 0.1)
+    state = open_state(tmp_path / ".state")
+    with Workers(state).begin(run_id="r1", asset="property_descriptions", partition="k", expected=2):
+        paused = CliRunner().invoke(app, ["devices", "pause", "--home", str(tmp_path)])
+    assert "k is worked on" in paused.output
+    assert "can be rebooted" not in paused.output
 
 
 def test_one_node_is_drained_and_taken_back(home, monkeypatch):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +22,8 @@ from vlm_assets.services.expected_cost import (
     read_rate,
 )
 from vlm_assets.services.status import read_status
+from vlm_durable.state.database import open_state
+from vlm_durable.state.workers import Phase, Workers
 
 LIGHT, HEAVY, MIDDLE, LAST = (f"{start:09d}-{start + 1:09d}" for start in (0, 2, 4, 6))
 
@@ -89,6 +93,14 @@ def test_start_up_and_waiting_between_runs_are_part_of_the_rate() -> None:
     rate = measure([rows_of("a", 40, 50, 50, began=0), rows_of("a", 90, 100, 50, began=55)], [], now=500)
     assert rate.per_second == pytest.approx(1.0)
     assert rate.seconds_left([10, 20]) == pytest.approx(30)
+
+
+def test_a_run_that_waits_for_a_device_is_no_work(tmp_path: Path) -> None:
+    """It may wait for hours behind a training: the rate is that of the work before."""
+    with Workers(open_state(tmp_path)).begin(run_id="r", asset="a", partition="k", expected=9) as beat:
+        beat.enter(Phase.WAITING)
+        waiting = replace(beat.worker, started_at=120.0)
+    assert measure([rows_of("a", 0, 100, 100)], [waiting], now=9_999).per_second == 1.0
 
 
 def test_devices_side_by_side_share_the_wall_time() -> None:

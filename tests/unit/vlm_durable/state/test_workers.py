@@ -201,3 +201,16 @@ def test_a_heartbeat_that_nobody_could_see_is_refused(tmp_path, clock):
     (tmp_path / "workers").write_text("a file, not a folder")
     with pytest.raises(WorkerRecordError, match="cannot be kept"):
         begin(Workers(open_state(tmp_path)), clock)
+
+
+@pytest.mark.parametrize(("waited", "began"), [(3600.0, 3600.0), (0.5, 0.0)])
+def test_a_run_that_waited_for_another_counts_from_its_device(workers, clock, waited, began):
+    """Its preparation went on beside the run before: rates and forecasts do not count it, nor the wait."""
+    beat = begin(workers, clock)
+    launched = beat.worker.started_at
+    beat.enter(Phase.WAITING)
+    clock.now += waited / 2
+    beat.enter(Phase.WAITING)
+    clock.now += waited / 2
+    beat.enter(Phase.LOADING, device="GPU-1")
+    assert beat.worker.started_at - launched == began

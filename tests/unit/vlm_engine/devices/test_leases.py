@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,17 +104,15 @@ def test_a_wait_says_who_holds_at_once_then_each_minute_and_lasts_as_long_as_the
     both_taken: DeviceLeases, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The run that is prepared for the next device waits for hours; its limit counts once nobody works."""
+    clock, asked = SimulatedClock(), []
 
-    class RecordsGoAfterAnHour(SimulatedClock):
-        def sleep(self, seconds: float, /) -> None:
-            super().sleep(seconds)
-            if self.now == 4600:
-                for record in both_taken.directory.glob("*.json"):
-                    record.unlink()
+    def they_work(holders: Collection[str]) -> bool:
+        asked.append(holders)
+        return clock.now < 4600
 
-    clock = RecordsGoAfterAnHour()
-    with caplog.at_level(logging.INFO), pytest.raises(NoDeviceFreeError, match="within 600 s"):
-        both_taken.acquire(ALICE, wait_seconds=600, log=LOG, clock=clock)
+    with caplog.at_level(logging.INFO), pytest.raises(NoDeviceFreeError, match="within 600 s") as raised:
+        both_taken.acquire(ALICE, wait_seconds=600, log=LOG, clock=clock, will_be_free=they_work)
+    assert asked[0] == {"run-alice", "run-bob"}
     assert clock.now == pytest.approx(5200, abs=1)
     notices = [record.message for record in caplog.records if "No device is free" in record.message]
     assert len(notices) == 70
@@ -127,13 +125,17 @@ def test_a_wait_says_who_holds_at_once_then_each_minute_and_lasts_as_long_as_the
         f"cpu-1 is held by run run-bob (partition {BOB.partition}, {BOB.step}), pid {os.getpid()}"
         in (notices[0])
     )
-    assert "has not said who it is" in limited[-1]
+    assert "cpu-0 is held by run run-alice" in str(raised.value)
 
 
 def test_without_patience_who_finds_no_device_is_told_who_has_it(both_taken: DeviceLeases) -> None:
-    """With a limit of 0 nobody waits, though a device is at work."""
+    """With a limit of 0 nobody waits, though a device is at work; nor does a person's command for hours."""
     with pytest.raises(NoDeviceFreeError, match="cpu-0 is held by run run-alice"):
-        both_taken.acquire(ALICE, wait_seconds=0, log=LOG)
+        both_taken.acquire(ALICE, wait_seconds=0, log=LOG, will_be_free=lambda _: True)
+    clock = SimulatedClock()
+    with pytest.raises(NoDeviceFreeError, match="cpu-1 is held by run run-bob"):
+        both_taken.acquire(ALICE, wait_seconds=600, log=LOG, clock=clock)
+    assert clock.now == 1600
 
 
 def test_a_device_that_comes_free_ends_the_wait(slots: DeviceLeases) -> None:
