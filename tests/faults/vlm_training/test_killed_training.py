@@ -174,7 +174,7 @@ def test_the_watch_knows_what_the_steps_wait_for(
     def watched(*given: Any, **named: Any) -> Any:
         watch = StepWatch(limits)
         for at, one in enumerate(told):
-            watch.take(one["event"], at)
+            watch.note(one["event"], at)
         allowed.append(watch.allowed)
         return do(*given, **named)
 
