@@ -10,7 +10,7 @@ import typer
 
 from resources.alerts.delivery import Delivery
 from resources.alerts.outbox import Outbox
-from vlm_assets.commands.terminal import AsJson, Home, chosen_settings, say, say_as_json
+from vlm_assets.commands.terminal import AsJson, Home, choose_home, chosen_settings, say, say_as_json
 from vlm_assets.commands.terminal import app as commands
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.services.alert_delivery import build_delivery, pages_address, send_trial
@@ -35,7 +35,7 @@ def alerts(context: typer.Context, home: Home = None, limit: Limit = 20, as_json
     """List what is wrong now, newest last, and what was told lately. Reads only."""
     if context.invoked_subcommand is not None:
         # `vlm-assets alerts --home DIR test` means the same home.
-        chosen_settings(home)
+        choose_home(home)
         return
     delivery = build_delivery(chosen_settings(home))
     standing = list(delivery.outbox.open_subjects().values())

@@ -14,7 +14,7 @@ import typer
 
 from resources.gpu import GpuResource
 from vlm_assets.catalog.catalog import catalog_path
-from vlm_assets.commands.terminal import AsJson, Home, chosen_settings, say, say_as_json
+from vlm_assets.commands.terminal import AsJson, Home, choose_home, chosen_settings, say, say_as_json
 from vlm_assets.commands.terminal import app as commands
 from vlm_assets.config.resource_settings import build_gpu, control_state
 from vlm_assets.config.settings import PREFIX, Settings
@@ -157,9 +157,11 @@ def devices_command(
 
     Also by which run they are held, and which have a model server. Of a cluster, those of all nodes.
     """
-    current = chosen_settings(home)
     if context.invoked_subcommand is not None:
+        # `vlm-assets devices --home DIR pause` means the same home; one named after it wins.
+        choose_home(home)
         return
+    current = chosen_settings(home)
     gpu = build_gpu(current)
     if take_back is not None:
         forgotten = len(gpu.left_out_devices().take_back(take_back).failures)

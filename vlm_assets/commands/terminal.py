@@ -188,14 +188,19 @@ SHOWN = 20
 """Lines of a list for people; the rest is counted."""
 
 
+def choose_home(home: Path | None) -> None:
+    """From here on this home is meant, where one is given. Reads nothing."""
+    if home is not None:
+        os.environ[HOME] = str(home.absolute())
+
+
 def chosen_settings(home: Path | None = None) -> Settings:
     """The settings, for this home where one is given.
 
     What is started from here, and every command that is suggested, has the same home, whether it was named
     here, in the environment or in ``.env``.
     """
-    if home is not None:
-        os.environ[HOME] = str(home.absolute())
+    choose_home(home)
     settings = load_settings()
     if "home" in settings.model_fields_set:
         os.environ[HOME] = str(settings.home)

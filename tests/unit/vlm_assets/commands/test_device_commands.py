@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from vlm_assets.commands import device_commands
+from vlm_assets.commands import device_commands, terminal
 from vlm_assets.commands.main import app
 from vlm_assets.config.resource_settings import build_gpu
 from vlm_assets.config.settings import load_settings
@@ -98,3 +98,26 @@ def test_one_node_is_drained_and_taken_back(home, monkeypatch):
     monkeypatch.setattr(nodes_module, "_now", lambda connection: before(connection) + DEAD_SECONDS + 1)
     assert "is forgotten" in run(home, "--forget-node", "one").output
     assert not Nodes(state).snapshot().nodes
+
+
+@pytest.mark.parametrize("command", ["pause", "resume"])
+def test_only_the_named_home_is_read(command, tmp_path, monkeypatch):
+    """A default home that nobody can read stops no pause of another."""
+    monkeypatch.setenv("VLM_ASSETS_DEVICES", "cpu:1")
+    monkeypatch.setenv("VLM_ASSETS_HOME", str(tmp_path / "default"))
+    for name in ("default", "named"):
+        (tmp_path / name / ".state").mkdir(parents=True, mode=0o755)
+    read = []
+    whole = terminal.load_settings
+
+    def load():
+        settings = whole()
+        read.append(settings.home)
+        return settings
+
+    monkeypatch.setattr(terminal, "load_settings", load)
+    named = ["--home", str(tmp_path / "named")]
+    for words in (["devices", command, *named], ["devices", *named, command]):
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
+    assert set(read) == {tmp_path / "named"}
