@@ -204,7 +204,7 @@ bench-gpu:
 	@PYTHONPATH=. $(or $(wildcard $(BIN)/python),python3) -m benchmarks.gpu $(ARGS)
 
 clean:
-	rm -rf .venv .venv-vllm .bare .wheels benchmarks/.environments benchmarks/.work *.egg-info distributions/*/*.egg-info distributions/*/build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-vllm .bare .wheels benchmarks/.environments benchmarks/.work *.egg-info build distributions/*/*.egg-info distributions/*/build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/installed: $(PROJECTS) constraints.txt

@@ -7,6 +7,7 @@ and dotted names in texts (``python -m``, dagster.yaml). An editable install kee
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -36,7 +37,8 @@ class BuildRenamed(build_py):
     """Copies the files, then gives what they import its new name."""
 
     def run(self) -> None:
-        """Build all packages."""
+        """Build all packages. What an earlier build left goes first: a wheel takes in all that is there."""
+        shutil.rmtree(self.build_lib, ignore_errors=True)
         super().run()
         modules = {path.stem for name in MOVED for path in (HERE / name).iterdir()}
         names = re.compile(

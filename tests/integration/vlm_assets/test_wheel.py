@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,10 @@ def wheels(tmp_path_factory) -> dict[str, Path]:
     for name in (*CORE, *EXTENSIONS, *beside):
         copy = shutil.copytree if (CHECKOUT / name).is_dir() else shutil.copy
         copy(CHECKOUT / name, source / name)
+    # What an earlier build left: an extension that the core's wheel had then.
+    stale = source / "build" / "lib" / "vlm_results"
+    stale.mkdir(parents=True)
+    (stale / "__init__.py").touch()
     build = (*PIP, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", folder)
     for project in (source, *(source / "distributions").iterdir()):
         subprocess.run([*build, project], check=True, timeout=200)
@@ -122,6 +127,19 @@ def test_a_wheel_ingests_describes_and_serves(person, listing, tmp_path):
     for command in ("audit", "doctor --quick"):
         said(person(*command.split()), 0)
     assert json.loads(said(person("status", "--json"), 0))["extensions"] == []
+
+
+def test_a_wheel_has_nothing_of_an_earlier_build(wheels):
+    """Each file belongs to one distribution: an extension is there where it is installed, and only there."""
+    names = zipfile.ZipFile(wheels["vlm-assets"]).namelist()
+    assert "vlm_assets/definitions.py" in names
+    assert not [name for name in names if name.startswith(EXTENSIONS)]
+
+
+def test_clean_removes_what_was_built():
+    """The next build begins with nothing."""
+    done = subprocess.run(["make", "-n", "clean"], cwd=CHECKOUT, capture_output=True, text=True, check=True)
+    assert {"build", "distributions/*/build"} <= set(done.stdout.split())
 
 
 def test_a_wheel_says_that_the_example_is_in_a_checkout(person):
