@@ -13,9 +13,7 @@ class ClusterExtension(Extension):
     """Several machines, by Ray."""
 
     package = "vlm_cluster"
-    extras: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("ray", "dagster_ray", "dagster_postgres"), "distributions/cluster[ray]"
-    )
+    extras: ClassVar[Mapping[str, str]] = dict.fromkeys(("ray", "dagster_ray"), "distributions/cluster[ray]")
     commands: ClassVar[Mapping[str, tuple[str, str]]] = {
         "devices node": (
             "vlm_cluster.node",

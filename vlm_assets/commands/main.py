@@ -153,9 +153,11 @@ def main(program: typer.Typer | None = None) -> None:
 
 def _extra_with(module: str) -> str | None:
     """The argument of pip for a module that an extra of the core or of an extension installs."""
-    extras = dict(_EXTRAS)
+    extras: dict[str, str] = {}
     for extension in installed():
         extras |= extension.extras
+    # Last: where both install it, the core's brings nothing else along.
+    extras |= _EXTRAS
     return extras.get(module.partition(".")[0])
 
 

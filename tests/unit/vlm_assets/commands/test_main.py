@@ -7,12 +7,14 @@ import subprocess
 import sys
 from functools import cache
 from importlib.metadata import version
+from typing import ClassVar
 
 import click
 import pytest
 from typer.testing import CliRunner
 
 from vlm_assets.commands import main as cli
+from vlm_assets.config.extensions import Extension
 from vlm_durable.commands import command
 
 
@@ -159,3 +161,25 @@ def test_a_schema_beside_the_makefile_is_found(tmp_path):
         check=False,
     )
     assert "rooms_counted" in done.stdout, done.stderr
+
+
+def test_the_cores_extra_is_named_before_that_of_an_extension(monkeypatch, capsys):
+    """Postgres needs no packages of a cluster, whoever else installs its driver."""
+
+    class Another(Extension):
+        package = "another"
+        extras: ClassVar = {
+            "dagster_postgres": "distributions/another[all]",
+            "another_driver": "another[driver]",
+        }
+
+    monkeypatch.setattr(cli, "installed", lambda: (Another(),))
+    for module, extra in (("dagster_postgres.utils", ".[postgres]"), ("another_driver", "another[driver]")):
+
+        def lack(module=module):
+            raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+        monkeypatch.setattr(cli, "app", lack)
+        with pytest.raises(SystemExit):
+            cli.main()
+        assert f"-e '{extra}'" in capsys.readouterr().err
