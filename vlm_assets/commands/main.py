@@ -78,13 +78,19 @@ def commands() -> Mapping[str, tuple[str, str]]:
 
 
 class _Listed(TyperCommand):
-    """A command as ``--help`` lists it. Its module is imported when it is called."""
+    """A command as ``--help`` lists it. Its module is imported when it is called.
+
+    whole: its name; of two words within a group, whose list has the second.
+    """
+
+    def __init__(self, whole: str, sentence: str) -> None:
+        super().__init__(whole.rpartition(" ")[2], help=sentence)
+        self.whole = whole
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
         """The context of the command itself."""
-        name = self.name or ""
-        note_given([*name.split(), *arguments[1]])
-        return find_command(name).make_context(*arguments, **options)
+        note_given([*self.whole.split(), *arguments[1]])
+        return find_command(self.whole).make_context(*arguments, **options)
 
 
 class _Commands(TyperGroup):
@@ -95,7 +101,7 @@ class _Commands(TyperGroup):
         self.imported, self.commands = self.commands, {}
         for name, (_, sentence) in commands().items():
             if " " not in name:
-                self.commands[name] = _Listed(name, help=sentence)
+                self.commands[name] = _Listed(name, sentence)
 
 
 def find_command(name: str) -> Any:
@@ -112,7 +118,7 @@ def find_command(name: str) -> Any:
         return command.commands[inner]
     for added, (_, sentence) in listed.items():
         if added.startswith(f"{name} "):
-            command.commands[added.removeprefix(f"{name} ")] = _Listed(added, help=sentence)
+            command.commands[added.removeprefix(f"{name} ")] = _Listed(added, sentence)
     return command
 
 
