@@ -10,7 +10,7 @@ import contextlib
 import math
 from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -515,14 +515,6 @@ def _contradictions(
         descriptions = counted(counts.total(), "descriptions hold", "description holds")
         sentence = f"{descriptions} a contradiction: {name}."
         yield Suspicion("consistent", name, sentence, None, tuple(examples[:_SHOWN_IDS]))
-
-
-def forget_summaries(settings: Settings, keys: Collection[str]) -> None:
-    """Remove the summaries of partitions: they may name properties that are withdrawn."""
-    table = quality_summaries
-    control_state(settings).beat(
-        lambda connection: connection.execute(table.delete().where(table.c.key.in_(list(keys))))
-    )
 
 
 _SUMMARY = TypeAdapter(PartitionSummary)

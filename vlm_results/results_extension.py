@@ -45,13 +45,11 @@ class ResultsExtension(Extension):
         return (DoctorCheck("truth", examine_truth, is_quick=True),)
 
     def forget(self, settings: Settings, ids: Collection[str], keys: Sequence[str]) -> Iterator[str]:
-        """Summaries of these partitions, all tables and words, and every verdict on these properties."""
+        """All tables and words, and every verdict on these properties."""
         from vlm_assets.assets.truth import REVIEWS
         from vlm_results.explore import forget_tables
-        from vlm_results.quality import forget_summaries
         from vlm_results.review import forget_verdicts
 
-        forget_summaries(settings, keys)
         forget_tables(settings)
         if forget_verdicts(settings.home, ids):
             yield f"Removed what was said of them from {settings.home / REVIEWS}."

@@ -1,6 +1,12 @@
 """The extensions of this repository are found as any other would be."""
 
-from vlm_assets.config.extensions import installed
+import tomllib
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from vlm_assets.assets.truth import REVIEWS
+from vlm_assets.config.extensions import GROUP, KEPT_IN_HOMES, installed, left_by_missing
+from vlm_durable.files.layout import Home
 
 
 def test_the_extensions_of_this_repository_are_installed() -> None:
@@ -9,3 +15,21 @@ def test_the_extensions_of_this_repository_are_installed() -> None:
     assert [extension.package for extension in installed()] == ["vlm_cluster", "vlm_results", "vlm_training"]
     commands = {name for extension in installed() for name in extension.commands}
     assert commands == {"devices node", "explore", "export", "review", "search"}
+
+
+def test_the_core_knows_what_each_keeps_in_a_home(tmp_path: Path) -> None:
+    """Where one is missing, this list alone says that its files are there; installed ones hold up nothing."""
+    kept = {one.name: one for one in KEPT_IN_HOMES}
+    for point in entry_points(group=GROUP):
+        assert point.load()().assets == (kept[point.name].assets if point.name in kept else ())
+    files = [tmp_path / name for name in kept["results"].files]
+    assert {tmp_path / REVIEWS, Home(tmp_path).word_index.parent} <= set(files)
+    for path in (tmp_path / REVIEWS, tmp_path / "description_model" / "v" / "config.json"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    assert list(left_by_missing(Home(tmp_path))) == []
+    distributions = Path(__file__).resolve().parents[2] / "distributions"
+    for one in KEPT_IN_HOMES:
+        about = tomllib.loads((distributions / one.name / "pyproject.toml").read_text())["project"]
+        assert about["name"] == one.distribution
+        assert list(about["entry-points"][GROUP]) == [one.name]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import dagster as dg
 
 from vlm_assets.config.settings import PREFIX, Settings, SettingsError
+from vlm_durable.files.layout import Home
 from vlm_durable.state.workers import Worker
 
 GROUP: Final = "vlm_assets.extensions"
@@ -130,6 +131,51 @@ class Extension:
         keys: the partitions that they are in.
         """
         yield from ()
+
+
+@dataclass(frozen=True)
+class KeptInHomes:
+    """What an extension of this repository keeps in a home, for a core where it is not installed.
+
+    name: of its entry point. assets: as ``Extension.assets``. files: of its own beside them, or folders of
+    such files; a withdrawal needs its code for them, and a backup does not.
+    """
+
+    name: str
+    assets: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+
+    @property
+    def distribution(self) -> str:
+        """What is to be installed."""
+        return f"vlm-assets-{self.name}"
+
+    def trace_in(self, home: Home, *, assets_alone: bool) -> Path | None:
+        """A file of its own in this home, or the folder that holds some; None where there is none."""
+        paths = [home.root / name for name in self.files if not assets_alone]
+        for asset in map(home.asset, self.assets):
+            paths += [asset.published, asset.versions, asset.journals]
+        for path in paths:
+            if path.is_file() or any(below.is_file() for below in path.rglob("*")):
+                return path
+        return None
+
+
+KEPT_IN_HOMES: Final = (
+    KeptInHomes("results", files=("review.jsonl", ".state/explore", ".state/search")),
+    KeptInHomes("training", assets=("description_model",)),
+)
+"""Of the extensions of this repository; those of others have to stay installed."""
+
+
+def left_by_missing(home: Home, *, assets_alone: bool = False) -> Iterator[tuple[str, Path]]:
+    """Each distribution that is not installed, and that has something in this home; with a path of it."""
+    names = {point.name for point in entry_points(group=GROUP)}
+    for kept in KEPT_IN_HOMES:
+        if kept.name not in names:
+            path = kept.trace_in(home, assets_alone=assets_alone)
+            if path is not None:
+                yield kept.distribution, path
 
 
 @cache

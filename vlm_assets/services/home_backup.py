@@ -24,7 +24,7 @@ from vlm_assets.assets.truth import REVIEWS
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path
 from vlm_assets.catalog.catalog_file import withdrawal_note
-from vlm_assets.config.extensions import installed
+from vlm_assets.config.extensions import installed, left_by_missing
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
@@ -95,6 +95,11 @@ def back_up(settings: Settings, folder: Path, *, deep: bool = False) -> Backup:
     home = settings.layout.root.resolve()
     if home.is_relative_to(folder.resolve()) or folder.resolve().is_relative_to(home):
         raise CommandError(f"{folder} and the home {home} lie in each other. Name a folder elsewhere.")
+    for distribution, path in left_by_missing(settings.layout, assets_alone=True):
+        raise CommandError(
+            f"{path} is of {distribution}, which is not installed here, so a backup would lack it. The backup"
+            f" before stays. Install {distribution} beside vlm-assets, in the same way, then back up again."
+        )
     catalog = Catalog.open(settings.home)
     at = datetime.now(UTC).astimezone().isoformat(" ", "seconds")
     with open_backup(folder, deep=deep) as backup:

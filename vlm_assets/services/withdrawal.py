@@ -22,7 +22,7 @@ from vlm_assets.catalog.withdrawn_ids import (
     save_withdrawn,
     share_withdrawn,
 )
-from vlm_assets.config.extensions import installed
+from vlm_assets.config.extensions import installed, left_by_missing
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
@@ -34,6 +34,7 @@ from vlm_durable.files.files import sync_directory
 from vlm_durable.files.sealed_json import read_sealed, write_sealed
 from vlm_durable.mirror.stored_journal import pull_others
 from vlm_durable.state.nodes import Nodes
+from vlm_durable.state.tables import quality_summaries
 from vlm_durable.state.withdrawing import begin_withdrawal, end_withdrawal
 from vlm_durable.state.workers import Workers
 from vlm_durable.versions.published import PublishedPartitions
@@ -64,8 +65,9 @@ class Withdrawal:
 def prepare_withdrawal(settings: Settings, ids: Collection[str]) -> Withdrawal:
     """Find the partitions of these properties; changes nothing but that the home has a list of withdrawn ids.
 
-    Raises CatalogError, StoreError, OSError.
+    Raises CommandError, CatalogError, StoreError, OSError.
     """
+    _refuse_without_extensions(settings)
     catalog = Catalog.open(settings.home)
     requested_ids, catalogued_ids = frozenset(ids), set[str]()
     slices, texts = {}, {}
@@ -154,6 +156,7 @@ def withdraw(settings: Settings, withdrawal: Withdrawal) -> Iterator[str]:
     Raises CommandError with nothing changed; PublishedError, JournalError, CatalogError,
     ModelLoadError or OSError with everything not yet said still to do.
     """
+    _refuse_without_extensions(settings)
     note = withdrawal_note(settings.state_directory)
     goes_on = note.exists()
     state = control_state(settings)
@@ -201,6 +204,7 @@ def withdraw(settings: Settings, withdrawal: Withdrawal) -> Iterator[str]:
         yield from withdraw_journals(settings, catalog, key)
         # Before earlier versions go here: by them the store's version is known as one that came before.
         yield from withdraw_stored(settings, key)
+    _forget_summaries(settings, withdrawal.keys)
     for extension in installed():
         yield from extension.forget(settings, withdrawal.tombstones, withdrawal.keys)
     removable = find_removable(settings, catalog, keys=withdrawal.keys)
@@ -215,6 +219,23 @@ def withdraw(settings: Settings, withdrawal: Withdrawal) -> Iterator[str]:
     end_withdrawal(state)
     note.unlink(missing_ok=True)
     sync_directory(note.parent)
+
+
+def _refuse_without_extensions(settings: Settings) -> None:
+    for distribution, path in left_by_missing(settings.layout):
+        raise CommandError(
+            f"{path} is of {distribution}, which is not installed here, so what it keeps of these properties"
+            f" would stay. Nothing was changed. Install {distribution} beside vlm-assets, in the same way,"
+            " then do it again."
+        )
+
+
+def _forget_summaries(settings: Settings, keys: Collection[str]) -> None:
+    """Remove what is kept of what partitions say: it may name properties that are withdrawn."""
+    table = quality_summaries
+    control_state(settings).beat(
+        lambda connection: connection.execute(table.delete().where(table.c.key.in_(list(keys))))
+    )
 
 
 def _at_work(settings: Settings, withdrawal: Withdrawal) -> list[str]:

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from tests.unit.homes import Dataset
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.catalog_file import withdrawal_note
 from vlm_assets.commands import main as cli
 from vlm_assets.config import extensions
 from vlm_assets.config.engine_choice import require_models
@@ -23,6 +25,7 @@ from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.home_backup import back_up
 from vlm_assets.services.withdrawal import prepare_withdrawal, withdraw
 from vlm_durable.mirror.bucket import S3Folder
+from vlm_durable.state.tables import quality_summaries
 from vlm_durable.state.workers import Workers
 
 MODULE = '''
@@ -203,6 +206,70 @@ def test_the_core_works_with_no_extension(
     first = catalog.slice(catalog.ranges[0])["property_id"].to_pylist()[0]
     assert list(withdraw(settings, prepare_withdrawal(settings, [first])))
     back_up(settings, tmp_path / "backup")
+
+
+TRAINED = ("description_model/v/model.safetensors", ".journal/description_model/v/plan/samples.jsonl")
+LOOKED_AT = ("review.jsonl", ".state/explore/table.parquet", ".state/search/words.sqlite")
+
+
+@pytest.mark.parametrize("name", [*TRAINED, *LOOKED_AT])
+def test_what_a_missing_extension_keeps_stops_a_withdrawal(
+    with_extensions: Callable[..., None], dataset: Dataset, name: str
+) -> None:
+    """The core cannot remove it: a person reads what to install, and nothing is withdrawn by half."""
+    with_extensions()
+    settings = dataset.settings
+    catalog = Catalog.open(settings.home)
+    first = catalog.slice(catalog.ranges[0])["property_id"].to_pylist()[0]
+    wanted = prepare_withdrawal(settings, [first])
+    theirs = settings.home / name
+    theirs.parent.mkdir(parents=True, exist_ok=True)
+    theirs.write_text("")
+    before = Catalog.open(settings.home).header
+    missing = "vlm-assets-training" if name in TRAINED else "vlm-assets-results"
+    for attempt in (lambda: prepare_withdrawal(settings, [first]), lambda: list(withdraw(settings, wanted))):
+        with pytest.raises(CommandError, match=rf"Nothing was changed\. Install {missing}"):
+            attempt()
+    assert Catalog.open(settings.home).header == before
+    assert not withdrawal_note(settings.state_directory).exists()
+    theirs.unlink()  # Empty folders hold up nothing.
+    assert list(withdraw(settings, wanted))
+
+
+@pytest.mark.parametrize("name", [*TRAINED, *LOOKED_AT])
+def test_a_backup_never_drops_the_models_of_a_missing_extension(
+    with_extensions: Callable[..., None], dataset: Dataset, tmp_path: Path, name: str
+) -> None:
+    """The backup before has them, and stays; what the core copies itself or nobody needs stops nothing."""
+    with_extensions()
+    back_up(dataset.settings, tmp_path / "backup")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "backup").rglob("*") if path.is_file()}
+    theirs = dataset.settings.home / name
+    theirs.parent.mkdir(parents=True, exist_ok=True)
+    theirs.write_text("")
+    if name in LOOKED_AT:
+        back_up(dataset.settings, tmp_path / "backup")
+        return
+    with pytest.raises(CommandError, match=r"The backup before stays\. Install vlm-assets-training"):
+        back_up(dataset.settings, tmp_path / "backup")
+    after = {path: path.stat().st_mtime_ns for path in (tmp_path / "backup").rglob("*") if path.is_file()}
+    assert after == before
+
+
+def test_a_withdrawal_forgets_summaries_with_no_extension(
+    with_extensions: Callable[..., None], dataset: Dataset
+) -> None:
+    """They lie in the core's control state, and may name who is withdrawn."""
+    with_extensions()
+    settings = dataset.settings
+    state, catalog = control_state(settings), Catalog.open(settings.home)
+    keys = [one.key for one in catalog.ranges]
+    rows = [{"key": key, "made_of": "", "summary": {}} for key in keys]
+    state.beat(lambda connection: connection.execute(quality_summaries.insert(), rows))
+    first = catalog.slice(catalog.ranges[0])["property_id"].to_pylist()[0]
+    assert list(withdraw(settings, prepare_withdrawal(settings, [first])))
+    left = state.read_beats(lambda connection: connection.execute(sa.select(quality_summaries.c.key)).all())
+    assert sorted(key for (key,) in left) == sorted(keys[1:])
 
 
 def test_work_for_several_machines_is_refused_where_nothing_launches_it(
