@@ -72,7 +72,7 @@ def test_a_server_of_ours_is_told_what_images_may_cost(model_folder, tmp_path):
         model = VisionLanguageModel(model=str(model_folder), limits=limits, server=server)
         engine = model.load(CPU, schema=DescriptionSchema(House), prompt=Prompt("Describe."))
         engine.close()
-        record = LoadedServers(tmp_path / "state").of(CPU.id)
+        record = LoadedServers(tmp_path / "state").living_on(CPU.id)
         assert isinstance(engine, MeasuringEngine)
         return engine.image_tokens, list(record.command)
 
