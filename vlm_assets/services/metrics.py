@@ -34,8 +34,8 @@ def metrics_of(settings: Settings) -> CollectorRegistry:
     advance = partial(doing, "reading where partitions stand")
     status = read_status(settings, Catalog.open(settings.home), advance=advance)
     descriptions = settings.descriptions.name
-    standing = Outbox(control_state(settings)).open_subjects().values()
-    alerts: Counter[str] = Counter(one.severity for one in standing)
+    open_alerts = Outbox(control_state(settings)).open_subjects().values()
+    alerts: Counter[str] = Counter(alert.severity for alert in open_alerts)
     runs = _runs(status.dagster, settings.dagster_home)
     gauges = _Gauges(str(settings.home))
     gauges.add("status_timestamp_seconds", "When these figures were read, in unix time.", status.at)
@@ -46,7 +46,9 @@ def metrics_of(settings: Settings) -> CollectorRegistry:
         "Properties whose row of the asset is committed or published, failed ones included.",
         ("asset",),
         {
-            (asset,): sum(one.usable_rows for one in status.partitions if one.asset == asset)
+            (asset,): sum(
+                partition.usable_rows for partition in status.partitions if partition.asset == asset
+            )
             for asset in status.assets
         },
     )
@@ -63,8 +65,10 @@ def metrics_of(settings: Settings) -> CollectorRegistry:
         ("asset", "state"),
         {(asset, str(state)): status.counts(asset)[state] for asset in status.assets for state in State},
     )
-    left = sum(one.images_left or 0 for one in status.partitions if one.asset == descriptions)
-    gauges.add("images_left", "Images that are still to be described.", left)
+    images_left = sum(
+        partition.images_left or 0 for partition in status.partitions if partition.asset == descriptions
+    )
+    gauges.add("images_left", "Images that are still to be described.", images_left)
     gauges.add(
         "properties_per_second",
         "Descriptions committed per second of wall time, all devices together.",
@@ -79,8 +83,8 @@ def metrics_of(settings: Settings) -> CollectorRegistry:
         " on a node that is silent). node: its machine in a cluster.",
         ("device", "node", "state"),
         {
-            (one.id, one.node or "", state): float(state == _state_of(one))
-            for one in status.devices
+            (device.id, device.node or "", state): float(state == _state_of(device))
+            for device in status.devices
             for state in DEVICE_STATES
         },
     )
@@ -88,13 +92,17 @@ def metrics_of(settings: Settings) -> CollectorRegistry:
         "device_properties_per_second",
         "The device's share of the rate.",
         ("device", "node"),
-        {(one.id, one.node or ""): one.properties_per_second or 0.0 for one in status.devices},
+        {(device.id, device.node or ""): device.properties_per_second or 0.0 for device in status.devices},
     )
     gauges.add_each(
         "device_temperature_celsius",
         "As its driver says, of the devices of a cluster.",
         ("device", "node"),
-        {(one.id, one.node or ""): one.temperature for one in status.devices if one.temperature is not None},
+        {
+            (device.id, device.node or ""): device.temperature
+            for device in status.devices
+            if device.temperature is not None
+        },
     )
     gauges.add("uncopied_segments", "Committed segments that the store does not have yet.", status.uncopied)
     gauges.add("copy_lag_seconds", "How long the oldest of them has waited.", status.uncopied_seconds)
@@ -126,8 +134,8 @@ class _Gauges:
     ) -> None:
         """One value for each tuple of labels' values."""
         gauge = Gauge(f"vlm_assets_{name}", meaning, ("home", *labels), registry=self.registry)
-        for of_labels, value in values.items():
-            gauge.labels(self._home, *of_labels).set(value)
+        for label_values, value in values.items():
+            gauge.labels(self._home, *label_values).set(value)
 
 
 def _state_of(device: DeviceStatus) -> str:
