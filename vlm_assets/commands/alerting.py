@@ -1,4 +1,4 @@
-"""The command ``alerts``: what is wrong and whom it was told, test messages, and delivery without Dagster."""
+"""The command ``alerts``: open alerts and who received them, test messages, delivery without Dagster."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ class Backfill:
         The partitions that Dagster shows as done do not decide: one that is made again was done before.
         """
         # A failed run may be retried: only the backfill knows, and it is asked only when no run is under way.
-        return not now.under_way and not any(backfill.unfinished for backfill in self._followed())
+        return not now.under_way and not any(backfill.unfinished for backfill in self._read_followed())
 
     def given_up(self) -> list[str]:
         """Why Dagster gave up backfills that have ended, a sentence each.
@@ -200,11 +200,11 @@ class Backfill:
         """
         return [
             f"Dagster gave up backfill {backfill.id}: {backfill.error}"
-            for backfill in self._followed()
+            for backfill in self._read_followed()
             if backfill.error
         ]
 
-    def _followed(self) -> list[LaunchedBackfill]:
+    def _read_followed(self) -> list[LaunchedBackfill]:
         return [self.api.backfill(backfill_id, self.assets[0]) for backfill_id in self.followed]
 
 
