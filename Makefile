@@ -18,7 +18,7 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_D
 # The core is a distribution, and so is each extension.
 EXTENSIONS := $(patsubst distributions/%/pyproject.toml,%,$(wildcard distributions/*/pyproject.toml))
 PROJECTS := pyproject.toml $(EXTENSIONS:%=distributions/%/pyproject.toml)
-EDITABLE := -e . $(EXTENSIONS:%=-e distributions/%)
+EDITABLE := -e '.[dg]' $(EXTENSIONS:%=-e distributions/%)
 COMPILE := $(BIN)/python -c 'import dagster_webserver.app, duckdb, pyarrow.parquet, torch, xgrammar; \
 	from transformers import AutoProcessor, Idefics3ForConditionalGeneration, Idefics3Processor'
 # vLLM wants other versions than ours, so it has an environment of its own: the build for this machine's device.

@@ -86,6 +86,9 @@ _LOOK_SHARE = 0.005
 _PORTS_TRIED = 100
 
 _CODE_SERVER = "code-server"
+CODE_LOCATION = "vlm_assets"
+"""Name of the code location, as in pyproject.toml and workspace.yaml. Under another one Dagster forgets which
+sensors and schedules were switched on or off."""
 
 _FOREVER = 3600.0
 
@@ -124,7 +127,8 @@ class DagsterServer:
         self._next_look_at_databases = 0.0
         self._looks_without_launch = 0
         self._workspace.write_text(
-            f"load_from:\n  - grpc_server:\n      socket: {self._socket}\n      location_name: vlm_assets\n"
+            f"load_from:\n  - grpc_server:\n      socket: {self._socket}\n"
+            f"      location_name: {CODE_LOCATION}\n"
         )
 
     @property
@@ -143,7 +147,7 @@ class DagsterServer:
         self._start(
             _CODE_SERVER,
             _program("dagster"), "code-server", "start", "--socket", self._socket,
-            "--module-name", "vlm_assets.definitions", "--location-name", "vlm_assets",
+            "--module-name", "vlm_assets.definitions", "--location-name", CODE_LOCATION,
         )  # fmt: skip
         while not self._socket.exists():
             self.group.watch(_LOOK_SECONDS)
