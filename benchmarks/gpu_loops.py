@@ -288,7 +288,7 @@ def plain_window(
         conversations = []
         for job in batch:
             content: list[dict[str, Any]] = [
-                {"type": "image", "image": _opened(path, case.side)} for path in job.image_paths
+                {"type": "image", "image": _opened(path, case.side)} for path in job.image_uris
             ]
             content.append({"type": "text", "text": PROMPT.text})
             conversations.append([{"role": "user", "content": content}])
@@ -314,7 +314,7 @@ def plain_window(
         work.describe += (processed - opened) + time.monotonic() - answering_since
         work.batches += 1
         work.properties += len(batch)
-        work.images += sum(len(job.image_paths) for job in batch)
+        work.images += sum(len(job.image_uris) for job in batch)
     work.seconds = work.wait_images + work.describe
     return work
 

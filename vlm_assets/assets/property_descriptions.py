@@ -63,7 +63,6 @@ from vlm_assets.assets.run_watch import (
 )
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import WITHDRAWN, is_tombstone
-from vlm_assets.catalog.image_root import InvalidImagePathError
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.engine_choice import keep_engine
 from vlm_assets.config.resource_settings import control_state
@@ -84,7 +83,7 @@ from vlm_engine.batch_sizes import (
 from vlm_engine.canary import Canary
 from vlm_engine.devices.find import Device
 from vlm_engine.feeding import DescribedBatch, Feeding
-from vlm_engine.images.images import ImageFailure, LoadedProperty, PropertyJob
+from vlm_engine.images.images import LoadedProperty, PropertyJob
 from vlm_engine.images.thumbnails import make_thumbnails
 from vlm_engine.images.worker_pool import WorkerPool
 from vlm_engine.ladder import AnswerGuard, Described
@@ -433,30 +432,15 @@ class DescriptionWork:
             prefetch_batches=PREFETCH_BATCHES,
             max_pixels=settings.max_pixels,
             max_images=settings.max_images,
-            fetch=self.catalog.images.fetch,
+            source=self.catalog.images,
         )
 
     def load(self, workers: WorkerPool, batches: Sequence[Batch]) -> Iterator[list[LoadedProperty]]:
         """The batches with their images, in order. An image that leads out of the root is never opened."""
-        refused: dict[str, list[ImageFailure]] = {}
-        jobs = ([self._job(planned, refused) for planned in batch] for batch in batches)
-        for properties in workers.feed(jobs):
-            yield [
-                replace(loaded, failed=(*loaded.failed, *refused.pop(loaded.property_id, ())))
-                for loaded in properties
-            ]
+        return workers.feed([[self._job(planned) for planned in batch] for batch in batches])
 
-    def _job(self, planned: PlannedProperty, refused: dict[str, list[ImageFailure]]) -> PropertyJob:
-        paths, uris = [], []
-        for uri in self.uris[planned.ordinal]:
-            try:
-                paths.append(str(self.catalog.image_path(uri)))
-                uris.append(uri)
-            except InvalidImagePathError as error:
-                # It was inside the root when it was catalogued: a link was changed since.
-                failure = ImageFailure(uri, "denied", f"{uri} is not opened: {error}.")
-                refused.setdefault(planned.property_id, []).append(failure)
-        return PropertyJob(planned.property_id, planned.ordinal, tuple(paths), tuple(uris))
+    def _job(self, planned: PlannedProperty) -> PropertyJob:
+        return PropertyJob(planned.property_id, planned.ordinal, tuple(self.uris[planned.ordinal]))
 
     def feeding(self, engine: Engine, workers: WorkerPool) -> Feeding:
         """Feeds the engine with the batches that the workers load; leaving it closes the engine.
@@ -559,19 +543,15 @@ class DescriptionWork:
         }
 
     def _sheet_rows(self, rows: Sequence[Mapping[str, Any]]) -> list[SheetRow]:
-        jobs = [self._job(PlannedProperty(row["property_id"], row["ordinal"], 0), {}) for row in rows]
+        uris = [self.uris[row["ordinal"]] for row in rows]
         shown = [
-            replace(
-                job,
-                image_paths=job.image_paths[:IMAGES_A_PROPERTY],
-                image_uris=job.image_uris[:IMAGES_A_PROPERTY],
-            )
-            for job in jobs
+            PropertyJob(row["property_id"], row["ordinal"], tuple(of_row[:IMAGES_A_PROPERTY]))
+            for row, of_row in zip(rows, uris, strict=True)
         ]
-        thumbnails = make_thumbnails(shown, height=THUMBNAIL_HEIGHT, fetch=self.catalog.images.fetch)
+        thumbnails = make_thumbnails(shown, height=THUMBNAIL_HEIGHT, source=self.catalog.images)
         return [
-            SheetRow(row["property_id"], files, row.get("description"), row["error"], len(job.image_uris))
-            for row, files, job in zip(rows, thumbnails, jobs, strict=True)
+            SheetRow(row["property_id"], files, row.get("description"), row["error"], len(of_row))
+            for row, files, of_row in zip(rows, thumbnails, uris, strict=True)
         ]
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.image_root import InvalidImagePathError
 from vlm_assets.services.progress import doing
 from vlm_durable.files.files import make_directory, write_replacing
 from vlm_durable.wording import counted
@@ -85,27 +84,13 @@ def thumbnails(catalog: Catalog, images: Iterable[Sequence[str]], *, height: int
 
     A link that leads out of the image root is never opened.
     """
-    jobs: list[PropertyJob] = []
-    places: list[list[int | None]] = []
-    for number, uris in enumerate(images):
-        paths: list[str] = []
-        places.append([])
-        for uri in uris:
-            try:
-                paths.append(str(catalog.image_path(uri)))
-                places[-1].append(len(paths) - 1)
-            except InvalidImagePathError:
-                places[-1].append(None)
-        jobs.append(PropertyJob(str(number), number, tuple(paths)))
+    jobs = [PropertyJob(str(number), number, tuple(uris)) for number, uris in enumerate(images)]
     made: list[list[bytes | None]] = []
     for start in range(0, len(jobs), _TOGETHER):
         doing("making small images, of properties", start, len(jobs))
         batch = jobs[start : start + _TOGETHER]
-        made += make_thumbnails(batch, height=height, fetch=catalog.images.fetch)
-    return [
-        [None if place is None else files[place] for place in places_of_property]
-        for files, places_of_property in zip(made, places, strict=True)
-    ]
+        made += make_thumbnails(batch, height=height, source=catalog.images)
+    return made
 
 
 def write_page(path: Path, text: str) -> None:

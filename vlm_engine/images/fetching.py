@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Protocol
 
 from vlm_durable.mirror.bucket import (
     CONNECT_SECONDS,
@@ -61,6 +62,17 @@ _KINDS: Final[dict[type[StoreError], ImageErrorKind]] = {
 
 Get = Callable[[str], bytes]
 """Reads an image by its path. Raises ImageError for a fault of that image; any other error ends the work."""
+
+
+class ImageSource(Protocol):
+    """Where the images of properties lie."""
+
+    @property
+    def fetch(self) -> Get | None:
+        """Reads an image by the path that ``locate`` gave; None: the path is that of a file."""
+
+    def locate(self, uri: str) -> Path | str:
+        """The path of an image. Raises ValueError where it may not be opened."""
 
 
 def image_of(folder: S3Folder, name: str) -> bytes:

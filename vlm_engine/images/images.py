@@ -126,13 +126,8 @@ class PropertyJob:
 
     property_id: str
     ordinal: int
-    image_paths: tuple[str, ...]
-    image_uris: tuple[str, ...] = ()
-    """The catalogue's names of the images, in the order of ``image_paths``; empty: the paths themselves."""
-
-    def uri(self, index: int) -> str:
-        """The name under which image ``index`` is reported."""
-        return self.image_uris[index] if self.image_uris else self.image_paths[index]
+    image_uris: tuple[str, ...]
+    """In the order of the catalogue: names that the pool's ``ImageSource`` locates, or paths without one."""
 
 
 @dataclass(frozen=True)

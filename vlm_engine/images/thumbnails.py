@@ -12,7 +12,7 @@ from typing import Final
 from PIL import Image
 
 from vlm_durable.mirror.bucket import StoreAwayError
-from vlm_engine.images.fetching import Get
+from vlm_engine.images.fetching import ImageSource
 from vlm_engine.images.images import LoadedProperty, Made, Maker, PropertyJob
 from vlm_engine.images.worker_pool import WorkerPool, WorkerPoolError
 
@@ -45,12 +45,12 @@ class Thumbnails:
 
 
 def make_thumbnails(
-    jobs: Sequence[PropertyJob], *, height: int, fetch: Get | None = None
+    jobs: Sequence[PropertyJob], *, height: int, source: ImageSource | None = None
 ) -> list[list[bytes | None]]:
     """A JPEG file for each image of each property; None for an image that failed. Raises nothing."""
     if not jobs:
         return []
-    most = max(1, *(len(job.image_paths) for job in jobs))
+    most = max(1, *(len(job.image_uris) for job in jobs))
     pool = WorkerPool(
         Thumbnails(height),
         workers=1,
@@ -58,7 +58,7 @@ def make_thumbnails(
         max_pixels=_PIXELS,
         max_images=most,
         image_seconds=_IMAGE_SECONDS,
-        fetch=fetch,
+        source=source,
     )
     enough = threading.Timer(_ALL_SECONDS, pool.close)
     enough.daemon = True
@@ -72,14 +72,14 @@ def make_thumbnails(
             _log.warning("Images are missing on the page: %s", error)
         finally:
             enough.cancel()
-    return made + [[None] * len(job.image_paths) for job in jobs[len(made) :]]
+    return made + [[None] * len(job.image_uris) for job in jobs[len(made) :]]
 
 
 def _in_place(job: PropertyJob, loaded: LoadedProperty) -> list[bytes | None]:
     failed = {failure.uri for failure in loaded.failed}
     files = iter(loaded.images)
     places: list[bytes | None] = []
-    for number in range(len(job.image_paths)):
-        file = None if job.uri(number) in failed else next(files, None)
+    for uri in job.image_uris:
+        file = None if uri in failed else next(files, None)
         places.append(None if file is None else file.tobytes())
     return places

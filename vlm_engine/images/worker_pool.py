@@ -25,7 +25,7 @@ from typing import Any, Final, Literal, Self
 import numpy as np
 
 from vlm_durable.mirror.bucket import StoreAwayError
-from vlm_engine.images.fetching import Fetch, Fetcher, Get
+from vlm_engine.images.fetching import Fetch, Fetcher, ImageSource
 from vlm_engine.images.images import (
     PIXELS_AHEAD,
     ImageErrorKind,
@@ -68,7 +68,7 @@ class WorkerPool:
         max_pixels: largest width times height of an image.
         max_images: readable images of a property that are loaded, in the order of the catalogue.
         image_seconds: longest time for one image, its reading included.
-        fetch: where the images are no files: gives the bytes of each path.
+        source: where the images lie, and whether they are fetched; None: their URIs are paths of files.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class WorkerPool:
         max_pixels: int,
         max_images: int,
         image_seconds: float = 120.0,
-        fetch: Get | None = None,
+        source: ImageSource | None = None,
     ) -> None:
         if workers < 1 or prefetch_batches < 0 or max_pixels < 1 or max_images < 1 or image_seconds <= 0:
             raise ValueError(
@@ -100,7 +100,8 @@ class WorkerPool:
         """Notified when a property is loaded, and at the end."""
         self._queue: deque[_Loading] = deque()
         """Properties for the workers; where images are fetched, their images are here."""
-        self._fetch = fetch
+        self._locate = str if source is None else source.locate
+        self._fetch = None if source is None else source.fetch
         self._fetcher: Fetcher | None = None
         self._living: dict[int, WorkerProcess] = {}
         self._error: Exception | None = None
@@ -177,9 +178,7 @@ class WorkerPool:
 
         Raises WorkerPoolError, StoreAwayError.
         """
-        loading = self._loading(job, max_images or self.max_images)
-        loading.failed.update(given_up)  # They are not fetched either.
-        loading.give_up(given_up)
+        loading = self._loading(job, max_images or self.max_images, given_up)
         self._enqueue([loading], first=True)
         self._wait_for([loading])
         assert loading.loaded is not None
@@ -239,12 +238,26 @@ class WorkerPool:
         if self._fetcher is not None:
             self._fetcher.forget(loading)
 
-    def _loading(self, job: PropertyJob, max_images: int) -> _Loading:
+    def _loading(
+        self,
+        job: PropertyJob,
+        max_images: int,
+        given_up: Mapping[int, tuple[ImageErrorKind, str]] = MappingProxyType({}),
+    ) -> _Loading:
+        paths, failed = [], dict(given_up)
+        for number, uri in enumerate(job.image_uris):
+            try:
+                paths.append(str(self._locate(uri)))
+            except ValueError as error:  # It was inside the root when it was catalogued: a link was changed.
+                paths.append("")
+                failed.setdefault(number, ("denied", f"{uri} is not opened: {error}."))
         with self._is_queued:
             self._numbers += 1
             fetched = self._fetch is not None
-            task = Task(self._numbers, job.image_paths, self._max_pixels, max_images, fetched=fetched)
-            return _Loading(job.image_paths, max_images, job=job, task=task)
+            task = Task(self._numbers, tuple(paths), self._max_pixels, max_images, fetched=fetched)
+        loading = _Loading(paths, max_images, failed=failed, job=job, task=task)  # Not fetched either.
+        loading.give_up(failed)
+        return loading
 
     def _wait_for(self, batch: Sequence[_Loading]) -> None:
         started = time.monotonic()
@@ -460,7 +473,7 @@ class _Loading(Fetch):
             self.job.ordinal,
             [parcel.arrays[f"image {index}"] for index in range(note["images"])],
             note["seen"],
-            tuple(ImageFailure(self.job.uri(number), *failed[number]) for number in sorted(failed)),
+            tuple(ImageFailure(self.job.image_uris[number], *failed[number]) for number in sorted(failed)),
             seconds["reading"] + seconds["decoding"],
             seconds["reading"],
             seconds["processing"],

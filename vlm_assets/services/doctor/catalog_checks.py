@@ -58,11 +58,11 @@ def examine_images(settings: Settings) -> Findings:
         max_pixels=settings.max_pixels,
         max_images=1,
         image_seconds=_IMAGES_SECONDS / 4,
-        fetch=catalog.images.fetch,
+        source=catalog.images,
     ) as pool:
         for job, (loaded,) in zip(jobs, pool.feed([[job] for job in jobs]), strict=False):
             doing("reading images", formats.total(), len(jobs))
-            name = _format(job.image_paths[0])
+            name = _format(catalog, job.image_uris[0])
             formats[name] += 1
             seen, seconds = seen + loaded.seen, seconds + loaded.seconds
             for failure in loaded.failed:
@@ -110,25 +110,26 @@ def _sampled_images(catalog: Catalog) -> tuple[list[PropertyJob], int, list[int]
         uris = row["image_uris"]
         for at in sorted(chance.sample(range(len(uris)), min(len(uris), IMAGES // len(rows)))):
             try:
-                path = catalog.image_path(uris[at])
+                catalog.image_path(uris[at])
             except InvalidImagePathError:
                 outside += 1
                 continue
             if (size := row["image_bytes"][at]) is not None:
                 sizes.append(size)
-            jobs.append(PropertyJob(row["property_id"], row["ordinal"], (str(path),), (uris[at],)))
+            jobs.append(PropertyJob(row["property_id"], row["ordinal"], (uris[at],)))
     return jobs, outside, sizes
 
 
-def _format(path: str) -> str:
+def _format(catalog: Catalog, uri: str) -> str:
     """Of a file by its first bytes; by its name where these do not say, and of an object on S3.
 
     Nothing is decoded: that is for a worker, which such a file may end.
     """
     format_ = None
     with contextlib.suppress(OSError, ValueError):  # The worker says why.
-        if not path.startswith("s3://") and Path(path).is_file():
-            with Path(path).open("rb") as stream:
+        path = catalog.image_path(uri)
+        if isinstance(path, Path) and path.is_file():
+            with path.open("rb") as stream:
                 format_ = recognised_format(stream.read(64))
-    suffix = Path(path).suffix[1:].upper()
+    suffix = Path(uri).suffix[1:].upper()
     return common_name(format_ or _SUFFIXES.get(suffix, suffix) or "of no known format")

@@ -61,7 +61,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def job(folder: Path, property_id: str, *names: str) -> PropertyJob:
-    return PropertyJob(property_id, 0, tuple(str(folder / name) for name in names), names)
+    return PropertyJob(property_id, 0, tuple(str(folder / name) for name in names))
 
 
 def ordinary(folder: Path, count: int = 12) -> list[list[PropertyJob]]:
@@ -85,7 +85,7 @@ def undisturbed(batches: list[list[PropertyJob]]) -> list[list[tuple]]:
     """What comes out where nothing goes wrong."""
     return [
         [
-            (one.property_id, [load_image(Path(p), max_pixels=4000).tobytes() for p in one.image_paths], ())
+            (one.property_id, [load_image(Path(p), max_pixels=4000).tobytes() for p in one.image_uris], ())
             for one in batch
         ]
         for batch in batches
@@ -143,7 +143,7 @@ def test_an_image_that_kills_each_time_is_isolated(workers, name, sign, folder, 
     victim = seen[1].pop(2)
     assert victim.seen == 2
     [failure] = victim.failed
-    assert (failure.uri, failure.kind) == (name, "kills_worker")
+    assert (Path(failure.uri).name, failure.kind) == (name, "kills_worker")
     assert sign in failure.error
     assert "after 3 workers" in failure.error
     deaths = [record for record in caplog.records if "another takes its place" in record.getMessage()]
@@ -168,7 +168,7 @@ def test_an_image_that_hangs_each_time_is_given_up(folder):
     with running(2, image_seconds=1.0) as decode:
         [[one, other]] = decode.feed([[job(folder, "p", "0.jpg", "hangs.jpg"), job(folder, "q", "1.jpg")]])
     assert one.seen == 1
-    assert [(failure.uri, failure.kind) for failure in one.failed] == [("hangs.jpg", "timed_out")]
+    assert [(Path(failure.uri).name, failure.kind) for failure in one.failed] == [("hangs.jpg", "timed_out")]
     assert "no answer for 1 s" in one.failed[0].error
     assert (other.seen, other.failed) == (1, ())
 

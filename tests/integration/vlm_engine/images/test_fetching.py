@@ -1,14 +1,15 @@
 """Images fetched from a real S3 server come out as those of a folder do."""
 
 import threading
-from functools import partial
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from vlm_durable.mirror import bucket as bucket_module
-from vlm_durable.mirror.bucket import StoreAwayError, client
+from vlm_durable.mirror.bucket import S3Folder, StoreAwayError, client
 from vlm_engine.images import fetching
 from vlm_engine.images.fetching import image_of
 from vlm_engine.images.images import Pixels, PropertyJob
@@ -31,11 +32,8 @@ def folder(tmp_path, bucket, s3_server):
     return tmp_path
 
 
-def jobs(start, names):
-    return [
-        [PropertyJob(f"p{at}", at, tuple(f"{start}/{one}" for one in some), some)]
-        for at, some in enumerate(names)
-    ]
+def jobs(names):
+    return [[PropertyJob(f"p{at}", at, some)] for at, some in enumerate(names)]
 
 
 def plain(batches):
@@ -50,8 +48,28 @@ def plain(batches):
     ]
 
 
-def get(bucket, address):
-    return image_of(bucket, address.rpartition("/")[2])
+@dataclass
+class OnDisk:
+    """The images of a folder."""
+
+    folder: Path
+    fetch = None
+
+    def locate(self, uri):
+        return self.folder / uri
+
+
+@dataclass
+class InBucket:
+    """The images of a bucket."""
+
+    bucket: S3Folder
+
+    def locate(self, uri):
+        return self.bucket.address(uri)
+
+    def fetch(self, address):
+        return image_of(self.bucket, address.rpartition("/")[2])
 
 
 LISTED = [
@@ -67,18 +85,18 @@ LISTED = [
 
 def test_fetched_images_come_out_as_files_do(bucket, folder):
     """Pixels, order and failures do not depend on where the images lie."""
-    with WorkerPool(Pixels(), **OPTIONS) as pool:
-        expected = plain(pool.feed(jobs(folder, LISTED)))
-    with WorkerPool(Pixels(), fetch=partial(get, bucket), **OPTIONS) as pool:
-        assert plain(pool.feed(jobs(bucket, LISTED))) == expected
-        one = pool.load(jobs(bucket, LISTED)[4][0])
+    with WorkerPool(Pixels(), source=OnDisk(folder), **OPTIONS) as pool:
+        expected = plain(pool.feed(jobs(LISTED)))
+    with WorkerPool(Pixels(), source=InBucket(bucket), **OPTIONS) as pool:
+        assert plain(pool.feed(jobs(LISTED))) == expected
+        one = pool.load(jobs(LISTED)[4][0])
         assert len(one.with_images(1).images) == 1
 
 
 def test_no_more_is_fetched_than_is_shown(bucket, folder, s3_proxy):
     """A property with hundreds of images costs the requests of those that the model sees."""
-    with WorkerPool(Pixels(), fetch=partial(get, bucket), **OPTIONS) as pool:
-        list(pool.feed(jobs(bucket, [tuple(f"{number}.jpg" for number in range(12))])))
+    with WorkerPool(Pixels(), source=InBucket(bucket), **OPTIONS) as pool:
+        list(pool.feed(jobs([tuple(f"{number}.jpg" for number in range(12))])))
     assert len([path for _, path in s3_proxy.requests if "jpg" in path]) == OPTIONS["max_images"]
 
 
@@ -86,8 +104,8 @@ def test_a_store_that_goes_down_ends_the_feed_and_costs_no_image(bucket, folder,
     """An outage is raised as one, after all that was loaded before; no image has failed."""
     monkeypatch.setattr(bucket_module, "PATIENCE_SECONDS", 0.0)
     client.cache_clear()
-    with WorkerPool(Pixels(), fetch=partial(get, bucket), **OPTIONS | {"prefetch_batches": 0}) as pool:
-        feed = pool.feed(jobs(bucket, [("0.jpg",), ("1.jpg",), ("2.jpg",)]))
+    with WorkerPool(Pixels(), source=InBucket(bucket), **OPTIONS | {"prefetch_batches": 0}) as pool:
+        feed = pool.feed(jobs([("0.jpg",), ("1.jpg",), ("2.jpg",)]))
         assert not next(feed)[0].failed
         s3_proxy.breaks(lambda passing: passing.answer(503, "SlowDown"))
         with pytest.raises(StoreAwayError, match="SlowDown"):
@@ -104,8 +122,8 @@ def test_wrong_bytes_of_an_image_cost_that_image_only(bucket, folder, s3_proxy):
         return passing.pass_on(answer, answer.content[:-1] + bytes([answer.content[-1] ^ 1]))
 
     s3_proxy.breaks(wrong)
-    with WorkerPool(Pixels(), fetch=partial(get, bucket), **OPTIONS) as pool:
-        ((_, images, failed),) = plain(pool.feed(jobs(bucket, [("0.jpg", "1.jpg", "2.jpg")])))
+    with WorkerPool(Pixels(), source=InBucket(bucket), **OPTIONS) as pool:
+        ((_, images, failed),) = plain(pool.feed(jobs([("0.jpg", "1.jpg", "2.jpg")])))
     assert len(images) == 2
     assert failed == [("1.jpg", "io_error")]
 

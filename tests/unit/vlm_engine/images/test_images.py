@@ -21,7 +21,6 @@ from vlm_engine.images.images import (
     MAX_SOURCE_PIXELS,
     TRANSIENT_IMAGE_KINDS,
     ImageError,
-    PropertyJob,
     fitted_size,
     load_image,
     recognised_format,
@@ -433,12 +432,6 @@ def test_pillow_is_left_as_it_was():
     assert not ImageFile.LOAD_TRUNCATED_IMAGES
     assert Image.MAX_IMAGE_PIXELS is not None
     assert pytest.approx(MAX_SOURCE_PIXELS, abs=2) == Image.MAX_IMAGE_PIXELS * 2
-
-
-def test_failures_go_by_the_names_of_the_catalogue():
-    """Guards: a failed image is reported by its URI where there is one, so that a row fits any machine."""
-    assert PropertyJob("p", 0, ("/a/b.jpg",), ("b.jpg",)).uri(0) == "b.jpg"
-    assert PropertyJob("p", 0, ("/a/b.jpg",)).uri(0) == "/a/b.jpg"
 
 
 def test_a_jpeg_of_thousands_of_scans_is_refused_at_once(tmp_path):

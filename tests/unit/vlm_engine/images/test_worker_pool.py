@@ -40,12 +40,7 @@ def batches(folder: Path, count: int = 5) -> list[list[PropertyJob]]:
     names[3::11] = ["broken.jpg" for _ in names[3::11]]
     names[5::13] = ["missing.jpg" for _ in names[5::13]]
     jobs = [
-        PropertyJob(
-            f"p-{n}",
-            n,
-            tuple(str(folder / name) for name in names[n * 3 : n * 3 + n % 6]),
-            tuple(names[n * 3 : n * 3 + n % 6]),
-        )
+        PropertyJob(f"p-{n}", n, tuple(str(folder / name) for name in names[n * 3 : n * 3 + n % 6]))
         for n in range(3 * count)
     ]
     return [jobs[start : start + 3] for start in range(0, len(jobs), 3)]
@@ -72,12 +67,12 @@ def expected(folder):
 
 def in_a_loop(job: PropertyJob, *, max_pixels: int, max_images: int) -> tuple:
     images, failed = [], []
-    for number, path in enumerate(job.image_paths):
+    for path in job.image_uris:
         if len(images) < max_images:
             try:
                 images.append(load_image(Path(path), max_pixels=max_pixels).tobytes())
             except ImageError as error:
-                failed.append(ImageFailure(job.uri(number), error.kind, str(error)))
+                failed.append(ImageFailure(path, error.kind, str(error)))
     return job.property_id, job.ordinal, images, len(images), tuple(failed)
 
 
@@ -98,7 +93,7 @@ def test_a_worker_keeps_the_memory_that_it_needs_again(tmp_path):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7])
 
     with WorkerPool(Pixels(), workers=1, prefetch_batches=0, max_pixels=1 << 20, max_images=9) as workers:
-        feed = workers.feed([PropertyJob("p", 0, (str(path),) * 9, ("photo.jpg",) * 9)] for _ in range(8))
+        feed = workers.feed([PropertyJob("p", 0, (str(path),) * 9)] for _ in range(8))
         for _ in range(4):
             next(feed)
         (pid,) = workers.pids
@@ -136,12 +131,12 @@ def one_worker():
 def test_a_property_shows_its_first_readable_images(sound, max_images, folder, one_worker):
     """Guards: one readable image is enough, wherever it stands; each failure is named."""
     names = [f"{n}.jpg" if good else "broken.jpg" for n, good in enumerate(sound)]
-    job = PropertyJob("p", 0, tuple(str(folder / name) for name in names), tuple(map(str, range(len(names)))))
-    one = one_worker.load(job, max_images)
+    uris = tuple(f"{folder}{'/' * (n + 1)}{name}" for n, name in enumerate(names))
+    one = one_worker.load(PropertyJob("p", 0, uris), max_images)
     good = [n for n, is_good in enumerate(sound) if is_good][:max_images]
     looked_at = good[-1] + 1 if len(good) == max_images else len(sound)
     assert [image.shape[0] for image in one.images] == [40 + n for n in good]
-    assert [failure.uri for failure in one.failed] == [str(n) for n in range(looked_at) if not sound[n]]
+    assert [failure.uri for failure in one.failed] == [uris[n] for n in range(looked_at) if not sound[n]]
     assert {failure.kind for failure in one.failed} <= {"unreadable"}
 
 
@@ -157,6 +152,37 @@ def test_odd_names_reach_the_worker_unchanged(one_worker, tmp_path):
     assert [(failure.uri, failure.kind) for failure in one.failed] == [
         (name, "missing") for name in impossible
     ]
+
+
+class Confined:
+    """A folder with one image that leads out of it."""
+
+    fetch = None
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def locate(self, uri: str) -> Path:
+        if uri == "3.jpg":
+            raise ValueError("it leads out")
+        return self.folder / uri
+
+
+def test_an_image_that_leads_out_of_its_source_is_never_opened(folder):
+    """Guards: it is a failed image by the catalogue's name, however many are shown; the others are shown."""
+    job = PropertyJob("p", 0, ("missing.jpg", "0.jpg", "3.jpg", "4.jpg"))
+    with WorkerPool(
+        Pixels(), workers=1, prefetch_batches=0, max_pixels=1 << 20, max_images=9, source=Confined(folder)
+    ) as pool:
+        [[one]] = pool.feed([[job]])
+        fewer = one.with_images(1)
+    assert [image.shape[0] for image in one.images] == [40, 44]
+    assert [(failure.uri, failure.kind) for failure in one.failed] == [
+        ("missing.jpg", "missing"),
+        ("3.jpg", "denied"),
+    ]
+    assert one.failed[1].error == "3.jpg is not opened: it leads out."
+    assert (fewer.seen, fewer.failed) == (1, one.failed)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +287,7 @@ class RefusesTwo:
 NUMBERS = [
     name
     for name, one in inspect.signature(WorkerPool).parameters.items()
-    if one.kind is one.KEYWORD_ONLY and name != "fetch"
+    if one.kind is one.KEYWORD_ONLY and name != "source"
 ]
 
 

@@ -34,7 +34,7 @@ def jobs(tmp_path_factory):
             noise = random.integers(0, 256, (*random.integers(20, 200, 2), 3), dtype=np.uint8)
             Image.fromarray(noise).save(path)
         jobs.append(PropertyJob(f"p{number}", number, tuple(map(str, paths))))
-    Path(jobs[3].image_paths[1]).write_bytes(b"broken")
+    Path(jobs[3].image_uris[1]).write_bytes(b"broken")
     return jobs
 
 
@@ -124,20 +124,20 @@ def test_a_family_that_cannot_be_joined_is_processed_as_a_whole(model_folder, pr
 def test_images_that_have_gone_meanwhile_cost_their_property(model_folder, preparation, jobs, load):
     """Guards: a retry with fewer images that finds none is that property's error, and no wait."""
     [one] = load(jobs[2:3], Tensors(ModelSource(str(model_folder)), PROMPT.text, "float32"))
-    for path in jobs[2].image_paths:
+    for path in jobs[2].image_uris:
         Path(path).rename(f"{path}.away")
     try:
         with pytest.raises(EngineError, match="can no longer be read"):
             preparation().for_chunk([one], Attempt(number=2, max_new_tokens=60, images=1))
     finally:
-        for path in jobs[2].image_paths:
+        for path in jobs[2].image_uris:
             Path(f"{path}.away").rename(path)
 
 
 def test_a_retry_shows_the_images_that_the_row_lists(model_folder, preparation, jobs, load):
     """A retry with fewer images shows the first of those that could be read at first, or none: not others."""
     [one] = load(jobs[3:4], Tensors(ModelSource(str(model_folder)), PROMPT.text, "float32"))
-    first, broken = map(Path, jobs[3].image_paths[:2])
+    first, broken = map(Path, jobs[3].image_uris[:2])
     fewer = Attempt(number=2, max_new_tokens=60, images=2)
     expected = preparation().for_chunk([one], fewer)
     content = broken.read_bytes()
