@@ -19,7 +19,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from sensors.worker_health import INTERVAL_SECONDS, LEARNED_TIMES
+from sensors.worker_health import INTERVAL_SECONDS
 from vlm_assets.automation.sensors import worker_limits
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
@@ -52,9 +52,9 @@ def work(home: Path, devices: str, name: str, learned: float) -> None:
 def measure(settings: Settings, kind: str, learned: float) -> None:
     """Start a worker, wait for its hang and for its end, and print a line."""
     limits = worker_limits(settings)
-    allowed = max(LEARNED_TIMES * learned, limits.least)
+    allowed = max(limits.learned_times * learned, limits.least)
     # The tick that finds it, and, for one that does not end when told to, the first after the grace.
-    ticks = 1 + (math.ceil(limits.grace / INTERVAL_SECONDS) if kind == DEVICE else 0)
+    ticks = 1 + (math.ceil(settings.grace_seconds / INTERVAL_SECONDS) if kind == DEVICE else 0)
     promise = allowed + ticks * INTERVAL_SECONDS
     name = f"{kind} {learned:.0f}"
     module = [sys.executable, "-m", "benchmarks.stuck_workers", "--worker"]
@@ -97,8 +97,8 @@ def main() -> None:
         prepare_dagster_home(dagster_home, catalog_id=catalog.catalog_id, slots=1)
         limits = worker_limits(settings)
         print(
-            f"interval {INTERVAL_SECONDS} s, grace {limits.grace:.0f} s, stuck after"
-            f" {LEARNED_TIMES:.0f} learned times, {limits.least:.0f} s at least",
+            f"interval {INTERVAL_SECONDS} s, grace {settings.grace_seconds:.0f} s, stuck after"
+            f" {limits.learned_times:.0f} learned times, {limits.least:.0f} s at least",
             flush=True,
         )
         environment = {"VLM_ASSETS_DEVICES": devices}

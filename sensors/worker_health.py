@@ -1,6 +1,6 @@
 """Workers over time: a stuck worker is ended, and a worker that is slower than its peers is named.
 
-What lives here: which workers are stuck or slow, from heartbeats alone, and the tick that alerts and ends.
+What lives here: heartbeats as readings for the judge (``progress_judge.py``); the tick that alerts and ends.
 Times come from the machine's monotonic clock, and count only while this sensor ticked: a machine that slept,
 or a daemon that was down, makes no worker stuck. What does not: devices (``device_health.py``,
 ``leases_after_end.py``), and starting anything again: an ended run is interrupted, and Dagster's run retries
@@ -10,9 +10,8 @@ or the scheduled re-materialization take its partition up.
 from __future__ import annotations
 
 import signal
-import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import dagster as dg
@@ -23,6 +22,15 @@ from sensors.dagster_internals.events import DagsterFacts
 from sensors.device_health import DeviceWatcher, tell_left_out, usable_devices
 from sensors.health_watch import Watch
 from sensors.leases_after_end import LeasesAfterEnd
+from sensors.progress_judge import (
+    SLOW_SECONDS,
+    ProgressLimits,
+    Reading,
+    Standstill,
+    slow_among,
+    slow_since,
+    standstill,
+)
 from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
 from vlm_durable.files.processes import ProcessIdentity
@@ -32,58 +40,32 @@ from vlm_engine.devices.left_out import at_work_on
 NAME = "worker_health"
 INTERVAL_SECONDS = 5
 """As often as Dagster's daemon runs sensors: it adds to the time that a worker may stand still."""
-LEARNED_TIMES = 2.0
-"""A worker that commits nothing for this many times its own learned batch time is stuck."""
-_SLOW_SHARE, _SLOW_SECONDS = 0.3, 600.0
-"""A worker that is slower than its peers' median by this share, for this long, is named."""
 _KILLED = "A person cancelled this run, its process did not end, and it is killed now."
 
 
 @dataclass(frozen=True)
-class WorkerLimits:
-    """How long a worker may stand still, in seconds.
-
-    A worker is stuck after twice its own learned batch time without a commit, but never before ``least`` and
-    always after ``most``. ``loading``: to prepare, for a model to load, and for a file to be published. While
-    it waits for a device it says so every few seconds, so that the wait has no limit. ``grace``: between
-    SIGTERM and SIGKILL.
-    """
-
-    least: float = 30.0
-    most: float = 600.0
-    loading: float = 1800.0
-    grace: float = 10.0
-
-    def allowed_seconds(self, worker: Worker) -> float:
-        """Seconds that this worker may go without a commit, or may stay in its phase."""
-        if worker.phase is Phase.WORKING:
-            if not worker.batch_seconds:
-                return self.most
-            return min(max(LEARNED_TIMES * worker.batch_seconds, self.least), self.most)
-        return self.loading
-
-
-@dataclass(frozen=True)
 class Stuck:
-    """A worker that stands still. seconds: for how long; allowed_seconds: how long it may."""
+    """A worker that stands still, and the verdict."""
 
     worker: Worker
-    seconds: float
-    allowed_seconds: float
+    verdict: Standstill
 
 
 def stuck_workers(
-    workers: Iterable[Worker], limits: WorkerLimits, *, now: float, watched_since: float
+    workers: Iterable[Worker], limits: ProgressLimits, *, now: float, watched_since: float
 ) -> list[Stuck]:
     """The workers of this machine that stand still for longer than they may."""
-    stuck_workers = []
-    for worker in workers:
-        if worker.is_here:
-            seconds = now - max(worker.moved, watched_since)
-            allowed_seconds = limits.allowed_seconds(worker)
-            if seconds > allowed_seconds:
-                stuck_workers.append(Stuck(worker, seconds, allowed_seconds))
-    return stuck_workers
+    verdicts = [
+        (worker, standstill(_reading(worker), limits, now=now, watched_since=watched_since))
+        for worker in workers
+        if worker.is_here
+    ]
+    return [Stuck(worker, verdict) for worker, verdict in verdicts if verdict is not None]
+
+
+def _reading(worker: Worker) -> Reading:
+    """The reading of a heartbeat. While it waits for a device, a worker says so every few seconds."""
+    return Reading(worker.moved, worker.phase is Phase.WORKING, worker.batch_seconds)
 
 
 @dataclass(frozen=True)
@@ -100,38 +82,27 @@ class Slow:
 
 
 def slow_workers(workers: Sequence[Worker]) -> list[Slow]:
-    """Workers that are slower now than the median of the workers that do the same work beside them."""
-    slow = []
-    working = [worker for worker in workers if worker.phase is Phase.WORKING and worker.rate > 0]
-    for worker in working:
-        rates = [peer.rate for peer in working if peer.asset == worker.asset and peer.name != worker.name]
-        if rates and worker.rate < (1.0 - _SLOW_SHARE) * statistics.median(rates):
-            slow.append(Slow(worker, statistics.median(rates)))
-    return slow
-
-
-def slow_since(
-    before: Mapping[str, float], slow: Iterable[Slow], *, now: float, watched_since: float
-) -> dict[str, float]:
-    """By worker name, since when each slow worker has been slow without a break."""
-    since_by_name = {}
-    for name in (slow_worker.worker.name for slow_worker in slow):
-        since = before.get(name, now)
-        since_by_name[name] = since if since >= watched_since else now
-    return since_by_name
+    """Workers that are slower now than the workers that do the same work beside them."""
+    working = {worker.name: worker for worker in workers if worker.phase is Phase.WORKING and worker.rate > 0}
+    slow: dict[str, float] = {}
+    for asset in {worker.asset for worker in working.values()}:
+        slow |= slow_among({name: worker.rate for name, worker in working.items() if worker.asset == asset})
+    return [Slow(worker, slow[name]) for name, worker in working.items() if name in slow]
 
 
 @dataclass(frozen=True)
 class HealthWatcher:
     """Checks the workers and devices of a machine, without Dagster's classes.
 
-    monotonic: seconds of the machine's clock. send: signals a worker's process; False if it has ended.
+    grace: seconds between SIGTERM and SIGKILL. monotonic: seconds of the machine's clock. send: signals a
+    worker's process; False if it has ended.
     """
 
     workers: Workers
     outbox: Outbox
     devices: DeviceWatcher
-    limits: WorkerLimits = field(default_factory=WorkerLimits)
+    limits: ProgressLimits = field(default_factory=ProgressLimits)
+    grace: float = 10.0
     monotonic: Callable[[], float] = time.monotonic
     send: Callable[[Worker, signal.Signals], bool] = lambda worker, number: _process(worker).send(number)
 
@@ -155,7 +126,9 @@ class HealthWatcher:
                 self.outbox.post(_stuck_alert(stuck, watch.unix))
                 dagster.mark_interrupted(worker.run_id)
                 watch.ended[worker.name] = now
-                sentences.append(f"{_who(worker)} stands still for {stuck.seconds:.0f} s and is told to end.")
+                sentences.append(
+                    f"{_who(worker)} stands still for {stuck.verdict.seconds:.0f} s and is told to end."
+                )
                 self._end(worker, signal.SIGTERM, sentences)
         alive = {worker.name: worker for worker in living}
         for name, sigterm_at in list(watch.ended.items()):
@@ -163,12 +136,12 @@ class HealthWatcher:
                 del watch.ended[name]
                 run_id, _, asset = name.partition(".")
                 sentences.append(f"The stuck worker of run {run_id} ({asset}) has ended; its device is free.")
-            elif now - sigterm_at >= self.limits.grace:
+            elif now - sigterm_at >= self.grace:
                 worker = alive[name]
                 # Cancelled before its process is killed: Dagster would start again what a person stopped.
                 dagster.end_cancelled(worker.run_id, _KILLED)
                 if self._end(worker, signal.SIGKILL, sentences):
-                    outlives_kill = now - sigterm_at >= 2 * self.limits.grace
+                    outlives_kill = now - sigterm_at >= 2 * self.grace
                     self._record_against_device(worker, outlives_kill=outlives_kill)
                     sentences.append(f"{_who(worker)} did not end when told to, and was killed.")
         self._tell_freed(alive, watch.unix)
@@ -212,12 +185,13 @@ class HealthWatcher:
         """Alert of workers that have been slow for long; changes ``watch``. Returns sentences."""
         # Each node of a cluster names its own workers.
         slow_here = [slow for slow in slow_workers(living) if slow.worker.is_here]
-        watch.slow = slow_since(watch.slow, slow_here, now=watch.at, watched_since=watch.since)
+        names = [slow.worker.name for slow in slow_here]
+        watch.slow = slow_since(watch.slow, names, now=watch.at, watched_since=watch.since)
         sentences = []
         for slow in slow_here:
             worker = slow.worker
             seconds = watch.at - watch.slow[worker.name]
-            if seconds < _SLOW_SECONDS or worker.device is None:
+            if seconds < SLOW_SECONDS or worker.device is None:
                 continue
             sentences.append(f"{_who(worker)} is {slow.percent:.0f}% slower than its peers.")
             # Once while it lasts: a device of a slower kind would be told of at each of its partitions.
@@ -231,13 +205,13 @@ class HealthWatcher:
         keep_pace = {worker.device for worker in living if worker.rate > 0 and worker.name not in watch.slow}
         watch.idle = None if living else max(watch.at if watch.idle is None else watch.idle, watch.since)
         # Between two partitions a device has no worker to compare, and after the last one it never will.
-        is_over = watch.idle is not None and watch.at - watch.idle >= _SLOW_SECONDS
+        is_over = watch.idle is not None and watch.at - watch.idle >= SLOW_SECONDS
         for subject, alert in self.outbox.open_subjects().items():
             device = subject.split("/")[1] if alert.kind == "worker_slow" else None
             if device is not None and (device in keep_pace or is_over):
                 sentence = f"{device} keeps pace with the others again."
                 if is_over:
-                    sentence = f"Nobody has worked for {_SLOW_SECONDS / 60:.0f} minutes."
+                    sentence = f"Nobody has worked for {SLOW_SECONDS / 60:.0f} minutes."
                 self.outbox.note_recovery(subject, sentence=sentence, at=watch.unix)
 
 
@@ -297,8 +271,8 @@ def _stuck_alert(stuck: Stuck, now: float) -> Alert:
             " take that long: lower VLM_ASSETS_BATCH_IMAGES, or raise VLM_ASSETS_STUCK_SECONDS."
         ),
         partition=worker.partition,
-        expected=f"a commit within {stuck.allowed_seconds:.0f} s ({worker.phase})",
-        actual=f"none for {stuck.seconds:.0f} s, at {worker.percent:.0f}% of the partition",
+        expected=f"a commit within {stuck.verdict.allowed_seconds:.0f} s ({worker.phase})",
+        actual=f"none for {stuck.verdict.seconds:.0f} s, at {worker.percent:.0f}% of the partition",
         page=f"runs/{worker.run_id}",
         at=now,
     )

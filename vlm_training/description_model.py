@@ -24,6 +24,7 @@ from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
 from resources.gpu import GpuResource
 from resources.run_tags import NO_ATTEMPT
+from sensors.progress_judge import ProgressLimits
 from vlm_assets.assets import markdown, property_catalog
 from vlm_assets.assets.fingerprint import Fingerprint
 from vlm_assets.assets.materialize import Metadata
@@ -60,7 +61,7 @@ from vlm_engine.schema import load_schema
 from vlm_training.checkpoints import Checkpoints, newest_state, step_in
 from vlm_training.rank import PLAN
 from vlm_training.rank_processes import RankProcesses
-from vlm_training.rank_watch import StepLimits
+from vlm_training.rank_watch import rank_limits
 from vlm_training.training_data import pull_data, training_samples
 from vlm_training.training_plan import (
     SAMPLES,
@@ -148,8 +149,8 @@ def build_description_model(settings: Settings) -> dg.AssetsDefinition | None:
                         lock=lock,
                         grace=settings.grace_seconds,
                         # A stuck rank is killed before the health sensor ends the whole run.
-                        limits=StepLimits(
-                            most=settings.stuck_seconds * 2 / 3, loading=settings.model_load_seconds
+                        limits=rank_limits(
+                            ProgressLimits(most=settings.stuck_seconds, loading=settings.model_load_seconds)
                         ),
                     )
                     with contextlib.closing(_EventHandler(context, settings, beat)) as handler:

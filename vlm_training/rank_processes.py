@@ -21,12 +21,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from sensors.progress_judge import ProgressLimits, Standstill
 from vlm_durable.files.lock_files import LockFile
 from vlm_durable.files.processes import how_it_ended, is_stopped
 from vlm_durable.mirror.bucket import StoreAwayError
 from vlm_durable.wording import counted
 from vlm_training.rank import PEER_LOST, REFUSED, STOPPED, STORE_AWAY
-from vlm_training.rank_watch import Activity, Position, StepLimits, StepWatch, blocking_ranks
+from vlm_training.rank_watch import Activity, Position, StepWatch, blocking_ranks, rank_limits
 from vlm_training.training_plan import TrainingError
 
 _SOURCE_ROOT: Final = Path(__file__).resolve().parents[1]
@@ -55,7 +56,7 @@ class RankProcesses:
     devices: Sequence[str]
     lock: LockFile
     grace: float = 30.0
-    limits: StepLimits = field(default_factory=StepLimits)
+    limits: ProgressLimits = field(default_factory=lambda: rank_limits(ProgressLimits()))
     _running: list[subprocess.Popen[bytes]] = field(default_factory=list, init=False)
 
     def events(self) -> Iterator[Mapping[str, Any]]:
@@ -120,8 +121,8 @@ class RankProcesses:
                     for event in map(json.loads, lines):
                         watch.note(event["event"], time.monotonic())
                         yield self._with_device(event)
-                elif (seconds := watch.overdue(time.monotonic())) is not None:
-                    yield self._kill_stuck(seconds, watch.allowed)
+                elif (verdict := watch.overdue(time.monotonic())) is not None:
+                    yield self._kill_stuck(verdict)
                     watch.note("killed", time.monotonic())
                 else:
                     yield {"event": "nothing"}
@@ -136,7 +137,7 @@ class RankProcesses:
     def _with_device(self, event: dict[str, Any]) -> Mapping[str, Any]:
         return {**event, "device": self.devices[event["rank"]] or "cpu"} if "rank" in event else event
 
-    def _kill_stuck(self, seconds: float, allowed: float) -> Mapping[str, Any]:
+    def _kill_stuck(self, verdict: Standstill) -> Mapping[str, Any]:
         """Kill the ranks that the others wait for. The others go on from the last finished step."""
         positions = [
             Position.read(self._position(number))
@@ -148,7 +149,10 @@ class RankProcesses:
         for number in stuck:
             self._running[number].kill()
         names = "; ".join(f"rank {number} was {positions[number].sentence()}" for number in stuck)
-        message = f"No step for {seconds:.0f} s, where {allowed:.0f} s are allowed: {names}. It is killed."
+        message = (
+            f"No step for {verdict.seconds:.0f} s, where {verdict.allowed_seconds:.0f} s are allowed:"
+            f" {names}. It is killed."
+        )
         return self._with_device({"event": "stuck", "message": message, "rank": stuck[0]})
 
     def _position(self, number: int) -> Path:

@@ -1,7 +1,7 @@
 """Ranks that stand still or lag behind: what each rank does, how long a step may take, which rank is slow.
 
-A rank writes into a file what it does; times are judged here. Ranks are ended in ``rank_processes.py``, and
-the work itself is in ``loop.py``.
+A rank writes into a file what it does. Times are judged by ``sensors/progress_judge.py``. Ranks are ended in
+``rank_processes.py``, and the work itself is in ``loop.py``.
 """
 
 from __future__ import annotations
@@ -13,16 +13,29 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Self
+
+from sensors.progress_judge import (
+    SLOW_SECONDS,
+    ProgressLimits,
+    Reading,
+    Standstill,
+    slow_among,
+    slow_since,
+    standstill,
+)
 
 _INTERVALS: Final = 20
 _WINDOW: Final = 64
 _WINDOW_AT_LEAST: Final = 16
 _SHOWN: Final = 5
+_SHORTEST_SECONDS: Final = 1e-9
 _BESIDE: Final = ("warning", "slow", "keeps pace")
+_PACED: Final = ("restored", "step", "epoch", "measuring")
+"""Events after which the next one comes soon. All others begin work that may take as long as loading."""
 
 
 class Activity(StrEnum):
@@ -104,27 +117,16 @@ def blocking_ranks(positions: Sequence[Position], stopped: Sequence[bool]) -> li
     return [number for number in suspects if stopped[number]] or suspects
 
 
-@dataclass(frozen=True)
-class StepLimits:
-    """How long a step may take, in seconds.
-
-    A step may take ``learned_times`` the longest of the last steps, at least ``least`` and at most ``most``.
-    ``most`` also holds before two steps are timed, and between two signs of life while an epoch is measured.
-    loading: to start, to write or read a checkpoint that the steps wait for, and to evaluate the finished
-    model. All are shorter than the health sensor's limits, which would end the whole run and name no rank.
-    """
-
-    learned_times: float = 1.5
-    least: float = 20.0
-    most: float = 400.0
-    loading: float = 1800.0
+def rank_limits(of_run: ProgressLimits) -> ProgressLimits:
+    """The limits of a step: shorter than those of its run, which the health sensor ends without a name."""
+    return replace(of_run, least=of_run.least * 2 / 3, most=of_run.most * 2 / 3, learned_times=1.5)
 
 
 @dataclass
 class StepWatch:
     """Times the steps of one start, by the events of its first rank."""
 
-    limits: StepLimits
+    limits: ProgressLimits
     _at: float = field(default_factory=time.monotonic)
     _intervals: deque[float] = field(default_factory=lambda: deque(maxlen=_INTERVALS))
     _last_event: str = ""
@@ -138,27 +140,24 @@ class StepWatch:
         self._at, self._last_event = now, event
 
     @property
-    def allowed(self) -> float:
-        """Seconds until the next event must have come."""
-        if self._last_event in ("restored", "step", "epoch"):
-            learned = self.limits.learned_times * max(self._intervals, default=self.limits.most)
-            return min(max(learned, self.limits.least), self.limits.most)
-        return self.limits.most if self._last_event == "measuring" else self.limits.loading
+    def reading(self) -> Reading:
+        """The reading of the steps. The signs of life while an epoch is measured have no learned time."""
+        learned_seconds = 0.0 if self._last_event == "measuring" else max(self._intervals, default=0.0)
+        return Reading(self._at, self._last_event in _PACED, learned_seconds)
 
-    def overdue(self, now: float) -> float | None:
-        """Seconds without an event if they are more than allowed, else None."""
-        return now - self._at if now - self._at > self.allowed else None
+    def overdue(self, now: float) -> Standstill | None:
+        """The verdict if the next event should have come, else None."""
+        return standstill(self.reading, self.limits, now=now)
 
 
 class SlowRanks:
     """Finds ranks that need longer for a microbatch than the others, by the medians of the last steps.
 
-    share: a slow rank's rate is lower than the others' by this share. seconds: it is slow for so long without
-    a break.
+    seconds: a rank is named when it is slow for so long without a break.
     """
 
-    def __init__(self, *, share: float = 0.3, seconds: float = 600.0) -> None:
-        self._share, self._seconds = share, seconds
+    def __init__(self, *, seconds: float = SLOW_SECONDS) -> None:
+        self._seconds = seconds
         self._steps: deque[tuple[Sequence[float], Sequence[str]]] = deque(maxlen=_WINDOW)
         self._since: dict[int, float] = {}
         self._reported: set[int] = set()
@@ -171,27 +170,27 @@ class SlowRanks:
         self._steps.append((seconds, ids))
         if len(seconds) < 2 or len(self._steps) < _WINDOW_AT_LEAST:
             return []
-        medians = [statistics.median(step[rank] for step, _ in self._steps) for rank in range(len(seconds))]
-        events = []
-        for rank, own in enumerate(medians):
-            others = statistics.median(medians[:rank] + medians[rank + 1 :])
-            if own * (1.0 - self._share) <= others:
-                self._since.pop(rank, None)
-                if rank in self._reported:
-                    self._reported.remove(rank)
-                    events.append(("keeps pace", rank, f"Rank {rank} keeps pace with the others again."))
-            elif now - self._since.setdefault(rank, now) >= self._seconds and rank not in self._reported:
-                self._reported.add(rank)
-                _, slowest = max(self._steps, key=lambda step: step[0][rank])
-                events.append(
-                    (
-                        "slow",
-                        rank,
-                        f"Rank {rank} is slow: it needs {own:.2f} s for a microbatch and the others"
-                        f" {others:.2f} s (median of {len(self._steps)} steps), for"
-                        f" {self._seconds / 60:.0f} minutes. It was slowest in the batch of"
-                        f" {', '.join(slowest[:_SHOWN])}. Every step waits for it: look at its device's"
-                        " temperature, clocks and other users. It goes on.",
-                    )
-                )
-        return events
+        rates = {
+            rank: 1.0 / max(statistics.median(step[rank] for step, _ in self._steps), _SHORTEST_SECONDS)
+            for rank in range(len(seconds))
+        }
+        slow = slow_among(rates)
+        self._since = slow_since(self._since, slow, now=now)
+        keep_pace = sorted(self._reported - slow.keys())
+        late = [rank for rank in slow if now - self._since[rank] >= self._seconds]
+        news = sorted(set(late) - self._reported)
+        self._reported = self._reported & slow.keys() | set(late)
+        return [
+            *(("keeps pace", rank, f"Rank {rank} keeps pace with the others again.") for rank in keep_pace),
+            *(("slow", rank, self._sentence(rank, rates[rank], slow[rank])) for rank in news),
+        ]
+
+    def _sentence(self, rank: int, rate: float, peer_rate: float) -> str:
+        _, slowest = max(self._steps, key=lambda step: step[0][rank])
+        return (
+            f"Rank {rank} is slow: it needs {1.0 / rate:.2f} s for a microbatch and the others"
+            f" {1.0 / peer_rate:.2f} s (median of {len(self._steps)} steps), for"
+            f" {self._seconds / 60:.0f} minutes. It was slowest in the batch of"
+            f" {', '.join(slowest[:_SHOWN])}. Every step waits for it: look at its device's"
+            " temperature, clocks and other users. It goes on."
+        )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from faults.mutations.mutant import Mutant
 
 _RETRY = "sensors/retry_decision.py"
+_JUDGE = "sensors/progress_judge.py"
 _SEARCH = "vlm_results/search.py"
 _EXPORT = "vlm_results/export.py"
 _QUALITY = "vlm_results/quality.py"
@@ -26,6 +27,7 @@ _LEFT_OUT = "vlm_engine/devices/left_out.py"
 
 TESTS = {
     _RETRY: ["tests/unit/sensors/test_retry_decision.py"],
+    _JUDGE: ["tests/unit/sensors/test_progress_judge.py"],
     _SEARCH: ["tests/unit/vlm_results/test_search.py"],
     _EXPORT: [
         f"tests/unit/vlm_results/test_export.py::test_{name}"
@@ -76,6 +78,18 @@ MUTANTS = (
     Mutant(_RETRY, "run.needs_person and not at_once", "False", "what a new start would repeat is left to a person"),
     Mutant(_RETRY, "abs(now - (run.ended_at or now)) < _DAGSTER_SECONDS", "True", "a run that Dagster never retries is not left to it"),
     Mutant(_RETRY, "attempts=0, given_up=False, not_before=0.0", "attempts=0, not_before=0.0", "a person's button takes it up again"),
+    Mutant(_JUDGE, "        if not reading.is_paced:\n", "        if False:\n", "what loads has its own time"),
+    Mutant(_JUDGE, "        if not reading.learned_seconds:\n            return self.most\n", "", "who has no rhythm yet has the longest time"),
+    Mutant(_JUDGE, "max(self.learned_times * reading.learned_seconds, self.least)", "self.learned_times * reading.learned_seconds",
+           "quick work is not ended for a moment"),
+    Mutant(_JUDGE, "min(max(self.learned_times * reading.learned_seconds, self.least), self.most)",
+           "max(self.learned_times * reading.learned_seconds, self.least)", "slow work is ended in the end"),
+    Mutant(_JUDGE, "max(reading.moved, watched_since)", "reading.moved", "time that nobody watched ends nobody"),
+    Mutant(_JUDGE, " if seconds > allowed_seconds else None", "", "who moves in time is left alone"),
+    Mutant(_JUDGE, " if peer != name]", "]", "the slow one is not its own peer"),
+    Mutant(_JUDGE, "(1.0 - SLOW_SHARE) * ", "", "a little slower is not slow"),
+    Mutant(_JUDGE, "before.get(name, now) for", "now for", "slow for long is named in the end"),
+    Mutant(_JUDGE, "at if at >= watched_since else now", "at", "who was slow before a gap begins anew"),
     Mutant(_SEARCH, "best = sorted([*best, *rows], reverse=True)[:most]", "best = rows[:most]",
            "the nearest of all partitions are kept"),
     Mutant(_SEARCH, "best = ranked[: limit + (like is not None)]", "best = ranked[:limit]", "as many neighbours as were asked for"),

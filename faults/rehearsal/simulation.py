@@ -220,6 +220,7 @@ class Simulation:
             self.outbox,
             watcher,
             worker_limits(self.settings),
+            grace=self.settings.grace_seconds,
             monotonic=self.clock,
             send=self._signal,
         )

@@ -21,10 +21,11 @@ from sensors.device_health import DeviceWatcher
 from sensors.leases_after_end import LeasesAfterEnd
 from sensors.left_copies import LeftCopies, build_left_copies_sensor
 from sensors.new_ranges import NewRanges, build_new_ranges_sensor
+from sensors.progress_judge import ProgressLimits
 from sensors.published_file_drift import DriftWatcher, build_published_file_drift_sensor
 from sensors.reconciliation import build_reconciliation_sensor
 from sensors.ticks import Ticks
-from sensors.worker_health import HealthWatcher, WorkerLimits, build_worker_health_sensor
+from sensors.worker_health import HealthWatcher, build_worker_health_sensor
 from vlm_assets.assets.fingerprint import Meanings
 from vlm_assets.automation.drift_looks import DriftLooks
 from vlm_assets.automation.retries import ASSETS, RETRY_RUNS
@@ -116,7 +117,7 @@ def _liveness_sensors(
         Path(gpu.leases_directory),
         outbox,
         gpu.left_out_devices(),
-        grace=health.limits.grace,
+        grace=health.grace,
         silence=health.limits.loading,
     )
     watching = [
@@ -141,7 +142,9 @@ def build_health_watcher(settings: Settings) -> HealthWatcher:
     devices = DeviceWatcher(
         outbox, gpu.left_out_devices(), gpu.find, HealthCheck(DriverNvml()).judge_all, gpu.node
     )
-    return HealthWatcher(Workers(state), outbox, devices, worker_limits(settings))
+    return HealthWatcher(
+        Workers(state), outbox, devices, worker_limits(settings), grace=settings.grace_seconds
+    )
 
 
 def build_alerts(
@@ -167,24 +170,19 @@ def build_alerts(
     return build_alerts_sensor(scan, delivery, address=lambda: pages_address(settings))
 
 
-def worker_limits(settings: Settings) -> WorkerLimits:
-    """How long a worker may make no progress, and how long it may commit once it is told to end.
+def worker_limits(settings: Settings) -> ProgressLimits:
+    """How long a worker may make no progress.
 
     A worker is not stuck while it waits for its model server: the engine itself gives a silent server up.
     """
     loading = settings.model_load_seconds
-    least = WorkerLimits.least
+    least = ProgressLimits.least
     if chosen_engine(settings).engine == "server":
         # The engine gives a server up that is alive and silent, and starts another.
         least = max(least, _SILENCES * settings.server_token_seconds)
         wait = settings.model_load_seconds if settings.server_url is None else PATIENCE_SECONDS
         loading = max(loading, wait + _SERVER_SLACK_SECONDS)
-    return WorkerLimits(
-        least=least,
-        most=settings.stuck_seconds,
-        loading=loading,
-        grace=settings.grace_seconds,
-    )
+    return ProgressLimits(least=least, most=settings.stuck_seconds, loading=loading)
 
 
 def build_drift_watcher(

@@ -16,7 +16,8 @@ from resources.alerts.outbox import Outbox
 from resources.gpu import GpuResource
 from sensors.device_health import DeviceWatcher
 from sensors.health_watch import Watch
-from sensors.worker_health import HealthWatcher, WorkerLimits
+from sensors.progress_judge import ProgressLimits
+from sensors.worker_health import HealthWatcher
 from vlm_durable.state.database import open_state
 from vlm_durable.state.workers import Workers
 from vlm_engine.devices.health import DeviceHealth
@@ -25,7 +26,7 @@ from vlm_engine.devices.leases import LeaseHolder
 SCRIPT = Path(__file__).with_name("working_process.py")
 LOG = logging.getLogger("test")
 OTHER = LeaseHolder("other", "k", "s")
-LIMITS = WorkerLimits(least=0.5, grace=0.3)
+LIMITS = ProgressLimits(least=0.5)
 
 
 def working(state, run_id, seconds=0.2):
@@ -60,6 +61,7 @@ def watcher(tmp_path, gpu):
         outbox=outbox,
         devices=devices,
         limits=LIMITS,
+        grace=0.3,
     )
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from sensors.worker_health import WorkerLimits, stuck_workers
+from sensors.progress_judge import ProgressLimits
+from sensors.worker_health import stuck_workers
 from vlm_durable.files.layout import Home
 from vlm_durable.state.database import open_state
 from vlm_durable.state.workers import Workers
@@ -73,5 +74,5 @@ def test_a_dead_worker_of_another_year_is_dead_and_a_jump_makes_none_stuck(live,
     (dead,) = workers.dead()
     assert abs(dead.committed_at - time.time()) > 3600, "by its own clock it is elsewhere"
     now = time.monotonic()
-    assert not stuck_workers([dead], WorkerLimits(), now=now, watched_since=0.0)
-    assert stuck_workers([dead], WorkerLimits(), now=now + 601, watched_since=0.0)
+    assert not stuck_workers([dead], ProgressLimits(), now=now, watched_since=0.0)
+    assert stuck_workers([dead], ProgressLimits(), now=now + 601, watched_since=0.0)

@@ -16,12 +16,13 @@ import pytest
 import torch
 
 from faults.training import FALLEN, Outcome, make_plan, outcome, prepare, processes, run_killed, start
+from sensors.progress_judge import ProgressLimits, Standstill
 from vlm_durable.files.processes import is_stopped
 from vlm_training.checkpoints import Checkpoints
 from vlm_training.loop import BadBatchesError, Training
 from vlm_training.order import SampleOrder
 from vlm_training.rank import PLAN
-from vlm_training.rank_watch import Activity, Position, StepLimits, StepWatch
+from vlm_training.rank_watch import Activity, Position, StepWatch
 from vlm_training.ranks import Ranks
 from vlm_training.training_plan import Sample, TrainingPlan
 
@@ -95,12 +96,12 @@ def test_a_rank_that_stands_still_is_named_and_the_other_goes_on(
     fatal = falling(folder, samples, "SIGSTOP")
     ranks = processes(folder, ranks=4, grace=120.0)
 
-    def overdue(_: StepWatch, now: float) -> float | None:
+    def overdue(_: StepWatch, now: float) -> Standstill | None:
         """Its time is over as soon as the others wait for it: a slow machine makes nobody stuck."""
         others = [Position.read(folder / "work" / f"rank-{number}.at") for number in (0, 2, 3)]
         waited_for = all(position.activity is Activity.WAITING for position in others)
         fallen = waited_for and (folder / "work" / FALLEN).exists() and is_stopped(ranks._running[1].pid)
-        return now if fallen else None
+        return Standstill(now, 0.0) if fallen else None
 
     monkeypatch.setattr(StepWatch, "overdue", overdue)
     told = list(ranks.events())
@@ -166,7 +167,7 @@ def test_the_watch_knows_what_the_steps_wait_for(
     samples: list[Sample], tmp_path: Path, in_process: Any, monkeypatch: pytest.MonkeyPatch, silent: str
 ) -> None:
     """Writing the last checkpoint and reading one to go back to may take as long as loading."""
-    folder, bad, limits = tmp_path / "training", samples[4].property_id, StepLimits()
+    folder, bad, limits = tmp_path / "training", samples[4].property_id, ProgressLimits()
     plan = make_plan(folder, samples, steps=2, variant=bad, objective=POISONED, held_out=0.0)
     told: list[dict[str, Any]] = []
     allowed, do = list[float](), getattr(Checkpoints, silent)
@@ -175,7 +176,7 @@ def test_the_watch_knows_what_the_steps_wait_for(
         watch = StepWatch(limits)
         for at, one in enumerate(told):
             watch.note(one["event"], at)
-        allowed.append(watch.allowed)
+        allowed.append(limits.allowed_seconds(watch.reading))
         return do(*given, **named)
 
     monkeypatch.setattr(Checkpoints, silent, watched)

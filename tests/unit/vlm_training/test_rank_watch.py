@@ -4,14 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from sensors.progress_judge import ProgressLimits, Reading, Standstill
 from vlm_training.rank_watch import (
     Activity,
     Position,
     PositionFile,
     SlowRanks,
-    StepLimits,
     StepWatch,
     blocking_ranks,
+    rank_limits,
 )
 
 
@@ -58,25 +59,36 @@ def test_a_torn_word_names_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert blocking_ranks([unknown, unknown], [False, True]) == [1]
 
 
-def test_a_step_may_take_what_steps_take() -> None:
-    """A learned time with a floor and a ceiling; the start and the measuring of an epoch have their own."""
-    watch = StepWatch(StepLimits(least=2.0, most=100.0, loading=1000.0), 0.0)
-    assert watch.overdue(999.0) is None and watch.overdue(1001.0) == 1001.0
+def test_a_step_is_read_as_a_worker_is() -> None:
+    """A learned time of steps alone; the start and the measuring of an epoch have none."""
+    watch = StepWatch(ProgressLimits(least=2.0, most=100.0, loading=1000.0, learned_times=1.5), 0.0)
+    assert watch.overdue(1000.0) is None
+    assert watch.overdue(1001.0) == Standstill(1001.0, 1000.0)
     watch.note("restored", 10.0)
-    assert watch.allowed == 100.0, "no rhythm is known yet"
+    assert watch.reading == Reading(10.0, is_paced=True), "no rhythm is known yet"
     for at in (50.0, 51.0, 55.0):
         watch.note("step", at)
-    assert watch.allowed == 1.5 * 4.0
+    assert watch.reading == Reading(55.0, is_paced=True, learned_seconds=4.0)
     watch.note("warning", 60.0)
-    assert watch.overdue(60.0) is None and watch.overdue(61.5) == 6.5, "a warning is no step"
+    assert watch.overdue(61.0) is None
+    assert watch.overdue(61.5) == Standstill(6.5, 6.0), "a warning is no step"
     watch.note("measuring", 62.0)
-    assert watch.allowed == 100.0
+    assert watch.reading == Reading(62.0, is_paced=True)
     watch.note("epoch", 300.0)
     watch.note("step", 301.0)
-    assert watch.allowed == 6.0, "the measuring is no step"
+    assert watch.reading.learned_seconds == 4.0, "the measuring is no step"
     watch.note("epoch", 302.0)
     watch.note("evaluating", 302.5)
-    assert watch.allowed == 1000.0, "the finished model is asked about held-out properties"
+    assert not watch.reading.is_paced, "the finished model is asked about held-out properties"
+
+
+def test_a_stuck_rank_is_ended_before_its_whole_run_is() -> None:
+    """The health sensor has the same judge: it would end all ranks, and name none."""
+    of_run = ProgressLimits()
+    of_rank = rank_limits(of_run)
+    for learned in (0.0, 1.0, 30.0, 1e4):
+        reading = Reading(0.0, is_paced=True, learned_seconds=learned)
+        assert of_rank.allowed_seconds(reading) < of_run.allowed_seconds(reading)
 
 
 def test_a_slow_rank_is_named_once_while_it_lasts() -> None:

@@ -12,7 +12,13 @@ from sensors.ticks import Ticks
 from sensors.worker_health import HealthWatcher
 from tests.unit.vlm_assets.catalog.test_catalog import list_properties
 from vlm_assets.automation.retries import build_retries
-from vlm_assets.automation.sensors import _untouched, build_sensors, close_old_tail, worker_limits
+from vlm_assets.automation.sensors import (
+    _untouched,
+    build_health_watcher,
+    build_sensors,
+    close_old_tail,
+    worker_limits,
+)
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.resource_settings import control_state
@@ -101,8 +107,8 @@ def test_what_a_person_cancelled_is_not_started_as_new(dataset):
 def test_a_stuck_worker_gets_the_settings_grace_to_commit(dataset):
     """As long as any other run that is told to end: killed before, it would lose finished rows."""
     settings = dataset.settings.model_copy(update={"grace_seconds": 77.0, "stuck_seconds": 88.0})
-    limits = worker_limits(settings)
-    assert (limits.grace, limits.most) == (77.0, 88.0)
+    watcher = build_health_watcher(settings)
+    assert (watcher.grace, watcher.limits.most) == (77.0, 88.0)
 
 
 @pytest.mark.parametrize("url", [None, "http://127.0.0.1:1/v1"])
