@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 import pytest
 from hypothesis import settings as examples
 
-from tests.alert_receiver import AlertReceiver
+from tests.support.alert_receiver import AlertReceiver
+from tests.support.costs import Costs
 from vlm_durable.commands import HOME
 
 _missing: set[str] = set()
@@ -66,6 +67,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(item.path.is_relative_to(folder) for folder in WAITING):
             item.add_marker(pytest.mark.serves)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Costs())
 
 
 def pytest_sessionstart() -> None:
@@ -173,7 +178,7 @@ def new_instance(empty_instance: Path, tmp_path: Path) -> Callable[[str], Any]:
 
 @pytest.fixture
 def receiver() -> Iterator[AlertReceiver]:
-    """A real HTTP server that alerts are sent to: alert_receiver.py beside this file."""
+    """A real HTTP server that alerts are sent to."""
     started = AlertReceiver()
     yield started
     started.down()

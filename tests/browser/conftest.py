@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from examples.rendered_properties import write_example
-from tests.alert_receiver import AlertReceiver
+from tests.support.alert_receiver import AlertReceiver
+from tests.support.waiting import wait_until
 from vlm_assets.assets.property_catalog import record_catalog
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
@@ -81,10 +81,7 @@ class Desk:
         Who waits first starts the daemon, which looks for backfills at once and then every 30 s.
         """
         self._start_daemon()
-        deadline = time.monotonic() + seconds
-        while not reached():
-            assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} s"
-            self.server.group.watch(0.5)
+        wait_until(reached, what, seconds=seconds, every=0.5, pause=self.server.group.watch)
 
 
 @pytest.fixture(scope="package")

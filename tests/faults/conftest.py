@@ -16,7 +16,7 @@ from typing import NoReturn
 import pytest
 
 from faults.mounts import Mount, loop_mounted, missing
-from tests.faults.forking import (  # noqa: F401 - fixtures
+from tests.support.forking import (  # noqa: F401 - fixtures
     fork_server,
 )
 

@@ -8,7 +8,7 @@ import pytest
 
 from faults.postgres_server import PostgresServer, programs
 from faults.s3_server import BUCKET, S3Proxy, S3Server, program
-from tests.integration.desks import (  # noqa: F401 - fixtures
+from tests.support.desks import (  # noqa: F401 - fixtures
     desk,
     listing,
     machines,

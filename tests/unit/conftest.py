@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tests.unit.activity import (  # noqa: F401 - fixtures
+from tests.support.activity import (  # noqa: F401 - fixtures
     steps,
 )
-from tests.unit.command_line import (  # noqa: F401 - fixtures
+from tests.support.command_line import (  # noqa: F401 - fixtures
     call,
 )
-from tests.unit.homes import (  # noqa: F401 - fixtures
+from tests.support.homes import (  # noqa: F401 - fixtures
     commit,
     dataset,
     empty,

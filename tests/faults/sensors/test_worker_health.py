@@ -18,6 +18,7 @@ from sensors.device_health import DeviceWatcher
 from sensors.health_watch import Watch
 from sensors.progress_judge import ProgressLimits
 from sensors.worker_health import HealthWatcher
+from tests.support.waiting import wait_until
 from vlm_durable.state.database import open_state
 from vlm_durable.state.workers import Workers
 from vlm_engine.devices.health import DeviceHealth
@@ -36,13 +37,6 @@ def working(state, run_id, seconds=0.2):
         text=True,
     )
     return process, process.stdout.readline().strip()
-
-
-def until(reached, what):
-    deadline = time.monotonic() + 60
-    while not reached():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -84,7 +78,7 @@ def test_a_stopped_worker_is_ended_and_its_device_freed(tmp_path, gpu, watcher):
     sound, other = working(tmp_path, "sound")
     watch, interrupted = Watch.read(None, now=time.monotonic(), unix=time.time()), []
     try:
-        until(lambda: all(one.committed > 5 for one in watcher.workers.living()), "five commits each")
+        wait_until(lambda: all(one.committed > 5 for one in watcher.workers.living()), "five commits each")
         stuck.send_signal(signal.SIGSTOP)
         stopped = time.monotonic()
         learned = next(one for one in watcher.workers.living() if one.run_id == "stuck").batch_seconds
@@ -124,7 +118,7 @@ def test_twice_stuck_on_a_device_leaves_it_out(tmp_path, gpu, watcher):
             process.kill()
             process.wait()
             break
-        until(lambda: any(one.batch_seconds for one in watcher.workers.living()), "a learned time")
+        wait_until(lambda: any(one.batch_seconds for one in watcher.workers.living()), "a learned time")
         process.send_signal(signal.SIGSTOP)
         while process.poll() is None:
             tick(watcher, watch, interrupted)

@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 )
 
 from faults.file_operations import FileOperations
+from tests.support.damage import flip_bit
 from vlm_durable.files.layout import Home
 from vlm_durable.versions.partition_files import PartitionFiles
 from vlm_durable.versions.published import PublishedPartitions
@@ -113,9 +114,7 @@ class PublishedStates(RuleBasedStateMachine):
         if delete:
             path.unlink()
         else:
-            data = bytearray(path.read_bytes())
-            data[int(at * len(data))] ^= 1
-            path.write_bytes(data)
+            flip_bit(path, int(at * path.stat().st_size))
         self.happened["deleted" if delete else "flipped"] += 1
         self.damaged = which < 2
         found = self.partitions.verify(KEY)

@@ -17,6 +17,7 @@ import torch
 
 from faults.training import FALLEN, Outcome, make_plan, outcome, prepare, processes, run_killed, start
 from sensors.progress_judge import ProgressLimits, Standstill
+from tests.support.damage import flip_bit
 from vlm_durable.files.processes import is_stopped
 from vlm_training.checkpoints import Checkpoints
 from vlm_training.loop import BadBatchesError, Training
@@ -194,9 +195,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(
     plan = make_plan(folder, samples, steps=STEPS)
     in_process(folder, plan, steps=STEPS)
     newest = max((folder / "work" / "checkpoints").iterdir())
-    data = bytearray(newest.read_bytes())
-    data[len(data) // 2] ^= 1
-    newest.write_bytes(data)
+    flip_bit(newest)
     training, told = in_process(folder, plan)
     assert [one for one in told if one["event"] == "warning" and "damaged" in one["message"]]
     assert 0 < next(one["step"] for one in told if one["event"] == "restored") < STEPS

@@ -6,7 +6,7 @@ import time
 import dagster as dg
 import pytest
 
-from tests.calls import calls_in
+from tests.support.calls import calls_in
 from vlm_durable.state.database import ControlState
 from vlm_durable.state.sqlite_file import ControlStateError
 

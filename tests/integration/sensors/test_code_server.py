@@ -4,12 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from sensors.dagster_internals.code_server import can_launch, serving_process
+from tests.support.waiting import wait_until
 
 DEFINITIONS = "import dagster as dg\ndefs = dg.Definitions()\n"
 
@@ -23,9 +23,7 @@ def test_a_server_that_is_up_and_hangs_launches_nothing(tmp_path):
     assert not can_launch(socket, seconds=1), "nothing is there yet"
     with subprocess.Popen(command, cwd=tmp_path, env=os.environ | {"DAGSTER_HOME": ""}) as process:
         try:
-            deadline = time.monotonic() + 120
-            while not can_launch(socket, seconds=5):
-                assert time.monotonic() < deadline
+            wait_until(lambda: can_launch(socket, seconds=5), "a server", seconds=120)
             assert serving_process(os.getpid()).pid == process.pid
             process.send_signal(signal.SIGSTOP)
             assert not can_launch(socket, seconds=1)

@@ -3,7 +3,7 @@
 import pytest
 
 from sensors.left_copies import LeftCopies
-from tests.integration.vlm_durable.mirror.test_stored_journal import Machine, away, commit
+from tests.support.stored_journals import Machine, away, commit
 from vlm_durable.journal import commits
 from vlm_durable.mirror import bucket as bucket_module
 from vlm_durable.mirror.bucket import client

@@ -18,6 +18,7 @@ from examples.rendered_properties import write_example
 from resources.alerts.outbox import Outbox
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.partition_history import PartitionHistory
+from tests.support.waiting import wait_until
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.webserver.home import prepare_dagster_home
@@ -58,12 +59,8 @@ def serve(home: Path, *, slots: int = 2, devices: str = "cpu:2"):
     return dagster_server(home, home / "dagster", port=3500, grace_seconds=5.0, environment=environment)
 
 
-def wait_until(server, reached, what, seconds=240.0):
-    deadline = time.monotonic() + seconds
-    while not (found := reached()):
-        assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} s"
-        server.group.watch(0.3)
-    return found
+def wait_for(server, reached, what, seconds=240.0):
+    return wait_until(reached, what, seconds=seconds, every=0.3, pause=server.group.watch)
 
 
 def materialized(instance, key):
@@ -109,30 +106,30 @@ def test_what_dies_is_ended_and_done_elsewhere_and_what_is_lost_is_told_again(tm
         server.start_pages()
         server.api.launch_backfill([DESCRIPTIONS], [key], title="t", tags={})
         server.start_daemon()
-        killed = wait_until(server, lambda: at_work(workers), "three rows committed")
+        killed = wait_for(server, lambda: at_work(workers), "three rows committed")
         kill_code_server_and_worker(killed)
-        wait_until(server, lambda: False, "the end of the code server")
+        wait_for(server, lambda: False, "the end of the code server")
 
     with dg.DagsterInstance.from_config(str(home / "dagster")) as instance, serve(home) as server:
         assert instance.get_run_by_id(killed.run_id).status is dg.DagsterRunStatus.STARTED, "nobody noticed"
         server.start_pages()
         began = time.monotonic()
         server.start_daemon()
-        wait_until(server, lambda: instance.get_run_by_id(killed.run_id).is_finished, "run ended", 90)
+        wait_for(server, lambda: instance.get_run_by_id(killed.run_id).is_finished, "run ended", 90)
         print(f"killed run ended {time.monotonic() - began:.1f} s after the daemon's start")
         assert_interrupted(instance, killed.run_id)
 
-        stopped = wait_until(server, lambda: at_work(workers, other_than=killed.run_id), "the retry at work")
+        stopped = wait_for(server, lambda: at_work(workers, other_than=killed.run_id), "the retry at work")
         assert stopped.restored >= killed.committed, "it went on from there"
         os.kill(stopped.pid, signal.SIGSTOP)
         began = time.monotonic()
-        wait_until(server, lambda: instance.get_run_by_id(stopped.run_id).is_finished, "stuck run ended", 150)
+        wait_for(server, lambda: instance.get_run_by_id(stopped.run_id).is_finished, "stuck run ended", 150)
         print(
             f"stuck run ended after {time.monotonic() - began:.1f} s;"
             f" learned time {stopped.batch_seconds:.1f} s, stuck after {STEPS['VLM_ASSETS_STUCK_SECONDS']} s"
         )
         assert_interrupted(instance, stopped.run_id)
-        wait_until(server, lambda: materialized(instance, key), "the next retry's end")
+        wait_for(server, lambda: materialized(instance, key), "the next retry's end")
         (record,) = instance.fetch_materializations(dg.AssetKey(DESCRIPTIONS), limit=1).records
         assert not record.asset_materialization.metadata["device"].value.startswith(stopped.device)
 
@@ -141,10 +138,10 @@ def test_what_dies_is_ended_and_done_elsewhere_and_what_is_lost_is_told_again(tm
         assert len(set(pq.read_table(file)["property_id"].to_pylist())) == PROPERTIES
         file.write_bytes(file.read_bytes()[:-100])
         began = time.monotonic()
-        wait_until(server, lambda: "published_file" in failing(instance, key), "the failing check", 150)
+        wait_for(server, lambda: "published_file" in failing(instance, key), "the failing check", 150)
         print(f"truncated file told after {time.monotonic() - began:.1f} s")
         server.api.launch_backfill([DESCRIPTIONS], [key], title="restore", tags={})
-        wait_until(server, lambda: not failing(instance, key), "the check passing again")
+        wait_for(server, lambda: not failing(instance, key), "the check passing again")
     assert pq.read_metadata(file).num_rows == PROPERTIES
 
     for name in ("history", "storage", "schedules"):
@@ -153,9 +150,9 @@ def test_what_dies_is_ended_and_done_elsewhere_and_what_is_lost_is_told_again(tm
         assert not materialized(instance, key)
         server.start_pages()
         server.start_daemon()
-        wait_until(server, lambda: materialized(instance, key), "the partition told again", 90)
+        wait_for(server, lambda: materialized(instance, key), "the partition told again", 90)
         # Ending Dagster may have killed a run that only verified: nothing of it stays.
-        wait_until(server, lambda: not workers.dead(), "what dead workers left cleared away", 90)
+        wait_for(server, lambda: not workers.dead(), "what dead workers left cleared away", 90)
         (record,) = instance.fetch_materializations(dg.AssetKey(DESCRIPTIONS), limit=1).records
         metadata = record.asset_materialization.metadata
         assert metadata["dagster/partition_row_count"].value == PROPERTIES
@@ -193,14 +190,14 @@ def test_a_device_that_hangs_twice_is_left_out_and_the_others_finish_everything(
         server.api.launch_backfill([DESCRIPTIONS], keys[:3], title="one a device", tags={})
         server.start_daemon()
         began = time.monotonic()
-        wait_until(server, blamed, "the device blamed once", 300)
+        wait_for(server, blamed, "the device blamed once", 300)
         # Only now, so that there is work left for it however long it took to be blamed.
         server.api.launch_backfill([DESCRIPTIONS], keys[3:], title="the rest", tags={})
-        wait_until(server, is_left_out, "the device left out", 300)
+        wait_for(server, is_left_out, "the device left out", 300)
         assert list(left_out.left_out()) == [device]
         assert len(stopped) == 2
         done = server.api.partition_keys
-        wait_until(server, lambda: set(done(DESCRIPTIONS).materialized) == set(keys), "all done", 300)
+        wait_for(server, lambda: set(done(DESCRIPTIONS).materialized) == set(keys), "all done", 300)
         print(
             f"{len(keys)} partitions done {time.monotonic() - began:.0f} s after the start, {device} left out"
         )

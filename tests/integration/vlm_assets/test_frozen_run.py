@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import dagster as dg
@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from resources.alerts.outbox import Outbox
+from tests.support.waiting import wait_until
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.webserver import server as server_module
@@ -63,17 +64,11 @@ def test_a_frozen_run_that_is_terminated_stops_no_launch_and_keeps_no_device(
         dagster_server(home, dagster_home, port=3760, grace_seconds=5.0, environment=environment) as server,
         dg.DagsterInstance.from_config(str(dagster_home)) as instance,
     ):
-
-        def wait_until(reached: Callable[[], object], what: str) -> None:
-            deadline = time.monotonic() + 300.0
-            while not reached():
-                assert time.monotonic() < deadline, f"{what}: not in time"
-                server.watch(0.2)
-
+        wait = partial(wait_until, every=0.2, pause=server.watch)
         server.start_pages()
         server.start_daemon()
         frozen, beside = (launch_run(server.api, [DESCRIPTIONS], key) for key in (frozen_key, long_key))
-        wait_until(lambda: computed(frozen) and computed(beside), "first rows")
+        wait(lambda: computed(frozen) and computed(beside), "first rows")
         (pid,) = (one.pid for one in workers.living() if one.run_id == frozen)
         process = psutil.Process(pid)
         process.suspend()
@@ -83,15 +78,11 @@ def test_a_frozen_run_that_is_terminated_stops_no_launch_and_keeps_no_device(
             with contextlib.suppress(DagsterUnreachableError):
                 server.api.ask(TERMINATE, run=frozen)
         launch_run(server.api, [DESCRIPTIONS], next_key)
-        wait_until(lambda: LAUNCHING in outbox.open_subjects(), "a person is told")
-        wait_until(lambda: LAUNCHING not in outbox.open_subjects(), "runs are launched again")
+        wait(lambda: LAUNCHING in outbox.open_subjects(), "a person is told")
+        wait(lambda: LAUNCHING not in outbox.open_subjects(), "runs are launched again")
         before = computed(beside)
-        wait_until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, "killed")
+        wait(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, "killed")
         assert instance.get_run_by_id(frozen).status is dg.DagsterRunStatus.CANCELED
-        wait_until(
-            lambda: next_key in server.api.partition_keys(DESCRIPTIONS).materialized, "launched meanwhile"
-        )
-        wait_until(lambda: computed(beside) > before > 0, "the run beside it goes on")
-        wait_until(
-            lambda: not any(one.endswith("/lease") for one in outbox.open_subjects()), "its device is free"
-        )
+        wait(lambda: next_key in server.api.partition_keys(DESCRIPTIONS).materialized, "launched meanwhile")
+        wait(lambda: computed(beside) > before > 0, "the run beside it goes on")
+        wait(lambda: not any(one.endswith("/lease") for one in outbox.open_subjects()), "its device is free")

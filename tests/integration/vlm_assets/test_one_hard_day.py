@@ -17,6 +17,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from tests.support.waiting import wait_until
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands.main import app
 from vlm_assets.webserver.process_group import ProcessEndedError
@@ -65,11 +66,7 @@ class Day:
 
     def wait_until(self, server: DagsterServer, reached: Callable[[], bool], seconds: float = 240.0) -> None:
         """Wait for what the disk or Dagster says; a process of the group that ends is an error at once."""
-        for _ in range(int(seconds / 0.1)):
-            if reached():
-                return
-            server.watch(0.1)
-        raise AssertionError(f"not within {seconds:.0f} s")
+        wait_until(reached, seconds=seconds, pause=server.watch)
 
 
 def process_of(instance: dg.DagsterInstance, run_id: str) -> psutil.Process:

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
 from resources.vision_language_model import VisionLanguageModel
+from tests.support.damage import flip_bit
 from vlm_assets.commands.main import app
 from vlm_durable.state.database import open_state
 from vlm_durable.versions.published import PublishedPartitions
@@ -117,9 +118,7 @@ def test_a_deleted_journal_is_said_by_status_audit_and_repair(desk):
 def test_a_damaged_segment_is_found_by_the_deep_audit(desk):
     """Segments of unfinished work are read to the last byte, as published files are."""
     (segment,) = interrupt(desk).glob("*/segment-*.parquet")
-    data = bytearray(segment.read_bytes())
-    data[len(data) // 2] ^= 1
-    segment.write_bytes(data)
+    flip_bit(segment)
     code, said = told(desk, "audit", "--deep")
     assert (code, [one["kind"] for one in said["wrong"]]) == (1, ["journal"])
 
@@ -131,9 +130,7 @@ def test_status_never_says_that_all_is_well_beside_damage_or_an_alert(desk):
     _, status = told(desk, "status")
     (step,) = status["next_steps"]
     assert step.startswith("Everything is published; `vlm-assets audit --deep")
-    data = bytearray(desk.file.read_bytes())
-    data[len(data) // 2] ^= 1
-    desk.file.write_bytes(data)
+    flip_bit(desk.file)
     assert state_of(desk)["state"] == "damaged"
     code, said = told(desk, "audit")
     assert (code, [one["kind"] for one in said["wrong"]]) == (1, ["file"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
+from tests.support.waiting import wait_until
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands.main import app
@@ -44,10 +44,7 @@ class Running:
         self.has_daemon = True
 
     def wait_until(self, reached: Callable[[], bool], what: str, seconds: float = 240.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not reached():
-            assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} s"
-            self.server.watch(0.2)
+        wait_until(reached, what, seconds=seconds, every=0.2, pause=self.server.watch)
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +88,8 @@ def test_definitions_that_nobody_serves_are_loaded_again(
         except CodeLocationError:
             return True
 
-    deadline = time.monotonic() + 60
-    while not noticed():  # by the pages: what is looked at before is still in their memory
-        assert time.monotonic() < deadline
-        running.server.group.watch(0.2)
+    # By the pages: what is looked at before is still in their memory.
+    wait_until(noticed, "noticed", seconds=60, every=0.2, pause=running.server.group.watch)
 
     def loaded() -> bool:
         try:

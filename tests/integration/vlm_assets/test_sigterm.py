@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.waiting import wait_until
 from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
@@ -45,12 +45,9 @@ def ended(process: psutil.Process) -> bool:
         return True
 
 
-def wait_until(server: DagsterServer, reached: Callable[[], bool], what: str) -> None:
+def wait_for(server: DagsterServer, reached: Callable[[], bool], what: str) -> None:
     """Wait for what is to be seen from outside; a server that ends meanwhile is an error at once."""
-    deadline = time.monotonic() + 480.0
-    while not reached():
-        assert time.monotonic() < deadline, f"{what}: not in time"
-        server.group.watch(0.1)
+    wait_until(reached, what, seconds=480.0, pause=server.group.watch)
 
 
 def test_sigterm_commits_what_is_finished_and_the_next_start_goes_on(listing: Path, tmp_path: Path) -> None:
@@ -78,25 +75,23 @@ def test_sigterm_commits_what_is_finished_and_the_next_start_goes_on(listing: Pa
         server.start_pages()
         server.api.launch_backfill([DESCRIPTIONS], [KEY], title="first", tags={})
         server.start_daemon()
-        wait_until(server, lambda: any(one.computed for one in workers.living()), "first rows")
+        wait_for(server, lambda: any(one.computed for one in workers.living()), "first rows")
         (worker,) = workers.living()
         process = psutil.Process(worker.pid)
         assert committed() == 0
         assert holds(worker.pid)
         os.kill(worker.pid, signal.SIGTERM)
-        wait_until(server, lambda: ended(process), "end of the run")
+        wait_for(server, lambda: ended(process), "end of the run")
         drained = committed()
         assert worker.computed <= drained < PROPERTIES
         # The last of its threads frees the lock, a moment after the first has ended. Somebody else, such as
         # Dagster's own retry of the run, may have the device by then.
-        wait_until(server, lambda: not holds(worker.pid), "device free")
+        wait_for(server, lambda: not holds(worker.pid), "device free")
         assert not file.exists()
         assert KEY not in server.api.partition_keys(DESCRIPTIONS).materialized
 
         # Dagster's retry of crashed runs is the next start.
-        wait_until(
-            server, lambda: KEY in server.api.partition_keys(DESCRIPTIONS).materialized, "materialized"
-        )
+        wait_for(server, lambda: KEY in server.api.partition_keys(DESCRIPTIONS).materialized, "materialized")
     assert pq.read_table(file)["property_id"].to_pylist() == [f"p{n}" for n in range(PROPERTIES)]
     with dg.DagsterInstance.from_config(str(dagster_home)) as instance:
         wanted = dg.AssetRecordsFilter(asset_key=dg.AssetKey(DESCRIPTIONS), asset_partitions=[KEY])

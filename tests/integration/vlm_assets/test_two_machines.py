@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from resources.run_tags import NO_ATTEMPT
 from resources.vision_language_model import VisionLanguageModel
-from tests.unit.homes import Dataset
+from tests.support.homes import Dataset
 from vlm_assets.assets import stored_settings
 from vlm_assets.assets.fingerprint import description_parts
 from vlm_assets.assets.property_descriptions import DescriptionWork

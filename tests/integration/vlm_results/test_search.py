@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from tests.support.damage import flip_bit
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands.main import app
 from vlm_assets.services.command_error import CommandError
@@ -172,9 +173,7 @@ def _exports_in_three_formats(desk, rows, vectors, tmp_path):
 def _an_export_goes_on_and_notices_damage(desk, tmp_path, monkeypatch):
     folder = tmp_path / "hf"
     first, second = sorted((folder / "data").iterdir())
-    damaged = bytearray(first.read_bytes())
-    damaged[100] ^= 1
-    first.write_bytes(damaged)
+    flip_bit(first, 100)
     seen = hashlib.sha256(second.read_bytes()).hexdigest()
     left = folder / "data" / f".{second.name}.1-0123456789ab.tmp"
     left.write_bytes(b"what a killed export had begun")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.unit.vlm_engine.conftest import (  # noqa: F401 - fixtures
+from tests.support.tiny_model import (  # noqa: F401 - fixtures
     load_property,
     model_folder,
     one_thread,

@@ -9,7 +9,8 @@ import pytest
 from resources.alerts.alert import DAY_SECONDS
 from resources.alerts.outbox import Outbox
 from sensors.catalog_watch import COMPARE_SECONDS, CatalogWatch
-from tests.unit.vlm_assets.catalog.test_catalog import damage_rows, list_properties
+from tests.support.damage import damage_rows
+from tests.support.listings import list_properties
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path, check_copies, last_put_back
 from vlm_assets.catalog.catalog_file import CatalogError

@@ -9,6 +9,7 @@ import time
 import pytest
 from huggingface_hub.errors import OfflineModeIsEnabled, RepositoryNotFoundError
 
+from tests.support.damage import flip_bit
 from vlm_engine import model_source
 from vlm_engine.model_source import ModelSource, exact_revision, file_digest, pinned_commit
 from vlm_engine.protocol import ModelLoadError
@@ -30,9 +31,7 @@ def test_revision_of_a_folder_follows_its_content(model_folder, tmp_path):
     changed = exact_revision(ModelSource(str(copied)))
     assert changed != original
     weights = copied / "model.safetensors"
-    damaged = bytearray(weights.read_bytes())
-    damaged[-1] ^= 1
-    weights.write_bytes(damaged)
+    flip_bit(weights, -1)
     assert exact_revision(ModelSource(str(copied))) not in (original, changed)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.support.damage import flip_bit
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands.main import find_command
 from vlm_assets.config.settings import CHECKOUT, load_settings
@@ -201,9 +202,7 @@ def test_a_shard_that_is_not_what_was_written_ends_the_export(dataset, tmp_path,
     def damaging(staged: Path, path: Path) -> None:
         publish(staged, path)
         if path.name.startswith(dataset.keys[1]):
-            data = bytearray(path.read_bytes())
-            data[len(data) // 2] ^= 1
-            path.write_bytes(data)
+            flip_bit(path)
 
     with monkeypatch.context() as patch:
         patch.setattr(export_module, "publish_replacing", damaging)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.activity import Steps, Told, check_steps, commands_of
+from tests.support.homes import Dataset
 from tests.support.scripted_engine import scripted_engine  # noqa: F401 - a fixture
-from tests.unit.activity import Steps, Told, check_steps, commands_of
-from tests.unit.homes import Dataset
 from vlm_results import explore, review_page, search, word_index
 
 

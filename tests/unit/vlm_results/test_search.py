@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from tests.unit.homes import Dataset
+from tests.support.homes import Dataset
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands.html_page import page
 from vlm_assets.config.settings import load_settings

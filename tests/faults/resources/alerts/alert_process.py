@@ -19,7 +19,7 @@ from resources.alerts.alert import Alert
 from resources.alerts.delivery import Delivered, Delivery
 from resources.alerts.outbox import Outbox
 from resources.alerts.targets import Target, checked_targets
-from tests.alert_receiver import send_from_here
+from tests.support.alert_receiver import send_from_here
 from vlm_durable.state.database import ControlState
 
 # Apprise loads every service: here once, not in each child that sends by itself.

@@ -18,6 +18,7 @@ import pytest
 
 from faults.file_operations import FileOperations
 from faults.lossy_disk import LossyDisk
+from tests.support.damage import flip_bit
 from vlm_durable.files.files import DurableWriteError
 from vlm_durable.files.layout import Home
 from vlm_durable.versions.partition_files import FindingKind, PartitionFiles, RecordDamagedError
@@ -321,9 +322,7 @@ def test_bytes_changed_before_the_read_back(base: Path) -> None:
         def before(operation: Any, operations: Any, number: int = number) -> None:
             if len(operations.log) == number:
                 path = operations.root / operation.paths[0]
-                data = bytearray(path.read_bytes())
-                data[len(data) // 3] ^= 4
-                path.write_bytes(data)
+                flip_bit(path)
 
         operations.before = before
         with operations.watched(), pytest.raises(DurableWriteError, match="reads back as"):
@@ -423,9 +422,7 @@ def test_killed_and_then_damaged(memory_path: Path, bad: str) -> None:
             "copy": partition.record_copy,
         }[bad]
         if path.exists():
-            data = bytearray(path.read_bytes())
-            data[len(data) // 2] ^= 1
-            path.write_bytes(data)
+            flip_bit(path)
             damaged += 1
         partitions = published(folder)
         partitions.verify(KEY)
@@ -448,9 +445,8 @@ def test_power_cut_keeps_what_was_damaged(memory_path: Path, bad: str, action: s
     publish(base, "c")
     partition = files_of(base)
     path = {"published": partition.published, "slot0": partition.slot(0)}[bad]
-    damaged = bytearray(path.read_bytes())
-    damaged[40] ^= 1
-    path.write_bytes(damaged)
+    flip_bit(path, 40)
+    damaged = path.read_bytes()
     shutil.copytree(base, root := memory_path / "root")
     log = operations_of(
         root,
@@ -461,7 +457,7 @@ def test_power_cut_keeps_what_was_damaged(memory_path: Path, bad: str, action: s
         for way, chance in (("durable", None), ("chance", random.Random(cut))):
             disk.after_power_cut(left := memory_path / f"{way}{cut}", chance)
             kept = [one.read_bytes() for one in left.rglob("*") if one.is_file()]
-            assert bytes(damaged) in kept
+            assert damaged in kept
         if operation:
             disk.apply(operation)
     assert list(files_of(root).quarantine.glob("*"))

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from resources.gpu import GpuResource
+from tests.support.waiting import wait_until
 from vlm_durable.files.lock_files import is_held
 from vlm_engine.devices import loaded_servers
 from vlm_engine.devices.find import Device, find_devices
@@ -118,14 +119,6 @@ def lessee(home: Home) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.stdout.close()
 
 
-def wait_for(path: Path) -> None:
-    """Wait until a file is there that another process writes."""
-    deadline = time.monotonic() + SOON
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} did not appear"
-        select.select([], [], [], 0.01)
-
-
 def test_a_server_outlives_its_run_and_is_used_by_the_next(
     home: Home, lessee: Callable[..., subprocess.Popen[str]]
 ) -> None:
@@ -221,7 +214,7 @@ def test_a_run_killed_while_the_server_starts_leaves_it_to_idle_away(
 ) -> None:
     """SIGKILL of the lessee during start-up: the server that nobody waits for ends when it has been idle."""
     run = lessee("hangs", idle_seconds=0.2)
-    wait_for(home.folder / "pids.json")
+    wait_until(home.folder / "pids.json".exists, "the file", seconds=SOON)
     everyone = home.everyone()
     run.kill()
     assert gone(everyone)
@@ -234,7 +227,7 @@ def test_a_start_is_waited_for_by_whoever_comes_next(
 ) -> None:
     """SIGKILL of the lessee right after its supervisor began: the next one waits for the same server."""
     run = lessee()
-    wait_for(home.servers.files(DEVICE.id).record)
+    wait_until(home.servers.files(DEVICE.id).record.exists, "the file", seconds=SOON)
     supervisor = home.record().supervisor
     run.kill()
     server = home.start()
@@ -301,7 +294,7 @@ def test_a_supervisor_killed_while_the_server_starts_is_an_error_and_leaves_noth
     pid = os.fork()
     if pid == 0:
         try:
-            wait_for(home.folder / "pids.json")
+            wait_until(home.folder / "pids.json".exists, "the file", seconds=SOON)
             os.kill(home.record().supervisor.pid, signal.SIGKILL)
         finally:
             os._exit(0)
@@ -317,10 +310,7 @@ def test_an_idle_server_ends_and_the_next_lessee_gets_a_new_one(home: Home) -> N
     everyone = home.everyone()
     server.release()
     lessee_lock = home.servers.files(DEVICE.id).lessee
-    deadline = time.monotonic() + SOON
-    while not is_held(lessee_lock):
-        assert time.monotonic() < deadline
-        select.select([], [], [], 0.01)
+    wait_until(lambda: is_held(lessee_lock), "the supervisor has the lock", seconds=SOON)
     # Deaf to SIGTERM, it is still being ended: the supervisor has the lock, and the next lessee waits for it.
     again = home.start(home.plan("deaf", idle_seconds=60.0))
     assert gone(everyone, 0.0)

@@ -23,8 +23,8 @@ from resources.alerts.delivery import (
 )
 from resources.alerts.outbox import HISTORY_SECONDS, Outbox
 from resources.alerts.targets import checked_targets, send
-from tests.alert_receiver import send_from_here
-from tests.calls import calls_in
+from tests.support.alert_receiver import send_from_here
+from tests.support.calls import calls_in
 from vlm_durable.state.database import ControlState, open_state
 from vlm_durable.state.tables import alert_targets
 

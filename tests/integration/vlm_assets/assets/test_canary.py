@@ -8,7 +8,7 @@ import pytest
 from resources.alerts.outbox import Outbox
 from resources.vision_language_model import VisionLanguageModel
 from sensors.dagster_internals.events import DagsterFacts
-from tests.integration.desks import KEY, Desk, settings_of
+from tests.support.desks import KEY, Desk, settings_of
 from vlm_assets.assets import materialize, rows_in_doubt
 from vlm_assets.assets.partition import Partition, adopt_rows
 from vlm_assets.assets.partition_state import PartitionStates, State

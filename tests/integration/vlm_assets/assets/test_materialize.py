@@ -8,6 +8,7 @@ import pytest
 
 from resources.gpu import GpuResource
 from sensors.dagster_internals.events import DagsterFacts
+from tests.support.damage import flip_bit
 from vlm_assets.assets.fingerprint import settings_digest
 from vlm_assets.assets.partition_state import PartitionStates, State
 from vlm_assets.assets.property_descriptions import DescriptionWork
@@ -357,9 +358,7 @@ def test_rows_of_an_earlier_version_that_is_damaged_are_computed_again(desk):
     assert desk.materialize().success
     old = rows(desk.file)
     assert desk.changed(max_pixels=40_000).materialize().success
-    damaged = bytearray(desk.paths.version(1).read_bytes())
-    damaged[len(damaged) // 2] ^= 1
-    desk.paths.version(1).write_bytes(damaged)
+    flip_bit(desk.paths.version(1))
     back = desk.materialize()
     assert back.success, back.failure
     assert "kept rows" not in back.published[0].metadata

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import time
 from typing import ClassVar
 
 import psutil
@@ -11,6 +10,7 @@ import pytest
 
 from resources.gpu import GpuResource
 from resources.run_tags import NEEDS_PERSON, NO_ATTEMPT
+from tests.support.waiting import wait_until
 from vlm_assets.assets import property_descriptions
 from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.catalog.ingest import ingest
@@ -124,10 +124,7 @@ class DeviceLater(GpuResource):
         (worker,) = Workers(self.state).living()
         self.phases.append(worker.phase)
         # They start beside this thread, and nothing but the device is waited for here.
-        deadline = time.monotonic() + 60
-        while not psutil.Process().children():
-            assert time.monotonic() < deadline, "image workers start before there is a device"
-            time.sleep(0.05)
+        wait_until(psutil.Process().children, "image workers start before there is a device", seconds=60)
         return super().lease(**given)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typer.testing import CliRunner
 
 from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY
 from sensors.retry_schedule import BUTTON, SCHEDULE
+from tests.support.waiting import wait_until
 from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
@@ -53,10 +53,7 @@ class Running:
         return [one.key for one in Catalog.open(self.home).ranges]
 
     def wait_until(self, reached: Callable[[], bool], what: str, seconds: float = 300.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not reached():
-            assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} s"
-            self.server.group.watch(0.5)
+        wait_until(reached, what, seconds=seconds, every=0.5, pause=self.server.group.watch)
 
     def runs(self, key: str, **tags: str) -> list[dg.DagsterRun]:
         return list(self.instance.get_runs(dg.RunsFilter(tags={"dagster/partition": key, **tags})))

@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import psutil
 import pytest
 
 from resources.alerts.outbox import Outbox
+from tests.support.waiting import wait_until
 from vlm_assets.webserver.api import DagsterApi
 from vlm_durable.state.database import open_state
 
@@ -46,10 +46,8 @@ def address_when_up(served: subprocess.Popen) -> str:
 
 def wait_until_published(api: DagsterApi) -> None:
     """Until Dagster shows the published partition as done, which the reconciliation sensor tells it."""
-    deadline = time.monotonic() + 240.0
-    while KEY not in api.partition_keys("property_descriptions").materialized:
-        assert time.monotonic() < deadline
-        time.sleep(1.0)
+    asset = "property_descriptions"
+    wait_until(lambda: KEY in api.partition_keys(asset).materialized, "published", every=1.0)
 
 
 @pytest.mark.timeout(900)

@@ -10,16 +10,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from faults.s3_server import Passing, S3Proxy
-from vlm_durable.files.layout import Home, PartitionPaths
-from vlm_durable.journal.journal import Journal
+from tests.support.stored_journals import GENERATION, KEY, ROUNDS, TOTAL, Machine, away, commit
 from vlm_durable.journal.journal_errors import JournalLossError
 from vlm_durable.journal.setting_aside import is_set_aside, move_set_aside, note_set_aside, unmoved
 from vlm_durable.mirror import bucket as bucket_module
@@ -31,7 +27,6 @@ from vlm_durable.mirror.stored_journal import (
     Copying,
     Head,
     HeadDamagedError,
-    StoredJournal,
     TakenOverError,
     close_published,
     close_set_aside,
@@ -40,75 +35,7 @@ from vlm_durable.mirror.stored_journal import (
     stored_generations,
 )
 
-ROUNDS = int(os.environ.get("FAULTS_ROUNDS", "1"))
-KEY, GENERATION, TOTAL = "000000000-000000011", "generation", 12 + 2 * ROUNDS
 PUTS, ORDINALS = range(1, 3 * ROUNDS + 1), range(1, 2 * ROUNDS + 1)
-SCHEMA = pa.schema([("ordinal", pa.int64()), ("property_id", pa.string()), ("text", pa.string())])
-
-
-@dataclass
-class Machine:
-    """A home of its own over the same store."""
-
-    root: Path
-    store: S3Folder
-    notes: tuple[str, ...] = ()
-
-    @property
-    def paths(self) -> PartitionPaths:
-        return Home(self.root).asset("property_descriptions").partition(KEY)
-
-    @property
-    def folder(self) -> Path:
-        return self.paths.journal(GENERATION)
-
-    @property
-    def stored(self) -> StoredJournal:
-        return StoredJournal(self.paths, GENERATION, self.store)
-
-    def journal(self, **options) -> Journal:
-        return Journal.open(
-            self.folder,
-            key=KEY,
-            generation=GENERATION,
-            fingerprints={"model": "m"},
-            schema=SCHEMA,
-            expected_ids=[f"p{n}" for n in range(TOTAL)],
-            high_water_mark=self.paths.high_water_mark(GENERATION),
-            quarantine=self.paths.quarantine,
-            **options,
-        )
-
-    @contextmanager
-    def at_work(self, **options):
-        """Fetch, open, claim, and copy beside the work, as a run does."""
-        stored = self.stored
-        self.notes = stored.pull()
-        with ExitStack() as stack:
-            copying = stack.enter_context(Copying(stored, **{"most_bytes": 1 << 20, **options}))
-            journal = stack.enter_context(self.journal())
-            copying.begin(journal)
-            yield journal, copying
-
-    def commit(self, *ordinals: int, text: str = "text"):
-        """Commit these rows, one segment each, and have them in the store."""
-        with self.at_work() as (journal, copying):
-            commit(journal, *ordinals, text=text)
-            copying.flush()
-
-    def rows(self) -> list[int]:
-        """What is restored here from what this machine and the store have."""
-        with self.at_work() as (journal, _):
-            return [n for batch in journal.read_ordered() for n in batch["ordinal"].to_pylist()]
-
-    def aside(self) -> list[str]:
-        return sorted(path.name for path in self.paths.quarantine.glob("segment-*"))
-
-
-def commit(journal, *ordinals, text="text"):
-    for n in ordinals:
-        journal.submit(pa.table({"ordinal": [n], "property_id": [f"p{n}"], "text": [text]}, schema=SCHEMA))
-        journal.flush()
 
 
 @pytest.fixture
@@ -122,10 +49,6 @@ def quick(monkeypatch):
     monkeypatch.setattr(bucket_module, "PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr(module, "_LONGEST_PAUSE", 0.05)
     client.cache_clear()
-
-
-def away(passing):
-    return passing.answer(503, "SlowDown")
 
 
 def test_another_machine_goes_on_from_the_store_alone(machines, bucket):
@@ -595,7 +518,7 @@ def test_a_generation_that_was_set_aside_comes_back_from_nowhere(machines, bucke
 PROGRAM = """
 import sys
 from pathlib import Path
-from tests.integration.vlm_durable.mirror.test_stored_journal import Machine, commit
+from tests.support.stored_journals import Machine, commit
 from vlm_durable.mirror.bucket import S3Folder
 
 machine = Machine(Path(sys.argv[1]), S3Folder.parse(sys.argv[2]))

@@ -15,7 +15,7 @@ from faults.rehearsal.dagster_in_memory import DagsterInMemory
 from faults.rehearsal.partition_life import PartitionLife
 from faults.rehearsal.rehearse import Scenario, draw_timeline, program, rehearse
 from sensors.dagster_internals.events import DagsterFacts
-from tests.unit.vlm_assets.services.test_forecast import MEASURED
+from tests.support.measurements import MEASURED
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.small_runs import MeasuredRun

@@ -6,7 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from resources.alerts.outbox import Outbox
-from tests.calls import calls_in
+from tests.support.calls import calls_in
 from vlm_durable.state import tables
 from vlm_durable.state.database import ControlState
 

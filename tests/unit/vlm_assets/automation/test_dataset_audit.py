@@ -5,6 +5,7 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
+from tests.support.damage import flip_bit
 from vlm_assets.definitions import build_defs
 
 FIRST = "000000000-000000002"
@@ -39,9 +40,7 @@ def test_a_whole_dataset_passes_its_check(materialize):
 def test_a_wrong_dataset_fails_its_check_and_says_where(dataset, materialize):
     """Damage that only a full read shows turns the check red, with the partition named."""
     path = dataset.descriptions.path(FIRST)
-    data = bytearray(path.read_bytes())
-    data[-40] ^= 1
-    path.write_bytes(bytes(data))
+    flip_bit(path, -40)
     done = materialize(deep=True)
     assert done.success, "the audit itself did its work"
     (check,) = done.get_asset_check_evaluations()

@@ -14,6 +14,7 @@ import pytest
 
 from resources.alerts.outbox import Outbox
 from sensors.published_file_drift import Snapshot, evaluation
+from tests.support.damage import flip_bit
 from vlm_assets.assets import fingerprint, property_descriptions, property_embeddings
 from vlm_assets.assets.fingerprint import Meaning
 from vlm_assets.automation.sensors import build_drift_watcher
@@ -78,18 +79,12 @@ def replace_by_fewer_rows(path):
     pq.write_table(pq.read_table(path).slice(1), path)
 
 
-def flip_a_byte(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 3] ^= 1
-    path.write_bytes(data)
-
-
 @pytest.mark.parametrize(
     ("damage", "kind"),
     [
         (truncate, "truncated"),
         (replace_by_fewer_rows, "replaced"),
-        (flip_a_byte, "replaced"),
+        (flip_bit, "replaced"),
         (lambda path: path.unlink(), "deleted"),
         (lambda path: path.write_bytes(b""), "truncated"),
     ],

@@ -10,7 +10,7 @@ from sensors.failed_partitions import FailedPartitions
 from sensors.published_file_drift import DriftWatcher
 from sensors.ticks import Ticks
 from sensors.worker_health import HealthWatcher
-from tests.unit.vlm_assets.catalog.test_catalog import list_properties
+from tests.support.listings import list_properties
 from vlm_assets.automation.retries import build_retries
 from vlm_assets.automation.sensors import (
     _untouched,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -10,30 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.damage import damage_rows
+from tests.support.listings import list_properties
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError, CatalogUnreadableError
 from vlm_assets.catalog.catalog_copies import backup_paths, last_put_back
 from vlm_assets.catalog.catalog_file import CatalogError, rows_digest
 from vlm_assets.catalog.image_root import ImageOutsideRootError
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.catalog.ranges import PropertyRange
-
-
-def list_properties(folder: Path, count: int, name: str = "listing.jsonl") -> Path:
-    """Write a listing of ``count`` properties of two images that do not exist."""
-    folder.mkdir(exist_ok=True)
-    source = folder / name
-    lines = [{"property_id": f"id {i}", "images": [f"{i}a.jpg", f"{i}b.jpg"]} for i in range(count)]
-    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return source
-
-
-def damage_rows(path: Path) -> None:
-    """Overwrite the middle of a parquet file's rows, all before its footer."""
-    data = bytearray(path.read_bytes())
-    footer = 8 + int.from_bytes(data[-8:-4], "little")
-    for at in range(4, len(data) - footer):
-        data[at] ^= 0xFF
-    path.write_bytes(bytes(data))
 
 
 @pytest.fixture(scope="module")

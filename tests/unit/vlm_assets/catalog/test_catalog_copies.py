@@ -9,7 +9,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tests.unit.vlm_assets.catalog.test_catalog import damage_rows, list_properties
+from tests.support.damage import damage_rows
+from tests.support.listings import list_properties
 from vlm_assets.catalog.catalog import Catalog, CatalogUnreadableError
 from vlm_assets.catalog.catalog_copies import (
     backup_paths,

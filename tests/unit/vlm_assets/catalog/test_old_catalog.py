@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.unit.homes import Dataset
-from tests.unit.vlm_assets.catalog.test_catalog import damage_rows, list_properties
+from tests.support.damage import damage_rows
+from tests.support.homes import Dataset
+from tests.support.listings import list_properties
 from vlm_assets.catalog import catalog_copies
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError, CatalogUnreadableError
 from vlm_assets.catalog.catalog_copies import (

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from sensors.published_file_drift import foreign_names
-from tests.unit.homes import Dataset
+from tests.support.homes import Dataset
 from vlm_assets.assets.partition_state import Kind
 from vlm_assets.catalog.catalog import Catalog, CatalogError, CatalogUnreadableError
 from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path, check_copies, mark_path, quarantine

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from faults.file_operations import FileOperations, Operation
-from tests.unit.homes import Dataset
+from tests.support.homes import Dataset
 from vlm_assets.assets.partition_state import Kind
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path, mark_path

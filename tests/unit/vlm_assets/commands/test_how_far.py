@@ -12,10 +12,10 @@ import click
 import pytest
 from typer.testing import CliRunner
 
+from tests.support.activity import Steps, Told, check_steps, commands_of
+from tests.support.homes import Dataset
+from tests.support.measurements import MEASURED
 from tests.support.scripted_engine import scripted_engine  # noqa: F401 - a fixture
-from tests.unit.activity import Steps, Told, check_steps, commands_of
-from tests.unit.homes import Dataset
-from tests.unit.vlm_assets.services.test_forecast import MEASURED
 from vlm_assets.assets import row_counts
 from vlm_assets.commands import device_commands, terminal
 from vlm_assets.commands import run as run_module

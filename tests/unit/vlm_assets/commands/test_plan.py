@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from tests.unit.vlm_assets.services.test_forecast import MEASURED
+from tests.support.measurements import MEASURED
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands.plan import sentences
 from vlm_assets.services.forecast import make_forecast

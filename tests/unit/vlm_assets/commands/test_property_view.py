@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from tests.unit.homes import BEGAN, publish
+from tests.support.homes import BEGAN, publish
 from vlm_assets.assets.property_descriptions import description_rows
 from vlm_assets.commands.main import app
 

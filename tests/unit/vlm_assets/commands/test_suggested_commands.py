@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from tests.unit.homes import Dataset
+from tests.support.homes import Dataset
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path
 from vlm_assets.commands import main as cli

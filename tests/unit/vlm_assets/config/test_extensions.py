@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
-from tests.unit.homes import Dataset
+from tests.support.homes import Dataset
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import withdrawal_note
 from vlm_assets.commands import main as cli

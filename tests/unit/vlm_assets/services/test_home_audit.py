@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.damage import damage_rows, flip_bit
 from vlm_assets.assets import partition_state
 from vlm_assets.assets.partition_state import Kind, State
 from vlm_assets.services.home_audit import Audit, audit
@@ -45,12 +46,6 @@ def warned(found: Audit) -> set[tuple[Kind, str, str | None]]:
 
 def partition(found: Audit, asset: str, key: str):
     return next(one for one in found.partitions if (one.asset, one.key) == (asset, key))
-
-
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(bytes(data))
 
 
 @pytest.mark.parametrize("deep", [False, True])
@@ -181,7 +176,7 @@ def test_every_flipped_bit_is_found_deep(dataset):
     ):
         sound = path.read_bytes()
         for at in range(0, len(sound), len(sound) // 6):
-            flip(path, at)
+            flip_bit(path, at)
             assert (kind, DESCRIBED, FIRST) in wrong(look(dataset, deep=True)), f"byte {at}"
             path.write_bytes(sound)
     assert look(dataset, deep=True).ok
@@ -190,10 +185,7 @@ def test_every_flipped_bit_is_found_deep(dataset):
 def test_a_file_that_does_not_read_takes_no_other_down(dataset):
     """One damaged page leaves all other partitions counted."""
     path = dataset.descriptions.path(SECOND)
-    data = bytearray(path.read_bytes())
-    footer = 8 + int.from_bytes(data[-8:-4], "little")
-    data[4 : len(data) - footer] = bytes(b ^ 0xFF for b in data[4 : len(data) - footer])
-    path.write_bytes(bytes(data))
+    damage_rows(path)
     found = look(dataset)
     assert (Kind.COLUMNS, DESCRIBED, SECOND) in wrong(found)
     assert found.total(DESCRIBED).ok == 6
@@ -220,7 +212,7 @@ def test_records_that_are_damaged(dataset):
     """One damaged copy of a record is said; both damaged is never taken for 'not published'."""
     paths = dataset.settings.descriptions.partition(FIRST)
     record, copy = paths.record, paths.record_copy
-    flip(record, 20)
+    flip_bit(record, 20)
     assert wrong(look(dataset)) == {(Kind.RECORD_COPY, DESCRIBED, FIRST)}
     copy.unlink()
     assert wrong(look(dataset)) == {(Kind.RECORD_BEHIND, DESCRIBED, FIRST)}, "its mark says what it is"

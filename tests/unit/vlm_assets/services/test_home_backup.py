@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.damage import flip_bit
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import withdrawal_note
 from vlm_assets.catalog.ingest import ingest
@@ -100,9 +101,7 @@ def test_a_flipped_byte_in_the_backup_is_refused_and_copied_anew(dataset, tmp_pa
     back_up(settings, folder)
     kept = read_list(folder).files[f"property_descriptions/{dataset.keys[1]}.parquet"]
     content = folder / "contents" / kept.sha256[:2] / kept.sha256
-    data = bytearray(content.read_bytes())
-    data[len(data) // 2] ^= 1
-    content.write_bytes(data)
+    flip_bit(content)
     with pytest.raises(
         BackupError, match=r"holds other bytes than were backed up.*vlm-assets backup .* --deep"
     ):

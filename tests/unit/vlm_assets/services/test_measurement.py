@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.vlm_assets.services.test_forecast import MEASURED
+from tests.support.measurements import MEASURED
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model
 from vlm_assets.services import measurement

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from tests.support.damage import flip_bit
 from vlm_assets.services.home_audit import audit
 from vlm_assets.services.pruning import RemovalKind, find_removable, remove
 from vlm_durable.journal.high_water_mark import read_mark
@@ -59,12 +60,6 @@ def open_journal(dataset, directory: Path, mark: Path, ids: list[str]) -> Journa
     )
 
 
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(bytes(data))
-
-
 @pytest.fixture
 def replaced(dataset):
     """The first partition was published three times."""
@@ -103,7 +98,7 @@ def test_listing_changes_nothing(replaced):
 def test_beside_damage_everything_stays(replaced, damaged):
     """One flipped bit in the published file or its second copy, and every older copy is kept."""
     journal(replaced, FIRST, "old")
-    flip(replaced.descriptions.path(FIRST) if damaged == "published" else replaced.copy_of(FIRST))
+    flip_bit(replaced.descriptions.path(FIRST) if damaged == "published" else replaced.copy_of(FIRST))
     found = plan(replaced)
     assert all(one.asset != DESCRIBED for one in found.removals)
     assert len(found.kept) == 3
@@ -115,7 +110,7 @@ def test_damage_between_listing_and_removing(replaced, damaged):
     """What was whole when it was listed is read again before anything beside it goes."""
     directory, _ = journal(replaced, FIRST, "old")
     removals = [one for one in plan(replaced).removals if one.asset == DESCRIBED]
-    flip(replaced.descriptions.path(FIRST) if damaged == "published" else replaced.copy_of(FIRST))
+    flip_bit(replaced.descriptions.path(FIRST) if damaged == "published" else replaced.copy_of(FIRST))
     said = list(remove(replaced.settings, removals))
     assert all(one.path.exists() for one in removals)
     assert directory.is_dir()
@@ -209,7 +204,7 @@ def test_quarantine_of_nobody_needs_every_partition_whole(dataset):
     aside = dataset.settings.descriptions.quarantine / "mine.parquet.abc"
     aside.parent.mkdir(parents=True)
     aside.write_bytes(b"rows")
-    flip(dataset.copy_of(THIRD))
+    flip_bit(dataset.copy_of(THIRD))
     found = plan(dataset)
     assert found.removals == []
     assert THIRD in found.kept[0]
@@ -225,7 +220,7 @@ def test_the_quarantine_of_a_partition_that_is_not_looked_at_needs_it_whole(data
     only.write_bytes(b"rows")
     if key == SECOND:
         for path in (dataset.descriptions.path(key), dataset.copy_of(key)):
-            flip(path)
+            flip_bit(path)
     for found in (find_removable(dataset.settings, dataset.catalog, keys=[FIRST]), plan(dataset)):
         assert found.removals == []
         assert found.kept[0].startswith(f"{only} stays: ")

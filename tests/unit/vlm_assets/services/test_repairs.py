@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from tests.support.damage import damage_rows
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.services.home_audit import audit
 from vlm_assets.services.repairing import put_right, recomputations
@@ -25,13 +26,6 @@ def plan(dataset, *, deep=False, failed=False):
 
 def ways(repairs):
     return {(one.asset, one.key): one.way for one in repairs}
-
-
-def damage_page(path):
-    data = bytearray(path.read_bytes())
-    footer = 8 + int.from_bytes(data[-8:-4], "little")
-    data[4 : len(data) - footer] = bytes(byte ^ 0xFF for byte in data[4 : len(data) - footer])
-    path.write_bytes(bytes(data))
 
 
 def mark(dataset, asset, key, *, rows, retired):
@@ -67,7 +61,7 @@ def test_one_of_two_copies_lost_is_restored_in_place(dataset, lost):
 def test_a_damaged_page_is_restored_even_where_sizes_fit(dataset):
     """A page that does not read is no reason to compute again while the second copy is whole."""
     sound = dataset.descriptions.path(FIRST).read_bytes()
-    damage_page(dataset.descriptions.path(FIRST))
+    damage_rows(dataset.descriptions.path(FIRST))
     repairs = plan(dataset)
     assert ways(repairs) == {(DESCRIBED, FIRST): Way.RESTORE}
     put_right(dataset.settings, repairs[0])
@@ -78,7 +72,7 @@ def test_a_damaged_page_is_restored_even_where_sizes_fit(dataset):
 def test_both_copies_lost_are_computed_again(dataset):
     """What no copy holds is computed, descriptions and then the embeddings of the new ones."""
     dataset.descriptions.path(FIRST).unlink()
-    damage_page(dataset.copy_of(FIRST))
+    damage_rows(dataset.copy_of(FIRST))
     repairs = plan(dataset)
     assert ways(repairs) == {(DESCRIBED, FIRST): Way.COMPUTE}
     assert "Neither the file nor its second copy" in repairs[0].sentence()

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from faults.file_operations import FileOperations
+from tests.support.damage import flip_bit
 from vlm_durable.files import files
 from vlm_durable.journal import commits
 from vlm_durable.journal import journal as journal_module
@@ -143,9 +144,7 @@ def test_a_failed_read_back_is_not_acknowledged(home, monkeypatch):
 
 
 def _flips_a_bit(path, *, size, sha256):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+    flip_bit(path)
 
 
 def test_a_row_lost_on_the_way_into_the_file_is_noticed(home, monkeypatch):
@@ -323,9 +322,7 @@ def test_a_segment_that_changes_under_an_open_journal_is_noticed_on_reading(comm
     """Fault 10: the digest is checked again when rows are read for publication."""
     with committed.open() as journal:
         path = committed.segments()[0]
-        data = bytearray(path.read_bytes())
-        data[100] ^= 4
-        path.write_bytes(data)
+        flip_bit(path, 100)
         with pytest.raises(SegmentUnreadableError, match="has changed"):
             list(journal.read_ordered())
 

@@ -7,6 +7,7 @@ import random
 import pyarrow as pa
 import pytest
 
+from tests.support.damage import flip_bit
 from vlm_durable.journal import segments
 from vlm_durable.journal.commits import newest_manifest
 from vlm_durable.journal.journal_errors import SegmentUnreadableError
@@ -60,9 +61,7 @@ def test_a_listed_segment_is_to_the_byte_what_was_committed(committed):
     others = dataclasses.replace(record, key_set_digest="0" * 64)
     with pytest.raises(SegmentUnreadableError, match="does not hold the ids"):
         verify_listed(path, others, committed.identity())
-    damaged = bytearray(path.read_bytes())
-    damaged[40] ^= 1
-    path.write_bytes(damaged)
+    flip_bit(path, 40)
     with pytest.raises(SegmentUnreadableError, match="not what was committed"):
         verify_listed(path, record, committed.identity())
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.damage import flip_bit
 from vlm_durable.files.files import DurableWriteError
 from vlm_durable.files.layout import Home
 from vlm_durable.versions import published
@@ -73,9 +74,7 @@ def test_earlier_versions_are_read_where_they_are_whole(partitions: Any) -> None
 
     before = [version.sha256 for version in partitions.files.settle()[0].previous]
     assert versions() == before
-    flipped = bytearray(partitions.files.slot(1).read_bytes())
-    flipped[len(flipped) // 2] ^= 1
-    partitions.files.slot(1).write_bytes(flipped)
+    flip_bit(partitions.files.slot(1))
     assert versions() == before[1:]
 
 
@@ -124,9 +123,7 @@ def test_staged_file_changed_after_read_back_is_refused(partitions: Any) -> None
     """What is published is what was read back, to the byte."""
     partitions.publish_text("a")
     with partitions.stage_text("b") as staged:
-        data = bytearray(staged.path.read_bytes())
-        data[40] ^= 0x10
-        staged.path.write_bytes(data)
+        flip_bit(staged.path, 40)
         with pytest.raises(FileDamagedError, match="changed after it was read back"):
             partitions.publish(staged)
     assert partitions.text_of(partitions.path(KEY)) == "a"
@@ -200,9 +197,7 @@ def test_row_groups_are_bounded_and_pages_have_checksums(partitions: Any) -> Non
     read = partitions.read(KEY)
     assert read.to_table()["property_id"].to_pylist() == ids
     column = metadata.row_group(0).column(0)
-    data = bytearray(partitions.path(KEY).read_bytes())
-    data[column.data_page_offset + column.total_compressed_size // 2] ^= 1
-    partitions.path(KEY).write_bytes(data)
+    flip_bit(partitions.path(KEY), column.data_page_offset + column.total_compressed_size // 2)
     with pytest.raises((OSError, pa.ArrowException), match=r"(?i)crc|checksum"):
         read.to_table()
 

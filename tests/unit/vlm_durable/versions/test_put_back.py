@@ -14,6 +14,7 @@ import dagster as dg
 import pytest
 
 from resources.parquet_io import ParquetIOManager
+from tests.support.damage import flip_bit
 from vlm_durable.files import files
 from vlm_durable.files.layout import Home
 from vlm_durable.versions import version_mark
@@ -128,9 +129,7 @@ def test_a_record_is_not_made_for_a_damaged_file(partitions: Any) -> None:
     partitions.publish_text("a")
     for path in [*partitions.files.record_paths, partitions.files.slot(0)]:
         path.unlink()
-    data = bytearray(partitions.path(KEY).read_bytes())
-    data[40] ^= 1
-    partitions.path(KEY).write_bytes(data)
+    flip_bit(partitions.path(KEY), 40)
     assert [one.kind for one in partitions.verify(KEY).findings] == [FindingKind.FOREIGN_FILE]
     assert partitions.record(KEY) is None
 

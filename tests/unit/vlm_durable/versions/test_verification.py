@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.damage import flip_bit
 from vlm_durable.files import files
 from vlm_durable.versions import partition_files
 from vlm_durable.versions.partition_files import (
@@ -25,9 +26,8 @@ KEY = "000000000-000000009"
 
 
 def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[40] ^= 0x10
-    path.write_bytes(data)
+    """Damage a row, and not the footer."""
+    flip_bit(path, 40)
 
 
 def test_verifying_during_a_publication(partitions: Any) -> None:

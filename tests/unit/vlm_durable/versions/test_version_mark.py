@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.damage import flip_bit
 from vlm_durable.files.sealed_json import FormatVersionError, seal, unseal
 from vlm_durable.versions import version_mark
 from vlm_durable.versions.version_mark import (
@@ -103,9 +104,7 @@ def test_one_copy_is_enough_and_the_other_comes_back(tmp_path: Path, number: int
     raise_version_mark(path, written)
     copy = mark_copies(path)[number]
     if damage == "flip":
-        data = bytearray(copy.read_bytes())
-        data[len(data) // 2] ^= 1
-        copy.write_bytes(data)
+        flip_bit(copy)
     elif damage == "empty":
         copy.write_bytes(b"")
     elif damage == "gone":

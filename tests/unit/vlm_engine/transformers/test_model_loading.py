@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests.support.damage import flip_bit
 from vlm_engine.model_source import INDEX, ModelSource, deciding_files, exact_revision
 from vlm_engine.protocol import ModelLoadError
 from vlm_engine.transformers import model_loading
@@ -171,9 +172,7 @@ def test_shards_are_loaded_and_each_is_in_the_revision(torch, sharded, model_fol
     assert torch.equal(load(sharded).lm_head.weight, load(model_folder).lm_head.weight)
     revisions = {exact_revision(ModelSource(str(sharded)))}
     for shard in sorted(sharded.glob("*.safetensors")):
-        damaged = bytearray(shard.read_bytes())
-        damaged[-1] ^= 1
-        shard.write_bytes(damaged)
+        flip_bit(shard, -1)
         revisions.add(exact_revision(ModelSource(str(sharded))))
     assert len(revisions) == 3
 

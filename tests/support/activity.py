@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.unit.homes import Dataset
+from tests.support.homes import Dataset
 from vlm_assets.commands import main, terminal
 from vlm_assets.commands.main import app
 

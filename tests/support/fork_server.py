@@ -1,6 +1,6 @@
 """Forks a child an order, which costs milliseconds where a fresh interpreter takes seconds.
 
-``fork_server.py MODULE.py``, run as a script by conftest.py, reads one order a line (JSON) on stdin. Each
+``fork_server.py MODULE.py``, run as a script by forking.py, reads one order a line (JSON) on stdin. Each
 child calls the module's ``work(order, report)``; what it reports comes over a pipe that survives a kill.
 """
 
