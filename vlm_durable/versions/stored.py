@@ -289,14 +289,14 @@ class StoredPartitions:
         partition = PartitionFiles(self._asset, key)
         stored, _ = self._read_record(partition)
         record = self._published_in(partition, stored)
-        nothing = PublishedError(f"partition {key}: there is nothing to accept. Nothing was changed.")
+        nothing = f"partition {key}: there is nothing to accept."
         if record is None:
-            raise nothing
+            raise PublishedError(f"{nothing} Nothing was changed.")
         notes: list[str] = []
         with partition.locked(LOCK_SECONDS):
             with contextlib.suppress(OlderInStoreError):
-                self._pull(partition, record)
-                raise nothing
+                pulled = self._pull(partition, record)
+                raise PublishedError(" ".join((nothing, *(pulled or ("Nothing was changed.",)))))
             number = partition.next_sequence(PartitionVersions(key))
             self._take_over(partition, PartitionVersions(key), replace(record, sequence=number), notes)
         self.push(key)
