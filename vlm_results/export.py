@@ -1,16 +1,17 @@
 """Export: published rows as a folder that others can read, a shard a partition, verified and resumable.
 
-``published_table.py`` knows which rows a condition chooses.
+``published_table.py`` knows which rows a condition chooses, ``exported_images.py`` where images are.
 """
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -43,6 +44,7 @@ from vlm_durable.versions.partition_files import PublishedRecord
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.wording import counted
 from vlm_engine.schema import description_text
+from vlm_results.exported_images import FOLDER, ExportedImages, Images, ShardImages, huggingface_features
 from vlm_results.published_table import Mask, Where, are_vectors_of, matching_rows, published_records
 
 
@@ -57,8 +59,11 @@ class Format(StrEnum):
 _SHARDS: Final = ".shards"
 """Folder of the lock and of a note on each finished shard, by which an export is resumed."""
 
-_NOTE_FORMAT: Final = 2
-"""Format 1 of a note did not name the models."""
+_NOTE_FORMAT: Final = 3
+"""Format 1 of a note did not name the models, 2 did not count images."""
+
+_ABOUT_FORMAT: Final = 2
+"""Format 1 of ``export.json`` did not say where images are: rows had the catalogue's names of them alone."""
 
 _SUMS: Final = "SHA256SUMS"
 _ABOUT: Final = "export.json"
@@ -68,7 +73,23 @@ _FORMULA: Final = r"\A([=+\-@\t\r])"
 """How a text begins that a spreadsheet takes for a formula."""
 
 _COLUMNS: Final = (
-    "property_id", "ordinal", "status", "description", "error_kind", "error", "model", "model_revision"
+    "property_id", "ordinal", "status", "description", "error_kind", "error", "model", "model_revision",
+    "described_at", "images_used", "images_failed",
+)  # fmt: skip
+
+_LATER_COLUMNS: Final = {
+    "described_at": pa.timestamp("us", tz="UTC"),
+    "images_used": pa.list_(pa.string()),
+    "images_failed": pa.list_(
+        pa.struct([("uri", pa.string()), ("kind", pa.string()), ("error", pa.string())])
+    ),
+}
+"""Columns that files of earlier versions may lack: null there."""
+
+_EXPORTED: Final = (
+    "property_id", "ordinal", "status", "description", "text", "error_kind", "error", "model",
+    "model_revision", "described_at", "image_names", "image_uris", "images_used", "images_failed",
+    "embedding", "embedding_model",
 )  # fmt: skip
 
 
@@ -76,7 +97,8 @@ _COLUMNS: Final = (
 class Exported:
     """The folder after an export. without_vector: rows that are described and not embedded (yet).
 
-    kept: shards that an earlier export of the same rows, or an interrupted one, had written.
+    kept: shards that an earlier export of the same rows, or an interrupted one, had written. images: those
+    that rows have a URI of, images_missing: those that could not be read, null in the rows.
     """
 
     folder: str
@@ -85,6 +107,23 @@ class Exported:
     shards: int
     kept: int
     without_vector: int
+    images: int
+    images_missing: int
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What an export reads, and what it makes of it. width: of the vectors."""
+
+    settings: Settings
+    catalog: Catalog
+    folder: Path
+    format: Format
+    mask: Mask | None
+    raw_cells: bool
+    images: ExportedImages
+    embedded: Mapping[str, PublishedRecord]
+    width: int
 
 
 def export(
@@ -96,16 +135,29 @@ def export(
     where: str | None = None,
     mask: Mask | None = None,
     raw_cells: bool = False,
+    images: Images = Images.link,
+    image_base_url: str | None = None,
 ) -> Exported:
     """Write all published rows, or those of the mask, and verify them. Goes on with an interrupted export.
 
     where: the condition that the mask was made from. raw_cells: write texts into a CSV as they are, though a
-    spreadsheet would compute some of them. Raises CommandError, PublishedError, OSError.
+    spreadsheet would compute some of them. images, image_base_url: see ``exported_images.py``. Raises
+    CommandError, PublishedError, StoreAwayError, OSError.
     """
+    if images is Images.embed and format_ is Format.csv:
+        raise CommandError("A cell of a CSV holds no image: --images copy, or --format huggingface or jsonl.")
     records = published_records(settings.descriptions, catalog)
     if not records:
         raise CommandError(f"No description is published yet: {command('run')}.")
-    question = {"catalog_id": catalog.catalog_id, "rows_as": format_, "where": where, "raw_cells": raw_cells}
+    exported_images = ExportedImages(catalog, folder, images, image_base_url)
+    exported_images.refuse_away()
+    question = {
+        "catalog_id": catalog.catalog_id,
+        "rows_as": format_,
+        "where": where,
+        "raw_cells": raw_cells,
+        **_asked_images(images, image_base_url),
+    }
     doing("looking at what is published")
     rows = {key: record.rows for key, record in records.items()}
     if mask is not None:
@@ -113,61 +165,74 @@ def export(
             bounds = PropertyRange.from_key(key)
             rows[key] = int(np.count_nonzero(mask[bounds.start : bounds.stop]))
         records = {key: record for key, record in records.items() if rows[key]}
+    embedded = published_records(settings.embeddings, catalog)
+    task = _Task(
+        settings, catalog, folder, format_, mask, raw_cells, exported_images, embedded,
+        _width(settings, embedded),
+    )  # fmt: skip
     expected = sum(rows.values())
     with _locked(folder):
         _claim(folder, question)
-        notes, kept = _write_shards(settings, catalog, folder, format_, records, mask, raw_cells=raw_cells)
-        _remove_others(folder, format_, set(notes))
-        _verify(folder, notes, expected=expected)
+        notes, kept = _write_shards(task, records)
+        _remove_others(task, set(notes))
+        _verify(task, notes, expected=expected)
+
+        def total(name: str) -> int:
+            return sum(note[name] for note in notes.values())
+
         exported = Exported(
             str(folder),
             format_,
             rows=expected,
             shards=len(notes),
             kept=kept,
-            without_vector=sum(note["without_vector"] for note in notes.values()),
+            without_vector=total("without_vector"),
+            images=total("images"),
+            images_missing=total("images_missing"),
         )
-        _finish(folder, question, notes, exported)
+        _finish(folder, {**question, "image_roots": exported_images.roots}, notes, exported)
     return exported
 
 
+def _asked_images(images: Images = Images.link, base_url: str | None = None) -> dict[str, object]:
+    """What the question has of images; an export of an earlier version asked for the defaults."""
+    return {"images": images, "image_base_url": base_url}
+
+
 def _write_shards(
-    settings: Settings,
-    catalog: Catalog,
-    folder: Path,
-    format_: Format,
-    records: Mapping[str, PublishedRecord],
-    mask: Mask | None,
-    *,
-    raw_cells: bool,
+    task: _Task, records: Mapping[str, PublishedRecord]
 ) -> tuple[dict[str, dict[str, Any]], int]:
     """Write the missing shards. Returns the note on each shard by its name, and how many existed already."""
     schemas: dict[str, pa.Schema] = {}
-    embedded = published_records(settings.embeddings, catalog)
-    width = _width(settings, embedded)
+    folder = task.folder
     notes: dict[str, dict[str, Any]] = {}
     kept = 0
     for number, (key, record) in enumerate(records.items()):
-        name = _shard_name(format_, key)
-        sources = {"described": record.sha256, "embedded": embedded[key].sha256 if key in embedded else None}
+        name = _shard_name(task.format, key)
+        sources = _sources(task, key, record, task.embedded.get(key))
         note = _read_note(folder, key)
-        if note is not None and note["sources"] == sources and _holds(folder / name, note):
-            notes[name], kept = note, kept + 1
+        if note is not None and note["sources"] == sources and _is_complete(task, name, note):
+            kept += 1
         else:
-            table, sources = _shard(settings, catalog, key, mask, width)
+            table, sources = _shard(task, key)
             _refuse_other_schema(schemas, key, table.schema)
+            table, images = task.images.place(table, key)
             _unfinish(folder)
-            size, sha256 = _write(folder / name, _encoded(table, format_, raw_cells=raw_cells))
+            size, sha256 = _write(task, folder / name, table, images)
             missing = pc.sum(pc.and_(pc.equal(table["status"], "ok"), pc.is_null(table["embedding"]))).as_py()
-            notes[name] = {
+            note = {
                 "sources": sources,
                 "rows": table.num_rows,
                 "bytes": size,
                 "sha256": sha256,
                 "without_vector": missing or 0,
                 "models": sorted(set(table["model"].to_pylist()) - {None}),
+                **images.note(),
             }
-            write_sealed(folder / _SHARDS / f"{key}.json", notes[name], format_=_NOTE_FORMAT)
+            write_sealed(folder / _SHARDS / f"{key}.json", note, format_=_NOTE_FORMAT)
+            task.images.remove_others(key, images)
+        # The names may be many, and all notes are held.
+        notes[name] = {field: value for field, value in note.items() if field != "unread"}
         doing("writing partitions", number + 1, len(records))
     return notes, kept
 
@@ -212,7 +277,7 @@ def _claim(folder: Path, question: Mapping[str, object]) -> None:
         return
     except BrokenSealError as error:
         raise CommandError(f"{path} does not read ({error}): export into another folder.") from error
-    if recorded != dict(question):
+    if {**_asked_images(), **recorded} != dict(question):
         raise CommandError(f"{folder} holds another export ({json.dumps(recorded)}): name another folder.")
 
 
@@ -221,21 +286,33 @@ def _read_note(folder: Path, key: str) -> dict[str, Any] | None:
         note = read_sealed(folder / _SHARDS / f"{key}.json", format_=_NOTE_FORMAT)
     except (OSError, BrokenSealError):
         return None  # The shard is written anew.
-    return note if "models" in note else None
+    return note if "unread" in note else None
 
 
-def _holds(path: Path, note: Mapping[str, Any]) -> bool:
-    """Whether a shard has the size and digest of its note."""
+def _is_complete(task: _Task, name: str, note: Mapping[str, Any]) -> bool:
+    """Whether a shard and its copies are what the note says, and no image is to be tried again."""
+    return _holds(task, name, note) and not task.images.readable(note["unread"])
+
+
+def _holds(task: _Task, name: str, note: Mapping[str, Any]) -> bool:
+    """Whether a shard has the size and digest of its note, and its copies the names and sizes."""
+    path = task.folder / name
     try:
-        return bool(path.stat().st_size == note["bytes"] and sha256_of(path) == note["sha256"])
+        is_whole = path.stat().st_size == note["bytes"] and sha256_of(path) == note["sha256"]
     except OSError:
         return False
+    return is_whole and task.images.holds(_key_of(name), note)
 
 
 def _shard_name(format_: Format, key: str) -> str:
     if format_ == "huggingface":
         return f"data/train-{key}.parquet"
     return f"{key}.{format_}"
+
+
+def _key_of(name: str) -> str:
+    """The key in a shard's name."""
+    return Path(name).stem.removeprefix("train-")
 
 
 def _width(settings: Settings, embedded: Mapping[str, PublishedRecord]) -> int:
@@ -245,11 +322,22 @@ def _width(settings: Settings, embedded: Mapping[str, PublishedRecord]) -> int:
     return 1
 
 
-def _shard(
-    settings: Settings, catalog: Catalog, key: str, mask: Mask | None, width: int
-) -> tuple[pa.Table, dict[str, str | None]]:
-    """The rows of a partition, and the digests of the files that they come from."""
-    described, embedded = PublishedPartitions(settings.descriptions), PublishedPartitions(settings.embeddings)
+def _sources(
+    task: _Task, key: str, described: PublishedRecord, embedded: PublishedRecord | None
+) -> dict[str, object]:
+    """What the rows of a shard come from: digests, and where the images are."""
+    return {
+        "listed": task.catalog.slice_digest(PropertyRange.from_key(key)),
+        "described": described.sha256,
+        "embedded": None if embedded is None else embedded.sha256,
+        "image_roots": task.images.roots,
+    }
+
+
+def _shard(task: _Task, key: str) -> tuple[pa.Table, dict[str, object]]:
+    """The rows of a partition, its images by their names, and what the rows come from."""
+    described = PublishedPartitions(task.settings.descriptions)
+    embedded = PublishedPartitions(task.settings.embeddings)
     for _ in range(_ATTEMPTS):
         record, vectors_record = described.record(key), embedded.record(key)
         rows = described.read(key).to_table(list(_COLUMNS))
@@ -262,20 +350,24 @@ def _shard(
     else:
         raise CommandError(f"Partition {key} changes all the time. Export it when its runs are over.")
     assert record is not None
+    mask = task.mask
     if mask is not None:
         rows = rows.filter(pa.array(mask[rows["ordinal"].to_numpy()]))
+    for name, type_ in _LATER_COLUMNS.items():
+        if name not in rows.schema.names:
+            rows = rows.append_column(name, pa.nulls(rows.num_rows, type_))
     if vectors_record is not None and not are_vectors_of(vectors_record, record):
         vectors = None  # They were made from other texts than those of these rows.
     rows = rows.combine_chunks()
-    listed = catalog.slice(PropertyRange.from_key(key))
+    listed = task.catalog.slice(PropertyRange.from_key(key))
     positions = pc.index_in(rows["ordinal"], value_set=listed["ordinal"].combine_chunks())
     texts = [
         None if description is None else description_text(description)
         for description in rows["description"].to_pylist()
     ]
     rows = rows.append_column("text", pa.array(texts, pa.string()))
-    rows = rows.append_column("image_uris", listed["image_uris"].take(positions))
-    type_ = pa.list_(pa.float32(), width)
+    rows = rows.append_column("image_names", listed["image_uris"].take(positions))
+    type_ = pa.list_(pa.float32(), task.width)
     if vectors is None:
         columns = [pa.nulls(rows.num_rows, type_), pa.nulls(rows.num_rows, pa.string())]
     else:
@@ -289,11 +381,7 @@ def _shard(
             vectors[name].combine_chunks().take(positions.combine_chunks()) for name in ("embedding", "model")
         ]
     rows = rows.append_column("embedding", columns[0]).append_column("embedding_model", columns[1])
-    sources = {
-        "described": record.sha256,
-        "embedded": None if vectors_record is None else vectors_record.sha256,
-    }
-    return rows.replace_schema_metadata(None), sources
+    return rows.replace_schema_metadata(None), _sources(task, key, record, vectors_record)
 
 
 def _refuse_other_schema(schemas: dict[str, pa.Schema], key: str, schema: pa.Schema) -> None:
@@ -307,44 +395,23 @@ def _refuse_other_schema(schemas: dict[str, pa.Schema], key: str, schema: pa.Sch
     schemas[key] = schema
 
 
-def _encoded(table: pa.Table, format_: Format, *, raw_cells: bool) -> Iterator[bytes]:
-    if format_ == "huggingface":
-        stream = io.BytesIO()
-        dictionary = [name for name in table.schema.names if name != "embedding"]
-        pq.write_table(table, stream, compression="zstd", use_dictionary=dictionary, write_page_checksum=True)
-        yield stream.getvalue()
-    elif format_ == "csv":
-        # Each field of a description becomes a column, however deep it is nested; lists become JSON.
-        while any(pa.types.is_struct(type_) for type_ in table.schema.types):
-            table = table.flatten()
-        for number, field in enumerate(table.schema):
-            if pa.types.is_nested(field.type):
-                cells = [None if value is None else _json(value) for value in table[number].to_pylist()]
-                table = table.set_column(number, field.name, pa.array(cells, pa.string()))
-            elif pa.types.is_string(field.type) and not raw_cells:
-                # A spreadsheet would compute such a text, and a formula can send other cells over a network.
-                safe = pc.replace_substring_regex(table[number], _FORMULA, r"'\1")
-                table = table.set_column(number, field.name, safe)
-        stream = io.BytesIO()
-        pa.csv.write_csv(table, stream)
-        yield stream.getvalue()
-    else:
-        for batch in table.to_batches(max_chunksize=256):
-            for row in batch.to_pylist():
-                yield _json(row).encode() + b"\n"
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
-
-
-def _write(path: Path, pieces: Iterator[bytes]) -> tuple[int, str]:
+def _write(task: _Task, path: Path, table: pa.Table, images: ShardImages) -> tuple[int, str]:
     """Write a shard durably, read it back, and give it its name. Returns its size and SHA-256."""
+    table = table.select([name for name in _EXPORTED if name in table.schema.names])
+    parts = iter([table])
+    if task.images.mode is Images.embed:
+        parts = task.images.embedded(table, images, as_text=task.format is Format.jsonl)
     make_directory(path.parent)
     file = TemporaryFile(path)
     try:
-        for piece in pieces:
-            file.write(piece)
+        if task.format is Format.huggingface:
+            _write_parquet(file, parts)
+        elif task.format is Format.csv:
+            pa.csv.write_csv(_flat(table, raw_cells=task.raw_cells), file)
+        else:
+            for part in parts:
+                for batch in part.to_batches(max_chunksize=256):
+                    file.write("".join(f"{_json(row)}\n" for row in batch.to_pylist()).encode())
         sha256 = file.seal()
         publish_replacing(file.path, path)
     except BaseException:
@@ -353,18 +420,60 @@ def _write(path: Path, pieces: Iterator[bytes]) -> tuple[int, str]:
     return file.size, sha256
 
 
-def _remove_others(folder: Path, format_: Format, names: set[str]) -> None:
+def _write_parquet(file: TemporaryFile, parts: Iterator[pa.Table]) -> None:
+    first = next(parts)
+    schema = first.schema
+    dictionary = [name for name in schema.names if name not in ("embedding", "images")]
+    if "images" in schema.names:
+        schema = huggingface_features(schema)
+    with pq.ParquetWriter(
+        file, schema, compression="zstd", use_dictionary=dictionary, write_page_checksum=True
+    ) as writer:
+        for part in chain([first], parts):
+            writer.write_table(part.replace_schema_metadata(schema.metadata))
+
+
+def _flat(table: pa.Table, *, raw_cells: bool) -> pa.Table:
+    """Each field of a description as a column, however deep it is nested; lists as JSON."""
+    while any(pa.types.is_struct(type_) for type_ in table.schema.types):
+        table = table.flatten()
+    for number, field in enumerate(table.schema):
+        if pa.types.is_nested(field.type):
+            cells = [None if value is None else _json(value) for value in table[number].to_pylist()]
+            table = table.set_column(number, field.name, pa.array(cells, pa.string()))
+        elif pa.types.is_string(field.type) and not raw_cells:
+            # A spreadsheet would compute such a text, and a formula can send other cells over a network.
+            safe = pc.replace_substring_regex(table[number], _FORMULA, r"'\1")
+            table = table.set_column(number, field.name, safe)
+    return table
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_as_text)
+
+
+def _as_text(value: object) -> str:
+    return value.isoformat() if isinstance(value, datetime) else str(value)
+
+
+def _remove_others(task: _Task, names: set[str]) -> None:
     """Remove temporary files that a kill left, and shards of earlier rows that are not among these names."""
-    for path in folder.rglob(f".*{TEMPORARY_SUFFIX}"):
-        path.unlink()
-    pattern = _shard_name(format_, "*")
-    for path in folder.glob(pattern):
-        note = folder / _SHARDS / f"{path.stem.removeprefix('train-')}.json"
+    folder = task.folder
+    for place in (folder, folder / _SHARDS, (folder / _shard_name(task.format, "*")).parent):
+        for path in place.glob(f".*{TEMPORARY_SUFFIX}"):
+            path.unlink()
+    for path in folder.glob(_shard_name(task.format, "*")):
+        note = folder / _SHARDS / f"{_key_of(path.name)}.json"
         # A file without a note is a person's own.
         if str(path.relative_to(folder)) not in names and note.exists():
             _unfinish(folder)
             path.unlink()
             note.unlink()
+    keys = {_key_of(name) for name in names}
+    for key in task.images.copied_keys():
+        if key not in keys:
+            _unfinish(folder)
+            task.images.remove(key)
 
 
 def _unfinish(folder: Path) -> None:
@@ -381,10 +490,12 @@ def _finish(
     exported: Exported,
 ) -> None:
     about = {
-        "format_version": 1,
+        "format_version": _ABOUT_FORMAT,
         **question,
         "rows": exported.rows,
         "without_vector": exported.without_vector,
+        "images_with_uri": exported.images,
+        "images_missing": exported.images_missing,
         "shards": {name: {"rows": note["rows"], "sha256": note["sha256"]} for name, note in notes.items()},
     }
     write_replacing(folder / _ABOUT, json.dumps(about, indent=2).encode() + b"\n")
@@ -420,7 +531,7 @@ configs:
 
 # Property descriptions
 
-**Licence: fill this in before you publish.** Images are named by their paths and not part of this folder.
+**Licence: fill this in before you publish.** {_about_images(question, exported)}
 
 {counted(exported.rows, "properties")}, each described from its images by {made_by} (column `model`, exact
 revision in `model_revision`), with the description as columns (`description`) and as text (`text`), and a
@@ -435,13 +546,33 @@ reason. {where}
 """
 
 
-def _verify(folder: Path, notes: Mapping[str, Mapping[str, Any]], *, expected: int) -> None:
+def _about_images(question: Mapping[str, Any], exported: Exported) -> str:
+    """Where the images are, for the card."""
+    if not question["image_roots"]:
+        return "Images are not part of it."
+    roots = " and ".join(f"`{root}`" for root in question["image_roots"])
+    places = {
+        Images.link: "`image_uris` has their places",
+        Images.copy: f"`image_uris` has their copies in this folder, each named by its SHA-256 in `{FOLDER}`",
+        Images.embed: "`images` has the files themselves, `image_uris` their places",
+    }
+    sentence = (
+        f"`image_names` has the names of each property's images below {roots}; beside each,"
+        f" {places[question['images']]}. `images_used` has those that the description was made from."
+    )
+    if exported.images_missing:
+        sentence += f" {counted(exported.images_missing, 'images')} could not be read: null."
+    return sentence
+
+
+def _verify(task: _Task, notes: Mapping[str, Mapping[str, Any]], *, expected: int) -> None:
     """Read every shard again and compare its digest, and count the rows. Raises CommandError."""
     for number, (name, note) in enumerate(notes.items()):
         doing("reading each file once more", number, len(notes))
-        if not _holds(folder / name, note):
+        if not _holds(task, name, note):
             raise CommandError(
-                f"{folder / name} is not what was written. Look at the disk, and export again."
+                f"{task.folder / name} is not what was written, or its images' copies are not. Look at the"
+                " disk, and export again."
             )
     rows = sum(note["rows"] for note in notes.values())
     if rows != expected:
@@ -453,6 +584,7 @@ def _verify(folder: Path, notes: Mapping[str, Mapping[str, Any]], *, expected: i
 
 _EXAMPLES = """\b
 vlm-assets export /srv/out --format huggingface
+vlm-assets export /srv/out --images copy  a folder that can be sent, with the images
 vlm-assets export cottages --format csv --where "building_type = 'cottage'\""""
 
 
@@ -467,18 +599,42 @@ def export_command(
     raw_cells: Annotated[
         bool, typer.Option("--raw-cells", help="CSV: no ' before texts that begin with = + - or @.")
     ] = False,
+    images: Annotated[
+        Images,
+        typer.Option(
+            "--images", help="In each row: where its images are, copies in DIR, their bytes, or nothing."
+        ),
+    ] = Images.link,
+    image_base_url: Annotated[
+        str | None,
+        typer.Option(
+            "--image-base-url",
+            metavar="URL",
+            help="Where the image root is served, or with --images copy DIR: stands before each name.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write published rows, texts and vectors as a folder for others.
 
-    Each row has its id, image paths, description, text and vector; each partition is a file.
+    Each row has its id, its images, description, text and vector; each partition is a file.
     Counts and digests are verified at the end. The same command goes on with an export that was interrupted,
     and brings a finished one up to date.
     """
     current = chosen_settings(home)
     catalog = Catalog.open(current.home)
     mask = None if where is None else matching_rows(current, catalog, where)
-    exported = export(current, catalog, folder, format_, where=where, mask=mask, raw_cells=raw_cells)
+    exported = export(
+        current,
+        catalog,
+        folder,
+        format_,
+        where=where,
+        mask=mask,
+        raw_cells=raw_cells,
+        images=images,
+        image_base_url=image_base_url,
+    )
     if as_json:
         say_as_json(asdict(exported))
         return
@@ -488,5 +644,10 @@ def export_command(
     )
     if exported.kept:
         say(f"{exported.kept} of the files were there already.")
+    if exported.images_missing:
+        say(
+            f"{counted(exported.images_missing, 'images')} cannot be read, and are null in their rows. Put"
+            " them back and export again: those are tried once more."
+        )
     if exported.without_vector:
         say(f"{counted(exported.without_vector, 'rows have', 'row has')} no vector yet: {command('run')}.")

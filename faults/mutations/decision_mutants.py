@@ -12,6 +12,7 @@ _RETRY = "sensors/retry_decision.py"
 _JUDGE = "sensors/progress_judge.py"
 _SEARCH = "vlm_results/search.py"
 _EXPORT = "vlm_results/export.py"
+_IMAGES = "vlm_results/exported_images.py"
 _QUALITY = "vlm_results/quality.py"
 _INTERVALS = "vlm_assets/services/intervals.py"
 _COMPARE = "vlm_assets/services/comparison.py"
@@ -40,6 +41,7 @@ TESTS = {
             "no_cell_of_a_csv_is_a_formula",
         )
     ],
+    _IMAGES: ["tests/unit/vlm_results/test_exported_images.py"],
     _QUALITY: [
         f"tests/unit/vlm_results/test_quality.py::test_{name}"
         for name in (
@@ -105,8 +107,8 @@ MUTANTS = (
     Mutant(_EXPORT, "if vectors_record is not None and not are_vectors_of(vectors_record, record):", "if False:",
            "a vector of another text is not given on"),
     Mutant(_EXPORT, ' and note["sources"] == sources', "", "a shard of earlier rows is written anew"),
-    Mutant(_EXPORT, " and _holds(folder / name, note):", ":", "a damaged shard is written anew"),
-    Mutant(_EXPORT, "        if not _holds(folder / name, note):\n", "        if False:\n", "every shard is read again at the end"),
+    Mutant(_EXPORT, " and _is_complete(task, name, note):", ":", "a damaged shard is written anew"),
+    Mutant(_EXPORT, "        if not _holds(task, name, note):\n", "        if False:\n", "every shard is read again at the end"),
     Mutant(_EXPORT, ' and sha256_of(path) == note["sha256"]', "", "a shard is compared by its SHA-256"),
     Mutant(_EXPORT, "    if rows != expected:\n", "    if False:\n", "the rows of an export are counted"),
     Mutant(_EXPORT, "            _unfinish(folder)\n            size", "            size", "nothing says that a folder is whole while it changes"),
@@ -116,6 +118,18 @@ MUTANTS = (
            "positions = pa.chunked_array([pa.array(range(rows.num_rows))])", "each row gets its own vector"),
     Mutant(_EXPORT, 'rows = rows.filter(pa.array(mask[rows["ordinal"].to_numpy()]))', "pass", "only chosen rows are exported"),
     Mutant(_EXPORT, "elif pa.types.is_string(field.type) and not raw_cells:", "elif False:", "a cell of a CSV is no formula"),
+    Mutant(_EXPORT, " and task.images.holds(_key_of(name), note)", "", "an export has each copy of an image, and no other"),
+    Mutant(_EXPORT, ' and not task.images.readable(note["unread"])', "", "an image that is back is exported"),
+    Mutant(_EXPORT, "            task.images.remove(key)\n", "            pass\n", "copies of what is exported no more are removed"),
+    Mutant(_IMAGES, ".readlink() != place:", ".readlink() == Path():", "a link that is put there meanwhile is not followed"),
+    Mutant(_IMAGES, "len(content) > EMBEDDED_BYTES", "False", "an embedded image is bounded"),
+    Mutant(_IMAGES, "self._root.size(name) is None", "False", "a link to a missing image is null"),
+    Mutant(_IMAGES, "isinstance(place, Path) and not _has_entries(place)", "False", "a disk that is away is no loss of images"),
+    Mutant(_IMAGES, "kind not in _SETTLED", "True", "what stays as it is costs no second export"),
+    Mutant(_IMAGES, 'quote(name.lstrip("/"))', "name", "a URL is escaped"),
+    Mutant(_IMAGES, "        _remove(self._folder / key, except_for=shard.copies)\n", "        pass\n", "no copy is left of what no row names"),
+    Mutant(_IMAGES, 'raise ImageError("unreadable", f"{name} is not an image that is known here.")', 'return ("", "")',
+           "only images are copied"),
     Mutant(_QUALITY, "_ERROR_RATE * rank / len(tested)", "_ERROR_RATE", "many comparisons name few by chance"),
     Mutant(_QUALITY, "_ERROR_RATE * rank / len(tested)", "_ERROR_RATE / len(tested)", "many odd partitions are found together"),
     Mutant(_QUALITY, " if comparison.distance >= LEAST_DISTANCE]", "]", "a small difference is not named"),

@@ -17,3 +17,4 @@ from tests.support.homes import (  # noqa: F401 - fixtures
     refuse,
     uneven,
 )
+from tests.support.pictures import pictures  # noqa: F401 - a fixture

@@ -8,6 +8,7 @@ a worker starts in milliseconds.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import math
@@ -15,7 +16,7 @@ import mmap
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
@@ -96,7 +97,8 @@ _SIGNATURES: Final = {
     "ICO": [(0, b"\0\0\1\0")],
 }
 
-_HEAD_BYTES = 32
+HEAD_BYTES: Final = 32
+"""So many bytes of a file tell its format."""
 
 _MISSING = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP}
 _DENIED = {errno.EACCES, errno.EPERM}
@@ -247,9 +249,9 @@ def load_image(
 
 
 def recognised_format(head: bytes) -> str | None:
-    """The format of a file that begins with these bytes (32 are enough), whatever its name; None: no image.
+    """The format of a file that begins with these bytes, whatever its name; None: no image.
 
-    TGA is not recognised: it has no signature.
+    HEAD_BYTES of them are enough. TGA is not recognised: it has no signature.
     """
     if head[4:12] in (b"ftypmif1", b"ftypmsf1") and b"avi" in head[16:]:
         return "AVIF"  # Such a file may be HEIF or AVIF; its other brands decide.
@@ -277,7 +279,12 @@ def fitted_size(width: int, height: int, max_pixels: int) -> tuple[int, int]:
     return fitted_width, min(max(1, int(height * scale)), max_pixels // fitted_width)
 
 
-def _read_regular_file(path: Path | str) -> bytes:
+@contextlib.contextmanager
+def open_image(path: Path | str) -> Iterator[io.FileIO]:
+    """Open the file of an image without ever blocking: regular, with at most MAX_FILE_BYTES.
+
+    Raises ImageError.
+    """
     try:
         # Without O_NONBLOCK, opening a FIFO waits for a writer that never comes.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -286,22 +293,44 @@ def _read_regular_file(path: Path | str) -> bytes:
     except OSError as error:
         raise _open_error(path, error) from error
     try:
-        status = os.fstat(descriptor)
+        try:
+            status = os.fstat(descriptor)
+        except OSError as error:
+            raise _read_error(path, error) from error
         if not stat.S_ISREG(status.st_mode):
             raise ImageError("not_a_file", f"{path} is {_kind_of_entry(status.st_mode)}, not an image file.")
         if status.st_size > MAX_FILE_BYTES:
             raise ImageError(
                 "too_large", f"{path} is {status.st_size:,} bytes; more than {MAX_FILE_BYTES:,} is not read."
             )
-        with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as stream:
-            file_bytes = stream.read()
-    except OSError as error:
-        raise ImageError("io_error", f"{path} could not be read: {error.strerror}.") from error
+        with io.FileIO(descriptor, closefd=False) as stream:
+            yield stream
     finally:
         os.close(descriptor)
-    if not file_bytes:
+
+
+def read_pieces(
+    stream: io.RawIOBase | io.BytesIO, path: Path | str, *, size: int = 1 << 20
+) -> Iterator[bytes]:
+    """The bytes of an open image in pieces. Raises ImageError where it cannot be read, or is empty."""
+    empty = True
+    try:
+        while piece := stream.read(size):
+            yield piece
+            empty = False
+    except OSError as error:
+        raise _read_error(path, error) from error
+    if empty:
         raise ImageError("empty", f"{path} has no bytes in it.")
-    return file_bytes
+
+
+def _read_regular_file(path: Path | str) -> bytes:
+    with open_image(path) as stream:
+        return b"".join(read_pieces(stream, path, size=-1))
+
+
+def _read_error(path: Path | str, error: OSError) -> ImageError:
+    return ImageError("io_error", f"{path} could not be read: {error.strerror}.")
 
 
 def _open_error(path: Path | str, error: OSError) -> ImageError:
@@ -323,7 +352,7 @@ def _kind_of_entry(mode: int) -> str:
 
 
 def _looks_like(file_bytes: bytes) -> str:
-    if (name := recognised_format(file_bytes[:_HEAD_BYTES])) is not None:
+    if (name := recognised_format(file_bytes[:HEAD_BYTES])) is not None:
         return f"it begins as {common_name(name)} does, and is damaged or cut short"
     if file_bytes[4:8] == b"ftyp":
         return "it looks like a video"
@@ -334,13 +363,13 @@ def _looks_like(file_bytes: bytes) -> str:
 
 def _missing_decoder(file_bytes: bytes) -> str | None:
     """The format of an image, where this Pillow has no decoder for it; else None."""
-    name = recognised_format(file_bytes[:_HEAD_BYTES])
+    name = recognised_format(file_bytes[:HEAD_BYTES])
     return name if name in _OPTIONAL_DECODERS and not features.check(_OPTIONAL_DECODERS[name]) else None
 
 
 def _formats_of(file_bytes: bytes, path: Path | str) -> tuple[str, ...]:
     """The formats that Pillow tries. For HEIC this checks the size first, and loads the decoder."""
-    if recognised_format(file_bytes[:_HEAD_BYTES]) != "HEIF":
+    if recognised_format(file_bytes[:HEAD_BYTES]) != "HEIF":
         return tuple(name for name in FORMATS if name != "HEIF")
     try:
         import pillow_heif

@@ -121,19 +121,30 @@ def test_two_exports_into_one_folder_are_kept_apart(dataset, tmp_path):
 
 
 def test_the_card_names_the_models_of_the_rows_whatever_the_settings_say_now(dataset, tmp_path):
-    """Rows are handed on under the names of what made them; a note of format 1, without them, is renewed."""
+    """Rows are handed on under the names of what made them."""
     folder = tmp_path / "out"
     dataset.describe(dataset.keys[0], settings="other", text="another house")
     export(dataset.settings, dataset.catalog, folder, Format.huggingface)
     card = (folder / "README.md").read_text()
     assert "9 properties, each described from its images by `model-other`, `model-s`" in card
     assert "`embedding_model`; 3 rows have none yet)" in card
+
+
+def test_an_export_of_an_earlier_version_is_brought_up_to_date(dataset, tmp_path):
+    """Its notes (format 2) counted no images, and its question did not ask for any: it goes on."""
+    folder = tmp_path / "out"
+    export(dataset.settings, dataset.catalog, folder, Format.huggingface)
+    whole = content(folder)
     path = folder / ".shards" / f"{dataset.keys[1]}.json"
-    note = read_sealed(path, format_=2)
-    assert note.pop("models") == ["model-s"]
-    write_sealed(path, note)
+    note = read_sealed(path, format_=3)
+    assert note["models"] == ["model-s"]
+    later = ("images", "images_missing", "unread", "copies")
+    write_sealed(path, {name: value for name, value in note.items() if name not in later}, format_=2)
+    question = read_sealed(folder / ".shards" / "question.json")
+    asked = {name: value for name, value in question.items() if not name.startswith("image")}
+    write_sealed(folder / ".shards" / "question.json", asked)
     assert export(dataset.settings, dataset.catalog, folder, Format.huggingface).kept == 2
-    assert (folder / "README.md").read_text() == card
+    assert content(folder) == whole
 
 
 def test_the_card_has_the_whole_schema_and_names_nothing_that_is_not_missing(dataset, tmp_path, monkeypatch):
