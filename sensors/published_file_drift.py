@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import dagster as dg
 import sqlalchemy as sa
@@ -31,7 +31,10 @@ from vlm_durable.files.layout import AssetFolders
 from vlm_durable.state.database import ControlState
 from vlm_durable.state.tables import drift_snapshots
 from vlm_durable.state.workers import Workers
+from vlm_durable.versions.findings import Finding, FindingKind
 from vlm_durable.versions.partition_files import PUBLISHED_FILE
+from vlm_durable.versions.partition_findings import stray_files
+from vlm_durable.versions.published import Verification
 from vlm_durable.wording import counted
 
 NAME = "published_file_drift"
@@ -47,18 +50,22 @@ _REPORTED_AT_ONCE = 200
 _SHOWN = 5
 """Sentences on the sensor's page; further ones are in the tick's log."""
 
-_FOREIGN = "foreign_file"
+_FOREIGN = FindingKind.FOREIGN_FILE
 _FILE, _RECORD = ".parquet", ".json"
 
-SOUND, STALE = "sound", "stale"
+SOUND = "sound"
+"""The kind of a verdict without a finding."""
+_BY_EXPECTATION = frozenset({SOUND, FindingKind.STALE, FindingKind.DESCRIPTIONS_DIFFER})
+"""Kinds that another expectation may change although the file is the same."""
 
 
 class Seen(NamedTuple):
     """One partition when it was last verified.
 
-    signature: of its files. expectation: what its record was compared with. kind: of the verdict. reported:
-    digest of the verdict that Dagster has; "": none. owed: digest of the verdict to report; "": none. A tick
-    that then died may have reported it already. at: when the owed verdict was found, in unix seconds.
+    signature: of its files. expectation: what its record was compared with. kind: of the finding, or sound.
+    reported: digest of the verdict that Dagster has; "": none. owed: digest of the verdict to report; "":
+    none. A tick that then died may have reported it already. at: when the owed verdict was found, in unix
+    seconds.
     """
 
     signature: str
@@ -103,29 +110,19 @@ class Snapshot:
         self.state.beat(write)
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The verdict on one partition, in words for people. severity: None if it is sound.
+def kind_of(verdict: Verification) -> str:
+    """The kind of its worst finding, or sound."""
+    return verdict.worst.kind if verdict.worst is not None else SOUND
 
-    kind: ``sound``, ``stale``, or what is wrong: ``truncated``, ``replaced``, ``deleted``, ``foreign``, ...
-    """
 
-    kind: str
-    severity: Literal["ERROR", "WARN"] | None
-    expected: str
-    actual: str
-    next_step: str = ""
+def _digest(verdict: Verification) -> str:
+    """The same for the same verdict."""
+    finding = verdict.worst
+    return SOUND if finding is None else _digest_of(f"{finding.kind}\n{verdict.expected}\n{finding.text}")
 
-    @property
-    def passed(self) -> bool:
-        """Whether the file is what it should be."""
-        return self.severity is None
 
-    @property
-    def digest(self) -> str:
-        """The same for the same verdict."""
-        text = f"{self.kind}\n{self.severity}\n{self.expected}\n{self.actual}"
-        return SOUND if self.passed else hashlib.sha256(text.encode()).hexdigest()[:16]
+def _digest_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class DriftWatched(Protocol):
@@ -143,10 +140,10 @@ class DriftWatched(Protocol):
     def made_from(self) -> AssetFolders | None:
         """The asset that it is made from; None if it is made from none."""
 
-    def verify(self, key: str) -> Verdict | None:
+    def verify(self, key: str) -> Verification | None:
         """The verdict on one partition, every byte read; None while a publication is under way."""
 
-    def reassess(self, key: str) -> Verdict | None:
+    def reassess(self, key: str) -> Verification | None:
         """The verdict if only the expectation changed: the file is not read again."""
 
     def check_store(self) -> tuple[Mapping[str, str], list[str]]:
@@ -163,7 +160,7 @@ class _TimeLeft:
     seconds: float
 
 
-Report = Callable[[str, str, Verdict, float], None]
+Report = Callable[[str, str, Verification, float], None]
 """Reports a verdict on a partition: asset, key, verdict, and when it was found (unix seconds). If a tick dies
 before it notes the report, the next tick repeats it with the same time."""
 
@@ -205,15 +202,14 @@ class DriftWatcher:
         standing = signatures(watched.asset, made_from=watched.made_from)
         troubles, sentences = watched.check_store()
         for key, sentence in troubles.items():
-            digest = hashlib.sha256(sentence.encode()).hexdigest()[:16]
-            standing[key] = f"{standing.get(key, '')} {digest}"
+            standing[key] = f"{standing.get(key, '')} {_digest_of(sentence)}"
         changed = [key for key in watched.keys if _is_changed(snapshot, key, standing, expectation)]
         if not changed:
             return sentences
         # A partition that a run works on is verified when the run has ended.
         busy = {worker.partition for worker in self.workers.living()}
         failed_before = failing(watched.asset.name) if snapshot.is_lost else ()
-        owed: dict[str, Verdict] = {}
+        owed: dict[str, Verification] = {}
         verified = 0
         is_incomplete = False
         began = self.monotonic()
@@ -230,19 +226,20 @@ class DriftWatcher:
                 continue
             verified += 1
             if before is not None and before.signature == signature and not before.owed:
-                verdict = watched.reassess(key) if before.kind in (SOUND, STALE) else None
+                verdict = watched.reassess(key) if before.kind in _BY_EXPECTATION else None
             else:
                 verdict = watched.verify(key)
             if verdict is None:
                 is_incomplete |= before is None
                 continue
-            seen = Seen(signature, expectation, verdict.kind, before.reported if before is not None else "")
+            digest, reported = _digest(verdict), before.reported if before is not None else ""
+            seen = Seen(signature, expectation, kind_of(verdict), reported)
             is_owed = before is not None and bool(before.owed)
-            is_new = verdict.digest != (seen.reported or SOUND)
+            is_new = digest != (seen.reported or SOUND)
             is_recovery = not seen.reported and key in failed_before
             if is_owed or is_new or is_recovery:
-                found_at = before.at if before is not None and before.owed == verdict.digest else now
-                owed[key], seen = verdict, seen._replace(owed=verdict.digest, at=found_at)
+                found_at = before.at if before is not None and before.owed == digest else now
+                owed[key], seen = verdict, seen._replace(owed=digest, at=found_at)
             snapshot.partitions[key] = seen
             if len(owed) >= _REPORTED_AT_ONCE:
                 sentences += _report_owed(watched.asset.name, owed, snapshot, report)
@@ -256,21 +253,25 @@ class DriftWatcher:
 
     def _alert_of_foreign(self, watched: DriftWatched, now: float) -> list[str]:
         prefix = f"{watched.asset.name}/{_FOREIGN}/"
-        names = foreign_names(watched.asset, frozenset(watched.keys))
-        standing = {prefix + name: watched.asset.partition(name).published for name in names}
+        standing: dict[str, Finding] = {
+            prefix + Path(finding.path).stem: finding
+            for finding in stray_files(watched.asset, watched.keys)
+            if finding.kind is _FOREIGN and finding.path is not None
+        }
         opened = self.outbox.open_subjects()
-        for subject, path in standing.items():
+        for subject, finding in standing.items():
             if subject not in opened:
+                name = f"{subject.removeprefix(prefix)}.parquet"
                 self.outbox.post(
                     Alert(
                         kind=_FOREIGN,
                         subject=subject,
                         occurrence=f"{now:.0f}",
                         severity="error",
-                        title=f"{path.name} is no partition of {watched.asset.name}",
-                        next_step=f"Move {path} elsewhere: whoever reads *.parquet there reads it too.",
+                        title=f"{name} is no partition of {watched.asset.name}",
+                        next_step=finding.next_step,
                         expected="partitions of the catalogue and nothing else",
-                        actual=str(path),
+                        actual=finding.sentence,
                         at=now,
                     )
                 )
@@ -279,10 +280,10 @@ class DriftWatcher:
                 name = subject.removeprefix(prefix)
                 sentence = f"{name}.parquet is not among the published files any more."
                 self.outbox.note_recovery(subject, sentence=sentence, at=now)
-        return [f"{path} is no partition." for path in standing.values()]
+        return [finding.sentence for finding in standing.values()]
 
 
-def _report_owed(asset: str, owed: dict[str, Verdict], snapshot: Snapshot, report: Report) -> list[str]:
+def _report_owed(asset: str, owed: dict[str, Verification], snapshot: Snapshot, report: Report) -> list[str]:
     if not owed:
         return []
     # The owed verdicts are written down first, with their times. If this tick dies, the next one repeats them
@@ -295,7 +296,7 @@ def _report_owed(asset: str, owed: dict[str, Verdict], snapshot: Snapshot, repor
             snapshot.partitions[key] = seen._replace(reported=seen.owed, owed="", at=0.0)
     finally:
         snapshot.write()
-    return [f"{asset} {key}: {verdict.kind}. {verdict.actual}" for key, verdict in owed.items()]
+    return [f"{asset} {key}: {verdict.found}" for key, verdict in owed.items()]
 
 
 def _is_changed(snapshot: Snapshot, key: str, standing: dict[str, str], expectation: str) -> bool:
@@ -309,23 +310,25 @@ def _is_changed(snapshot: Snapshot, key: str, standing: dict[str, str], expectat
     return seen.expectation != expectation and bool(signature)
 
 
-def evaluation(asset: str, key: str, verdict: Verdict, at: float) -> dg.AssetCheckEvaluation:
+def evaluation(asset: str, key: str, verdict: Verification, at: float) -> dg.AssetCheckEvaluation:
     """The verdict as a result of the check, for its partition. at: when it was found, in unix seconds."""
     metadata = {
         "expected": verdict.expected,
-        "found": verdict.actual,
+        "found": verdict.found,
         FOUND_AT: datetime.fromtimestamp(at, UTC).isoformat(" ", "milliseconds"),
     }
-    if verdict.next_step and not verdict.passed:
-        metadata["what to do"] = verdict.next_step
-    step = f" {verdict.next_step}" if verdict.next_step and not verdict.passed else ""
+    finding, step = verdict.worst, ""
+    if finding is not None and finding.next_step:
+        metadata["what to do"] = finding.next_step
+        step = f" {finding.next_step}"
+    warns = finding is not None and finding.kind.leaves_rows_sound
     return dg.AssetCheckEvaluation(
         asset_key=dg.AssetKey(asset),
         check_name=PUBLISHED_FILE,
         partition=key,
-        passed=verdict.passed,
-        severity=dg.AssetCheckSeverity.WARN if verdict.severity == "WARN" else dg.AssetCheckSeverity.ERROR,
-        description=markdown_text.sentence(f"Expected {verdict.expected}; found {verdict.actual}{step}"),
+        passed=finding is None,
+        severity=dg.AssetCheckSeverity.WARN if warns else dg.AssetCheckSeverity.ERROR,
+        description=markdown_text.sentence(f"Expected {verdict.expected}; found {verdict.found}{step}"),
         metadata={name: dg.MetadataValue.text(text) for name, text in metadata.items()},
     )
 
@@ -337,7 +340,7 @@ def build_published_file_drift_sensor(watcher: DriftWatcher, *, ticks: Ticks) ->
     histories = {watched.asset.name: PartitionHistory([watched.asset.name]) for watched in watcher.watched}
 
     def decide(situation: Situation) -> Decided:
-        def report(asset: str, key: str, verdict: Verdict, found_at: float) -> None:
+        def report(asset: str, key: str, verdict: Verification, found_at: float) -> None:
             situation.dagster.report_evaluation(evaluation(asset, key, verdict, found_at))
 
         def failing(asset: str) -> Collection[str]:
@@ -375,15 +378,6 @@ def signatures(asset: AssetFolders, *, made_from: AssetFolders | None = None) ->
             if key in parts:
                 parts[key].append(state)
     return {key: " ".join(states) for key, states in parts.items()}
-
-
-def foreign_names(asset: AssetFolders, keys: Collection[str]) -> list[str]:
-    """Names of parquet files that belong to no partition, but that every reader of ``*.parquet`` reads too.
-
-    A file with a record was published: if no key is its own, the catalogue is wrong, not the file.
-    """
-    expected = asset.recorded_keys().union(keys)
-    return [name for name in asset.published_keys() if name not in expected and not name.startswith(".")]
 
 
 def _entries(folder: Path, ending: str) -> Iterator[tuple[str, str]]:

@@ -35,7 +35,7 @@ from sensors.device_health import DeviceWatcher
 from sensors.failed_partitions import FailedPartitions
 from sensors.health_watch import Watch
 from sensors.partition_history import PartitionHistory
-from sensors.published_file_drift import DriftWatcher, Verdict, evaluation
+from sensors.published_file_drift import DriftWatcher, evaluation
 from sensors.reconciliation import end_dead_runs
 from sensors.worker_health import HealthWatcher
 from vlm_assets.assets.checks import FailedShareLimits
@@ -52,7 +52,8 @@ from vlm_durable.files.processes import boot_id
 from vlm_durable.state.database import ControlState
 from vlm_durable.state.pause import pause_of
 from vlm_durable.state.workers import Phase, Worker, Workers
-from vlm_durable.versions.published import PublishedPartitions
+from vlm_durable.versions.findings import Finding, FindingKind
+from vlm_durable.versions.published import PublishedPartitions, Verification
 from vlm_durable.wording import counted
 from vlm_engine.batch_plan import BatchSize, PlannedProperty, plan_batches, remaining
 from vlm_engine.batch_sizes import BATCH_SECONDS
@@ -417,7 +418,8 @@ class Simulation:
             # All rows are there and the check refuses them: a person has to look.
             self._die(run, publishing=False, dies=False)
             share = f"{len(life.failing)} of {counted(len(life.range), 'rows')} failed"
-            verdict = Verdict("failed share", "ERROR", "fewer failed rows", share)
+            refused = Finding(FindingKind.IDS, ASSET, run.key, share)
+            verdict = Verification(run.key, None, (refused,))
             self.dagster.report_evaluation(evaluation(ASSET, run.key, verdict, self.clock.now))
             self._fail(run, "failed", **{NEEDS_PERSON: run.run_id})
             return
@@ -432,7 +434,7 @@ class Simulation:
     def _succeed(self, run: Run, how: str) -> None:
         self._unsettled.discard(run.key)
         self.dagster.change(run.run_id, _S.SUCCESS)
-        sound = Verdict("sound", None, "the rows of the partition", "all of them")
+        sound = Verification(run.key, self.published.record(run.key))
         self.dagster.report_evaluation(evaluation(ASSET, run.key, sound, self.clock.now))
         self.dagster.materialize(ASSET, run.key, run.run_id)
         self._span(run, how)
@@ -696,7 +698,7 @@ class Simulation:
                 )
 
     def _look_at_files(self) -> None:
-        def tell(asset: str, key: str, verdict: Verdict, at: float) -> None:
+        def tell(asset: str, key: str, verdict: Verification, at: float) -> None:
             self.dagster.report_evaluation(evaluation(asset, key, verdict, at))
 
         def failing(asset: str) -> Collection[str]:

@@ -99,8 +99,8 @@ def progress_page(settings: Settings, spy: Spy) -> Metadata:
 def audit_page(settings: Settings, spy: Spy) -> Metadata:
     """Of a home with a foreign file; and with what a partition of strange ids may be said to have."""
     found = audit(settings, Catalog.open(settings.home))
-    problem = replace(found.problems[0], sentence=spy.markup("problem"), key=spy.markup("key"))
-    return audit_metadata(replace(found, problems=(*found.problems, problem)))
+    problem = replace(found.findings[0], sentence=spy.markup("problem"), key=spy.markup("key"))
+    return audit_metadata(replace(found, findings=(*found.findings, problem)))
 
 
 def partition_page(settings: Settings) -> Metadata:

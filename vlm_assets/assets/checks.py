@@ -22,8 +22,9 @@ import pyarrow.parquet as pq
 from vlm_assets.assets.row_counts import DESCRIPTIONS, EMBEDDINGS, FIRST, Counted, RowsFile, count_rows
 from vlm_durable.commands import command
 from vlm_durable.markdown_text import sentence
-from vlm_durable.versions.partition_files import PUBLISHED_FILE, PublishedRecord
+from vlm_durable.versions.partition_files import PUBLISHED_FILE
 from vlm_durable.versions.partition_rows import PartitionRows
+from vlm_durable.versions.published import Verification
 from vlm_durable.wording import counted
 
 if TYPE_CHECKING:
@@ -377,17 +378,15 @@ def check_result(asset: str, outcome: CheckOutcome) -> dg.AssetCheckResult:
     )
 
 
-def published_file_result(
-    asset: str, record: PublishedRecord | None, *, damage: str = ""
-) -> dg.AssetCheckResult:
-    """The result of the check of the file that is published when a materialization ends.
-
-    record: of that file; None where nothing is published. damage: what is wrong with the file.
-    """
-    expected = actual = "nothing published yet"
-    if record is not None:
-        expected = "the file that was published last"
-        actual = damage or f"{counted(record.rows, 'rows')}, digest {record.sha256[:12]}, read back"
-    return check_result(
-        asset, CheckOutcome(PUBLISHED_FILE, passed=not damage, expected=expected, actual=actual)
+def published_file_result(asset: str, verification: Verification) -> dg.AssetCheckResult:
+    """The result of the check of the file that is published when a materialization ends."""
+    finding = verification.worst
+    outcome = CheckOutcome(
+        PUBLISHED_FILE,
+        passed=finding is None,
+        expected=verification.expected,
+        actual=verification.found,
+        severity=Severity.WARN if finding is not None and finding.kind.leaves_rows_sound else Severity.ERROR,
+        next_step=finding.next_step if finding is not None else "",
     )
+    return check_result(asset, outcome)

@@ -66,7 +66,7 @@ from vlm_durable.mirror.stored_journal import (
 from vlm_durable.state.withdrawing import being_withdrawn
 from vlm_durable.state.workers import Phase, WorkerBeat, Workers
 from vlm_durable.versions.partition_files import CannotRestoreError, PublishedRecord, PutBackError
-from vlm_durable.versions.published import Publication, PublishedPartitions, StagedFile
+from vlm_durable.versions.published import Publication, PublishedPartitions, StagedFile, Verification
 from vlm_durable.versions.stored import StoredPartitions
 from vlm_durable.wording import counted
 from vlm_engine.canary import Canary, WrongAnswersError
@@ -288,7 +288,7 @@ class Materialization:
                 yield check_result(
                     self.partition.asset, replace(outcome, severity=dg.AssetCheckSeverity.WARN)
                 )
-            yield published_file_result(self.partition.asset, record)
+            yield published_file_result(self.partition.asset, Verification(key, record))
             return
         self._context.log.info(f"{message} Complete and unchanged: no device was needed.")
         outcomes, refusal = self._check(file, accepted=self._accepted_before)
@@ -297,13 +297,13 @@ class Materialization:
             # Computed again it would come out the same.
             note_run(self._context, NEEDS_PERSON)
             yield from results
-            yield published_file_result(self.partition.asset, record)
+            yield published_file_result(self.partition.asset, Verification(key, record))
             raise refusal
         verified = {"verified": dg.MetadataValue.text(f"{message} No device was needed.")}
         metadata = self._work.metadata(file) | verified | self._internals
         yield dg.Output(Publication(record, changed=False), metadata=metadata)
         yield from results
-        yield published_file_result(self.partition.asset, record)
+        yield published_file_result(self.partition.asset, Verification(key, record))
 
     def _fetch(self, record: PublishedRecord) -> bytes | None:
         """The file of a version from the store; waits while the store is away."""
@@ -531,7 +531,8 @@ class Materialization:
                 if not rows_to_try_again(journal):
                     note_run(self._context, NEEDS_PERSON)
                 yield from results
-                yield published_file_result(asset, self._record, damage=self._damage())
+                standing = Verification(key, None) if self._record is None else self._published.verify(key)
+                yield published_file_result(asset, standing)
                 raise refusal
             clear_refusal(self.partition.paths)
             metadata = self._work.metadata(staged.path) | self._restored | computed | self._internals
@@ -546,7 +547,7 @@ class Materialization:
         if copying is not None:
             self._retire_stored(copying.retire)
         yield from results
-        yield published_file_result(asset, self._published.record(key))
+        yield published_file_result(asset, Verification(key, self._published.record(key)))
 
     @property
     def _internals(self) -> Metadata:
@@ -583,13 +584,6 @@ class Materialization:
                 f" {', '.join(unfinished[:3])}. What is finished is kept:"
                 " start it again. If that repeats, it is a defect of this program: please open an issue."
             )
-
-    def _damage(self) -> str:
-        """What is wrong with the file that stays published; empty where it is sound or there is none."""
-        if self._record is None:
-            return ""
-        verification = self._published.verify(self.partition.key)
-        return "" if verification.ok else verification.sentence()
 
     def _retire_stored(self, retire: Callable[[], None]) -> None:
         """Take published rows out of the store's journal; where that fails, the next start does it."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -36,23 +36,29 @@ from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_durable.commands import command
-from vlm_durable.files.layout import VERSION_NUMBERS, AssetFolders
+from vlm_durable.files.layout import AssetFolders
 from vlm_durable.files.sealed_json import BrokenSealError, FormatVersionError, read_sealed, write_sealed
-from vlm_durable.journal.high_water_mark import read_marks
 from vlm_durable.journal.inspection import JournalInspection, inspect_journals
 from vlm_durable.journal.journal_errors import accept_loss_command
 from vlm_durable.state.workers import Worker, Workers
+from vlm_durable.versions.findings import Finding, FindingKind, store_step, worst
 from vlm_durable.versions.partition_files import (
-    Finding,
-    FindingKind,
     PartitionFiles,
-    PartitionVersions,
     PublishedRecord,
     PutBackError,
     RecordDamagedError,
-    highest,
     judge,
-    put_back_sentence,
+    put_back_finding,
+)
+from vlm_durable.versions.partition_findings import (
+    RecordReading,
+    finding_of,
+    of_copies,
+    of_record,
+    read_record,
+    record_behind,
+    size_of,
+    without_record,
 )
 from vlm_durable.wording import counted
 
@@ -99,82 +105,7 @@ MEANING: Mapping[State, str] = {
 }
 
 
-class Kind(StrEnum):
-    """What is wrong, or worth knowing."""
-
-    FILE = "file"
-    """The published file is missing, truncated, unreadable or not what was published."""
-    SECOND_COPY = "second_copy"
-    RECORD = "record"
-    """Neither copy of the partition's record can be read."""
-    RECORD_COPY = "record_copy"
-    """One of the two copies of the record is missing or damaged."""
-    RECORD_BEHIND = "record_behind"
-    """Its record is lost, or older than its newest version, of which a file is whole."""
-    PUT_BACK = "put_back"
-    """An older version stands, and the newest one that was here is in none of its files."""
-    VANISHED = "vanished"
-    """It was published once, and neither its record nor its file is there."""
-    UNRECORDED = "unrecorded"
-    """A file under a partition's name that was not published here."""
-    JOURNAL = "journal"
-    """Committed rows of unfinished work are missing."""
-    FOREIGN_FILE = "foreign_file"
-    """A parquet file among the published ones that is no partition of the catalogue and has no record."""
-    WITHDRAWN = "withdrawn"
-    """Withdrawn properties are back, or the list of them is lost."""
-    UNLISTED = "unlisted"
-    """A partition was published, and the catalogue does not list it: the catalogue is what is wrong."""
-    COLUMNS = "columns"
-    IDS = "ids"
-    """The ids are not those of the catalogue, each once, each ok or failed."""
-    MIXED = "mixed"
-    """Rows of one file carry another fingerprint than its record."""
-    DESCRIPTIONS_DIFFER = "descriptions_differ"
-    """Embeddings that do not belong to the descriptions published now."""
-    EARLIER_VERSION = "earlier_version"
-    PENDING = "pending"
-    STALE = "stale"
-    SETTINGS_DIFFER = "settings_differ"
-    UNKNOWN_FILE = "unknown_file"
-    STORE = "store"
-    """What is published is missing or damaged in the store."""
-    STORE_JOURNAL = "store_journal"
-    """What is committed is missing or damaged in the store."""
-    STORE_UNREAD = "store_unread"
-    STORE_LEFTOVER = "store_leftover"
-
-    @property
-    def is_warning(self) -> bool:
-        """Whether the published rows are sound all the same."""
-        return self in _WARNINGS
-
-
-_WARNINGS = frozenset(
-    {
-        Kind.PUT_BACK,
-        Kind.EARLIER_VERSION,
-        Kind.PENDING,
-        Kind.STALE,
-        Kind.SETTINGS_DIFFER,
-        Kind.UNKNOWN_FILE,
-        Kind.STORE_UNREAD,
-        Kind.STORE_LEFTOVER,
-    }
-)
 _COUNTABLE = frozenset({FindingKind.DIGEST_DIFFERS, FindingKind.ROWS_DIFFER})
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One problem. key: the partition; None where it is about a folder or about several partitions."""
-
-    kind: Kind
-    asset: str
-    key: str | None
-    sentence: str
-    path: str | None = None
-    finding: FindingKind | None = None
 
 
 @dataclass(frozen=True)
@@ -196,7 +127,7 @@ class PartitionState:
     rows: int
     expected: int
     record: PublishedRecord | None = None
-    problems: tuple[Problem, ...] = ()
+    findings: tuple[Finding, ...] = ()
     changed: tuple[str, ...] = ()
     why: tuple[str, ...] = ()
     new_images: int | None = 0
@@ -241,11 +172,11 @@ class VerifiedFiles:
     def judge(self, files: PartitionFiles, record: PublishedRecord) -> Finding | None:
         """What is wrong with a published file that changed, or None; reads its bytes while there is time."""
         path = files.published
-        if self._seconds_left <= 0 and _size(path) == record.bytes:
+        if self._seconds_left <= 0 and size_of(path) == record.bytes:
             self.unread += 1
             return None
         began, signature = time.monotonic(), self._signature(files, record)
-        finding = judge(path, record, deep=True)
+        finding = judge(path, record, deep=True, asset=files.asset)
         self._seconds_left -= time.monotonic() - began
         if (
             finding is None
@@ -321,7 +252,7 @@ class PartitionStates:
     ) -> list[PartitionState]:
         """Every partition of both assets, descriptions first, in the order of the catalogue.
 
-        Without an embedding model, only those embeddings that have a published file or a problem. advance:
+        Without an embedding model, only those embeddings that have a published file or a finding. advance:
         called with how many of the partitions were read.
         """
         running = {(worker.asset, worker.partition) for worker in self._workers.living()}
@@ -342,7 +273,7 @@ class PartitionStates:
                 described = state
         if not self._embeds:
             embedded = states[self._embedded.name]
-            states[self._embedded.name] = [state for state in embedded if state.record or state.problems]
+            states[self._embedded.name] = [state for state in embedded if state.record or state.findings]
         return [state for asset in assets for state in states[asset.name]]
 
     def read(self, asset: str, key: str) -> PartitionState:
@@ -368,7 +299,7 @@ class PartitionStates:
             texts = described.record if described is not None else None
             state = self._read_once(asset, files, reading, property_range, is_running=is_running, texts=texts)
             # Whether it is stale follows from its record alone.
-            is_odd = any(problem.kind is not Kind.STALE for problem in state.problems)
+            is_odd = any(finding.kind is not FindingKind.STALE for finding in state.findings)
             has_moved = is_odd and read_record(files).content != reading.content
             # Rows are called lost if two looks say so: a commit or a publication may lie between.
             if not has_moved and (state.state is not State.LOST or state == before):
@@ -389,23 +320,23 @@ class PartitionStates:
         state = self._compare_files(files, reading, _untouched(asset, property_range))
         if state.record is not None:
             state = self._staleness(asset, property_range, state, state.record, texts)
-        elif not state.problems:
+        elif not state.findings:
             state = self._unfinished(asset, state, check=not is_running)
         if sentence := self._stored.get((asset.name, property_range.key)):
-            problem = Problem(Kind.STORE, asset.name, property_range.key, sentence)
-            state = replace(state, problems=(*state.problems, problem))
-        damaged = [
-            problem
-            for problem in state.problems
-            if not problem.kind.is_warning and problem.kind is not Kind.DESCRIPTIONS_DIFFER
-        ]
+            stored = finding_of(files, FindingKind.STORE, sentence, store_step())
+            state = replace(state, findings=(*state.findings, stored))
         if is_running:
             rows = state.rows if state.record is None else committed_rows(asset, property_range.key)
             return replace(state, state=State.RUNNING, rows=rows)
-        if damaged and state.state is not State.LOST:
-            return replace(state, state=State.DAMAGED, note=damaged[0].sentence)
-        if state.problems and state.note is None:
-            return replace(state, note=state.problems[0].sentence)
+        damage = worst(
+            finding
+            for finding in state.findings
+            if not finding.kind.is_warning and finding.kind is not FindingKind.DESCRIPTIONS_DIFFER
+        )
+        if damage is not None and state.state is not State.LOST:
+            return replace(state, state=State.DAMAGED, note=damage.text)
+        if state.note is None and (finding := worst(state.findings)) is not None:
+            return replace(state, note=finding.text)
         return state
 
     def _compare_files(
@@ -426,65 +357,52 @@ class PartitionStates:
             if not is_unchanged:
                 newest, older = files.put_back(reading.records)
         except RecordDamagedError as error:
-            damaged = _file_problem(files, Kind.RECORD, f"{error}")
-            return replace(untouched, problems=(damaged,), countable=files.published.exists())
+            damaged = finding_of(files, FindingKind.RECORD, f"{error}")
+            return replace(untouched, findings=(damaged,), countable=files.published.exists())
         except PutBackError as error:
             doubt = error
         if newest is not None and (place := files.whole_file(newest)) is not None:
-            sentence = (
-                f"What its record says is lost or older than version {newest.sequence} (published"
-                f" {newest.published_at}), and {place} is that version, to the byte."
-            )
-            behind = (_file_problem(files, Kind.RECORD_BEHIND, sentence),)
+            behind = (record_behind(files, newest, place),)
             countable = place == files.published
-            return replace(untouched, rows=newest.rows, record=newest, problems=behind, countable=countable)
+            return replace(untouched, rows=newest.rows, record=newest, findings=behind, countable=countable)
         if versions is None or (versions.published is None and versions.pending is None):
-            return _without_record(files, reading, untouched, newest)
-        problems = _record_problems(files, reading, versions)
+            lost = without_record(files, reading, newest)
+            if lost is None:
+                return untouched
+            countable = lost.kind is not FindingKind.VANISHED and files.published.exists()
+            return replace(untouched, findings=(lost,), countable=countable)
+        findings = list(of_record(files, reading, versions))
         if newest is not None and older is not None:
             # Readers see the older version: the checks below are of it.
             versions = older
-            sentence = put_back_sentence(files, newest, older.published)
-            problems = [_file_problem(files, Kind.PUT_BACK, sentence)]
+            findings = [put_back_finding(files, newest, older.published)]
         elif doubt is not None:
-            problems = [_file_problem(files, Kind.PUT_BACK, str(doubt))]
+            findings = [finding_of(files, FindingKind.PUT_BACK, str(doubt))]
         record = files.peek() if versions.pending else versions.published
         if record is None:
-            return replace(untouched, problems=tuple(problems))
+            return replace(untouched, findings=tuple(findings))
         if is_unchanged:
-            finding = None
+            damage = None
         elif self._verified is None or newest is not None or doubt is not None:
-            finding = judge(files.published, record, deep=True)
+            damage = judge(files.published, record, deep=True, asset=files.asset)
         else:
-            finding = self._verified.judge(files, record)
-        if finding:
-            problems.append(_file_problem(files, Kind.FILE, finding.sentence, finding.kind))
+            damage = self._verified.judge(files, record)
+        if damage is not None:
+            findings.append(damage)
         elif record.rows != untouched.expected:
             sentence = (
                 f"{counted(record.rows, 'rows were', 'row was')} published where the catalogue has"
                 f" {untouched.expected}."
             )
-            problems.append(_file_problem(files, Kind.IDS, sentence))
+            findings.append(
+                finding_of(files, FindingKind.IDS, sentence, f"{command('repair')} computes it again.")
+            )
         if not versions.pending:
-            problems += self._problems_of_copies(files, (record, *versions.previous))
-        countable = finding is None or finding.kind in _COUNTABLE
+            findings += of_copies(files, (record, *versions.previous), deep=self._deep)
+        countable = damage is None or damage.kind in _COUNTABLE
         return replace(
-            untouched, rows=record.rows, record=record, problems=tuple(problems), countable=countable
+            untouched, rows=record.rows, record=record, findings=tuple(findings), countable=countable
         )
-
-    def _problems_of_copies(
-        self, files: PartitionFiles, versions: tuple[PublishedRecord, ...]
-    ) -> Iterator[Problem]:
-        """What is wrong with the second copy of a file and with its earlier versions."""
-        for number, version in zip(VERSION_NUMBERS, versions, strict=False):
-            path = files.slot(number)
-            if not self._deep and _size(path) == version.bytes:
-                continue
-            finding = judge(path, version, deep=self._deep)
-            if finding and number:
-                yield _file_problem(files, Kind.EARLIER_VERSION, f"Earlier version: {finding.sentence}")
-            elif finding:
-                yield _file_problem(files, Kind.SECOND_COPY, f"Second copy: {finding.sentence}")
 
     def _staleness(
         self,
@@ -506,25 +424,21 @@ class PartitionStates:
                     described = PartitionFiles(self._described, property_range.key).peek()
             now[TEXTS] = "" if described is None else str(described.metadata.get(TEXTS))
         changed = tuple(sorted(name for name, part in made_with.items() if now.get(name, part) != part))
-        kind, sentence = Kind.STALE, ""
+        kind, sentence, step = FindingKind.STALE, "", f"{command('run', property_range.key)} makes it anew."
         if TEXTS in changed:
-            kind = Kind.DESCRIPTIONS_DIFFER
-            sentence = (
-                "Embeddings are published where no descriptions are."
-                if described is None
-                else "The embeddings were made from other texts than the descriptions published now have"
-                f" (version {described.sequence}). Materialize them: that is little work."
-            )
+            kind = FindingKind.DESCRIPTIONS_DIFFER
+            sentence, step = "Embeddings are published where no descriptions are.", ""
+            if described is not None:
+                sentence = (
+                    "The embeddings were made from other texts than the descriptions published now have"
+                    f" (version {described.sequence})."
+                )
+                step = "Materialize them: that is little work."
         elif changed == (CATALOGUE_SLICE,):
-            sentence = (
-                "The catalogue's rows of this range were updated after it was published."
-                f" {command('run', property_range.key)} describes what changed."
-            )
+            sentence = "The catalogue's rows of this range were updated after it was published."
+            step = f"{command('run', property_range.key)} describes what changed."
         elif changed:
-            names = ", ".join(name.replace("_", " ") for name in changed)
-            sentence = (
-                f"It was made with another {names}. {command('run', property_range.key)} makes it anew."
-            )
+            sentence = f"It was made with another {', '.join(name.replace('_', ' ') for name in changed)}."
         if asset.name == self._embedded.name:
             del now[CATALOGUE_SLICE]
         state = replace(state, state=State.DONE, fingerprint_now=Fingerprint(now).digest)
@@ -539,14 +453,14 @@ class PartitionStates:
             if part not in OF_THE_PARTITION
         ]
         images = CATALOGUE_SLICE in changed
-        stale = Problem(kind, asset.name, property_range.key, sentence, str(asset.published))
+        stale = finding_of(PartitionFiles(asset, property_range.key), kind, sentence, step)
         return replace(
             state,
             state=State.STALE,
             changed=changed,
             why=tuple(filter(None, why)),
             new_images=self._new_images(asset, property_range, made_with) if images else 0,
-            problems=(*state.problems, stale),
+            findings=(*state.findings, stale),
         )
 
     def _new_images(
@@ -573,41 +487,18 @@ class PartitionStates:
         try:
             journals = _journals(asset, state.key, deep=self._deep)
         except FormatVersionError as error:
-            problem = Problem(Kind.JOURNAL, asset.name, state.key, str(error))
-            return replace(state, state=State.LOST, problems=(problem,))
+            newer = Finding(FindingKind.JOURNAL, asset.name, state.key, str(error))
+            return replace(state, state=State.LOST, findings=(newer,))
         rows = max((journal.rows for journal in journals), default=0)
         lost = [journal for journal in journals if journal.lost_rows or journal.troubles] if check else []
         if lost:
-            problems = tuple(_lost_rows(asset, state.key, journal) for journal in lost)
-            return replace(state, state=State.LOST, rows=rows, problems=problems)
+            findings = tuple(_lost_rows(asset, state.key, journal) for journal in lost)
+            return replace(state, state=State.LOST, rows=rows, findings=findings)
         finished = [journal.generation for journal in journals if journal.rows >= state.expected]
         if finished and (refusal := Refusal.read(asset.partition(state.key), finished)) is not None:
             checks = "; ".join(f"{check}: {sentence}" for check, sentence in refusal.checks.items())
             return replace(state, state=State.REFUSED, rows=rows, note=f"{MEANING[State.REFUSED]}: {checks}")
         return replace(state, state=State.INTERRUPTED if rows else State.NOT_STARTED, rows=rows)
-
-
-def stray_files(asset: AssetFolders, keys: Collection[str]) -> Iterator[Problem]:
-    """Files in an asset's folder that are no partition of the catalogue. Raises OSError."""
-    listed, recorded = frozenset(keys), asset.recorded_keys()
-    for key in asset.published_keys():
-        path = asset.partition(key).published
-        if key in listed:
-            continue
-        if key in recorded:
-            sentence = (
-                f"{path} was published, and the catalogue does not list its range: the catalogue is an older"
-                " version. Leave the file where it is. Ingest your listings again, which gives its properties"
-                " the same numbers, or put the newer catalogue back:"
-                f" {command('repair', '--catalog', 'FILE')}."
-            )
-            yield Problem(Kind.UNLISTED, asset.name, None, sentence, str(path))
-        else:
-            sentence = (
-                f"{path} is no partition of the catalogue, but whoever reads {asset.published}/*.parquet"
-                " reads it too."
-            )
-            yield Problem(Kind.FOREIGN_FILE, asset.name, None, sentence, str(path))
 
 
 def _untouched(asset: AssetFolders, property_range: PropertyRange) -> PartitionState:
@@ -616,60 +507,6 @@ def _untouched(asset: AssetFolders, property_range: PropertyRange) -> PartitionS
     return PartitionState(
         asset.name, property_range.key, published, State.NOT_STARTED, 0, len(property_range)
     )
-
-
-def _file_problem(
-    files: PartitionFiles, kind: Kind, sentence: str, finding: FindingKind | None = None
-) -> Problem:
-    return Problem(kind, files.asset, files.key, sentence, str(files.published), finding)
-
-
-def _without_record(
-    files: PartitionFiles,
-    reading: RecordReading,
-    untouched: PartitionState,
-    newest: PublishedRecord | None,
-) -> PartitionState:
-    """The state of a partition whose record names no published file.
-
-    newest: the newest version that the mark names, of which no file is whole.
-    """
-    if reading.newest is None:
-        file_exists = files.published.exists()
-        if any(path.exists() for path in files.record_paths):
-            sentence = f"Neither copy of its record reads: {'; '.join(reading.damaged)}."
-            damaged = _file_problem(files, Kind.RECORD, sentence)
-            return replace(untouched, problems=(damaged,), countable=file_exists)
-        if file_exists:
-            sentence = f"{files.published} has no record: it was not published here."
-            unrecorded = _file_problem(files, Kind.UNRECORDED, sentence)
-            return replace(untouched, problems=(unrecorded,), countable=True)
-    marks = read_marks(files.paths.high_water_marks, files.key)
-    retired = next((mark.rows for mark in marks if mark.retired), None)
-    rows = newest.rows if newest is not None else retired
-    if rows is None:
-        return untouched
-    sentence = (
-        f"{counted(rows, 'rows were', 'row was')} published once, says its mark, and neither its record nor"
-        " its file is there."
-    )
-    return replace(untouched, problems=(_file_problem(files, Kind.VANISHED, sentence),))
-
-
-def _record_problems(
-    files: PartitionFiles, reading: RecordReading, versions: PartitionVersions
-) -> list[Problem]:
-    """What is wrong with the record itself. versions: those of its newest copy."""
-    problems: list[Problem] = []
-    if reading.unsettled:
-        sentence = (
-            "A publication is under way or was interrupted; the next start of it, or repair, settles it."
-        )
-        problems.append(_file_problem(files, Kind.PENDING, sentence))
-    if reading.damaged and not versions.pending:
-        sentence = f"{'; '.join(reading.damaged)}. The other copy is whole."
-        problems.append(_file_problem(files, Kind.RECORD_COPY, sentence))
-    return problems
 
 
 def _journals(asset: AssetFolders, key: str, *, deep: bool) -> list[JournalInspection]:
@@ -682,63 +519,13 @@ def committed_rows(asset: AssetFolders, key: str) -> int:
     return max((journal.rows for journal in _journals(asset, key, deep=False)), default=0)
 
 
-def _lost_rows(asset: AssetFolders, key: str, journal: JournalInspection) -> Problem:
+def _lost_rows(asset: AssetFolders, key: str, journal: JournalInspection) -> Finding:
     why = f": {'; '.join(journal.troubles)}" if journal.troubles else ""
     sentence = (
         f"{counted(journal.promised, 'rows are', 'row is')} committed, and its journal (generation"
-        f" {journal.generation}) holds"
-        f" {journal.rows} of them{why}. A start stops before it computes anything. Put"
-        f" the files back, or give the rows up: {accept_loss_command(key)}."
+        f" {journal.generation}) holds {journal.rows} of them{why}. A start stops before it computes"
+        " anything."
     )
+    step = f"Put the files back, or give the rows up: {accept_loss_command(key)}."
     folder = asset.partition(key).journal(journal.generation)
-    return Problem(Kind.JOURNAL, asset.name, key, sentence, str(folder))
-
-
-@dataclass(frozen=True)
-class RecordReading:
-    """The record as it stands: its content, and the copies of it that are not whole.
-
-    records: the copies that can be read; newest: the one of the newest version. unsettled: a change of the
-    record is under way or was interrupted, and both copies are whole.
-    """
-
-    records: tuple[PartitionVersions, ...]
-    newest: PartitionVersions | None
-    content: tuple[bytes | None, ...] = field(repr=False)
-    damaged: tuple[str, ...]
-    unsettled: bool
-
-
-def read_record(partition: PartitionFiles) -> RecordReading:
-    """Read a partition's record without settling or locking anything."""
-    records: dict[Path, PartitionVersions] = {}
-    contents: list[bytes | None] = []
-    damaged: list[str] = []
-    for path in partition.record_paths:
-        content: bytes | None = None
-        try:
-            content = path.read_bytes()
-            is_same = partition.record_path in records and content == contents[0]
-            records[path] = records[partition.record_path] if is_same else partition.parsed(content)
-        except FileNotFoundError:
-            damaged.append(f"{path} is missing")
-        except (RecordDamagedError, OSError) as error:
-            damaged.append(f"{path}: {error}")
-        contents.append(content)
-    newest = highest(tuple(records.values()))
-    unsettled = False
-    for path, record in records.items():
-        if newest is None or record == newest:
-            unsettled = unsettled or record.pending is not None
-        elif record.pending or record.published == newest.published:
-            unsettled = True
-        elif not newest.pending:
-            damaged.append(f"{path} says another version than the other copy")
-    return RecordReading(tuple(records.values()), newest, tuple(contents), tuple(damaged), unsettled)
-
-
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None
+    return Finding(FindingKind.JOURNAL, asset.name, key, sentence, step, str(folder))

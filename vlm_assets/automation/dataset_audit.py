@@ -65,10 +65,10 @@ def audit_table(report: Audit) -> Markdown:
 
 
 def audit_metadata(report: Audit) -> dict[str, dg.MetadataValue]:
-    """The figures and problems of an audit for its page; Dagster plots the numbers over time."""
-    problems = [
-        f"{problem.asset} {problem.key or ''}: {problem.sentence}"
-        for problem in (*report.wrong, *report.warnings)[:SHOWN]
+    """The figures and findings of an audit for its page; Dagster plots the numbers over time."""
+    findings = [
+        f"{finding.asset} {finding.key or ''}: {finding.text}"
+        for finding in (*report.wrong, *report.warnings)[:SHOWN]
     ]
     metadata: dict[str, dg.MetadataValue] = {
         "verdict": dg.MetadataValue.text(report.verdict()),
@@ -76,8 +76,8 @@ def audit_metadata(report: Audit) -> dict[str, dg.MetadataValue]:
         "problems": dg.MetadataValue.int(len(report.wrong)),
         "warnings": dg.MetadataValue.int(len(report.warnings)),
     }
-    if problems:
-        metadata["found"] = markdown.metadata(markdown.bullets(problems))
+    if findings:
+        metadata["found"] = markdown.metadata(markdown.bullets(findings))
     for asset in report.assets:
         metadata[f"{asset}: partitions done"] = dg.MetadataValue.int(report.partitions_in(asset, State.DONE))
     return metadata
@@ -112,9 +112,9 @@ def build_dataset_audit(settings: Settings, *, audited: Sequence[str]) -> dg.Ass
     ) -> Iterator[dg.MaterializeResult[None]]:
         report = audit(settings, Catalog.open(settings.home), deep=config.deep)
         context.log.info(report.verdict())
-        for problem in report.problems[:SHOWN]:
-            message = f"{problem.asset} {problem.key or ''}: {problem.sentence}"
-            (context.log.warning if problem.kind.is_warning else context.log.error)(message)
+        for finding in report.findings[:SHOWN]:
+            message = f"{finding.asset} {finding.key or ''}: {finding.text}"
+            (context.log.warning if finding.kind.is_warning else context.log.error)(message)
         check = dg.AssetCheckResult(
             passed=report.ok,
             check_name=CHECK,
@@ -122,7 +122,7 @@ def build_dataset_audit(settings: Settings, *, audited: Sequence[str]) -> dg.Ass
             description=markdown.sentence(report.verdict()),
             metadata={
                 "problems": len(report.wrong),
-                "first": dg.MetadataValue.json([problem.sentence for problem in report.wrong[:5]]),
+                "first": dg.MetadataValue.json([finding.text for finding in report.wrong[:5]]),
             },
         )
         yield dg.MaterializeResult(metadata=audit_metadata(report), check_results=[check])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import typer
 from rich.table import Table
 
-from vlm_assets.assets.partition_state import Problem, State
+from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands.terminal import (
     AsJson,
@@ -21,6 +21,7 @@ from vlm_assets.commands.terminal import (
     say_list,
 )
 from vlm_assets.services.home_audit import Audit, audit
+from vlm_durable.versions.findings import Finding
 
 _EXAMPLES = """\b
 vlm-assets audit
@@ -59,5 +60,5 @@ def _show(audited: Audit) -> None:
     say(audited.verdict(), fg="green" if audited.ok else "red", bold=True)
 
 
-def _sentences(problems: Sequence[Problem]) -> list[str]:
-    return [f"{problem.asset} {problem.key or ''}: {problem.sentence}" for problem in problems]
+def _sentences(findings: Sequence[Finding]) -> list[str]:
+    return [f"{finding.asset} {finding.key or ''}: {finding.text}" for finding in findings]

@@ -119,7 +119,7 @@ def repair_command(
             {
                 "asset": repair.asset,
                 "key": repair.key,
-                "way": repair.way.name,
+                "remedy": repair.remedy.name,
                 "why": repair.why,
                 "path": repair.path,
             }

@@ -18,15 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS
-from vlm_assets.assets.partition_state import (
-    Kind,
-    PartitionState,
-    PartitionStates,
-    Problem,
-    State,
-    VerifiedFiles,
-    stray_files,
-)
+from vlm_assets.assets.partition_state import PartitionState, PartitionStates, State, VerifiedFiles
 from vlm_assets.assets.row_counts import Counted, RowCounts, RowsFile, count_rows
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import is_tombstone
@@ -34,12 +26,14 @@ from vlm_assets.catalog.stored_catalog import CATALOG
 from vlm_assets.catalog.withdrawn_ids import WithdrawnListError, lost_list, read_withdrawn
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.progress import doing
-from vlm_assets.services.store_contents import store_problems
+from vlm_assets.services.store_contents import store_findings
 from vlm_assets.services.store_looks import store_looks
 from vlm_durable.commands import command
 from vlm_durable.files.files import TEMPORARY_SUFFIX
 from vlm_durable.files.layout import AssetFolders
 from vlm_durable.mirror.bucket import StoreError
+from vlm_durable.versions.findings import Finding, FindingKind
+from vlm_durable.versions.partition_findings import stray_files
 from vlm_durable.wording import counted
 
 _RANGES_TOGETHER = 100
@@ -67,23 +61,23 @@ class PartitionAudit:
 
 @dataclass(frozen=True)
 class Audit:
-    """The verdict on a home. Problems that are no warnings make it wrong."""
+    """The verdict on a home. Findings that are no warnings make it wrong."""
 
     home: str
     deep: bool
     assets: tuple[str, ...]
     partitions: tuple[PartitionAudit, ...]
-    problems: tuple[Problem, ...]
+    findings: tuple[Finding, ...]
 
     @property
-    def wrong(self) -> tuple[Problem, ...]:
+    def wrong(self) -> tuple[Finding, ...]:
         """What is wrong."""
-        return tuple(problem for problem in self.problems if not problem.kind.is_warning)
+        return tuple(finding for finding in self.findings if not finding.kind.is_warning)
 
     @property
-    def warnings(self) -> tuple[Problem, ...]:
+    def warnings(self) -> tuple[Finding, ...]:
         """What is worth knowing, with all published rows sound."""
-        return tuple(problem for problem in self.problems if problem.kind.is_warning)
+        return tuple(finding for finding in self.findings if finding.kind.is_warning)
 
     @property
     def ok(self) -> bool:
@@ -112,7 +106,7 @@ class Audit:
             else ""
         )
         if not self.ok:
-            damaged = {(problem.asset, problem.key) for problem in self.wrong if problem.key is not None}
+            damaged = {(finding.asset, finding.key) for finding in self.wrong if finding.key is not None}
             return (
                 f"WRONG: {len(self.wrong)} found, {len(damaged)} of"
                 f" {counted(len(self.partitions), 'partitions')} wrong ({read})."
@@ -142,8 +136,8 @@ class Audit:
                 }
                 for asset in self.assets
             },
-            "wrong": [asdict(problem) for problem in self.wrong],
-            "warnings": [asdict(problem) for problem in self.warnings],
+            "wrong": [asdict(finding) for finding in self.wrong],
+            "warnings": [asdict(finding) for finding in self.warnings],
             "partitions": [asdict(partition) for partition in self.partitions],
         }
 
@@ -168,32 +162,33 @@ def audit(settings: Settings, catalog: Catalog, *, deep: bool = False) -> Audit:
     ]
     advance = partial(doing, "comparing ids with the catalogue's, files")
     counts_of = count_rows(_expected(catalog), files, vectors=deep, advance=advance)
-    problems: list[Problem] = []
+    findings: list[Finding] = []
     partitions: list[PartitionAudit] = []
     for state in states:
-        of_rows = list(_row_problems(state, counts_of))
+        of_rows = list(_row_findings(state, counts_of))
         # The rows themselves say more than their number.
-        of_files = [problem for problem in state.problems if not (of_rows and problem.kind is Kind.IDS)]
-        problems += [*of_files, *of_rows]
+        of_files = [one for one in state.findings if not (of_rows and one.kind is FindingKind.IDS)]
+        findings += [*of_files, *of_rows]
         partitions.append(_partition(state, of_rows, counts_of))
     for asset in assets:
-        problems += foreign_files(asset, keys)
-        problems += _settings_differ(asset.name, states)
-    problems += _withdrawn(settings, catalog)
-    problems += of_store
-    return Audit(str(settings.home), deep, (descriptions, embeddings), tuple(partitions), tuple(problems))
+        findings += foreign_files(asset, keys)
+        findings += _settings_differ(asset.name, states)
+    findings += _withdrawn(settings, catalog)
+    findings += of_store
+    return Audit(str(settings.home), deep, (descriptions, embeddings), tuple(partitions), tuple(findings))
 
 
-def _look_at_store(settings: Settings, *, deep: bool) -> tuple[dict[tuple[str, str], str], list[Problem]]:
-    """What is wrong with published files in the store, by asset and partition; and its other problems."""
+def _look_at_store(settings: Settings, *, deep: bool) -> tuple[dict[tuple[str, str], str], list[Finding]]:
+    """What is wrong with published files in the store, by asset and partition; and its other findings."""
     stored: dict[tuple[str, str], str] = {}
     try:
         for asset, looks in store_looks(settings).items():
             looks.look(deep=deep, advance=partial(doing, f"looking at partitions of {asset} in the store"))
             stored |= {(asset, key): trouble for key, trouble in looks.troubles().items()}
-        return stored, list(store_problems(settings, deep=deep))
+        return stored, list(store_findings(settings, deep=deep))
     except StoreError as error:
-        unread = Problem(Kind.STORE_UNREAD, settings.descriptions.name, None, str(error), str(settings.store))
+        name, where = settings.descriptions.name, str(settings.store)
+        unread = Finding(FindingKind.STORE_UNREAD, name, None, str(error), path=where)
         return stored, [unread]
 
 
@@ -208,12 +203,12 @@ def _expected(catalog: Catalog) -> Iterator[pa.Table]:
         yield pa.concat_tables(islice(slices, _RANGES_TOGETHER))
 
 
-def _partition(partition: PartitionState, of_rows: Sequence[Problem], counts_of: Counted) -> PartitionAudit:
+def _partition(partition: PartitionState, of_rows: Sequence[Finding], counts_of: Counted) -> PartitionAudit:
     counts = counts_of.counts.get((partition.asset, partition.key))
     state, note = partition.state, partition.note
     if of_rows and state is not State.RUNNING:
         # The rows alone tell: their file is what was published.
-        state, note = State.DAMAGED, note or of_rows[0].sentence
+        state, note = State.DAMAGED, note or of_rows[0].text
     if counts is None and state is State.DAMAGED:
         counts = RowCounts(expected=partition.expected, missing=partition.expected)
     elif partition.record is None:
@@ -230,16 +225,14 @@ def _partition(partition: PartitionState, of_rows: Sequence[Problem], counts_of:
     )
 
 
-def _row_problems(partition: PartitionState, counts_of: Counted) -> Iterator[Problem]:
+def _row_findings(partition: PartitionState, counts_of: Counted) -> Iterator[Finding]:
+    def finding(kind: FindingKind, sentence: str) -> Finding:
+        step = f"{command('repair')} restores the file or computes it again."
+        return Finding(kind, partition.asset, partition.key, sentence, step, str(partition.path))
+
     reason = counts_of.uncounted.get((partition.asset, partition.key))
     if reason is not None:
-        yield Problem(
-            Kind.COLUMNS,
-            partition.asset,
-            partition.key,
-            f"The rows of {partition.path} cannot be counted: {reason}.",
-            str(partition.path),
-        )
+        yield finding(FindingKind.COLUMNS, f"The rows of {partition.path} cannot be counted: {reason}.")
     counts = counts_of.counts.get((partition.asset, partition.key))
     if counts is None:
         return
@@ -260,21 +253,21 @@ def _row_problems(partition: PartitionState, counts_of: Counted) -> Iterator[Pro
             f"{counted(counts.expected, 'ids')} expected, {counted(counts.rows, 'rows')} found:"
             f" {deviations}.{first}"
         )
-        yield Problem(Kind.IDS, partition.asset, partition.key, sentence, str(partition.path))
+        yield finding(FindingKind.IDS, sentence)
     if counts.mixed:
         sentence = (
             f"{counted(counts.mixed, 'rows carry', 'row carries')} another fingerprint than the"
             f" file's record.{first}"
         )
-        yield Problem(Kind.MIXED, partition.asset, partition.key, sentence, str(partition.path))
+        yield finding(FindingKind.MIXED, sentence)
     if counts.unlike:
         sentence = (
             f"{counted(counts.unlike, 'ids differ', 'id differs')} from the published descriptions.{first}"
         )
-        yield Problem(Kind.DESCRIPTIONS_DIFFER, partition.asset, partition.key, sentence, str(partition.path))
+        yield finding(FindingKind.DESCRIPTIONS_DIFFER, sentence)
 
 
-def _settings_differ(asset: str, states: Sequence[PartitionState]) -> Iterator[Problem]:
+def _settings_differ(asset: str, states: Sequence[PartitionState]) -> Iterator[Finding]:
     """A warning where partitions of one asset were made with different settings."""
     groups: dict[tuple[tuple[str, str], ...], list[str]] = defaultdict(list)
     for state in states:
@@ -294,17 +287,18 @@ def _settings_differ(asset: str, states: Sequence[PartitionState]) -> Iterator[P
     sentence = (
         f"Partitions were made with {counted(len(groups), 'different settings')}"
         f" ({', '.join(differing)} differ):"
-        f" {shares}. {command('run', '--stale')} makes those anew that are not of the settings now."
+        f" {shares}."
     )
-    yield Problem(Kind.SETTINGS_DIFFER, asset, None, sentence)
+    step = f"{command('run', '--stale')} makes those anew that are not of the settings now."
+    yield Finding(FindingKind.SETTINGS_DIFFER, asset, None, sentence, step)
 
 
-def _withdrawn(settings: Settings, catalog: Catalog) -> Iterator[Problem]:
+def _withdrawn(settings: Settings, catalog: Catalog) -> Iterator[Finding]:
     """Withdrawn properties that are in the catalogue all the same, and a list of them that is lost."""
     try:
         withdrawn = read_withdrawn(settings.home)
     except WithdrawnListError as error:
-        yield Problem(Kind.WITHDRAWN, CATALOG, None, str(error))
+        yield Finding(FindingKind.WITHDRAWN, CATALOG, None, str(error))
         return
     tombstones, returned = 0, list[str]()
     for _, table in catalog.slices(with_tail=True):
@@ -313,19 +307,24 @@ def _withdrawn(settings: Settings, catalog: Catalog) -> Iterator[Problem]:
             if withdrawn is not None and property_id in withdrawn:
                 returned.append(property_id)
     if withdrawn is None and tombstones:
-        yield Problem(Kind.WITHDRAWN, CATALOG, None, str(lost_list(settings.home, tombstones)))
+        lost = str(lost_list(settings.home, tombstones))
+        yield Finding(FindingKind.WITHDRAWN, CATALOG, None, lost)
     if returned:
         sentence = (
             f"{counted(len(returned), 'properties')} that were withdrawn are in the catalogue again, such as"
-            f" {returned[0]!r}: an older one was put back. {command('withdraw')} withdraws them again."
+            f" {returned[0]!r}: an older one was put back."
         )
-        yield Problem(Kind.WITHDRAWN, CATALOG, None, sentence)
+        step = f"{command('withdraw')} withdraws them again."
+        yield Finding(FindingKind.WITHDRAWN, CATALOG, None, sentence, step)
 
 
-def foreign_files(asset: AssetFolders, keys: Collection[str]) -> Iterator[Problem]:
+def foreign_files(asset: AssetFolders, keys: Collection[str]) -> Iterator[Finding]:
     """What lies in an asset's folders and belongs to no partition of the catalogue."""
     yield from stray_files(asset, keys)
-    yield from (_unknown(asset.name, path) for path in _entries(asset.published) if path.suffix != ".parquet")
+    strange = (
+        path for path in _entries(asset.published) if path.suffix != ".parquet" or path.name.startswith(".")
+    )
+    yield from (_unknown(asset.name, path) for path in strange)
     all_keys = asset.recorded_keys().union(keys)
     for folder, pattern in (
         (asset.versions, r"(?P<key>[^.]+)(\.copy)?\.json|(?P<version_of>[^.]+)\.[012]\.parquet"),
@@ -343,5 +342,6 @@ def _entries(folder: Path) -> list[Path]:
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
-def _unknown(asset: str, path: Path) -> Problem:
-    return Problem(Kind.UNKNOWN_FILE, asset, None, f"{path} belongs to no partition.", str(path))
+def _unknown(asset: str, path: Path) -> Finding:
+    sentence = f"{path} belongs to no partition."
+    return Finding(FindingKind.UNKNOWN_FILE, asset, None, sentence, path=str(path))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vlm_assets.config.settings import Settings
-from vlm_durable.versions.partition_files import FindingKind, PublishedError
+from vlm_durable.versions.findings import FindingKind
+from vlm_durable.versions.partition_files import PublishedError
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.versions.stored import OlderInStoreError, StoredPartitions
 
@@ -28,6 +29,6 @@ def older_versions(
                 continue
             except PublishedError:
                 pass  # What stands here is the newer one, or all that there is.
-        findings = {finding.kind: finding.sentence for finding in published.verify(key).findings}
+        findings = {finding.kind: finding.text for finding in published.verify(key).findings}
         if FindingKind.PUT_BACK in findings:
             yield published, findings[FindingKind.PUT_BACK]

@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 
-from vlm_assets.assets.partition_state import read_record
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import InvalidRangeError, PropertyRange
 from vlm_assets.config.extensions import StoredLeftover, installed
@@ -28,6 +27,7 @@ from vlm_durable.files.layout import AssetFolders
 from vlm_durable.journal.discarding import discard
 from vlm_durable.journal.high_water_mark import read_mark
 from vlm_durable.versions.partition_files import PartitionFiles, PublishedError, PublishedRecord
+from vlm_durable.versions.partition_findings import read_record
 from vlm_durable.versions.stored import StoredPartitions
 
 _AFTER = re.compile(r".*-after-([0-9]+)")

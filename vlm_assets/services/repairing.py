@@ -16,7 +16,7 @@ from vlm_assets.catalog.stored_catalog import put_back_catalog
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.progress import doing_each
-from vlm_assets.services.repairs import COMPUTING, Repair, Way
+from vlm_assets.services.repairs import COMPUTING, Remedy, Repair
 from vlm_assets.services.store_looks import store_looks
 from vlm_assets.webserver.api import LAUNCHED_BY, DagsterApi
 from vlm_assets.webserver.home import running_address
@@ -33,7 +33,7 @@ from vlm_durable.wording import counted
 if TYPE_CHECKING:
     pass
 
-_RUN_OPTIONS = {Way.COMPUTE: "recompute", Way.RETRY_FAILED: "retry_failed"}
+_RUN_OPTIONS = {Remedy.COMPUTE: "recompute", Remedy.RETRY_FAILED: "retry_failed"}
 
 
 def carry_out(
@@ -49,9 +49,9 @@ def carry_out(
     for key in sorted({repair.key for repair in repairs if repair.key in running}):
         tell(f"{key} is left to the run that works on it now; look again when it has ended.")
     free = [repair for repair in repairs if repair.key not in running]
-    at_once = [repair for repair in free if repair.way not in COMPUTING or repair.forgets]
+    at_once = [repair for repair in free if repair.remedy not in COMPUTING or repair.forgets]
     all_put_right = _put_all_right(settings, at_once, tell, newest_here)
-    all_launched = _launch(settings, [repair for repair in free if repair.way in COMPUTING], tell)
+    all_launched = _launch(settings, [repair for repair in free if repair.remedy in COMPUTING], tell)
     return all_put_right and all_launched and len(free) == len(repairs)
 
 
@@ -66,7 +66,7 @@ def _put_all_right(
         except (PublishedError, CatalogError, StoreError, OSError) as error:
             all_done = False
             tell(f"Not repaired: {repair.asset} {repair.key or repair.path}: {error}")
-        if repair.way is Way.BY_HAND:
+        if repair.remedy is Remedy.BY_HAND:
             all_done = False
     return all_done
 
@@ -107,20 +107,20 @@ def put_right(settings: Settings, repair: Repair, *, newest_here: bool = False) 
     StoreError.
     """
     asset = settings.layout.asset(repair.asset)
-    if repair.way is Way.PUT_BACK and settings.store is not None:
+    if repair.remedy is Remedy.FILL_STORE and settings.store is not None:
         if repair.key is None:
             return put_back_catalog(settings.home, settings.store, newest_here=newest_here)
         done = StoredPartitions(asset, settings.store).put_back(repair.key, newest_here=newest_here)
         store_looks(settings)[repair.asset].forget(repair.key)
         return [*done] or [f"Partition {repair.key} of {repair.asset} is whole in {settings.store}."]
-    if repair.way is Way.SET_ASIDE and repair.path is not None:
+    if repair.remedy is Remedy.SET_ASIDE and repair.path is not None:
         return [f"{repair.path} was moved to {files.set_aside(repair.path, asset.quarantine)}."]
     if repair.key is None:
         return []
     published = PublishedPartitions(asset)
     if repair.forgets:
         return list(published.set_aside(repair.key))
-    if repair.way is Way.RESTORE:
+    if repair.remedy is Remedy.RESTORE:
         store = settings.store
         fetch = StoredPartitions(asset, store).content_of if store is not None else None
         restoration = published.restore(repair.key, fetch)
@@ -130,24 +130,26 @@ def put_right(settings: Settings, repair: Repair, *, newest_here: bool = False) 
 
 @dataclass(frozen=True)
 class Recomputation:
-    """Partitions that are materialized alike. ways: by asset, upstream first."""
+    """Partitions that are materialized alike. remedies: by asset, upstream first."""
 
-    ways: Mapping[str, Way]
+    remedies: Mapping[str, Remedy]
     keys: tuple[str, ...]
 
     @property
     def assets(self) -> tuple[str, ...]:
         """The assets that are materialized together."""
-        return tuple(self.ways)
+        return tuple(self.remedies)
 
     @property
     def run_config(self) -> dict[str, object]:
         """The run config of each partition's run; empty where finished work is kept as always."""
-        options = {asset: _RUN_OPTIONS[way] for asset, way in self.ways.items() if way in _RUN_OPTIONS}
+        options = {
+            asset: _RUN_OPTIONS[remedy] for asset, remedy in self.remedies.items() if remedy in _RUN_OPTIONS
+        }
         if not options:
             return {}
         # Settings may change until the run begins: then its partition waits for a person.
-        kept: dict[str, object] = {} if Way.COMPUTE in self.ways.values() else {"stale": KEEP}
+        kept: dict[str, object] = {} if Remedy.COMPUTE in self.remedies.values() else {"stale": KEEP}
         return {"ops": {asset: {"config": {option: True, **kept}} for asset, option in options.items()}}
 
 
@@ -156,14 +158,14 @@ def recomputations(repairs: Iterable[Repair], assets: Sequence[str]) -> list[Rec
 
     assets: those that runs make. New descriptions always take their embeddings with them.
     """
-    of_key: dict[str, dict[str, Way]] = defaultdict(dict)
+    of_key: dict[str, dict[str, Remedy]] = defaultdict(dict)
     for repair in repairs:
-        if repair.way in COMPUTING and repair.key is not None:
-            of_key[repair.key][repair.asset] = repair.way
-    groups: dict[tuple[tuple[str, Way], ...], list[str]] = defaultdict(list)
-    for key, ways in sorted(of_key.items()):
-        if assets[0] in ways:
-            ways = dict.fromkeys(assets, Way.RESUME) | ways
-        if chosen := tuple((asset, ways[asset]) for asset in assets if asset in ways):
+        if repair.remedy in COMPUTING and repair.key is not None:
+            of_key[repair.key][repair.asset] = repair.remedy
+    groups: dict[tuple[tuple[str, Remedy], ...], list[str]] = defaultdict(list)
+    for key, remedies in sorted(of_key.items()):
+        if assets[0] in remedies:
+            remedies = dict.fromkeys(assets, Remedy.RESUME) | remedies
+        if chosen := tuple((asset, remedies[asset]) for asset in assets if asset in remedies):
             groups[chosen].append(key)
-    return [Recomputation(dict(ways), tuple(keys)) for ways, keys in groups.items()]
+    return [Recomputation(dict(remedies), tuple(keys)) for remedies, keys in groups.items()]

@@ -12,24 +12,25 @@ from enum import StrEnum
 from pathlib import Path
 
 from vlm_assets.assets.fingerprint import TEXTS
-from vlm_assets.assets.partition_state import Kind, Problem, State
+from vlm_assets.assets.partition_state import State
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.home_audit import Audit, PartitionAudit
 from vlm_assets.services.progress import doing_each
 from vlm_durable.commands import command
 from vlm_durable.journal.high_water_mark import read_marks
 from vlm_durable.mirror.bucket import StoreError
+from vlm_durable.versions.findings import OF_THE_FILE, Finding, FindingKind
 from vlm_durable.versions.partition_files import PartitionFiles, PublishedRecord
 from vlm_durable.versions.stored import StoredPartitions
 from vlm_durable.wording import counted
 
 
-class Way(StrEnum):
-    """How a thing is put right."""
+class Remedy(StrEnum):
+    """What repair does about a finding."""
 
     RESTORE = "restore"
     """From the whole copy of the two; a publication that was interrupted is settled."""
-    PUT_BACK = "put back into the store"
+    FILL_STORE = "put back into the store"
     """From a whole file of this machine."""
     SET_ASIDE = "set aside"
     """Moved into the quarantine: a file that readers must not read."""
@@ -39,15 +40,14 @@ class Way(StrEnum):
     BY_HAND = "by hand"
 
 
-COMPUTING = frozenset({Way.COMPUTE, Way.RETRY_FAILED, Way.RESUME})
+COMPUTING = frozenset({Remedy.COMPUTE, Remedy.RETRY_FAILED, Remedy.RESUME})
 
-_OF_THE_FILES = frozenset(
-    {Kind.FILE, Kind.SECOND_COPY, Kind.RECORD_COPY, Kind.COLUMNS, Kind.IDS, Kind.MIXED, Kind.PENDING}
+_OF_THE_ROWS = frozenset({FindingKind.COLUMNS, FindingKind.IDS, FindingKind.MIXED})
+_OF_THE_FILES = (
+    OF_THE_FILE | _OF_THE_ROWS | {FindingKind.SECOND_COPY, FindingKind.RECORD_COPY, FindingKind.PENDING}
 )
-_WARNINGS_TO_REPAIR = (Kind.PENDING, Kind.PUT_BACK)
+_WARNINGS_TO_REPAIR = (FindingKind.PENDING, FindingKind.PUT_BACK)
 """Warnings that a repair lists: it puts them right, or a person decides."""
-
-_OF_THE_ROWS = frozenset({Kind.COLUMNS, Kind.IDS, Kind.MIXED})
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Repair:
 
     asset: str
     key: str | None
-    way: Way
+    remedy: Remedy
     why: tuple[str, ...]
     path: Path | None = None
     forgets: bool = False
@@ -67,7 +67,7 @@ class Repair:
     def sentence(self) -> str:
         """What would be done, and why."""
         aside = " after moving its files into the quarantine" if self.forgets else ""
-        return f"{self.asset} {self.key or ''}: {self.way.value}{aside}. {' '.join(self.why)}"
+        return f"{self.asset} {self.key or ''}: {self.remedy.value}{aside}. {' '.join(self.why)}"
 
 
 def find_repairs(settings: Settings, audited: Audit, *, failed: bool = False) -> list[Repair]:
@@ -76,35 +76,35 @@ def find_repairs(settings: Settings, audited: Audit, *, failed: bool = False) ->
     failed: properties that ended as failed are tried again too.
     """
     descriptions, embeddings = audited.assets
-    by_partition: dict[tuple[str, str], list[Problem]] = defaultdict(list)
+    by_partition: dict[tuple[str, str], list[Finding]] = defaultdict(list)
     repairs: list[Repair] = []
-    for problem in audited.problems:
-        if problem.key is not None:
-            by_partition[problem.asset, problem.key].append(problem)
-        elif problem.kind is Kind.STORE:
-            repairs.append(Repair(problem.asset, None, Way.PUT_BACK, (problem.sentence,)))
-        elif problem.kind is Kind.FOREIGN_FILE and problem.path:
-            path = Path(problem.path)
-            way = Way.SET_ASIDE if path.is_file() else Way.BY_HAND
-            repairs.append(Repair(problem.asset, None, way, (problem.sentence,), path))
-        elif problem.kind in (Kind.UNLISTED, Kind.WITHDRAWN):
-            repairs.append(Repair(problem.asset, None, Way.BY_HAND, (problem.sentence,)))
-    for (asset, key), problems in doing_each("reading the files of wrong partitions", by_partition.items()):
+    for finding in audited.findings:
+        if finding.key is not None:
+            by_partition[finding.asset, finding.key].append(finding)
+        elif finding.kind is FindingKind.STORE:
+            repairs.append(Repair(finding.asset, None, Remedy.FILL_STORE, (finding.sentence,)))
+        elif finding.kind is FindingKind.FOREIGN_FILE and finding.path:
+            path = Path(finding.path)
+            remedy = Remedy.SET_ASIDE if path.is_file() else Remedy.BY_HAND
+            repairs.append(Repair(finding.asset, None, remedy, (finding.sentence,), path))
+        elif finding.kind in (FindingKind.UNLISTED, FindingKind.WITHDRAWN):
+            repairs.append(Repair(finding.asset, None, Remedy.BY_HAND, (finding.text,)))
+    for (asset, key), findings in doing_each("reading the files of wrong partitions", by_partition.items()):
         folders = settings.layout.asset(asset)
         stored = StoredPartitions(folders, settings.store) if settings.store is not None else None
-        repairs += _of_partition(PartitionFiles(folders, key), asset, problems, stored)
+        repairs += _of_partition(PartitionFiles(folders, key), findings, stored)
     repairs = _without_consequences(repairs, settings, descriptions, embeddings)
     repairs += _refused(audited)
     if failed:
         computed = {
-            repair.key for repair in repairs if repair.asset == descriptions and repair.way in COMPUTING
+            repair.key for repair in repairs if repair.asset == descriptions and repair.remedy in COMPUTING
         }
         repairs += [
             _failed_again(partition)
             for partition in audited.partitions
             if partition.asset == descriptions and partition.counts.failed and partition.key not in computed
         ]
-    return sorted(repairs, key=lambda repair: (repair.way in COMPUTING, repair.asset, repair.key or ""))
+    return sorted(repairs, key=lambda repair: (repair.remedy in COMPUTING, repair.asset, repair.key or ""))
 
 
 def _failed_again(partition: PartitionAudit) -> Repair:
@@ -116,52 +116,58 @@ def _failed_again(partition: PartitionAudit) -> Repair:
             f" {command('run', partition.key)} does that for this partition, {command('run', '--stale')} for"
             " all that are stale."
         )
-        return Repair(partition.asset, partition.key, Way.BY_HAND, (anew,))
-    return Repair(partition.asset, partition.key, Way.RETRY_FAILED, (why,))
+        return Repair(partition.asset, partition.key, Remedy.BY_HAND, (anew,))
+    return Repair(partition.asset, partition.key, Remedy.RETRY_FAILED, (why,))
 
 
 def _of_partition(
-    files_: PartitionFiles, asset: str, problems: Sequence[Problem], stored: StoredPartitions | None
+    files_: PartitionFiles, findings: Sequence[Finding], stored: StoredPartitions | None
 ) -> Iterator[Repair]:
-    kinds = {problem.kind for problem in problems}
-    why = tuple(
-        problem.sentence
-        for problem in problems
-        if problem.kind is not Kind.STORE
-        and (not problem.kind.is_warning or problem.kind in _WARNINGS_TO_REPAIR)
-    )
-    if Kind.JOURNAL in kinds:
-        yield Repair(asset, files_.key, Way.BY_HAND, why)
-    elif Kind.RECORD_BEHIND in kinds:
-        yield Repair(asset, files_.key, Way.RESTORE, why)
-    elif Kind.PUT_BACK in kinds:
+    kinds = {finding.kind for finding in findings}
+    listed = [
+        finding
+        for finding in findings
+        if finding.kind is not FindingKind.STORE
+        and (not finding.kind.is_warning or finding.kind in _WARNINGS_TO_REPAIR)
+    ]
+
+    def repair(remedy: Remedy, *more: str, forgets: bool = False) -> Repair:
+        # What a person does is in the findings; what is done here is the remedy.
+        why = (finding.text if remedy is Remedy.BY_HAND else finding.sentence for finding in listed)
+        return Repair(files_.asset, files_.key, remedy, (*why, *more), forgets=forgets)
+
+    if FindingKind.JOURNAL in kinds:
+        yield repair(Remedy.BY_HAND)
+    elif FindingKind.RECORD_BEHIND in kinds:
+        yield repair(Remedy.RESTORE)
+    elif FindingKind.PUT_BACK in kinds:
         # A store may have the newest version still.
-        yield Repair(asset, files_.key, Way.BY_HAND if stored is None else Way.RESTORE, why)
-    elif Kind.RECORD in kinds:
-        yield Repair(asset, files_.key, Way.COMPUTE, why, forgets=True)
-    elif kinds & {Kind.VANISHED, Kind.UNRECORDED}:
+        yield repair(Remedy.BY_HAND if stored is None else Remedy.RESTORE)
+    elif FindingKind.RECORD in kinds:
+        yield repair(Remedy.COMPUTE, forgets=True)
+    elif kinds & {FindingKind.VANISHED, FindingKind.UNRECORDED}:
         # A generation that was published once is closed: what is computed now is another one.
         closed = any(mark.retired for mark in read_marks(files_.paths.high_water_marks, files_.key))
-        yield Repair(asset, files_.key, Way.COMPUTE if closed else Way.RESUME, why)
+        yield repair(Remedy.COMPUTE if closed else Remedy.RESUME)
     elif kinds & _OF_THE_FILES:
         record = files_.peek()
         whole = files_.holds(files_.published, record)
         copy_whole = files_.holds(files_.slot(0), record)
-        if Kind.PENDING in kinds or (copy_whole if not whole else not kinds & _OF_THE_ROWS):
-            yield Repair(asset, files_.key, Way.RESTORE, why)
+        if FindingKind.PENDING in kinds or (copy_whole if not whole else not kinds & _OF_THE_ROWS):
+            yield repair(Remedy.RESTORE)
         elif not whole and record is not None and stored is not None and _may_have(stored, record):
-            in_store = "Neither the file nor its second copy is whole; the store has it."
-            yield Repair(asset, files_.key, Way.RESTORE, (*why, in_store))
+            yield repair(Remedy.RESTORE, "Neither the file nor its second copy is whole; the store has it.")
         else:
-            lost = () if whole else ("Neither the file nor its second copy is whole.",)
-            yield Repair(asset, files_.key, Way.COMPUTE, (*why, *lost))
-    elif Kind.DESCRIPTIONS_DIFFER in kinds:
-        yield Repair(asset, files_.key, Way.COMPUTE, why)
-    elif Kind.STORE_JOURNAL in kinds:
-        yield Repair(asset, files_.key, Way.BY_HAND, why)
-    if Kind.STORE in kinds:
-        sentences = tuple(problem.sentence for problem in problems if problem.kind is Kind.STORE)
-        yield Repair(asset, files_.key, Way.PUT_BACK, sentences)
+            yield repair(
+                Remedy.COMPUTE, *([] if whole else ["Neither the file nor its second copy is whole."])
+            )
+    elif FindingKind.DESCRIPTIONS_DIFFER in kinds:
+        yield repair(Remedy.COMPUTE)
+    elif FindingKind.STORE_JOURNAL in kinds:
+        yield repair(Remedy.BY_HAND)
+    if FindingKind.STORE in kinds:
+        sentences = tuple(finding.sentence for finding in findings if finding.kind is FindingKind.STORE)
+        yield Repair(files_.asset, files_.key, Remedy.FILL_STORE, sentences)
 
 
 def _may_have(stored: StoredPartitions, record: PublishedRecord) -> bool:
@@ -180,11 +186,16 @@ def _without_consequences(
     Where descriptions are computed again, their embeddings follow in the same run anyway.
     """
     restored = {
-        repair.key for repair in repairs if repair.asset == descriptions and repair.way is Way.RESTORE
+        repair.key for repair in repairs if repair.asset == descriptions and repair.remedy is Remedy.RESTORE
     }
     kept = []
     for repair in repairs:
-        if repair.asset == embeddings and repair.way is Way.COMPUTE and repair.key and repair.key in restored:
+        if (
+            repair.asset == embeddings
+            and repair.remedy is Remedy.COMPUTE
+            and repair.key
+            and repair.key in restored
+        ):
             embedded = PartitionFiles(settings.embeddings, repair.key)
             record = embedded.peek()
             described = PartitionFiles(settings.descriptions, repair.key).peek()
@@ -202,8 +213,8 @@ def _refused(audited: Audit) -> Iterator[Repair]:
     for partition in audited.partitions:
         if partition.state is State.REFUSED:
             # The failed rows of descriptions are what can come out otherwise; of embeddings, any.
-            way = Way.RETRY_FAILED if partition.asset == descriptions else Way.COMPUTE
+            remedy = Remedy.RETRY_FAILED if partition.asset == descriptions else Remedy.COMPUTE
             why = (
                 f"Committed and not published: {counted(partition.counts.expected, 'rows')}. A check refused."
             )
-            yield Repair(partition.asset, partition.key, way, (why,))
+            yield Repair(partition.asset, partition.key, remedy, (why,))

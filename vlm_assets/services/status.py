@@ -13,14 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from resources.alerts.outbox import Outbox
 from sensors.retry_ledger import DoneAgain
-from vlm_assets.assets.partition_state import (
-    Kind,
-    PartitionState,
-    PartitionStates,
-    State,
-    VerifiedFiles,
-    stray_files,
-)
+from vlm_assets.assets.partition_state import PartitionState, PartitionStates, State, VerifiedFiles
 from vlm_assets.assets.published_rows import FailedRow, PublishedRows, first_failed, unpublished_failures
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import withdrawal_note
@@ -37,6 +30,7 @@ from vlm_durable.state.nodes import Node, NodeDevice, Nodes
 from vlm_durable.state.pause import pause_of
 from vlm_durable.state.sqlite_file import ControlStateError
 from vlm_durable.state.workers import Worker, Workers
+from vlm_durable.versions.partition_findings import stray_files
 from vlm_durable.wording import counted
 from vlm_engine.devices.find import DeviceError, find_devices, is_cpu_slot
 from vlm_engine.devices.left_out import LeftOutDevices
@@ -230,11 +224,9 @@ def read_status(
         kinds.update(rows.failed)
     keys = frozenset(range_.key for range_ in catalog.ranges)
     foreign = [
-        problem.sentence
-        if problem.kind is Kind.UNLISTED
-        else f"{problem.path} is no partition: {command('repair')} moves it away."
+        finding.text
         for asset in (settings.descriptions, settings.embeddings)
-        for problem in stray_files(asset, keys)
+        for finding in stray_files(asset, keys)
     ]
     stale_unknown = tuple(
         f"Whether {name} are stale is unknown: {trouble}"

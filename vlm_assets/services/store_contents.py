@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from vlm_assets.assets.partition_state import Kind, Problem
 from vlm_assets.catalog.stored_catalog import CATALOG, stored_catalog_trouble
 from vlm_assets.config.extensions import StoredLeftover
 from vlm_assets.config.settings import Settings
@@ -16,12 +15,15 @@ from vlm_durable.files.layout import AssetFolders
 from vlm_durable.journal.high_water_mark import read_mark
 from vlm_durable.mirror.bucket import S3Folder
 from vlm_durable.mirror.stored_journal import HEAD, HeadDamagedError, StoredJournal, stored_journals
+from vlm_durable.versions.findings import Finding, FindingKind
 from vlm_durable.versions.partition_files import PartitionFiles, PublishedError
 from vlm_durable.versions.stored import StoredPartitions
 from vlm_durable.wording import counted
 
+_STARTED_THERE = "The machine that computed them puts them back when the partition is started there."
 
-def store_problems(settings: Settings, *, deep: bool) -> Iterator[Problem]:
+
+def store_findings(settings: Settings, *, deep: bool) -> Iterator[Finding]:
     """What is wrong with the store's catalogue and committed rows, or worth knowing; nothing without a store.
 
     deep: the catalogue is read to the byte. Raises StoreError.
@@ -29,12 +31,13 @@ def store_problems(settings: Settings, *, deep: bool) -> Iterator[Problem]:
     if (store := settings.store) is None:
         return
     if trouble := stored_catalog_trouble(settings.home, store, deep=deep):
-        yield Problem(Kind.STORE, CATALOG, None, trouble, str(store))
+        step = f"{command('repair')} says what it would do."
+        yield Finding(FindingKind.STORE, CATALOG, None, trouble, step, str(store))
     for asset in (settings.descriptions, settings.embeddings):
         published = {
             name.rpartition("/")[2].removesuffix(".parquet") for name, _ in store.names(f"{asset.name}/")
         }
-        yield from _journal_problems(asset, store, published)
+        yield from _journal_findings(asset, store, published)
 
 
 def store_leftovers(settings: Settings) -> list[StoredLeftover]:
@@ -63,29 +66,32 @@ def remove_leftovers(settings: Settings, leftovers: Sequence[StoredLeftover]) ->
             yield f"Removed {counted(leftover.objects, 'objects')} below {journal.where.removesuffix(HEAD)}."
 
 
-def _journal_problems(asset: AssetFolders, store: S3Folder, published: Collection[str]) -> Iterator[Problem]:
+def _journal_findings(asset: AssetFolders, store: S3Folder, published: Collection[str]) -> Iterator[Finding]:
     for (key, generation), sizes in stored_journals(asset, store).items():
         if key in published and not sizes.keys() - {HEAD}:
             continue  # Closed, as each published partition's is.
         journal = StoredJournal(asset.partition(key), generation, store)
+        where = journal.where
+
+        def finding(
+            kind: FindingKind, sentence: str, step: str = "", *, key: str = key, where: str = where
+        ) -> Finding:
+            return Finding(kind, asset.name, key, sentence, step, where)
+
         try:
             manifest = journal.read_manifest()
         except HeadDamagedError as error:
-            yield Problem(Kind.STORE_JOURNAL, asset.name, key, str(error), journal.where)
+            yield finding(FindingKind.STORE_JOURNAL, str(error))
             continue
         if sizes.keys() - {HEAD} and _is_closed(asset, store, key, generation):
-            sentence = (
-                f"{journal.where} was closed, and objects are left below it. {command('prune')} removes them."
-            )
-            yield Problem(Kind.STORE_LEFTOVER, asset.name, key, sentence, journal.where)
+            sentence = f"{where} was closed, and objects are left below it."
+            yield finding(FindingKind.STORE_LEFTOVER, sentence, f"{command('prune')} removes them.")
         elif journal.head is None:
             sentence = (
-                f"{journal.where} is not there, and {counted(len(sizes), 'segments are', 'segment is')}:"
-                " did a lifecycle rule or a"
-                " person remove it? The machine that has the rows puts it back when the partition is started"
-                " there."
+                f"{where} is not there, and {counted(len(sizes), 'segments are', 'segment is')}:"
+                " did a lifecycle rule or a person remove it?"
             )
-            yield Problem(Kind.STORE_JOURNAL, asset.name, key, sentence, journal.where)
+            yield finding(FindingKind.STORE_JOURNAL, sentence, _STARTED_THERE)
         elif (
             lost := [segment for segment in manifest.segments if not journal.holds(segment)]
             if manifest
@@ -93,12 +99,10 @@ def _journal_problems(asset: AssetFolders, store: S3Folder, published: Collectio
         ):
             rows = sum(segment.rows for segment in lost)
             sentence = (
-                f"{counted(len(lost), 'segments')} ({counted(rows, 'rows')}) that {journal.where} lists are"
-                " not there, or other"
-                f" bytes are, such as {lost[0].name}. The machine that computed them puts them back when the"
-                " partition is started there."
+                f"{counted(len(lost), 'segments')} ({counted(rows, 'rows')}) that {where} lists are"
+                f" not there, or other bytes are, such as {lost[0].name}."
             )
-            yield Problem(Kind.STORE_JOURNAL, asset.name, key, sentence, journal.where)
+            yield finding(FindingKind.STORE_JOURNAL, sentence, _STARTED_THERE)
 
 
 def _may_go(asset: AssetFolders, store: S3Folder, key: str, generation: str) -> bool:

@@ -20,7 +20,6 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from vlm_durable.files import files
 from vlm_durable.files.layout import VERSION_NUMBERS, AssetFolders
 from vlm_durable.files.lock_files import acquire_lock, is_held
 from vlm_durable.files.sealed_json import FormatVersionError, refuse_newer_format, seal, unseal
+from vlm_durable.versions.findings import Finding, FindingKind, restore_step
 from vlm_durable.versions.version_mark import (
     MarkComparison,
     VersionMark,
@@ -55,13 +55,6 @@ LOCK_SECONDS = 60.0
 """To wait for another process that is publishing the same partition."""
 
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,149}")
-
-
-def how_to_put_back() -> str:
-    """What to do about a published file that is not what its record says."""
-    return (
-        f"{command('repair')}, or materializing that partition, puts its second copy back, without a device."
-    )
 
 
 PUBLISHED_FILE = "published_file"
@@ -117,6 +110,11 @@ class PublishedRecord:
     published_at: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
     origin: str = ""
+
+    @property
+    def content(self) -> str:
+        """What its file is, for people."""
+        return f"{counted(self.rows, 'rows')}, digest {self.sha256[:12]}"
 
     @property
     def version(self) -> str:
@@ -209,60 +207,40 @@ def _records(contents: list[dict[str, Any]]) -> tuple[PublishedRecord, ...]:
     return tuple(PublishedRecord(**content) for content in contents)
 
 
-class FindingKind(StrEnum):
-    """What is wrong with a partition's files."""
+def judge(path: Path, record: PublishedRecord, *, deep: bool, asset: str = "") -> Finding | None:
+    """Compare one file with its record; None where it fits. Without ``deep``: only size and row count.
 
-    NOT_PUBLISHED = "not_published"
-    MISSING = "missing"
-    TRUNCATED = "truncated"
-    DIGEST_DIFFERS = "digest_differs"
-    ROWS_DIFFER = "rows_differ"
-    UNREADABLE = "unreadable"
-    FOREIGN_FILE = "foreign_file"
-    RECORD_DAMAGED = "record_damaged"
-    BACKUP_MISSING = "backup_missing"
-    BACKUP_DIFFERS = "backup_differs"
-    PUT_BACK = "put_back"
+    asset: the name of the asset that it is of.
+    """
 
+    def finding(kind: FindingKind, sentence: str) -> Finding:
+        return Finding(kind, asset, record.key, sentence, restore_step(), str(path))
 
-@dataclass(frozen=True)
-class Finding:
-    """What is wrong with a file; the sentence says what, where and what to do."""
-
-    kind: FindingKind
-    sentence: str
-
-
-def judge(path: Path, record: PublishedRecord, *, deep: bool) -> Finding | None:
-    """Compare one file with its record; None where it fits. Without ``deep``: only size and row count."""
     try:
         size = path.stat().st_size
         sha256 = files.sha256_of(path) if deep and size == record.bytes else None
     except FileNotFoundError:
-        return Finding(
-            FindingKind.MISSING,
-            f"{path} is missing ({counted(record.rows, 'rows were', 'row was')} published).",
-        )
+        published = counted(record.rows, "rows were", "row was")
+        return finding(FindingKind.MISSING, f"{path} is missing ({published} published).")
     except OSError as error:
-        return Finding(FindingKind.UNREADABLE, f"{path} cannot be read: {error.strerror or error}.")
+        return finding(FindingKind.UNREADABLE, f"{path} cannot be read: {error.strerror or error}.")
     if sha256 == record.sha256:
         return None
     try:
         rows = int(pq.read_metadata(path).num_rows)
     except (OSError, ValueError, MemoryError, pa.ArrowException) as error:
-        if size < record.bytes:
+        if path.is_file() and size < record.bytes:
             sentence = f"{path} is truncated: it has {size} bytes of {record.bytes}."
-            return Finding(FindingKind.TRUNCATED, sentence)
+            return finding(FindingKind.TRUNCATED, sentence)
         sentence = f"{path} is not readable parquet: {str(error).splitlines()[0]}."
-        return Finding(FindingKind.UNREADABLE, sentence)
+        return finding(FindingKind.UNREADABLE, sentence)
     if rows != record.rows:
-        return Finding(
-            FindingKind.ROWS_DIFFER, f"{path} has {counted(rows, 'rows')} where {record.rows} were published."
-        )
+        sentence = f"{path} has {counted(rows, 'rows')} where {record.rows} were published."
+        return finding(FindingKind.ROWS_DIFFER, sentence)
     if size != record.bytes or sha256 is not None:
         actual = f"digest {sha256[:12]}" if sha256 else f"{size} bytes"
         expected = f"digest {record.sha256[:12]}" if sha256 else f"{record.bytes} bytes"
-        return Finding(FindingKind.DIGEST_DIFFERS, f"{path} has {actual} where {expected} was published.")
+        return finding(FindingKind.DIGEST_DIFFERS, f"{path} has {actual} where {expected} was published.")
     return None
 
 
@@ -734,7 +712,7 @@ class PartitionFiles:
         if place is not None:
             return self._roll_forward(newest, place, records, repairs)
         if older is not None:
-            raise PutBackError(put_back_sentence(self, newest, older.published))
+            raise PutBackError(put_back_finding(self, newest, older.published).text)
         if damage is not None:
             raise damage
         if not records:
@@ -863,15 +841,19 @@ def highest(records: Sequence[PartitionVersions]) -> PartitionVersions | None:
     return max(records, key=lambda record: record.latest_sequence, default=None)
 
 
-def put_back_sentence(
+def put_back_finding(
     partition: PartitionFiles, newest: PublishedRecord, older: PublishedRecord | None
-) -> str:
-    """Say what is wrong with a partition that was put back, what is safe, and what to do."""
+) -> Finding:
+    """What is wrong with a partition that was put back, what is safe, and what to do."""
     stands = f"version {older.sequence} (published {older.published_at})" if older else "an older version"
-    return (
+    return Finding(
+        FindingKind.PUT_BACK,
+        partition.asset,
+        partition.key,
         f"Partition {partition.key} of {partition.asset} was put back: {stands} stands there, and version"
         f" {newest.sequence} (published {newest.published_at}, digest {newest.sha256[:12]}), which was here,"
-        " is in none of its files. Nothing was changed. Put that file back from a backup as"
-        f" {partition.published}, or accept what stands there:"
-        f" {command('repair', '--accept-version', partition.key)}."
+        " is in none of its files. Nothing was changed.",
+        f"Put that file back from a backup as {partition.published}, or accept what stands there:"
+        f" {command('repair', '--accept-version', partition.key)}. A run stops until then.",
+        str(partition.published),
     )

@@ -17,17 +17,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from vlm_durable.commands import command
 from vlm_durable.files import files
 from vlm_durable.files.layout import VERSION_NUMBERS, AssetFolders
 from vlm_durable.files.lock_files import LockFile
+from vlm_durable.versions.findings import Finding, FindingKind, worst
 from vlm_durable.versions.partition_files import (
     LOCK_SECONDS,
     CannotRestoreError,
     Fetch,
     FileDamagedError,
-    Finding,
-    FindingKind,
     NotPublishedError,
     PartitionBusyError,
     PartitionFiles,
@@ -36,10 +34,10 @@ from vlm_durable.versions.partition_files import (
     PublishedRecord,
     PutBackError,
     RecordDamagedError,
-    how_to_put_back,
     judge,
-    put_back_sentence,
+    put_back_finding,
 )
+from vlm_durable.versions.partition_findings import finding_of, of_copies, read_record, without_record
 from vlm_durable.versions.partition_rows import PartitionRows, read_back, write_rows
 from vlm_durable.wording import counted
 
@@ -114,11 +112,14 @@ class Publication:
 
 @dataclass(frozen=True)
 class Verification:
-    """The state of one partition. ``repairs``: sentences about repairs, without loss, during the check."""
+    """What was found about one partition. record: of its published file; None where it has none.
+
+    repairs: sentences about repairs, without loss, during the check.
+    """
 
     key: str
     record: PublishedRecord | None
-    findings: tuple[Finding, ...]
+    findings: tuple[Finding, ...] = ()
     repairs: tuple[str, ...] = ()
 
     @property
@@ -126,12 +127,30 @@ class Verification:
         """Whether the published file and its backups fit the record."""
         return not self.findings
 
+    @property
+    def worst(self) -> Finding | None:
+        """The finding to name first; None where nothing is wrong."""
+        return worst(self.findings)
+
+    @property
+    def expected(self) -> str:
+        """What the published file should be."""
+        if self.record is not None:
+            return f"the file that was published last, {self.record.content}"
+        return "a file with its record" if self.findings else "nothing published yet"
+
+    @property
+    def found(self) -> str:
+        """What the published file is."""
+        if (finding := self.worst) is not None:
+            return finding.sentence
+        return f"{self.record.content}, to the byte." if self.record is not None else "nothing."
+
     def sentence(self) -> str:
         """All findings and repairs, for people."""
-        state = " ".join(finding.sentence for finding in self.findings) or (
-            f"Partition {self.key} is what its record says:"
-            f" {counted(self.record.rows if self.record else 0, 'rows')}, "
-            f"digest {self.record.sha256[:12] if self.record else ''}."
+        content = self.record.content if self.record else "nothing"
+        state = " ".join(finding.text for finding in self.findings) or (
+            f"Partition {self.key} is what its record says: {content}."
         )
         return " ".join((state, *self.repairs))
 
@@ -275,9 +294,10 @@ class PublishedPartitions:
             # A publisher is at work and moves the backups: only the file that readers see is judged.
             return _compare(partition, PartitionVersions(key, record), repairs, backups=False)
         except RecordDamagedError as error:
-            return Verification(key, None, (Finding(FindingKind.RECORD_DAMAGED, f"{error}"),))
+            return Verification(key, None, (finding_of(partition, FindingKind.RECORD, f"{error}"),))
         except PutBackError as error:
-            return Verification(key, partition.peek(), (Finding(FindingKind.PUT_BACK, f"{error}"),))
+            finding = finding_of(partition, FindingKind.PUT_BACK, f"{error}")
+            return Verification(key, partition.peek(), (finding,))
 
     def restore(self, key: str, fetch: Fetch | None = None) -> Publication:
         """Restore a damaged or lost published file from its verified second copy, or the copy from the file.
@@ -319,7 +339,7 @@ class PublishedPartitions:
         partition = PartitionFiles(self.asset, key)
         newest, older = partition.put_back(partition.whole_records())
         if newest is not None and older is not None and partition.whole_file(newest) is None:
-            raise PutBackError(put_back_sentence(partition, newest, older.published))
+            raise PutBackError(put_back_finding(partition, newest, older.published).text)
 
     def read(self, key: str) -> PartitionRows:
         """A lazy handle on the published rows. Raises NotPublishedError, FileDamagedError.
@@ -334,7 +354,7 @@ class PublishedPartitions:
             )
         damage = judge(partition.published, record, deep=False)
         if damage:
-            raise FileDamagedError(f"Partition {key}: {damage.sentence} {how_to_put_back()}")
+            raise FileDamagedError(f"Partition {key}: {damage.text}")
         return PartitionRows(partition.published, record)
 
     def read_earlier(self, key: str, notes: list[str]) -> Iterator[PartitionRows]:
@@ -404,33 +424,13 @@ def _compare(
     """Compare a partition's file, and its backups, with the record."""
     record = versions.published
     findings: list[Finding] = []
-    if record is None:
-        if partition.published.exists():
-            sentence = (
-                f"{partition.published} has no record: it was not published here. Move it away, or "
-                "materialize the partition, which keeps it in .quarantine."
-            )
-            findings.append(Finding(FindingKind.FOREIGN_FILE, sentence))
-        else:
-            sentence = f"Partition {partition.key} is not published in {partition.published.parent}."
-            findings.append(Finding(FindingKind.NOT_PUBLISHED, sentence))
+    if record is not None:
+        damage = judge(partition.published, record, deep=True, asset=partition.asset)
+        findings += [damage] if damage else []
+        findings += of_copies(partition, (record, *versions.previous), deep=True) if backups else []
     else:
-        judged = judge(partition.published, record, deep=True)
-        if judged:
-            findings.append(
-                Finding(judged.kind, f"Partition {partition.key}: {judged.sentence} {how_to_put_back()}")
-            )
-        if backups:
-            for number, version in enumerate((record, *versions.previous)):
-                judged = judge(partition.slot(number), version, deep=True)
-                if judged:
-                    missing = judged.kind is FindingKind.MISSING
-                    kind = FindingKind.BACKUP_MISSING if missing else FindingKind.BACKUP_DIFFERS
-                    advice = (
-                        f"{command('repair')} makes it anew."
-                        if number == 0
-                        else "The next publication leaves it out."
-                    )
-                    sentence = f"Backup {number} of partition {partition.key}: {judged.sentence} {advice}"
-                    findings.append(Finding(kind, sentence))
+        marked = partition.marked()
+        lost = without_record(partition, read_record(partition), marked.published if marked else None)
+        sentence = f"Partition {partition.key} is not published in {partition.published.parent}."
+        findings.append(lost or finding_of(partition, FindingKind.NOT_PUBLISHED, sentence))
     return Verification(partition.key, record, tuple(findings), tuple(repairs))

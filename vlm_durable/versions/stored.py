@@ -30,7 +30,7 @@ from vlm_durable.versions.partition_files import (
     PublishedRecord,
     PutBackError,
     RecordDamagedError,
-    put_back_sentence,
+    put_back_finding,
 )
 from vlm_durable.wording import counted
 
@@ -351,7 +351,7 @@ class StoredPartitions:
         if newest.sequence <= record.sequence:
             return
         if local.sequence >= record.sequence:
-            raise PutBackError(put_back_sentence(partition, newest, local))
+            raise PutBackError(put_back_finding(partition, newest, local).text)
         raise OlderInStoreError(
             f"Partition {partition.key} of {self.name} was put back: version {local.sequence} (published"
             f" {local.published_at}) stands here, and version {newest.sequence} (published"
@@ -379,10 +379,7 @@ class StoredPartitions:
                 wrong = self._wrong(partition.published, record, deep=deep)
             # Another machine may have published in between: then everything is read again.
             if wrong is None or self._store.head(self._name(partition.record_path)) == record_object:
-                return wrong and (
-                    f"{wrong} Did a lifecycle rule or a person change it?"
-                    f" {command('repair')} puts it back from a machine that has it."
-                )
+                return wrong and f"{wrong} Did a lifecycle rule or a person change it?"
 
     def content_of(self, record: PublishedRecord) -> bytes | None:
         """A version's file from the store, None where it lacks it: for ``PublishedPartitions.restore``."""

@@ -8,13 +8,17 @@ import pytest
 from sensors.alerts import alert_of
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.partition_history import PartitionHistory
-from sensors.published_file_drift import Verdict, evaluation
+from sensors.published_file_drift import evaluation
+from vlm_durable.versions.findings import Finding, FindingKind
 from vlm_durable.versions.partition_files import PUBLISHED_FILE
+from vlm_durable.versions.published import Verification
 
 PARTITIONS = dg.StaticPartitionsDefinition(["k0", "k1"])
-DAMAGED = Verdict("truncated", "ERROR", "3 rows", "a truncated file.", "Materialize it.")
-STALE = Verdict("stale", "WARN", "today's settings", "others.", "By hand.")
-SOUND = Verdict("sound", None, "3 rows", "3 rows.")
+DAMAGED = Verification(
+    "k1", None, (Finding(FindingKind.TRUNCATED, "a", "k1", "a truncated file.", "Materialize it."),)
+)
+STALE = Verification("k0", None, (Finding(FindingKind.STALE, "a", "k0", "others.", "By hand."),))
+SOUND = Verification("k1", None)
 AT = 1_790_000_000.25
 
 

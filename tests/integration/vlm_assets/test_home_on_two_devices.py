@@ -38,6 +38,6 @@ def test_all_work_is_done_with_the_state_on_another_device(desk, listing, tmp_pa
     assert machine.materialize("property_embeddings").success
     assert {"high_water_marks", "state.db", "liveness.db"} <= {one.name for one in elsewhere.iterdir()}
     catalog = Catalog.open(home)
-    assert audit(machine.settings, catalog, deep=True).problems == ()
+    assert audit(machine.settings, catalog, deep=True).findings == ()
     found = read_status(machine.settings, catalog)
     assert found.ok + sum(found.failed_by_kind.values()) == 8

@@ -133,7 +133,7 @@ def test_status_never_says_that_all_is_well_beside_damage_or_an_alert(desk):
     flip_bit(desk.file)
     assert state_of(desk)["state"] == "damaged"
     code, said = told(desk, "audit")
-    assert (code, [one["kind"] for one in said["wrong"]]) == (1, ["file"])
+    assert (code, [one["kind"] for one in said["wrong"]]) == (1, ["digest_differs"])
     assert desk.materialize().success
     assert state_of(desk)["state"] == "done"
     alert = Alert("sensor_silent", "sensor/alerts", "1", "error", "alerts has gone silent", "Look.")

@@ -17,7 +17,7 @@ from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY, UNFINISHED
 from sensors.device_health import DeviceWatcher
 from sensors.failed_partitions import FailedPartitions, Watched
 from sensors.health_watch import Watch
-from sensors.published_file_drift import DriftWatcher, Verdict, evaluation
+from sensors.published_file_drift import DriftWatcher, evaluation, kind_of
 from sensors.reconciliation import end_dead_runs, report_published
 from sensors.retry_decision import INTERRUPTIONS_TOLD, Policy
 from sensors.worker_health import HealthWatcher
@@ -25,7 +25,8 @@ from vlm_durable.files.layout import Home
 from vlm_durable.state.database import ControlState
 from vlm_durable.state.pause import pause, resume
 from vlm_durable.state.workers import Phase, Workers
-from vlm_durable.versions.published import PublishedPartitions
+from vlm_durable.versions.findings import Finding, FindingKind
+from vlm_durable.versions.published import PublishedPartitions, Verification
 from vlm_engine.devices.find import Device
 from vlm_engine.devices.health import DeviceHealth
 from vlm_engine.devices.left_out import LeftOutDevices
@@ -122,8 +123,9 @@ class Month:
 
     def verdict(self, key):
         if self.is_published(key) and self.asset.partition(key).published.stat().st_size < 100:
-            return Verdict("truncated", "ERROR", "3 rows", "a truncated file")
-        return Verdict("sound", None, "3 rows", "3 rows")
+            truncated = Finding(FindingKind.TRUNCATED, self.asset.name, key, "a truncated file")
+            return Verification(key, None, (truncated,))
+        return Verification(key, None)
 
     # What the sensors see of processes.
 
@@ -230,7 +232,7 @@ class Month:
 
     def look_at_files(self):
         def tell(asset, key, verdict, at):
-            self.counts["drift", key, verdict.kind] += 1
+            self.counts["drift", key, kind_of(verdict)] += 1
             self.dagster.report_evaluation(evaluation(asset, key, verdict, at))
 
         self.drift.check(tell, lambda asset: (), self.clock.now)

@@ -21,7 +21,8 @@ from faults.lossy_disk import LossyDisk
 from tests.support.damage import flip_bit
 from vlm_durable.files.files import DurableWriteError
 from vlm_durable.files.layout import Home
-from vlm_durable.versions.partition_files import FindingKind, PartitionFiles, RecordDamagedError
+from vlm_durable.versions.findings import FindingKind
+from vlm_durable.versions.partition_files import PartitionFiles, RecordDamagedError
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.versions.version_mark import mark_copies
 
@@ -391,7 +392,7 @@ def test_every_damaged_record_is_found(memory_path: Path) -> None:
         kept = {one: one.read_bytes() for one in marks}
         for one in marks:
             one.write_bytes(damaged)
-        assert partitions.verify(KEY).findings[0].kind is FindingKind.RECORD_DAMAGED
+        assert partitions.verify(KEY).findings[0].kind is FindingKind.RECORD
         for one, content in kept.items():
             one.write_bytes(content)
         path.write_bytes(whole)

@@ -50,7 +50,7 @@ def test_a_materialized_dataset_is_sound(desk):
     """What the assets publish is what the audit wants, to the last byte and vector."""
     assert desk.materialize(*BOTH).success
     found = look(desk)
-    assert found.ok and not found.problems
+    assert found.ok and not found.findings
     assert found.total("property_embeddings").rows == 8
 
 

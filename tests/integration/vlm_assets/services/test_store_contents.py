@@ -12,7 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from resources.alerts.outbox import Outbox
-from vlm_assets.assets.partition_state import Kind, State
+from sensors.published_file_drift import kind_of
+from vlm_assets.assets.partition_state import State
 from vlm_assets.automation.sensors import build_drift_watcher
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import CatalogError
@@ -24,7 +25,7 @@ from vlm_assets.services.home_audit import audit
 from vlm_assets.services.pruning import find_removable, remove_stored
 from vlm_assets.services.pruning import remove as remove_here
 from vlm_assets.services.repairing import put_right
-from vlm_assets.services.repairs import Way, find_repairs
+from vlm_assets.services.repairs import Remedy, find_repairs
 from vlm_assets.services.status import read_status
 from vlm_assets.services.store_looks import StoreLooks
 from vlm_assets.services.withdrawal import pending_withdrawal, prepare_withdrawal, withdraw
@@ -35,6 +36,7 @@ from vlm_durable.mirror import bucket as bucket_module
 from vlm_durable.mirror.bucket import client
 from vlm_durable.mirror.stored_journal import HEAD, StoredJournal
 from vlm_durable.state.workers import Workers
+from vlm_durable.versions.findings import FindingKind
 from vlm_durable.versions.partition_files import PublishedError
 from vlm_durable.versions.stored import StoredPartitions
 
@@ -61,7 +63,7 @@ def put(machine):
 
 
 def problems(machine, **how):
-    found = audit(machine.settings, Catalog.open(machine.settings.home), **how).problems
+    found = audit(machine.settings, Catalog.open(machine.settings.home), **how).findings
     return [(one.kind, one.asset, one.key) for one in found]
 
 
@@ -94,12 +96,12 @@ def test_the_audit_names_what_is_missing_or_changed_in_the_store(machine, bucket
     name = FILES[0]
     at = bucket.head(name)
     bucket.put(name, b"x" * at.size, over=at)
-    wrong = (Kind.STORE, ASSETS[0], KEY)
+    wrong = (FindingKind.STORE, ASSETS[0], KEY)
     assert (problems(machine), problems(machine, deep=True)) == ([wrong], [wrong])
     bucket.delete(name)
     (segment,) = (one for one, _ in bucket.names(".journal/") if "segment" in one)
     bucket.delete(segment)
-    assert problems(machine) == [wrong, (Kind.STORE_JOURNAL, ASSETS[0], SECOND)]
+    assert problems(machine) == [wrong, (FindingKind.STORE_JOURNAL, ASSETS[0], SECOND)]
     put(machine)
     stored.copied_names.clear()
     stored.copy()
@@ -107,7 +109,7 @@ def test_the_audit_names_what_is_missing_or_changed_in_the_store(machine, bucket
     monkeypatch.setattr(bucket_module, "PATIENCE_SECONDS", 0.0)
     client.cache_clear()
     s3_proxy.breaks(lambda passing: passing.answer(503, "SlowDown"))
-    assert problems(machine) == [(Kind.STORE_UNREAD, ASSETS[0], None)]
+    assert problems(machine) == [(FindingKind.STORE_UNREAD, ASSETS[0], None)]
 
 
 CATALOG = "property_catalog/catalog.parquet"
@@ -162,7 +164,7 @@ def repair(machine, **how):
     repairs = find_repairs(machine.settings, found)
     for one in repairs:
         put_right(machine.settings, one)
-    return [(one.asset, one.key, one.way) for one in repairs]
+    return [(one.asset, one.key, one.remedy) for one in repairs]
 
 
 @pytest.mark.published(*ASSETS)
@@ -180,7 +182,7 @@ def test_repair_puts_back_what_the_store_lost_or_changed(machine, bucket, s3_pro
     before = bucket.get(name, most=1 << 30)
     harm(bucket, s3_proxy, name)
     asset, key = (name.split("/")[0], None) if name == CATALOG else (ASSETS[0], KEY)
-    assert repair(machine, deep=True) == [(asset, key, Way.PUT_BACK)]
+    assert repair(machine, deep=True) == [(asset, key, Remedy.FILL_STORE)]
     assert bucket.get(name, most=1 << 30) == before
     assert problems(machine, deep=True) == []
     assert repair(machine, deep=True) == []
@@ -218,7 +220,7 @@ def test_earlier_versions_are_put_back_with_a_file(machine, bucket):
     put(machine)
     for name in (EARLIER[0], FILES[0]):
         bucket.delete(name)
-    assert repair(machine) == [(ASSETS[0], KEY, Way.PUT_BACK)]
+    assert repair(machine) == [(ASSETS[0], KEY, Remedy.FILL_STORE)]
     assert [bucket.head(name) is not None for name in (EARLIER[0], FILES[0])] == [True, True]
 
 
@@ -247,7 +249,7 @@ def test_the_drift_sensor_tells_of_damage_in_the_store_and_puts_it_back(machine,
     def tick():
         told = []
         watcher.check(lambda *one: told.append(one), lambda asset: (), time.time())
-        return [(asset, key, verdict.kind) for asset, key, verdict, _ in told]
+        return [(asset, key, kind_of(verdict)) for asset, key, verdict, _ in told]
 
     def counted():
         status = read_status(settings, Catalog.open(settings.home))
@@ -258,9 +260,9 @@ def test_the_drift_sensor_tells_of_damage_in_the_store_and_puts_it_back(machine,
     assert counted() == (State.DONE, True)
     for harm in (remove, rot):
         harm(bucket, s3_proxy, FILES[0])
-        assert tick() == [(ASSETS[0], KEY, "damaged in the store")], harm.__name__
+        assert tick() == [(ASSETS[0], KEY, "store")], harm.__name__
         assert counted() == (State.DAMAGED, False)
-        assert problems(machine) == [(Kind.STORE, ASSETS[0], KEY)], "nobody needs --deep to be told"
+        assert problems(machine) == [(FindingKind.STORE, ASSETS[0], KEY)], "nobody needs --deep to be told"
         assert tick() == [(ASSETS[0], KEY, "sound")]
         assert counted() == (State.DONE, True)
         assert problems(machine, deep=True) == []
@@ -309,7 +311,7 @@ def test_prune_removes_from_the_store_what_nobody_goes_on_with(machine, bucket):
     bucket.put(f"{closed}/segment-left", b"cut off", over=None)
     under_way(machine, SECOND, "g", "a", "b")
     before = [one for one, _ in bucket.names(f".journal/{ASSETS[0]}/{SECOND}/")]
-    assert problems(machine) == [(Kind.STORE_LEFTOVER, ASSETS[0], KEY)]
+    assert problems(machine) == [(FindingKind.STORE_LEFTOVER, ASSETS[0], KEY)]
     catalog = Catalog.open(machine.settings.home)
     plan = find_removable(machine.settings, catalog)
     assert [(one.key, one.objects) for one in plan.in_store] == [(KEY, 1)]

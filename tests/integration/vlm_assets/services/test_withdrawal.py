@@ -13,7 +13,6 @@ from faults.file_operations import FileOperations
 from resources.gpu import GpuResource
 from resources.run_tags import NO_ATTEMPT
 from vlm_assets.assets import materialize
-from vlm_assets.assets.partition_state import Kind
 from vlm_assets.assets.truth import verdicts
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import WITHDRAWN, CatalogError
@@ -36,6 +35,7 @@ from vlm_durable.state.database import open_state
 from vlm_durable.state.nodes import NodeRecord, Nodes
 from vlm_durable.state.withdrawing import being_withdrawn
 from vlm_durable.state.workers import Phase, Workers
+from vlm_durable.versions.findings import FindingKind
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_results.published_table import readable_records
 from vlm_results.review import Reviewed, append_verdict, verdict_of
@@ -158,7 +158,7 @@ def test_a_withdrawn_property_that_was_put_back_is_not_conserved(desk, tmp_path)
         path.write_bytes(data)
     assert gone in ids_of(settings)
     found = audit(settings, Catalog.open(home), deep=True)
-    assert [one.kind for one in found.wrong] == [Kind.WITHDRAWN]
+    assert [one.kind for one in found.wrong] == [FindingKind.WITHDRAWN]
     assert "Conserved" not in found.verdict()
     for config in ({}, {"recompute": True}):
         refused = desk.materialize(config=config)

@@ -2,7 +2,9 @@
 
 import dagster as dg
 
-from sensors.published_file_drift import Verdict, evaluation
+from sensors.published_file_drift import evaluation
+from vlm_durable.versions.findings import Finding, FindingKind
+from vlm_durable.versions.published import Verification
 
 
 def test_a_result_is_found_by_when_it_came_not_by_when_its_check_was_planned(orchestrator):
@@ -22,9 +24,9 @@ def test_a_result_is_found_by_when_it_came_not_by_when_its_check_was_planned(orc
 
 def test_a_description_is_markdown_on_the_page_and_text_to_everybody_else(orchestrator):
     """An id that is an image was fetched by whoever opened the page; an alert has no backslashes in it."""
-    verdict = Verdict("foreign", "ERROR", "3 rows", "a foreign id ![x](http://a.b/c).")
-    found = evaluation("first", "b", verdict, 1.0)
+    foreign = Finding(FindingKind.IDS, "first", "b", "a foreign id ![x](http://a.b/c).")
+    found = evaluation("first", "b", Verification("b", None, (foreign,)), 1.0)
     assert r"\!\[x\]" in found.description
     orchestrator.dagster.report_evaluation(found)
     (read,), _ = orchestrator.dagster.evaluations_since(0)
-    assert read.description == "Expected 3 rows; found a foreign id ![x](http://a.b/c)."
+    assert read.description == "Expected a file with its record; found a foreign id ![x](http://a.b/c)."

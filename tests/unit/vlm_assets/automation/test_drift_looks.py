@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from resources.alerts.outbox import Outbox
-from sensors.published_file_drift import Snapshot, evaluation
+from sensors.published_file_drift import Snapshot, evaluation, kind_of
 from tests.support.damage import flip_bit
 from vlm_assets.assets import fingerprint, property_descriptions, property_embeddings
 from vlm_assets.assets.fingerprint import Meaning
@@ -56,7 +56,13 @@ class Desk:
         finally:
             self.verdicts = {(asset, key): verdict for asset, key, verdict, _ in told}
             self.times = {(asset, key): at for asset, key, _, at in told}
-        return [(asset, key, verdict.kind, verdict.severity) for asset, key, verdict, _ in told]
+        return [(asset, key, kind_of(verdict), severity(verdict)) for asset, key, verdict, _ in told]
+
+
+def severity(verdict):
+    if verdict.worst is None:
+        return None
+    return evaluation(ASSET, verdict.key, verdict, 0.0).severity.value
 
 
 @pytest.fixture
@@ -83,9 +89,9 @@ def replace_by_fewer_rows(path):
     ("damage", "kind"),
     [
         (truncate, "truncated"),
-        (replace_by_fewer_rows, "replaced"),
-        (flip_bit, "replaced"),
-        (lambda path: path.unlink(), "deleted"),
+        (replace_by_fewer_rows, "rows_differ"),
+        (flip_bit, "digest_differs"),
+        (lambda path: path.unlink(), "missing"),
         (lambda path: path.write_bytes(b""), "truncated"),
     ],
 )
@@ -96,7 +102,7 @@ def test_damage_is_told_once_and_so_is_its_end(desk, key, damage, kind):
     assert desk.tick() == [(ASSET, key, kind, "ERROR")]
     event = evaluation(ASSET, key, desk.verdicts[ASSET, key], desk.times[ASSET, key])
     assert (event.partition, event.passed, event.check_name) == (key, False, "published_file")
-    assert "Materialize" in event.metadata["what to do"].value
+    assert "materializing" in event.metadata["what to do"].value
     assert desk.tick() == []
     desk.begin()
     assert desk.tick() == [], "a new code server does not tell it again"
@@ -111,7 +117,7 @@ def test_a_file_that_was_not_published_here_is_foreign(desk, key):
     content = published.path(key).read_bytes()
     published.set_aside(key)
     published.path(key).write_bytes(content)
-    assert desk.tick()[0] == (ASSET, key, "foreign", "ERROR")
+    assert desk.tick()[0] == (ASSET, key, "unrecorded", "ERROR")
 
 
 def test_a_file_among_the_partitions_that_is_none_is_an_alert_that_recovers(desk):
@@ -120,7 +126,8 @@ def test_a_file_among_the_partitions_that_is_none_is_an_alert_that_recovers(desk
     stray.write_bytes(b"x")
     assert desk.tick() == desk.tick() == []
     (alert,) = desk.outbox.open_subjects().values()
-    assert (alert.kind, alert.severity, alert.actual) == ("foreign_file", "error", str(stray))
+    assert (alert.kind, alert.severity) == ("foreign_file", "error")
+    assert str(stray) in alert.actual and "`vlm-assets repair`" in alert.next_step
     stray.unlink()
     desk.tick()
     assert not desk.outbox.open_subjects()
@@ -132,10 +139,9 @@ def test_changed_settings_warn_with_the_cost_and_pass_when_changed_back(desk):
     desk.begin()
     told = desk.tick()
     assert told == [(ASSET, key, "stale", "WARN") for key in desk.dataset.keys]
-    assert (
-        "another maker; making it anew costs 3 properties with 3 images"
-        in desk.verdicts[ASSET, desk.dataset.keys[0]].actual
-    )
+    finding = desk.verdicts[ASSET, desk.dataset.keys[0]].worst
+    assert "another maker" in finding.sentence
+    assert "costs 3 properties with 3 images" in finding.next_step
     assert desk.tick() == []
     desk.parts = {"maker": "s"}
     desk.begin()
@@ -145,7 +151,7 @@ def test_changed_settings_warn_with_the_cost_and_pass_when_changed_back(desk):
 def test_new_descriptions_make_their_embeddings_stale(desk, key):
     """The vectors of old texts are named, for the one partition whose texts changed."""
     desk.dataset.describe(key, text="another house")
-    assert desk.tick() == [(property_embeddings.ASSET, key, "stale", "WARN")]
+    assert desk.tick() == [(property_embeddings.ASSET, key, "descriptions_differ", "WARN")]
     desk.dataset.embed(key)
     assert desk.tick() == [(property_embeddings.ASSET, key, "sound", None)]
 
@@ -289,8 +295,8 @@ def test_what_vanished_with_its_record_is_told(desk, key):
     published = desk.dataset.descriptions
     published.set_aside(key)
     assert desk.tick() == [
-        (ASSET, key, "deleted", "ERROR"),
-        (property_embeddings.ASSET, key, "stale", "WARN"),
+        (ASSET, key, "vanished", "ERROR"),
+        (property_embeddings.ASSET, key, "descriptions_differ", "WARN"),
     ]
 
 
@@ -298,7 +304,7 @@ def test_rows_against_the_catalogue(desk, key):
     """A published file with another number of rows than the catalogue's range is no partition's output."""
     desk.dataset.describe(key, lambda rows: rows[:-1])
     told = desk.tick()
-    assert (ASSET, key, "row count", "ERROR") in told
+    assert (ASSET, key, "ids", "ERROR") in told
 
 
 def test_a_server_that_is_down_at_the_first_look_is_asked_again():

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from sensors.published_file_drift import foreign_names
 from tests.support.homes import Dataset
-from vlm_assets.assets.partition_state import Kind
 from vlm_assets.catalog.catalog import Catalog, CatalogError, CatalogUnreadableError
 from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path, check_copies, mark_path, quarantine
 from vlm_assets.catalog.ingest import close_tail, ingest
 from vlm_assets.commands.main import app
 from vlm_assets.config.settings import load_settings
 from vlm_assets.services.home_audit import audit
-from vlm_assets.services.repairs import Way, find_repairs
+from vlm_assets.services.repairs import Remedy, find_repairs
 from vlm_assets.services.status import read_status
+from vlm_durable.versions.findings import FindingKind
+from vlm_durable.versions.partition_findings import stray_files
 
 IDS = [f"p{number}" for number in range(24)]
 
@@ -103,8 +103,8 @@ def test_no_published_file_is_ever_foreign(forgetful: Dataset) -> None:
     settings = forgetful.settings
     assert forgetful.catalog.rows == 16
     found = audit(settings, forgetful.catalog)
-    assert {one.kind for one in found.problems} == {Kind.UNLISTED}
-    assert {one.way for one in find_repairs(settings, found)} == {Way.BY_HAND}
+    assert {one.kind for one in found.findings} == {FindingKind.UNLISTED}
+    assert {one.remedy for one in find_repairs(settings, found)} == {Remedy.BY_HAND}
     files = [
         asset.published / "000000016-000000023.parquet"
         for asset in (settings.descriptions, settings.embeddings)
@@ -113,8 +113,9 @@ def test_no_published_file_is_ever_foreign(forgetful: Dataset) -> None:
     assert all(path.exists() for path in files)
     warnings = " ".join(read_status(settings, forgetful.catalog).warnings)
     assert "the catalogue is an older version" in warnings
-    assert "moves it away" not in warnings
-    assert foreign_names(settings.descriptions, forgetful.keys) == []
+    assert "moves it into" not in warnings
+    kinds = {finding.kind for finding in stray_files(settings.descriptions, forgetful.keys)}
+    assert kinds == {FindingKind.UNLISTED}
 
 
 @pytest.mark.parametrize("order", ["same", "reversed", "more", "with more before"])

@@ -12,7 +12,6 @@ from typer.testing import CliRunner, Result
 
 from faults.file_operations import FileOperations, Operation
 from tests.support.homes import Dataset
-from vlm_assets.assets.partition_state import Kind
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path, mark_path
 from vlm_assets.catalog.catalog_file import WITHDRAWN
@@ -30,8 +29,9 @@ from vlm_assets.commands.main import app
 from vlm_assets.config.settings import load_settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.home_audit import audit
-from vlm_assets.services.repairs import Way, find_repairs
+from vlm_assets.services.repairs import Remedy, find_repairs
 from vlm_assets.services.withdrawal import prepare_withdrawal, returned_ids, withdraw
+from vlm_durable.versions.findings import FindingKind
 
 IDS = [f"p{number}" for number in range(6)]
 
@@ -84,7 +84,7 @@ def put_catalog_back(home: Path, older: Path) -> None:
             shutil.copyfile(path, files(home).parent / path.name)
 
 
-def wrong(dataset: Dataset) -> list[Kind]:
+def wrong(dataset: Dataset) -> list[FindingKind]:
     """What a deep audit finds wrong."""
     return [one.kind for one in audit(dataset.settings, dataset.catalog, deep=True).wrong]
 
@@ -110,9 +110,9 @@ def test_an_older_catalogue_brings_no_withdrawn_property_back(dataset: Dataset, 
     put_catalog_back(home, template / "before")
     assert ids(home) == IDS
     found = audit(dataset.settings, dataset.catalog)
-    assert [one.kind for one in found.wrong] == [Kind.WITHDRAWN]
+    assert [one.kind for one in found.wrong] == [FindingKind.WITHDRAWN]
     assert "such as 'p1'" in found.wrong[0].sentence
-    assert [one.way for one in find_repairs(dataset.settings, found)] == [Way.BY_HAND]
+    assert [one.remedy for one in find_repairs(dataset.settings, found)] == [Remedy.BY_HAND]
     assert returned_ids(dataset.settings, dataset.catalog) == ["p1"]
     done = call(dataset, "withdraw", "--yes")
     assert done.exit_code == 0, done.output
@@ -213,7 +213,7 @@ def test_a_list_that_is_lost_stops_an_ingest(dataset: Dataset) -> None:
         add(home, IDS)
     with pytest.raises(WithdrawnListError, match="The list of withdrawn ids is gone"):
         prepare_withdrawal(dataset.settings, ["p2"])
-    assert wrong(dataset) == [Kind.WITHDRAWN]
+    assert wrong(dataset) == [FindingKind.WITHDRAWN]
     assert call(dataset, "withdraw", "--new-list").exit_code == 0
     assert add(home, IDS).new == 1, "this one nobody can tell any more"
     assert wrong(dataset) == []

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from vlm_assets.assets.partition_state import Kind
 from vlm_assets.services.home_audit import audit
-from vlm_assets.services.repairs import Way, find_repairs
+from vlm_assets.services.repairs import Remedy, find_repairs
 from vlm_assets.services.status import read_status
+from vlm_durable.versions.findings import FindingKind
 from vlm_durable.versions.version_mark import mark_copies
 
 FIRST, SECOND, THIRD = "000000000-000000002", "000000003-000000005", "000000006-000000008"
@@ -22,8 +22,8 @@ def plan(dataset, *, deep=False, failed=False):
     return find_repairs(dataset.settings, found, failed=failed)
 
 
-def ways(repairs):
-    return {(one.asset, one.key): one.way for one in repairs}
+def remedies(repairs):
+    return {(one.asset, one.key): one.remedy for one in repairs}
 
 
 def put_back(dataset, key, *, wholly):
@@ -45,18 +45,18 @@ def test_a_partition_put_back_wholly_is_for_a_person(dataset, call):
     older = dataset.descriptions.record(FIRST)
     newest = put_back(dataset, FIRST, wholly=True)
     found = audit(dataset.settings, dataset.catalog)
-    (warning,) = [one for one in found.warnings if one.kind is Kind.PUT_BACK]
+    (warning,) = [one for one in found.warnings if one.kind is FindingKind.PUT_BACK]
     assert older.published_at in warning.sentence and newest.published_at in warning.sentence
-    assert (DESCRIBED, FIRST) in ways(plan(dataset)) and ways(plan(dataset))[DESCRIBED, FIRST] is Way.BY_HAND
+    assert remedies(plan(dataset))[DESCRIBED, FIRST] is Remedy.BY_HAND
     for _ in range(2):
         note = next(one.note for one in read_status(dataset.settings, dataset.catalog).partitions)
-        assert note == warning.sentence, "each look says so"
+        assert note == warning.text, "each look says so"
     assert call("repair", "--accept-version", FIRST).exit_code == 1
     done = call("repair", "--accept-version", FIRST, "--yes")
     assert done.exit_code == 0, done.output
     accepted = replace(older, sequence=newest.sequence + 1)
     assert dataset.descriptions.record(FIRST) == accepted, "no number is given twice"
-    assert Kind.PUT_BACK not in {one.kind for one in audit(dataset.settings, dataset.catalog).warnings}
+    assert FindingKind.PUT_BACK not in {one.kind for one in audit(dataset.settings, dataset.catalog).warnings}
     assert "nothing to accept" in call("repair", "--accept-version", FIRST, "--yes").output
 
 
@@ -75,9 +75,9 @@ def test_a_mark_that_cannot_be_read_beside_files_that_differ_is_for_a_person(dat
     (planned,) = (one for one in plan(dataset) if one.asset == DESCRIBED)
     if not wholly:
         # Its record is the older one, and no file is that version: neither is believed.
-        assert (planned.way, planned.forgets) == (Way.COMPUTE, True)
+        assert (planned.remedy, planned.forgets) == (Remedy.COMPUTE, True)
         return
-    assert planned.way is Way.BY_HAND
+    assert planned.remedy is Remedy.BY_HAND
     assert f"--accept-version {FIRST}" in planned.sentence()
     assert call("repair", "--accept-version", FIRST, "--yes").exit_code == 0
     assert DESCRIBED not in {one.asset for one in plan(dataset, deep=True)}
@@ -130,7 +130,7 @@ def test_repair_as_json_changes_nothing_without_a_yes(dataset, call):
     done = call("repair", "--json")
     told = json.loads(done.stdout)
     assert (done.exit_code, told["right"], told["done"], told["said"]) == (1, False, False, [])
-    assert [(one["key"], one["way"]) for one in told["repairs"]] == [(FIRST, "RESTORE")]
+    assert [(one["key"], one["remedy"]) for one in told["repairs"]] == [(FIRST, "RESTORE")]
     assert not dataset.descriptions.path(FIRST).exists()
     done = call("repair", "--json", "--yes")
     assert (done.exit_code, json.loads(done.stdout)["right"]) == (0, True)

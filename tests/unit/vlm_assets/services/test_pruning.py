@@ -80,7 +80,7 @@ def test_earlier_versions_go_and_the_audit_stays_clean(replaced):
     prune(replaced)
     assert not replaced.copy_of(FIRST, 1).exists()
     found = audit(replaced.settings, replaced.catalog, deep=True)
-    assert found.ok and not found.problems
+    assert found.ok and not found.findings
     assert plan(replaced).removals == []
     replaced.describe(FIRST, text="a tower")
     assert replaced.descriptions.verify(FIRST).ok

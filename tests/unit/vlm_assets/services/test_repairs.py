@@ -11,7 +11,7 @@ from tests.support.damage import damage_rows
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.services.home_audit import audit
 from vlm_assets.services.repairing import put_right, recomputations
-from vlm_assets.services.repairs import Way, find_repairs
+from vlm_assets.services.repairs import Remedy, find_repairs
 from vlm_durable.journal.high_water_mark import HighWaterMark, write_mark
 from vlm_durable.versions.version_mark import mark_copies
 
@@ -24,8 +24,8 @@ def plan(dataset, *, deep=False, failed=False):
     return find_repairs(dataset.settings, found, failed=failed)
 
 
-def ways(repairs):
-    return {(one.asset, one.key): one.way for one in repairs}
+def remedies(repairs):
+    return {(one.asset, one.key): one.remedy for one in repairs}
 
 
 def mark(dataset, asset, key, *, rows, retired):
@@ -52,7 +52,7 @@ def test_one_of_two_copies_lost_is_restored_in_place(dataset, lost):
     sound = path.read_bytes()
     path.unlink()
     repairs = plan(dataset)
-    assert ways(repairs) == {(DESCRIBED, FIRST): Way.RESTORE}
+    assert remedies(repairs) == {(DESCRIBED, FIRST): Remedy.RESTORE}
     put_right(dataset.settings, repairs[0])
     assert path.read_bytes() == sound
     assert audit(dataset.settings, dataset.catalog, deep=True).ok
@@ -63,7 +63,7 @@ def test_a_damaged_page_is_restored_even_where_sizes_fit(dataset):
     sound = dataset.descriptions.path(FIRST).read_bytes()
     damage_rows(dataset.descriptions.path(FIRST))
     repairs = plan(dataset)
-    assert ways(repairs) == {(DESCRIBED, FIRST): Way.RESTORE}
+    assert remedies(repairs) == {(DESCRIBED, FIRST): Remedy.RESTORE}
     put_right(dataset.settings, repairs[0])
     assert dataset.descriptions.path(FIRST).read_bytes() == sound
     assert len(list(dataset.settings.descriptions.partition(FIRST).quarantine.iterdir())) == 1
@@ -74,7 +74,7 @@ def test_both_copies_lost_are_computed_again(dataset):
     dataset.descriptions.path(FIRST).unlink()
     damage_rows(dataset.copy_of(FIRST))
     repairs = plan(dataset)
-    assert ways(repairs) == {(DESCRIBED, FIRST): Way.COMPUTE}
+    assert remedies(repairs) == {(DESCRIBED, FIRST): Remedy.COMPUTE}
     assert "Neither the file nor its second copy" in repairs[0].sentence()
     (wanted,) = recomputations(repairs, (DESCRIBED, EMBEDDED))
     assert wanted.assets == (DESCRIBED, EMBEDDED)
@@ -84,7 +84,7 @@ def test_both_copies_lost_are_computed_again(dataset):
 def test_rows_that_are_wrong_in_both_copies_are_computed_again(empty):
     """A second copy of wrong rows restores nothing."""
     empty.describe(FIRST, lambda rows: rows[1:])
-    assert ways(plan(empty)) == {(DESCRIBED, FIRST): Way.COMPUTE}
+    assert remedies(plan(empty)) == {(DESCRIBED, FIRST): Remedy.COMPUTE}
 
 
 def test_embeddings_of_other_descriptions_are_computed_alone(dataset):
@@ -112,7 +112,7 @@ def test_an_older_record_beside_a_newer_file_is_brought_up_to_it(dataset):
     """Finished work is never computed again while a whole file of it is there."""
     newest = put_back(dataset, FIRST, wholly=False)
     repairs = plan(dataset)
-    assert ways(repairs) == {(DESCRIBED, FIRST): Way.RESTORE}
+    assert remedies(repairs) == {(DESCRIBED, FIRST): Remedy.RESTORE}
     put_right(dataset.settings, repairs[0])
     assert dataset.descriptions.record(FIRST) == newest
     assert audit(dataset.settings, dataset.catalog, deep=True).ok
@@ -127,7 +127,7 @@ def test_the_records_of_descriptions_and_embeddings_exchanged(dataset):
         one.write_bytes(other_was)
         other.write_bytes(one_was)
     repairs = plan(dataset)
-    assert ways(repairs) == {(DESCRIBED, FIRST): Way.RESTORE, (EMBEDDED, FIRST): Way.RESTORE}
+    assert remedies(repairs) == {(DESCRIBED, FIRST): Remedy.RESTORE, (EMBEDDED, FIRST): Remedy.RESTORE}
     for one in repairs:
         put_right(dataset.settings, one)
     assert plan(dataset, deep=True) == []
@@ -140,7 +140,7 @@ def test_a_record_lost_twice_is_set_aside_and_computed(dataset):
         path.write_bytes(b"?")
     sound = dataset.descriptions.path(FIRST).read_bytes()
     (one,) = (one for one in plan(dataset) if one.asset == DESCRIBED)
-    assert (one.way, one.forgets) == (Way.COMPUTE, True)
+    assert (one.remedy, one.forgets) == (Remedy.COMPUTE, True)
     put_right(dataset.settings, one)
     assert not dataset.descriptions.path(FIRST).exists()
     assert sound in [path.read_bytes() for path in paths.quarantine.iterdir()]
@@ -150,7 +150,7 @@ def test_what_vanished_is_computed_as_a_new_generation(dataset):
     """The generation that was published and vanished is closed: a plain start would stop at its mark."""
     mark(dataset, DESCRIBED, FIRST, rows=3, retired=True)
     dataset.descriptions.set_aside(FIRST)
-    assert ways(plan(dataset))[DESCRIBED, FIRST] is Way.COMPUTE
+    assert remedies(plan(dataset))[DESCRIBED, FIRST] is Remedy.COMPUTE
 
 
 def test_foreign_files_are_moved_out_of_the_readers_way(dataset):
@@ -171,7 +171,7 @@ def test_a_partition_that_a_check_refused_is_tried_again(empty, commit, refuse):
     refuse(empty.settings, FIRST)
     commit(empty.settings, SECOND, 2)
     repairs = plan(empty)
-    assert ways(repairs) == {(DESCRIBED, FIRST): Way.RETRY_FAILED}
+    assert remedies(repairs) == {(DESCRIBED, FIRST): Remedy.RETRY_FAILED}
     (wanted,) = recomputations(repairs, (DESCRIBED, EMBEDDED))
     assert wanted.run_config == {"ops": {DESCRIBED: {"config": {"retry_failed": True, "stale": "keep"}}}}
 
@@ -180,7 +180,7 @@ def test_failed_properties_are_tried_again_only_when_asked(dataset):
     """--failed takes the partitions with failed rows and no others; ok rows are kept by the run option."""
     assert plan(dataset) == []
     repairs = plan(dataset, failed=True)
-    assert ways(repairs) == {(DESCRIBED, SECOND): Way.RETRY_FAILED}
+    assert remedies(repairs) == {(DESCRIBED, SECOND): Remedy.RETRY_FAILED}
     (wanted,) = recomputations(repairs, (DESCRIBED, EMBEDDED))
     assert wanted.assets == (DESCRIBED, EMBEDDED)
 
@@ -191,7 +191,7 @@ def test_failed_properties_of_a_stale_partition_are_for_a_person(dataset, tmp_pa
     (tmp_path / "update.jsonl").write_text(json.dumps({"property_id": "p4", "images": ["new.jpg"]}) + "\n")
     ingest(tmp_path / "update.jsonl", dataset.settings.home, update=True)
     (stale,) = plan(dataset, failed=True)
-    assert (stale.key, stale.way) == (SECOND, Way.BY_HAND)
+    assert (stale.key, stale.remedy) == (SECOND, Remedy.BY_HAND)
     assert "`vlm-assets run --stale`" in stale.sentence()
     assert recomputations([stale], (DESCRIBED, EMBEDDED)) == []
 
@@ -200,7 +200,7 @@ def test_sound_embeddings_are_left_alone_beside_restored_descriptions(dataset):
     """Embeddings that only look wrong beside a damaged file are not computed again."""
     path = dataset.descriptions.path(SECOND)
     shutil.copy(dataset.descriptions.path(FIRST), path)
-    assert ways(plan(dataset)) == {(DESCRIBED, SECOND): Way.RESTORE}
+    assert remedies(plan(dataset)) == {(DESCRIBED, SECOND): Remedy.RESTORE}
 
 
 def test_partitions_that_need_the_same_go_together(dataset):

@@ -279,7 +279,7 @@ def test_each_published_file_is_read_once_and_not_again_at_the_next_look(
 
         monkeypatch.setattr(module, name, call)
 
-    counted(partition_state, "judge", lambda path, record, *, deep: int(deep))
+    counted(partition_state, "judge", lambda path, record, *, deep, asset: int(deep))
     counted(partition_state, "read_record", lambda files: 1)
     both = 2 * len(dataset.keys)
     first = status_of(dataset.settings)

@@ -18,8 +18,8 @@ from tests.support.damage import flip_bit
 from vlm_durable.files import files
 from vlm_durable.files.layout import Home
 from vlm_durable.versions import version_mark
+from vlm_durable.versions.findings import FindingKind
 from vlm_durable.versions.partition_files import (
-    FindingKind,
     PartitionVersions,
     PendingPublication,
     PublishedError,
@@ -130,7 +130,7 @@ def test_a_record_is_not_made_for_a_damaged_file(partitions: Any) -> None:
     for path in [*partitions.files.record_paths, partitions.files.slot(0)]:
         path.unlink()
     flip_bit(partitions.path(KEY), 40)
-    assert [one.kind for one in partitions.verify(KEY).findings] == [FindingKind.FOREIGN_FILE]
+    assert [one.kind for one in partitions.verify(KEY).findings] == [FindingKind.UNRECORDED]
     assert partitions.record(KEY) is None
 
 
@@ -261,7 +261,7 @@ def test_damaged_marks_beside_a_record_without_its_file_stop(
     old.put_back(*names)
     damage_marks(partitions)
     with unchanged(partitions):
-        assert [one.kind for one in partitions.verify(KEY).findings] == [FindingKind.RECORD_DAMAGED]
+        assert [one.kind for one in partitions.verify(KEY).findings] == [FindingKind.RECORD]
         with pytest.raises(RecordDamagedError, match="vlm-assets repair"):
             partitions.settled(KEY)
 

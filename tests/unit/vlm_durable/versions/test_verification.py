@@ -12,10 +12,10 @@ import pytest
 from tests.support.damage import flip_bit
 from vlm_durable.files import files
 from vlm_durable.versions import partition_files
+from vlm_durable.versions.findings import FindingKind
 from vlm_durable.versions.partition_files import (
     CannotRestoreError,
     FileDamagedError,
-    FindingKind,
     NotPublishedError,
     RecordDamagedError,
     judge,
@@ -103,10 +103,10 @@ def test_second_copy_is_made_anew(partitions: Any) -> None:
     partitions.publish_text("a")
     slot = partitions.files.slot(0)
     flip(slot)
-    assert [one.kind for one in partitions.verify(KEY).findings] == [FindingKind.BACKUP_DIFFERS]
+    assert [one.kind for one in partitions.verify(KEY).findings] == [FindingKind.SECOND_COPY]
     assert partitions.restore(KEY).changed
     slot.unlink()
-    assert [one.kind for one in partitions.verify(KEY).findings] == [FindingKind.BACKUP_MISSING]
+    assert [one.kind for one in partitions.verify(KEY).findings] == [FindingKind.SECOND_COPY]
     assert partitions.restore(KEY).changed
     assert partitions.verify(KEY).ok
 
@@ -165,7 +165,7 @@ def test_foreign_file_is_found_and_kept(partitions: Any) -> None:
     path.parent.mkdir(parents=True)
     damage_rows(path)
     foreign = path.read_bytes()
-    assert [one.kind for one in partitions.verify(KEY).findings] == [FindingKind.FOREIGN_FILE]
+    assert [one.kind for one in partitions.verify(KEY).findings] == [FindingKind.UNRECORDED]
     assert partitions.record(KEY) is None
     partitions.publish_text("a")
     assert partitions.quarantined() == [foreign]
@@ -205,7 +205,7 @@ def test_both_records_damaged_is_not_nothing(partitions: Any) -> None:
         partitions.record(KEY)
     with pytest.raises(RecordDamagedError):
         partitions.stage_text("b")
-    assert [one.kind for one in partitions.verify(KEY).findings] == [FindingKind.RECORD_DAMAGED]
+    assert [one.kind for one in partitions.verify(KEY).findings] == [FindingKind.RECORD]
     moved = partitions.set_aside(KEY)
     assert len(moved) == 4
     assert partitions.publish_text("b").record.sequence == 1

@@ -1,0 +1,187 @@
+"""The same state of the disk has the same words in status, audit, repair, drift, checks and alerts."""
+
+from __future__ import annotations
+
+import shutil
+
+import pyarrow.parquet as pq
+import pytest
+
+from sensors.alerts import alert_of
+from sensors.dagster_internals.events import CheckEvaluation
+from sensors.published_file_drift import evaluation
+from tests.support.damage import flip_bit
+from vlm_assets.assets import fingerprint
+from vlm_assets.assets.checks import published_file_result
+from vlm_assets.assets.fingerprint import Meanings
+from vlm_assets.automation.drift_looks import DriftLooks
+from vlm_assets.services.home_audit import audit
+from vlm_assets.services.repairs import Remedy, find_repairs
+from vlm_assets.services.status import read_status
+from vlm_durable.journal.high_water_mark import HighWaterMark, write_mark
+from vlm_durable.versions.findings import OF_THE_FILE, Finding, FindingKind
+from vlm_durable.versions.version_mark import mark_copies
+
+FIRST, DESCRIBED = "000000000-000000002", "property_descriptions"
+SETTLED = {FindingKind.RECORD_COPY, FindingKind.RECORD_BEHIND}
+"""What a materialization puts right before it looks."""
+
+
+@pytest.fixture(autouse=True)
+def meanings(monkeypatch):
+    """The settings mean what the made data set was made with, until a test changes that."""
+    parts = {"maker": "s"}
+    monkeypatch.setattr(fingerprint, "description_parts", lambda *_: parts)
+    monkeypatch.setattr(fingerprint, "embedding_parts", lambda *_: {"embedder": "m"})
+    return parts
+
+
+def remove_file(dataset, paths):
+    paths.published.unlink()
+
+
+def truncate(dataset, paths):
+    paths.published.write_bytes(paths.published.read_bytes()[:100])
+
+
+def overwrite(dataset, paths):
+    paths.published.write_bytes(b"x" * paths.published.stat().st_size)
+
+
+def drop_a_row(dataset, paths):
+    pq.write_table(pq.read_table(paths.published).slice(1), paths.published)
+
+
+def flip_in_a_row(dataset, paths):
+    flip_bit(paths.published, 40)
+
+
+def remove_second_copy(dataset, paths):
+    paths.version(0).unlink()
+
+
+def remove_record_copy(dataset, paths):
+    paths.record_copy.unlink()
+
+
+def remove_records(dataset, paths):
+    paths.record.unlink()
+    paths.record_copy.unlink()
+
+
+def damage_records_and_marks(dataset, paths):
+    for path in (paths.record, paths.record_copy, *mark_copies(paths.version_mark)):
+        path.write_bytes(b"?")
+
+
+def forget_all(dataset, paths):
+    path = paths.high_water_mark("g")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_mark(path, HighWaterMark(FIRST, "g", 3, 1, 1, None, retired=True))
+    dataset.descriptions.set_aside(FIRST)
+
+
+def forget_record(dataset, paths):
+    content = paths.published.read_bytes()
+    dataset.descriptions.set_aside(FIRST)
+    paths.published.write_bytes(content)
+
+
+def put_back(dataset, paths):
+    files = (paths.record, paths.record_copy, paths.published, paths.version(0))
+    before = {path: path.read_bytes() for path in files}
+    dataset.describe(FIRST, text="a villa")
+    for path, content in before.items():
+        path.write_bytes(content)
+    paths.version(1).unlink()
+
+
+STATES = [
+    (remove_file, FindingKind.MISSING),
+    (truncate, FindingKind.TRUNCATED),
+    (overwrite, FindingKind.UNREADABLE),
+    (drop_a_row, FindingKind.ROWS_DIFFER),
+    (flip_in_a_row, FindingKind.DIGEST_DIFFERS),
+    (remove_second_copy, FindingKind.SECOND_COPY),
+    (remove_record_copy, FindingKind.RECORD_COPY),
+    (remove_records, FindingKind.RECORD_BEHIND),
+    (damage_records_and_marks, FindingKind.RECORD),
+    (forget_all, FindingKind.VANISHED),
+    (forget_record, FindingKind.UNRECORDED),
+    (put_back, FindingKind.PUT_BACK),
+]
+
+
+def audited_finding(dataset, kind: FindingKind) -> Finding:
+    findings = audit(dataset.settings, dataset.catalog).findings
+    (finding,) = (one for one in findings if (one.kind, one.asset) == (kind, DESCRIBED))
+    return finding
+
+
+@pytest.mark.parametrize(("damage", "kind"), STATES, ids=[kind for _, kind in STATES])
+def test_all_say_the_same_of_the_same_disk(dataset, damage, kind):
+    """One sentence and one next step, whoever is asked."""
+    settings = dataset.settings
+    damage(dataset, settings.descriptions.partition(FIRST))
+    finding = audited_finding(dataset, kind)
+
+    statuses = read_status(settings, dataset.catalog).partitions
+    (note,) = (one.note for one in statuses if (one.asset, one.key) == (DESCRIBED, FIRST))
+    assert note == finding.text
+
+    report = audit(settings, dataset.catalog)
+    repairs = [one for one in find_repairs(settings, report) if (one.asset, one.key) == (DESCRIBED, FIRST)]
+    whys = [why for repair in repairs for why in repair.why]
+    by_hand = any(repair.remedy is Remedy.BY_HAND for repair in repairs)
+    assert (finding.text if by_hand else finding.sentence) in whys
+
+    looks = DriftLooks(settings, settings.descriptions, dataset.keys, Meanings.from_settings(settings))
+    verdict = looks.verify(FIRST)
+    assert verdict is not None and verdict.worst == finding
+    told = evaluation(DESCRIBED, FIRST, verdict, 1.0)
+    metadata = {name: str(value.value) for name, value in told.metadata.items()}
+    assert (metadata["found"], metadata.get("what to do", "")) == (finding.sentence, finding.next_step)
+
+    read = CheckEvaluation(
+        DESCRIBED, told.check_name, FIRST, told.passed, told.severity.value, "", metadata, "", 1.0, 1
+    )
+    alert = alert_of(read)
+    assert alert is not None and alert.actual == finding.sentence
+    assert alert.next_step == finding.next_step or not finding.next_step
+
+    verified = dataset.descriptions.verify(FIRST)
+    if kind in SETTLED:
+        assert verified.ok and verified.repairs
+        return
+    worst = verified.worst
+    assert worst is not None and worst.kind is kind
+    assert kind in (FindingKind.RECORD, FindingKind.PUT_BACK) or worst == finding
+    assert published_file_result(DESCRIBED, verified).severity == told.severity
+
+
+def test_a_stale_partition_and_a_foreign_file_have_one_sentence_each(dataset, meanings):
+    """What readers meet beside the partitions, and what nobody repairs, is said in one way too."""
+    settings = dataset.settings
+    meanings["maker"] = "t"
+    shutil.copy(dataset.descriptions.path(FIRST), settings.descriptions.published / "mine.parquet")
+    stale = next(one for one in audit(settings, dataset.catalog).findings if one.kind is FindingKind.STALE)
+    foreign = audited_finding(dataset, FindingKind.FOREIGN_FILE)
+    status = read_status(settings, dataset.catalog)
+    assert status.partitions[0].note == stale.text
+    assert foreign.text in status.warnings
+    looks = DriftLooks(settings, settings.descriptions, dataset.keys, Meanings.from_settings(settings))
+    verdict = looks.verify(stale.key or "")
+    assert verdict is not None and verdict.worst is not None
+    assert verdict.worst.sentence == stale.sentence
+    assert verdict.worst.next_step.startswith(stale.next_step), "and what that costs"
+
+
+def test_every_kind_about_a_file_is_an_error():
+    """What readers must not read is never a mere warning."""
+    for kind in OF_THE_FILE:
+        assert not kind.is_warning and not kind.leaves_rows_sound
+
+
+def test_a_warning_of_the_audit_never_fails_a_check():
+    """Nothing to repair means that what readers see is sound."""
+    assert all(kind.leaves_rows_sound for kind in FindingKind if kind.is_warning)
