@@ -21,6 +21,7 @@ from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.dagster_internals.runs import UNDER_WAY, RunState, first_ray_job
+from sensors.run_end import end_gone_run
 from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
 from vlm_durable.commands import command
@@ -168,10 +169,9 @@ class ClusterWatcher:
             )
             if why is None:
                 continue
-            if not run.is_here:
-                # A job that still waits in Ray must not begin later.
-                dagster.stop_ray_job(_job(run))
-            if dagster.end_interrupted(run.run_id, why + _GOES_ON):
+            # A job that still waits in Ray must not begin later.
+            job = None if run.is_here else _job(run)
+            if end_gone_run(dagster, run.run_id, why + _GOES_ON, job=job):
                 sentences.append(f"Run {run.run_id} was ended. {why}")
         slots = sum(
             node.record.slots

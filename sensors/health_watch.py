@@ -23,21 +23,20 @@ class Watch:
 
     Times are monotonic seconds unless it says otherwise. at: of the last tick; since: of the first tick after
     which there was no gap; unix: of the last tick, in unix seconds.
-    By worker: ended: when SIGTERM was sent; slow: since when it is slow.
+    ending: by run and process, when SIGTERM was sent. slow: by worker, since when it is slow.
     By device: sick: since when it is sick (unix seconds); sick_again: since when without a break;
     sound: since when it is sound again; cool: since when it is not too hot any more.
     blind_since: since when the driver does not answer (unix seconds). devices: those seen since this boot;
     configured: those that the settings named at the last tick; left_out: those left out at the last tick.
     idle: since when no worker works.
-    By holder of a device: after_end: since when it holds it after its run's end; after_end_told: when SIGTERM
-    was sent to it.
+    after_end: by process, since when it outlives its run.
     """
 
     boot: str = ""
     at: float = 0.0
     since: float = 0.0
     unix: float = 0.0
-    ended: dict[str, float] = field(default_factory=dict)
+    ending: dict[str, float] = field(default_factory=dict)
     slow: dict[str, float] = field(default_factory=dict)
     sick: dict[str, float] = field(default_factory=dict)
     sick_again: dict[str, float] = field(default_factory=dict)
@@ -49,7 +48,6 @@ class Watch:
     left_out: list[str] = field(default_factory=list)
     idle: float | None = None
     after_end: dict[str, float] = field(default_factory=dict)
-    after_end_told: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def read(cls, cursor: str | None, *, now: float, unix: float) -> Watch:
@@ -58,6 +56,8 @@ class Watch:
             fields = json.loads(cursor or "{}")
             if "here" in fields:
                 fields["configured"] = fields.pop("here")  # as earlier versions named it
+            for earlier in ("ended", "after_end_told"):
+                fields.pop(earlier, None)  # whoever was told to end is told once more
             watch = cls(**fields)
             for device in watch.devices.values():
                 Device(**device)  # another version's has other fields

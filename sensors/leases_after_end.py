@@ -1,31 +1,29 @@
 """Processes that hold a device though their run has ended: people are told, and the process is ended.
 
-What lives here: which holders those are, and what is done about each. What does not: workers that stand still
-at their work (``worker_health.py``), the locks (``vlm_engine/devices/leases.py``). A process may hang at its
-very end, in the driver or in a library, after its run and its heartbeat have ended. It may also be stopped
-(SIGSTOP) at work while a person ends its run by force: then it still holds its heartbeat's lock, so that lock
-does not count.
+What lives here: which holders those are. What does not: how they are ended (``run_end.py``), workers that
+stand still at their work (``worker_health.py``), the locks (``vlm_engine/devices/leases.py``). A process may
+hang at its very end, in the driver or in a library, after its run and its heartbeat have ended. It may also
+be stopped (SIGSTOP) at work while a person ends its run by force: then it still holds its heartbeat's lock,
+so that lock does not count.
 """
 
 from __future__ import annotations
 
-import signal
 import socket
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from resources.alerts.alert import Alert
-from resources.alerts.outbox import Outbox
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.health_watch import Watch
+from sensors.run_end import RunEnder, RunToEnd
 from vlm_durable.files.processes import ProcessIdentity, boot_id, is_halted
 from vlm_durable.state.workers import Worker
 from vlm_engine.devices.find import Device
-from vlm_engine.devices.leases import DeviceLeases, HeldDevice, LeaseDirectoryError, LeaseRecord
-from vlm_engine.devices.left_out import LeftOutDevices
+from vlm_engine.devices.leases import DeviceLeases, HeldDevice, LeaseRecord
 
 KIND = "lease_held"
 
@@ -62,31 +60,32 @@ class _LateHolder:
     record: LeaseRecord
     run: RunOfProcess
 
+    @property
+    def process(self) -> ProcessIdentity:
+        """The process that the record names."""
+        return ProcessIdentity(self.record.pid, self.record.process_start or 0, boot_id())
+
 
 @dataclass(frozen=True)
 class LeasesAfterEnd:
-    """Checks who holds a device. directory: of the leases. grace: seconds between SIGTERM and SIGKILL.
+    """Checks who holds a device. directory: of the leases. ender: ends those who hold one for too long.
 
-    left_out: records a device whose holder outlives SIGKILL. silence: seconds that a living process may go
-    without a heartbeat, whatever it loads. If Dagster does not know the run, the sensor waits that long.
+    silence: seconds that a living process may go without a heartbeat, whatever it loads. If Dagster does not
+    know the run, the sensor waits that long.
     """
 
     directory: Path
-    outbox: Outbox
-    left_out: LeftOutDevices
-    grace: float
+    ender: RunEnder
     silence: float
 
-    def check(self, watch: Watch, living: Sequence[Worker], dagster: DagsterFacts) -> list[str]:
-        """One tick: changes ``watch``, posts alerts, ends processes that hang. Returns sentences.
+    def late(self, watch: Watch, living: Sequence[Worker], dagster: DagsterFacts) -> list[RunToEnd]:
+        """The processes that hold a device for too long after their run; changes ``watch``.
 
         living: the workers with a heartbeat. Such a worker is ended only if its run has certainly ended.
+        Raises LeaseDirectoryError.
         """
         leases = DeviceLeases(self.directory, [Device(**fields) for fields in watch.devices.values()])
-        try:
-            leases_held = leases.holders()
-        except LeaseDirectoryError as error:
-            return [str(error)]
+        leases_held = leases.holders()
         used = {worker.device for worker in living}
         runs, pids = {worker.run_id for worker in living}, {worker.pid for worker in living}
         late: dict[str, _LateHolder] = {}
@@ -102,48 +101,38 @@ class LeasesAfterEnd:
                 continue
             late[_name(record)] = _LateHolder(held, record, run)
         watch.after_end = {name: max(watch.after_end.get(name, watch.at), watch.since) for name in late}
-        watch.after_end_told = {name: at for name, at in watch.after_end_told.items() if name in late}
-        sentences = [
-            sentence
+        return [
+            self._run_to_end(watch, name, holder, leases.lock_path(holder.held.device))
             for name, holder in late.items()
             if watch.at - watch.after_end[name] > self._allowed(holder)
-            for sentence in self._end(watch, name, holder, leases.lock_path(holder.held.device))
+            or self.ender.is_ending(watch, holder.record.holder.run_id, holder.process)
         ]
-        self._tell_freed(late, watch.unix)
-        return sentences
+
+    def tell_freed(self, watch: Watch) -> None:
+        """Note the recovery of devices that no late process holds any more."""
+        for subject, alert in self.ender.outbox.open_subjects().items():
+            if alert.kind == KIND and alert.occurrence not in watch.after_end:
+                self.ender.outbox.note_recovery(subject, sentence="The device is free.", at=watch.unix)
 
     def _allowed(self, holder: _LateHolder) -> float:
         if holder.run is RunOfProcess.UNKNOWN:
             return self.silence
         # A stopped process writes no last events.
-        return self.grace if is_halted(holder.record.pid) else self.grace + _END_SECONDS
+        return self.ender.grace if is_halted(holder.record.pid) else self.ender.grace + _END_SECONDS
 
-    def _end(self, watch: Watch, name: str, holder: _LateHolder, lock: Path) -> list[str]:
-        process = ProcessIdentity(holder.record.pid, holder.record.process_start or 0, boot_id())
+    def _run_to_end(self, watch: Watch, name: str, holder: _LateHolder, lock: Path) -> RunToEnd:
         # The record may be an earlier holder's: only a process that holds this very lock is ended.
-        is_ours = holder.run is not RunOfProcess.ELSEWHERE and process.has_open(lock)
-        self.outbox.post(self._alert(watch, name, holder, is_ours=is_ours))
-        who = f"{holder.held.sentence()} Its run is {holder.run.value}."
-        if not is_ours:
-            return [f"{who} It is not ended from here."]
-        told_at = watch.after_end_told.setdefault(name, watch.at)
-        kills = watch.at - told_at >= self.grace
-        if watch.at - told_at >= 2 * self.grace:
-            self._leave_out(holder)
-        try:
-            process.send(signal.SIGKILL if kills else signal.SIGTERM)
-        except PermissionError:
-            return [f"{who} It is another user's process and cannot be ended from here."]
-        return [f"{who} It {'did not end when told to, and is killed' if kills else 'is told to end'}."]
-
-    def _leave_out(self, holder: _LateHolder) -> None:
-        """Leave out the device of a process that outlives SIGKILL: only the driver, or a reboot, frees it."""
-        device, run_id = holder.held.device.id, holder.record.holder.run_id
-        why = (
-            f"Process {holder.record.pid} holds it after its run {run_id} and does not end when it is killed."
+        is_ours = holder.run is not RunOfProcess.ELSEWHERE and holder.process.has_open(lock)
+        run_id = holder.record.holder.run_id
+        return RunToEnd(
+            run_id,
+            who=f"Process {holder.record.pid} of run {run_id}",
+            why=f"holds {holder.held.device.id}, and its run is {holder.run.value}",
+            process=holder.process if is_ours else None,
+            alert=self._alert(watch, name, holder, is_ours=is_ours),
+            device=holder.held.device.id,
+            occurrence=f"held after {run_id}",
         )
-        for occurrence in (f"held after {run_id}", f"held after {run_id}, still"):
-            self.left_out.note_failure(device, occurrence=occurrence, why=why)
 
     def _alert(self, watch: Watch, name: str, holder: _LateHolder, *, is_ours: bool) -> Alert:
         pid = holder.record.pid
@@ -166,11 +155,6 @@ class LeasesAfterEnd:
             page=None if holder.run is RunOfProcess.UNKNOWN else f"runs/{holder.record.holder.run_id}",
             at=watch.unix,
         )
-
-    def _tell_freed(self, late: Mapping[str, object], now: float) -> None:
-        for subject, alert in self.outbox.open_subjects().items():
-            if alert.kind == KIND and alert.occurrence not in late:
-                self.outbox.note_recovery(subject, sentence="The device is free.", at=now)
 
 
 def _is_run_id(run_id: str) -> bool:

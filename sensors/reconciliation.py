@@ -1,8 +1,9 @@
 """Brings Dagster's database in line with the living processes and with the disk, after anything has died.
 
-What lives here: ending runs whose process is gone, freeing what they held, telling Dagster of published
-partitions that its database does not know. What does not: starting anything again (Dagster's run retries and
-the scheduled re-materialization do that), and judging living workers (``worker_health.py``).
+What lives here: which runs have no process any more, freeing what they held, telling Dagster of published
+partitions that its database does not know. What does not: ending a run (``run_end.py``), starting anything
+again (Dagster's run retries and the scheduled re-materialization do that), and judging living workers
+(``worker_health.py``).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import dagster as dg
 
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.dagster_internals.runs import UNDER_WAY
+from sensors.run_end import end_gone_run
 from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
 from vlm_durable.files.layout import AssetFolders
@@ -71,7 +73,7 @@ def end_dead_runs(
             if process is not None and process.lives():
                 alive[run_id] = process
                 continue
-        if dagster.end_interrupted(run_id, _GONE):
+        if end_gone_run(dagster, run_id, _GONE):
             ended.append(run_id)
     # Only workers that were dead before the runs were read: they have no run under way any more.
     for worker in workers.dead():

@@ -1,15 +1,14 @@
 """Workers over time: a stuck worker is ended, and a worker that is slower than its peers is named.
 
-What lives here: heartbeats as readings for the judge (``progress_judge.py``); the tick that alerts and ends.
-Times come from the machine's monotonic clock, and count only while this sensor ticked: a machine that slept,
-or a daemon that was down, makes no worker stuck. What does not: devices (``device_health.py``,
-``leases_after_end.py``), and starting anything again: an ended run is interrupted, and Dagster's run retries
-or the scheduled re-materialization take its partition up.
+What lives here: heartbeats as readings for the judge (``progress_judge.py``), and the tick. Times come from
+the machine's monotonic clock, and count only while this sensor ticked: a machine that slept, or a daemon that
+was down, makes no worker stuck. What does not: how a run is ended (``run_end.py``), devices
+(``device_health.py``, ``leases_after_end.py``), and starting anything again: an ended run is interrupted, and
+Dagster's run retries or the scheduled re-materialization take its partition up.
 """
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -31,16 +30,17 @@ from sensors.progress_judge import (
     slow_since,
     standstill,
 )
+from sensors.run_end import RunEnder, RunToEnd
 from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
 from vlm_durable.files.processes import ProcessIdentity
 from vlm_durable.state.workers import Phase, Worker, Workers
+from vlm_engine.devices.leases import LeaseDirectoryError
 from vlm_engine.devices.left_out import at_work_on
 
 NAME = "worker_health"
 INTERVAL_SECONDS = 5
 """As often as Dagster's daemon runs sensors: it adds to the time that a worker may stand still."""
-_KILLED = "A person cancelled this run, its process did not end, and it is killed now."
 
 
 @dataclass(frozen=True)
@@ -94,71 +94,51 @@ def slow_workers(workers: Sequence[Worker]) -> list[Slow]:
 class HealthWatcher:
     """Checks the workers and devices of a machine, without Dagster's classes.
 
-    grace: seconds between SIGTERM and SIGKILL. monotonic: seconds of the machine's clock. send: signals a
-    worker's process; False if it has ended.
+    monotonic: seconds of the machine's clock.
     """
 
     workers: Workers
     outbox: Outbox
     devices: DeviceWatcher
+    ender: RunEnder
     limits: ProgressLimits = field(default_factory=ProgressLimits)
-    grace: float = 10.0
     monotonic: Callable[[], float] = time.monotonic
-    send: Callable[[Worker, signal.Signals], bool] = lambda worker, number: _process(worker).send(number)
 
-    def check(self, watch: Watch, dagster: DagsterFacts) -> list[str]:
-        """One tick: changes ``watch``, posts alerts, ends stuck workers. Returns sentences."""
+    def check(self, watch: Watch, dagster: DagsterFacts, late: Sequence[RunToEnd] = ()) -> list[str]:
+        """One tick: changes ``watch``, posts alerts, ends stuck workers. Returns sentences.
+
+        late: runs to end that outlived their end.
+        """
         living = [worker for worker in self.workers.living() if worker.pid]
+        # First: an alert that cannot be written keeps no process alive.
+        sentences = self.ender.end(self._to_end(watch, living, late), watch, dagster)
+        self._tell_freed(living, watch.unix)
         self.devices.left_out.state.copy_if_due()
         return [
-            *self._end_stuck(watch, living, dagster),
+            *sentences,
             *self._name_slow(watch, living),
             *self.devices.check(watch),
             *tell_left_out(watch, self.devices.left_out, self.outbox, watch.unix, node=self.devices.node),
         ]
 
-    def _end_stuck(self, watch: Watch, living: Sequence[Worker], dagster: DagsterFacts) -> list[str]:
-        sentences = []
-        now = watch.at
-        for stuck in stuck_workers(living, self.limits, now=now, watched_since=watch.since):
-            worker = stuck.worker
-            if worker.name not in watch.ended:
-                self.outbox.post(_stuck_alert(stuck, watch.unix))
-                dagster.mark_interrupted(worker.run_id)
-                watch.ended[worker.name] = now
-                sentences.append(
-                    f"{_who(worker)} stands still for {stuck.verdict.seconds:.0f} s and is told to end."
-                )
-                self._end(worker, signal.SIGTERM, sentences)
-        alive = {worker.name: worker for worker in living}
-        for name, sigterm_at in list(watch.ended.items()):
-            if name not in alive:
-                del watch.ended[name]
-                run_id, _, asset = name.partition(".")
-                sentences.append(f"The stuck worker of run {run_id} ({asset}) has ended; its device is free.")
-            elif now - sigterm_at >= self.grace:
-                worker = alive[name]
-                # Cancelled before its process is killed: Dagster would start again what a person stopped.
-                dagster.end_cancelled(worker.run_id, _KILLED)
-                if self._end(worker, signal.SIGKILL, sentences):
-                    outlives_kill = now - sigterm_at >= 2 * self.grace
-                    self._record_against_device(worker, outlives_kill=outlives_kill)
-                    sentences.append(f"{_who(worker)} did not end when told to, and was killed.")
-        self._tell_freed(alive, watch.unix)
-        return sentences
+    def _to_end(self, watch: Watch, living: Sequence[Worker], late: Sequence[RunToEnd]) -> list[RunToEnd]:
+        """The workers that stand still, the late runs, and workers that were told to end and still live."""
+        stuck = stuck_workers(living, self.limits, now=watch.at, watched_since=watch.since)
+        stuck_names = {one.worker.name for one in stuck}
+        ending = [
+            worker
+            for worker in living
+            if worker.name not in stuck_names and self.ender.is_ending(watch, worker.run_id, _process(worker))
+        ]
+        return [
+            *(_run_to_end(one.worker, one, watch.unix) for one in stuck),
+            # Before the others that live: one of those may have been told to end because its run was over.
+            *late,
+            *(_run_to_end(worker, None, watch.unix) for worker in ending),
+        ]
 
-    def _end(self, worker: Worker, number: signal.Signals, sentences: list[str]) -> bool:
-        """Whether the signal reached the worker; adds a sentence if it may not be sent."""
-        try:
-            return self.send(worker, number)
-        except PermissionError:
-            sentences.append(
-                f"{_who(worker)} is another user's process and cannot be ended from here: end it as that"
-                " user, or run Dagster as the user whose runs they are."
-            )
-            return False
-
-    def _tell_freed(self, alive: dict[str, Worker], now: float) -> None:
+    def _tell_freed(self, living: Sequence[Worker], now: float) -> None:
+        alive = {worker.name for worker in living}
         for subject, alert in self.outbox.open_subjects().items():
             if alert.kind == "worker_stuck" and f"{alert.occurrence}.{subject.split('/')[0]}" not in alive:
                 sentence = (
@@ -166,20 +146,6 @@ class HealthWatcher:
                     " person cancelled its run."
                 )
                 self.outbox.note_recovery(subject, sentence=sentence, at=now)
-
-    def _record_against_device(self, worker: Worker, *, outlives_kill: bool) -> None:
-        """Record a worker that did not end at SIGTERM as a failure of its device.
-
-        Python code that waits ends at SIGTERM, but a call into a hung device does not. A worker that outlives
-        SIGKILL holds its device until the driver frees it: the device is left out at once.
-        """
-        if worker.device is not None and _may_be_the_device(worker):
-            why = f"A worker of {worker.partition} stood still until it was killed (run {worker.run_id})."
-            occurrence = at_work_on(worker.asset, worker.partition)
-            self.devices.left_out.note_failure(worker.device, occurrence=occurrence, why=why)
-            if outlives_kill:
-                why = f"Its worker of {worker.partition} does not end when it is killed (pid {worker.pid})."
-                self.devices.left_out.note_failure(worker.device, occurrence=f"{occurrence}, still", why=why)
 
     def _name_slow(self, watch: Watch, living: Sequence[Worker]) -> list[str]:
         """Alert of workers that have been slow for long; changes ``watch``. Returns sentences."""
@@ -233,8 +199,14 @@ def build_worker_health_sensor(
         dagster = situation.dagster
         watch = Watch.read(situation.cursor, now=watcher.monotonic(), unix=situation.now)
         left_out_before = set(watch.left_out)
-        sentences = watcher.check(watch, dagster)
-        sentences += leases.check(watch, watcher.workers.living(), dagster)
+        sentences: list[str] = []
+        late: list[RunToEnd] = []
+        try:
+            late = leases.late(watch, watcher.workers.living(), dagster)
+        except LeaseDirectoryError as error:
+            sentences.append(str(error))
+        sentences += watcher.check(watch, dagster, late)
+        leases.tell_freed(watch)
         # At each tick while a device is left out: a new start sets the limit for all devices again.
         if left_out_before or watch.left_out:
             previous, devices = usable_devices(watch, left_out_before), usable_devices(watch, watch.left_out)
@@ -253,6 +225,20 @@ def build_worker_health_sensor(
         ),
         ticks=ticks,
         clock=clock,
+    )
+
+
+def _run_to_end(worker: Worker, stuck: Stuck | None, now: float) -> RunToEnd:
+    """stuck: None if the worker was told to end, and has moved since. now: unix seconds."""
+    return RunToEnd(
+        worker.run_id,
+        who=_who(worker),
+        why="stood still" if stuck is None else f"stands still for {stuck.verdict.seconds:.0f} s",
+        process=_process(worker),
+        alert=None if stuck is None else _stuck_alert(stuck, now),
+        device=worker.device if _may_be_the_device(worker) else None,
+        occurrence=at_work_on(worker.asset, worker.partition),
+        kill_counts=True,
     )
 
 

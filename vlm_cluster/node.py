@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +25,7 @@ import typer
 
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.health_watch import Watch
+from sensors.run_end import RunToEnd, end_gone_run
 from vlm_assets.assets.stored_settings import refuse_at_start
 from vlm_assets.automation.sensors import build_health_watcher
 from vlm_assets.commands.device_commands import app as device_commands
@@ -81,20 +82,17 @@ class NodeWatch:
     settings: Settings
     locks: RunLocks
     workers: Workers
-    finished_since: dict[str, float] = field(default_factory=dict)
-    terminated: set[str] = field(default_factory=set)
     watch: Watch | None = None
     clock: Callable[[], float] = time.monotonic
 
     def check(self, dagster: DagsterFacts) -> list[str]:
         """End workers that stand still and runs that are over; returns sentences. Raises OSError."""
         now = self.clock()
-        if self.watch is None:
-            self.watch = Watch.read(None, now=now, unix=time.time())
-        self.watch = Watch.read(self.watch.cursor(), now=now, unix=time.time())
-        sentences = build_health_watcher(self.settings).check(self.watch, dagster)
-        sentences += self._end_runs_started_by_hand(dagster)
-        return [*sentences, *self._end_finished_runs(dagster, now)]
+        cursor = None if self.watch is None else self.watch.cursor()
+        self.watch = Watch.read(cursor, now=now, unix=time.time())
+        late = self._late(self.watch, dagster)
+        sentences = build_health_watcher(self.settings).check(self.watch, dagster, late)
+        return [*sentences, *self._end_runs_started_by_hand(dagster)]
 
     def _end_runs_started_by_hand(self, dagster: DagsterFacts) -> list[str]:
         """End runs that Ray did not launch and whose worker died.
@@ -109,13 +107,13 @@ class NodeWatch:
             run = states.get(worker.run_id)
             if run is not None and not run.finished and run.ray_job is None:
                 why = f"Its process on {worker.host} is gone without a word. What it had committed is there."
-                if dagster.end_interrupted(run.run_id, why):
+                if end_gone_run(dagster, run.run_id, why):
                     sentences.append(f"Run {run.run_id}, which Ray did not launch, was ended. {why}")
             self.workers.forget(worker)
         return sentences
 
-    def _end_finished_runs(self, dagster: DagsterFacts, now: float) -> list[str]:
-        """End processes whose run is finished or being cancelled.
+    def _late(self, watch: Watch, dagster: DagsterFacts) -> list[RunToEnd]:
+        """The processes here whose run is finished or being cancelled for longer than the grace.
 
         While a node was cut off, its runs may have been ended and started on another node. Ray may not have
         carried out a cancel.
@@ -123,28 +121,26 @@ class NodeWatch:
         living = self.locks.living()
         states = dagster.run_states(living)
         cancels = dg.DagsterRunStatus.CANCELING
-        finished = {
+        over = [
             run
             for run in living
             if run not in states or states[run].finished or states[run].status is cancels
-        }
-        self.finished_since = {run: self.finished_since.get(run, now) for run in finished}
-        self.terminated &= finished
-        sentences = []
-        for run, since in self.finished_since.items():
-            process, grace = living[run], self.settings.grace_seconds
-            # A run is finished a moment before its process is.
-            if process is None or now - since < grace:
-                continue
-            number = signal.SIGKILL if now - since >= 2 * grace else signal.SIGTERM
-            if number is signal.SIGTERM and run in self.terminated:
-                continue  # a second signal would interrupt its commit
-            self.terminated.add(run)
-            if process.send(number):
-                sentences.append(
-                    f"The process of run {run} outlived its run or its cancel: sent {number.name}."
-                )
-        return sentences
+        ]
+        watch.after_end = {run: max(watch.after_end.get(run, watch.at), watch.since) for run in over}
+        devices = {worker.run_id: worker.device for worker in self.workers.on_this_machine()}
+        # A run is finished a moment before its process is.
+        return [
+            RunToEnd(
+                run,
+                who=f"The process of run {run}",
+                why="outlived its run or its cancel",
+                process=process,
+                device=devices.get(run),
+                occurrence=f"held after {run}",
+            )
+            for run, since in watch.after_end.items()
+            if (process := living[run]) is not None and watch.at - since >= self.settings.grace_seconds
+        ]
 
 
 def without_slots_if_stale(record: NodeRecord, seconds: float) -> NodeRecord:

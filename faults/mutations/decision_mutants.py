@@ -10,6 +10,7 @@ from faults.mutations.mutant import Mutant
 
 _RETRY = "sensors/retry_decision.py"
 _JUDGE = "sensors/progress_judge.py"
+_END = "sensors/run_end.py"
 _SEARCH = "vlm_results/search.py"
 _EXPORT = "vlm_results/export.py"
 _IMAGES = "vlm_results/exported_images.py"
@@ -29,6 +30,7 @@ _LEFT_OUT = "vlm_engine/devices/left_out.py"
 TESTS = {
     _RETRY: ["tests/unit/sensors/test_retry_decision.py"],
     _JUDGE: ["tests/unit/sensors/test_progress_judge.py"],
+    _END: ["tests/unit/sensors/test_run_end.py"],
     _SEARCH: ["tests/unit/vlm_results/test_search.py"],
     _EXPORT: [
         f"tests/unit/vlm_results/test_export.py::test_{name}"
@@ -92,6 +94,33 @@ MUTANTS = (
     Mutant(_JUDGE, "(1.0 - SLOW_SHARE) * ", "", "a little slower is not slow"),
     Mutant(_JUDGE, "before.get(name, now) for", "now for", "slow for long is named in the end"),
     Mutant(_JUDGE, "at if at >= watched_since else now", "at", "who was slow before a gap begins anew"),
+    Mutant(_END, "                dagster.mark_interrupted(run.run_id)\n", "                pass\n", "a run is fenced before it is told to end"),
+    Mutant(_END, "                dagster.end_cancelled(run.run_id, _KILLED)\n", "                pass\n", "a cancel is written down before the kill"),
+    Mutant(_END, "            return [f\"{run.who} {run.why}: it is not ended yet, because Dagster cannot be told ({error}).\"]\n",
+           "            pass\n", "without a fence nothing is signalled"),
+    Mutant(_END, "    if job is not None:\n        dagster.stop_ray_job(job)\n    dagster.mark_interrupted(run_id)\n",
+           "    dagster.mark_interrupted(run_id)\n    if job is not None:\n        dagster.stop_ray_job(job)\n",
+           "a job that waits cannot begin any more before its run is ended"),
+    Mutant(_END, "    dagster.free_slots(run_id)\n    return dagster.report_end(run_id, why)\n",
+           "    ended = dagster.report_end(run_id, why)\n    dagster.free_slots(run_id)\n    return ended\n",
+           "what a run held is free when its end is told"),
+    Mutant(_END, "kills = signalled_at is not None and watch.at - signalled_at >= self.grace", "kills = signalled_at is not None",
+           "a run has the grace to commit"),
+    Mutant(_END, "        if signalled_at is not None and not kills:\n            return []\n", "", "a second SIGTERM interrupts no commit"),
+    Mutant(_END, "signal.SIGKILL if kills else signal.SIGTERM", "signal.SIGTERM", "who does not end is killed"),
+    Mutant(_END, "2 * self.grace", "self.grace", "a killed process has a moment to end before its device is left out"),
+    Mutant(_END, "        if outlives_kill:\n", "        if False:\n", "a device whose process outlives SIGKILL is left out"),
+    Mutant(_END, "        if run.kill_counts:\n", "        if True:\n", "a hang after the run is not held against the device"),
+    Mutant(_END, "        except ControlStateError as error:\n            return [f\"{run.device} is", "        except ZeroDivisionError as error:\n            return [f\"{run.device} is",
+           "a device that cannot be left out keeps no other run"),
+    Mutant(_END, "        except ControlStateError as error:\n            return [f\"No alert", "        except ZeroDivisionError as error:\n            return [f\"No alert",
+           "an alert that cannot be written keeps no process alive"),
+    Mutant(_END, "        except PermissionError:\n", "        except ZeroDivisionError:\n", "another user's process keeps no other run"),
+    Mutant(_END, "for key, signalled_at in (self._signalled | watch.ending).items()", "for key, signalled_at in dict(watch.ending).items()",
+           "a tick that failed forgets nobody who was told to end"),
+    Mutant(_END, " and not ProcessIdentity(int(pid), int(start), boot_id()).lives()", "", "who cannot be seen for a moment has not ended"),
+    Mutant(_END, "by_key.setdefault(_key(run.run_id, run.process), run)", "by_key[str(len(by_key)) + _key(run.run_id, run.process)] = run",
+           "who was found twice is told to end once"),
     Mutant(_SEARCH, "best = sorted([*best, *rows], reverse=True)[:most]", "best = rows[:most]",
            "the nearest of all partitions are kept"),
     Mutant(_SEARCH, "best = ranked[: limit + (like is not None)]", "best = ranked[:limit]", "as many neighbours as were asked for"),

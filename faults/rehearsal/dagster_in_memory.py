@@ -156,17 +156,20 @@ class DagsterInMemory(DagsterFacts):
     def mark_interrupted(self, run_id: str) -> None:
         """Tag a run that has started."""
         run = self.runs.get(run_id)
-        if run is not None and run.status is DagsterRunStatus.STARTED:
+        if run is not None and run.status in (DagsterRunStatus.STARTING, DagsterRunStatus.STARTED):
             self.change(run_id, run.status, **INTERRUPTED)
 
-    def end_interrupted(self, run_id: str, why: str) -> bool:
-        """End a run as interrupted, or as cancelled."""
+    def report_end(self, run_id: str, why: str) -> bool:
+        """End a run as failed, or as cancelled."""
         if self.runs[run_id].finished:
             return False
         if not self.end_cancelled(run_id, why):
-            self.change(run_id, DagsterRunStatus.FAILURE, **INTERRUPTED)
-        self.held.discard(run_id)
+            self.change(run_id, DagsterRunStatus.FAILURE)
         return True
+
+    def free_slots(self, run_id: str) -> None:
+        """Free what a run holds."""
+        self.held.discard(run_id)
 
     def end_cancelled(self, run_id: str, why: str) -> bool:
         """End a run that is being cancelled."""

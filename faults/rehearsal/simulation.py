@@ -37,6 +37,7 @@ from sensors.health_watch import Watch
 from sensors.partition_history import PartitionHistory
 from sensors.published_file_drift import DriftWatcher, evaluation
 from sensors.reconciliation import end_dead_runs
+from sensors.run_end import RunEnder, RunToEnd
 from sensors.worker_health import HealthWatcher
 from vlm_assets.assets.checks import FailedShareLimits
 from vlm_assets.assets.fingerprint import Meanings
@@ -220,10 +221,9 @@ class Simulation:
             workers,
             self.outbox,
             watcher,
+            RunEnder(self.outbox, self.left_out, grace=self.settings.grace_seconds, send=self._signal),
             worker_limits(self.settings),
-            grace=self.settings.grace_seconds,
             monotonic=self.clock,
-            send=self._signal,
         )
         self._drift = DriftWatcher(
             [
@@ -746,9 +746,9 @@ class Simulation:
             for device in devices
         }
 
-    def _signal(self, worker: Worker, number: signal.Signals) -> bool:
+    def _signal(self, ending: RunToEnd, number: signal.Signals) -> bool:
         """A worker is told to end, or killed."""
-        run = self._runs.get(worker.run_id)
+        run = self._runs.get(ending.run_id)
         if run is None:
             return False
         if number is signal.SIGKILL or not run.ignores_terms:

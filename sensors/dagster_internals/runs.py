@@ -294,26 +294,17 @@ class InstanceRuns:
                 return int(str(pid.value)), entry.timestamp
         return None
 
-    def end_interrupted(self, run_id: str, why: str) -> bool:
-        """End a run whose process is gone, as interrupted; or as cancelled, if it is being cancelled.
-
-        Its places in pools are freed. False if it has ended meanwhile.
-        """
+    def report_end(self, run_id: str, why: str) -> bool:
+        """End a run as failed; or as cancelled, if it is being cancelled. False if it has ended meanwhile."""
         run = self.instance.get_run_by_id(run_id)
         if run is None or run.is_finished:
             return False
         if not self.end_cancelled(run_id, why):
-            self.mark_interrupted(run_id)
             self.instance.report_run_failed(run, why)
-        self.instance.event_log_storage.free_concurrency_slots_for_run(run_id)
         return True
 
     def end_cancelled(self, run_id: str, why: str) -> bool:
-        """End a run that a person is cancelling, as cancelled. False if nobody is cancelling it.
-
-        Call it before its process is killed: the code server reports the run of a killed process as failed,
-        and Dagster would start again what a person has just stopped.
-        """
+        """End a run that a person is cancelling, as cancelled. False if nobody is cancelling it."""
         run = self.instance.get_run_by_id(run_id)
         if run is None or run.status is not DagsterRunStatus.CANCELING:
             return False
@@ -329,6 +320,10 @@ class InstanceRuns:
         if run is not None and run.status in _AT_WORK:
             with contextlib.suppress(dg.DagsterRunNotFoundError):  # deleted since it was looked at
                 self.instance.add_run_tags(run_id, _INTERRUPTED)
+
+    def free_slots(self, run_id: str) -> None:
+        """Free the places of a run in pools."""
+        self.instance.event_log_storage.free_concurrency_slots_for_run(run_id)
 
     def free_slots_of_ended(self) -> list[str]:
         """Free the places that ended or forgotten runs still hold in pools. Returns the ids of these runs."""

@@ -24,6 +24,7 @@ from sensors.new_ranges import NewRanges, build_new_ranges_sensor
 from sensors.progress_judge import ProgressLimits
 from sensors.published_file_drift import DriftWatcher, build_published_file_drift_sensor
 from sensors.reconciliation import build_reconciliation_sensor
+from sensors.run_end import RunEnder
 from sensors.ticks import Ticks
 from sensors.worker_health import HealthWatcher, build_worker_health_sensor
 from vlm_assets.assets.fingerprint import Meanings
@@ -113,13 +114,7 @@ def _liveness_sensors(
         ]
     health = build_health_watcher(settings)
     gpu = build_gpu(settings)
-    leases = LeasesAfterEnd(
-        Path(gpu.leases_directory),
-        outbox,
-        gpu.left_out_devices(),
-        grace=health.grace,
-        silence=health.limits.loading,
-    )
+    leases = LeasesAfterEnd(Path(gpu.leases_directory), health.ender, silence=health.limits.loading)
     watching = [
         build_worker_health_sensor(
             health, leases, pool=POOL, ticks=ticks, prepared=lambda: prepared_runs(settings)
@@ -142,9 +137,8 @@ def build_health_watcher(settings: Settings) -> HealthWatcher:
     devices = DeviceWatcher(
         outbox, gpu.left_out_devices(), gpu.find, HealthCheck(DriverNvml()).judge_all, gpu.node
     )
-    return HealthWatcher(
-        Workers(state), outbox, devices, worker_limits(settings), grace=settings.grace_seconds
-    )
+    ender = RunEnder(outbox, gpu.left_out_devices(), grace=settings.grace_seconds)
+    return HealthWatcher(Workers(state), outbox, devices, ender, worker_limits(settings))
 
 
 def build_alerts(

@@ -17,6 +17,7 @@ from resources.gpu import GpuResource
 from sensors.device_health import DeviceWatcher
 from sensors.health_watch import Watch
 from sensors.progress_judge import ProgressLimits
+from sensors.run_end import RunEnder
 from sensors.worker_health import HealthWatcher
 from tests.support.waiting import wait_until
 from vlm_durable.state.database import open_state
@@ -54,8 +55,8 @@ def watcher(tmp_path, gpu):
         workers=Workers(open_state(tmp_path)),
         outbox=outbox,
         devices=devices,
+        ender=RunEnder(outbox, gpu.left_out_devices(), grace=0.3),
         limits=LIMITS,
-        grace=0.3,
     )
 
 

@@ -20,6 +20,7 @@ from sensors.health_watch import Watch
 from sensors.published_file_drift import DriftWatcher, evaluation, kind_of
 from sensors.reconciliation import end_dead_runs, report_published
 from sensors.retry_decision import INTERRUPTIONS_TOLD, Policy
+from sensors.run_end import RunEnder
 from sensors.worker_health import HealthWatcher
 from vlm_durable.files.layout import Home
 from vlm_durable.state.database import ControlState
@@ -110,8 +111,8 @@ class Month:
             self,
             self.outbox,
             devices,
+            RunEnder(self.outbox, self.left_out, send=self.send),
             monotonic=self.clock,
-            send=self.send,
         )
 
     def unpublished(self, keys):

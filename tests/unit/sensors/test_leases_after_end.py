@@ -19,6 +19,7 @@ from resources.alerts.outbox import Outbox
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.health_watch import Watch
 from sensors.leases_after_end import LeasesAfterEnd
+from sensors.run_end import RunEnder
 from vlm_durable.files.processes import ProcessIdentity, boot_id
 from vlm_durable.state.database import open_state
 from vlm_durable.state.workers import Workers
@@ -61,9 +62,8 @@ class Desk:
         self.outbox = Outbox(open_state(folder))
         self.leases = DeviceLeases(folder / "leases", [DEVICE])
         self.left_out = LeftOutDevices(open_state(folder))
-        self.look_after = LeasesAfterEnd(
-            folder / "leases", self.outbox, self.left_out, grace=GRACE, silence=SILENCE
-        )
+        self.ender = RunEnder(self.outbox, self.left_out, grace=GRACE)
+        self.look_after = LeasesAfterEnd(folder / "leases", self.ender, silence=SILENCE)
         self.watch = Watch(boot=boot_id(), at=1000.0, since=1000.0, devices={DEVICE.id: asdict(DEVICE)})
         self.process = None
 
@@ -84,11 +84,9 @@ class Desk:
     def tick(self, seconds):
         """Whether it is open that the device is held."""
         self.watch.at += seconds
-        self.look_after.check(
-            self.watch,
-            self.workers.living(),
-            DagsterFacts(self.instance),
-        )
+        dagster = DagsterFacts(self.instance)
+        self.ender.end(self.look_after.late(self.watch, self.workers.living(), dagster), self.watch, dagster)
+        self.look_after.tell_freed(self.watch)
         return SUBJECT in self.outbox.open_subjects()
 
     def is_left_alone(self):

@@ -1,20 +1,25 @@
 """What a node does by itself, without Ray: ends runs that are over, and takes none when its checks hang."""
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import dagster as dg
 import pytest
 
+from resources.alerts.outbox import Outbox
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.dagster_internals.runs import RAY_JOB
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import load_settings
 from vlm_cluster.node import STALE_SECONDS, NodeWatch, without_slots_if_stale
+from vlm_durable.files.processes import ProcessIdentity
 from vlm_durable.state.nodes import NodeDevice, NodeRecord, RunLocks
 from vlm_durable.state.workers import Workers
+from vlm_engine.devices.left_out import LeftOutDevices
 
 RUN = "0c9f1d0e-0000-4000-8000-000000000001"
 HOLDER = """
@@ -66,6 +71,29 @@ def test_a_cancel_is_carried_out_without_ray(watch):
         now[0] += grace
         assert "SIGKILL" in " ".join(watch.check(DagsterFacts(instance)))
         assert process.wait(10) == -signal.SIGKILL
+
+
+def test_a_device_whose_process_outlives_its_kill_is_left_out(watch, monkeypatch):
+    """It waits in the driver of this node: no other run is sent to that device, and people are told."""
+    now = [1000.0]
+    watch.clock = lambda: now[0]
+    process = ProcessIdentity.from_pid(os.getpid())
+    with watch.workers.begin(run_id=RUN, asset="a", partition="k", expected=9) as beat:
+        made = replace(beat.worker, device="cpu-0")
+    monkeypatch.setattr(RunLocks, "living", lambda _: {RUN: process})
+    monkeypatch.setattr(Workers, "on_this_machine", lambda _: [made])
+    monkeypatch.setattr(ProcessIdentity, "send", lambda *_: True)
+    state = control_state(watch.settings)
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.create_run_for_job(nothing, run_id=RUN, status=dg.DagsterRunStatus.CANCELED)
+        for _ in range(4):
+            assert not LeftOutDevices(state).left_out()
+            watch.check(DagsterFacts(instance))
+            now[0] += watch.settings.grace_seconds
+    ((device, record),) = LeftOutDevices(state).left_out().items()
+    assert device == "cpu-0"
+    assert "outlived its run or its cancel, and does not end" in record.sentence(device)
+    assert "devices/cpu-0/left out" in Outbox(state).open_subjects()
 
 
 def test_a_run_that_was_started_by_hand_and_killed_is_ended(watch):

@@ -9,6 +9,7 @@ from resources.alerts.outbox import Outbox
 from sensors.device_health import DeviceWatcher
 from sensors.health_watch import Watch
 from sensors.leases_after_end import LeasesAfterEnd
+from sensors.run_end import RunEnder
 from sensors.worker_health import HealthWatcher
 from vlm_durable.files.processes import boot_id
 from vlm_durable.state.database import ControlState, open_state
@@ -59,15 +60,14 @@ def watcher(tmp_path, clock, machine):
     outbox = Outbox(open_state(tmp_path))
     left_out = LeftOutDevices(ControlState(tmp_path / "state", clock=clock), clock)
     devices = DeviceWatcher(outbox, left_out, machine.find, machine.judge)
-    return HealthWatcher(Workers(open_state(tmp_path)), outbox, devices, monotonic=clock)
+    ender = RunEnder(outbox, left_out)
+    return HealthWatcher(Workers(open_state(tmp_path)), outbox, devices, ender, monotonic=clock)
 
 
 @pytest.fixture
 def leases(tmp_path, watcher, clock):
     """What a worker's device is freed by after its run."""
-    return LeasesAfterEnd(
-        tmp_path / "leases", watcher.outbox, watcher.devices.left_out, grace=10.0, silence=1800.0
-    )
+    return LeasesAfterEnd(tmp_path / "leases", watcher.ender, silence=1800.0)
 
 
 @pytest.fixture

@@ -12,10 +12,12 @@ import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
 
+from faults.rehearsal.dagster_in_memory import DagsterInMemory
 from resources.alerts.alert import Alert
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.health_watch import Watch
 from sensors.progress_judge import ProgressLimits, Standstill
+from sensors.run_end import RunToEnd
 from sensors.ticks import Ticks
 from sensors.worker_health import build_worker_health_sensor, slow_workers, stuck_workers
 from vlm_durable.files.processes import ProcessIdentity, boot_id
@@ -195,6 +197,20 @@ def test_another_users_stuck_worker_does_not_keep_the_others(look, clock, standi
     assert not any("was killed" in one for one in said)
 
 
+def test_a_worker_that_is_killed_after_its_run_is_not_held_against_its_device(watcher, standing, clock):
+    """A person stopped it and ended its run by force: it moved until then, and its device is sound."""
+    standing.begin("r1", stopped=True)
+    worker = standing.workers["r1"]
+    process = ProcessIdentity(worker.pid, worker.process_start, worker.boot_id)
+    late = RunToEnd("r1", "It", "outlived its run", process, device="GPU-1", occurrence="held after r1")
+    watch = Watch(boot=boot_id(), at=clock.now, since=clock.now)
+    for _ in range(2):
+        watcher.check(watch, DagsterInMemory(clock), [late])
+        watch.at += watcher.ender.grace
+    assert standing.ended_by("r1") is signal.SIGKILL
+    assert not watcher.devices.left_out.records()
+
+
 @pytest.fixture
 def end(tick, standing, watcher):
     """Begins a worker, lets it stand still until it is ended; gives how, and what its device then failed."""
@@ -204,7 +220,7 @@ def end(tick, standing, watcher):
         tick(watcher.limits.loading + 1)
         if not begun.get("stopped"):
             standing.ended_by(run_id)
-        tick(watcher.grace)
+        tick(watcher.ender.grace)
         how = standing.ended_by(run_id)
         tick()
         records = watcher.devices.left_out.records()
@@ -233,9 +249,9 @@ def test_a_device_whose_worker_outlives_sigkill_is_left_out_at_once(tick, standi
     monkeypatch.setattr(ProcessIdentity, "send", lambda self, number: True)
     standing.begin("r1", partition="k1", stopped=True)
     tick(watcher.limits.loading + 1)
-    tick(watcher.grace)
+    tick(watcher.ender.grace)
     assert not watcher.devices.left_out.left_out(), "it was killed a moment ago"
-    tick(watcher.grace)
+    tick(watcher.ender.grace)
     assert list(watcher.devices.left_out.left_out()) == ["GPU-1"]
 
 

@@ -108,7 +108,7 @@ def test_a_stuck_worker_gets_the_settings_grace_to_commit(dataset):
     """As long as any other run that is told to end: killed before, it would lose finished rows."""
     settings = dataset.settings.model_copy(update={"grace_seconds": 77.0, "stuck_seconds": 88.0})
     watcher = build_health_watcher(settings)
-    assert (watcher.grace, watcher.limits.most) == (77.0, 88.0)
+    assert (watcher.ender.grace, watcher.limits.most) == (77.0, 88.0)
 
 
 @pytest.mark.parametrize("url", [None, "http://127.0.0.1:1/v1"])
