@@ -257,7 +257,6 @@ def _entries(connection: sa.Connection) -> dict[str, Entry]:
 def _entry(row: dict[str, object]) -> Entry:
     run_key, tick, at = row.pop("run_key"), row.pop("run_tick"), row.pop("run_requested_at")
     row["key"] = row.pop("partition")
-    del row["seal"]
     entry = Entry(**row)  # type: ignore[arg-type]  # the columns are its fields
     if run_key is None:
         return entry

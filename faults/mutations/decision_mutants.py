@@ -25,6 +25,10 @@ _ORDER = "vlm_training/order.py"
 _SCHEMA = "vlm_engine/schema.py"
 _CANARY = "vlm_engine/canary.py"
 _LEFT_OUT = "vlm_engine/devices/left_out.py"
+_STATE = "vlm_durable/state/database.py"
+_STATE_TABLES = "vlm_durable/state/tables.py"
+_STATE_FILE = "vlm_durable/state/sqlite_file.py"
+_STATE_COPIES = "vlm_durable/state/copies.py"
 
 
 TESTS = {
@@ -64,6 +68,10 @@ TESTS = {
     _SCHEMA: ["tests/unit/vlm_assets/assets/test_truth.py"],
     _CANARY: ["tests/unit/vlm_engine/test_canary.py"],
     _LEFT_OUT: ["tests/unit/vlm_engine/test_canary.py"],
+    _STATE: ["tests/unit/vlm_durable/state/test_database.py"],
+    _STATE_TABLES: ["tests/unit/vlm_durable/state/test_database.py"],
+    _STATE_FILE: ["tests/unit/vlm_durable/state/test_database.py"],
+    _STATE_COPIES: ["tests/unit/vlm_durable/state/test_database.py"],
 }
 
 MUTANTS = (
@@ -207,4 +215,23 @@ MUTANTS = (
     Mutant(_CANARY, "        elif last.digest == self._first.digest:\n", "        elif True:\n", "what changed meanwhile is not published"),
     Mutant(_CANARY, "first <= self.at and last > (self.good_at or 0.0)", "first <= self.at", "the last good canary vouches for what was before it"),
     Mutant(_LEFT_OUT, "            _forget_contradicted(connection, device)\n", "", "a person's word frees the only device that is left"),
+    Mutant(_STATE_TABLES, "*_table.columns)", "*_table.primary_key)", "every cell of the control state stands twice"),
+    Mutant(_STATE, "            if copy.changes > changes and copy.is_whole():\n", "            if False:\n",
+           "an older control state that is put back is noticed"),
+    Mutant(_STATE, "            if copy:\n                # Damage", "            if False:\n                # Damage",
+           "damage of the control state costs no change that is copied at once"),
+    Mutant(_STATE, "        if copy:\n            self._copy()\n", "        if False:\n            self._copy()\n",
+           "a pause, a cancel and a device left out are copied at once"),
+    Mutant(_STATE, "exists() and not self._copies.were_made:\n            return", "exists():\n            return",
+           "a lost control state is not read as an empty one"),
+    Mutant(_STATE, "doubtful = copy is None or copy.changes < listed[0].changes", "doubtful = copy is None",
+           "if the newest copy is damaged too, everything is paused"),
+    Mutant(_STATE, "            connection.execute(tables.restorations.insert().values(asdict(restoration)))\n", "",
+           "a control state that was put back says so"),
+    Mutant(_STATE_COPIES, "return sha256_of(self.path) == self.sha256", "return True", "a damaged copy is not put back"),
+    Mutant(_STATE_COPIES, "                check_pages(copied, temporary)\n", "", "no copy is made of a damaged control state"),
+    Mutant(_STATE_FILE, "if identity == self._checked:", "if True:", "the control state is checked before its first use"),
+    Mutant(_STATE_FILE, 'for ending in ("", "-wal", "-shm"):', 'for ending in ("",):', "a restored control state has no older one's log"),
+    Mutant(_STATE_FILE, 'exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")', 'exec_driver_sql("BEGIN")',
+           "of two changes at once neither is lost"),
 )  # fmt: skip

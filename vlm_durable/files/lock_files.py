@@ -81,12 +81,12 @@ _open: set[LockFile] = set()
 """The open lock files of this process."""
 
 
-def acquire_lock(path: Path, *, seconds: float = 0.0) -> LockFile | None:
+def acquire_lock(path: Path, *, seconds: float = 0.0, shared: bool = False) -> LockFile | None:
     """Acquire the lock; None where another process holds it for longer than ``seconds``. Raises OSError."""
     deadline = time.monotonic() + seconds
     file = LockFile(path)
     try:
-        while not file.try_lock():
+        while not file.try_lock(shared=shared):
             if time.monotonic() >= deadline:
                 file.close()
                 return None

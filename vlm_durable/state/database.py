@@ -13,9 +13,8 @@ import os
 import sqlite3
 import threading
 import time
-import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -24,14 +23,15 @@ from typing import TypeVar
 import sqlalchemy as sa
 
 from vlm_durable.commands import command
+from vlm_durable.files.files import set_aside
 from vlm_durable.state import tables
 from vlm_durable.state.copies import Copies, changes_of
 from vlm_durable.state.sqlite_file import (
     ControlStateError,
     DatabaseDamagedError,
     SqliteFile,
-    check_seals,
-    create_tables,
+    check_pages,
+    driver,
     refuse_network_file_system,
 )
 
@@ -49,6 +49,8 @@ _BEAT_SECONDS = 2.0
 _CONNECT_SECONDS = 5
 _STATEMENT_MILLISECONDS = 10_000
 _ADVISORY_LOCK = 0x766C6D  # "vlm": any number that no other program of this Postgres uses
+
+_COUNT_CHANGE = "UPDATE meta SET value = value + 1 WHERE name = 'changes'"
 
 _log = logging.getLogger(__name__)
 
@@ -150,25 +152,31 @@ class _SqliteStore:
     def __init__(self, directory: Path, clock: Callable[[], float]) -> None:
         refuse_network_file_system(directory)
         self._clock = clock
-        self._aside = directory / "damaged"
-        self._copies = Copies(directory / "copies", tables.metadata)
-        self._copied_at = 0.0
-        self._file = SqliteFile(directory / NAME, durable=True, replace=self._put_back, check=self._check)
+        self._copies = Copies(directory / "copies")
+        self._file = SqliteFile(
+            directory / NAME, tables.metadata, durable=True, check=self._check, replace=self._put_back
+        )
+        # Only heartbeats: where this file is damaged, or another version's, an empty one is begun.
         self._liveness = SqliteFile(
-            directory / LIVENESS_NAME,
-            durable=False,
-            busy_seconds=_BEAT_SECONDS,
-            replace=self._new_liveness,
-            check=self._check_liveness,
+            directory / LIVENESS_NAME, tables.liveness, durable=False, busy_seconds=_BEAT_SECONDS
         )
 
     def read(self, work: Callable[[sa.Connection], T]) -> T:
-        if not self._file.is_there and not self._copies.were_made:
-            return _read_empty(work, tables.metadata)
+        if not self._file.path.exists() and not self._copies.were_made:
+            return _read_empty(work)
         return self._file.transact(work, writing=False)
 
     def write(self, work: Callable[[sa.Connection], T], *, copy: bool) -> T:
-        result = self._file.transact(lambda connection: _counted(connection, work), writing=True)
+        def counted(connection: sa.Connection) -> T:
+            if copy:
+                # Damage that is only seen after the change, by the copy, would cost the change.
+                check_pages(driver(connection), self._file.path)
+            result = work(connection)
+            # The number shows when a database has lost changes that a copy has.
+            connection.exec_driver_sql(_COUNT_CHANGE)
+            return result
+
+        result = self._file.transact(counted, writing=True)
         if copy:
             self._copy()
         else:
@@ -179,30 +187,19 @@ class _SqliteStore:
         return self._liveness.transact(work, writing=True)
 
     def read_beats(self, work: Callable[[sa.Connection], T]) -> T:
-        if not self._liveness.is_there:
-            return _read_empty(work, tables.liveness)
+        if not self._liveness.path.exists():
+            return _read_empty(work)
         return self._liveness.transact(work, writing=False)
 
     def copy_if_due(self) -> None:
-        if self._is_copied() or not self._file.is_there:
-            return
-        copies = self._copies.listed()
-        # Another process may have made a copy since this one last checked.
-        self._copied_at = copies[0].made_at if copies else 0.0
-        if not self._is_copied():
+        copied_at = max((copy.made_at for copy in self._copies.listed()), default=0.0)
+        if abs(self._clock() - copied_at) >= COPY_SECONDS and self._file.path.exists():
             self._copy()
-
-    def _is_copied(self) -> bool:
-        return abs(self._clock() - self._copied_at) < COPY_SECONDS
 
     def _copy(self) -> None:
         try:
-            self._file.with_connection(self._copies.make)
-            self._copied_at = self._clock()
-        except DatabaseDamagedError as error:
-            self._file.mend(str(error))
+            self._file.transact(lambda connection: self._copies.make(driver(connection)), writing=False)
         except (OSError, sqlite3.Error) as error:
-            self._copied_at = 0.0
             _log.error(
                 "The control state could not be copied to %s (%s). What was changed is kept in the database"
                 " itself; the copy is tried again. Make room on that disk.",
@@ -210,80 +207,53 @@ class _SqliteStore:
                 error,
             )
 
-    def _check(self, connection: sqlite3.Connection) -> None:
-        """Check the schema's version, every sealed row, and that no copy has more changes."""
+    def _check(self, connection: sa.Connection, alone: bool) -> None:
+        """Check the schema's version, and that no copy has more changes."""
         path = self._file.path
-        changes = changes_of(connection)
-        if _sqlite_version(connection, path) < tables.VERSION:
-            connection.execute("BEGIN IMMEDIATE")
-            # Another process may have updated it while this one waited.
-            if _sqlite_version(connection, path) < tables.VERSION:
-                create_tables(connection, tables.metadata)
-                for statement in tables.BRING_UP_TO_DATE:
-                    connection.execute(statement)
-                connection.execute("UPDATE meta SET value = ? WHERE name = 'version'", (str(tables.VERSION),))
-            connection.execute("COMMIT")
-        check_seals(connection, tables.metadata, path)
+        version = _version(connection, str(path))
+        if version != tables.VERSION:
+            if version is None or not alone:
+                raise DatabaseDamagedError(f"{path} is of version {version}, not {tables.VERSION}.")
+            _bring_up_to_date(connection, str(path))
+        changes = changes_of(driver(connection))
         for copy in self._copies.listed():
-            if copy.changes > changes and self._copies.is_good(copy):
+            if copy.changes > changes and copy.is_whole():
                 raise DatabaseDamagedError(
                     f"{path} has lost its last changes: it has {changes} of them, a copy has {copy.changes}."
                 )
 
-    def _check_liveness(self, connection: sqlite3.Connection) -> None:
-        """Raise where tables are missing: another version's file is made anew, it holds only heartbeats."""
-        table_names = {
-            name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-        }
-        if missing := sorted(set(tables.liveness.tables) - table_names):
-            raise DatabaseDamagedError(f"{self._liveness.path} lacks the tables {', '.join(missing)}.")
-
     def _put_back(self, why: str) -> None:
-        """Replace the database by the newest good copy; begin a new one where there is no good copy."""
-        first = not self._copies.were_made and not self._file.is_there
+        """Replace the database by the newest whole copy; begin a new one where there is none."""
+        first = not self._copies.were_made and not self._file.path.exists()
         listed = self._copies.listed()
-        copy = next(self._copies.good(aside=self._aside), None)
+        copy = next((copy for copy in listed if copy.is_whole()), None)
         # A newer copy that is damaged may have held a pause, a cancel or a device left out.
         doubtful = copy is None or copy.changes < listed[0].changes
-        now = self._clock()
         if copy is not None and doubtful:
             why = f"{why} Its newest copy was damaged too, so everything is paused: check what was cancelled."
-        restoration = StateRestoration(now, why, copy.made_at if copy is not None else None)
+        for damaged in listed[: listed.index(copy) if copy is not None else None]:
+            set_aside(damaged.path, self._file.path.parent / "damaged")
+        restoration = StateRestoration(self._clock(), why, copy.made_at if copy is not None else None)
 
-        def fill(connection: sqlite3.Connection) -> None:
+        def fill(connection: sa.Connection) -> None:
+            _bring_up_to_date(connection, str(self._file.path))
             if copy is None:
-                create_tables(connection, tables.metadata)
-                connection.execute(
-                    "INSERT INTO meta (name, value) VALUES ('version', ?)", (str(tables.VERSION),)
-                )
-                connection.execute("INSERT INTO meta (name, value) VALUES ('changes', '0')")
+                connection.execute(tables.meta.insert().values(name="changes", value="0"))
             if first:
                 return
-            connection.execute(
-                "INSERT INTO restorations (at, why, copy_at) VALUES (?, ?, ?)",
-                (restoration.at, restoration.why, restoration.copy_at),
-            )
-            connection.execute("UPDATE meta SET value = value + 1 WHERE name = 'changes'")
+            connection.execute(tables.restorations.insert().values(asdict(restoration)))
+            connection.exec_driver_sql(_COUNT_CHANGE)
             # All of Dagster's runs are read again for cancels.
-            connection.execute("DELETE FROM meta WHERE name = ?", (tables.CANCELS_LOOKED_UNTIL,))
+            connection.execute(tables.meta.delete().where(tables.meta.c.name == tables.CANCELS_LOOKED_UNTIL))
             if doubtful:
                 # Unreadable is never empty: what a person stopped must not start by itself.
-                connection.execute(
-                    "INSERT OR IGNORE INTO pause (id, since, reason) VALUES (1, ?, ?)",
-                    (now, "the control state was damaged, and its newest copy too"),
-                )
+                pause = tables.pause.insert().prefix_with("OR IGNORE")
+                reason = "the control state was damaged, and its newest copy too"
+                connection.execute(pause.values(id=1, since=restoration.at, reason=reason))
 
-        start = copy.path.read_bytes() if copy is not None else None
-        self._file.install(fill, start=start, aside=self._aside)
+        self._file.install(fill, start=copy.path if copy is not None else None)
         if not first:
             _log.error("%s", restoration.sentence())
-        self._copied_at = 0.0
-
-    def _new_liveness(self, why: str) -> None:
-        self._liveness.remove()
-        self._liveness.install(
-            lambda connection: create_tables(connection, tables.liveness), start=None, aside=self._aside
-        )
 
 
 class _PostgresStore:
@@ -303,7 +273,7 @@ class _PostgresStore:
                 f" {self._url.get_backend_name()!r}. Unset it for SQLite in the home."
             )
         self._engine: sa.Engine | None = None
-        _postgres.add(self)
+        self._pid = os.getpid()
 
     def read(self, work: Callable[[sa.Connection], T]) -> T:
         return self._transact(work)
@@ -342,6 +312,10 @@ class _PostgresStore:
             ) from error
 
     def _ready(self) -> sa.Engine:
+        if self._pid != os.getpid() and self._engine is not None:
+            # A forked child neither uses nor closes its parent's connections.
+            self._engine.dispose(close=False)
+            self._engine = None
         if self._engine is None:
             engine = sa.create_engine(
                 self._url,
@@ -355,80 +329,55 @@ class _PostgresStore:
             )
             with engine.begin() as connection:
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
-                tables.metadata.create_all(connection)
                 tables.liveness.create_all(connection)
-                self._check_version(connection)
-            self._engine = engine
+                _bring_up_to_date(connection, "The database of VLM_ASSETS_STATE_URL")
+            self._engine, self._pid = engine, os.getpid()
         return self._engine
 
-    def _check_version(self, connection: sa.Connection) -> None:
-        query = sa.select(tables.meta.c.value).where(tables.meta.c.name == "version")
-        version = connection.execute(query).scalar()
-        if version is None:
-            connection.execute(tables.meta.insert().values(name="version", value=str(tables.VERSION)))
-            return
-        if _checked_version(version, "The database of VLM_ASSETS_STATE_URL") < tables.VERSION:
-            for statement in tables.BRING_UP_TO_DATE:
-                connection.execute(sa.text(statement))
-            update = tables.meta.update().where(tables.meta.c.name == "version")
-            connection.execute(update.values(value=str(tables.VERSION)))
 
-    def forget_in_forked_child(self) -> None:
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.dispose(close=False)
+_reading_empty = threading.RLock()
 
 
-_postgres: weakref.WeakSet[_PostgresStore] = weakref.WeakSet()
-
-
-def _forget_in_forked_child() -> None:
-    for store in tuple(_postgres):
-        store.forget_in_forked_child()
-
-
-os.register_at_fork(after_in_child=_forget_in_forked_child)
-
-
-def _counted(connection: sa.Connection, work: Callable[[sa.Connection], T]) -> T:
-    """Run ``work`` and count the change: the count shows when a database has lost changes that a copy has."""
-    result = work(connection)
-    connection.exec_driver_sql("UPDATE meta SET value = value + 1 WHERE name = 'changes'")
-    return result
-
-
-_reading_nothing = threading.RLock()
-
-
-def _read_empty(work: Callable[[sa.Connection], T], metadata: sa.MetaData) -> T:
-    with _reading_nothing, _empty(metadata).connect() as connection:
+def _read_empty(work: Callable[[sa.Connection], T]) -> T:
+    with _reading_empty, _empty().connect() as connection:
         return work(connection)
 
 
 @cache
-def _empty(metadata: sa.MetaData) -> sa.Engine:
+def _empty() -> sa.Engine:
     """A database in memory with empty tables, made once: 15 ms, and a run reads after each batch."""
     engine = sa.create_engine("sqlite://", poolclass=sa.StaticPool, connect_args={"check_same_thread": False})
-    metadata.create_all(engine)
+    tables.metadata.create_all(engine)
+    tables.liveness.create_all(engine)
     return engine
 
 
-def _sqlite_version(connection: sqlite3.Connection, path: Path) -> int:
-    version = connection.execute("SELECT value FROM meta WHERE name = 'version'").fetchone()[0]
-    return _checked_version(version, str(path))
+def _bring_up_to_date(connection: sa.Connection, place: str) -> None:
+    """Create missing tables; turn those of the version before into this one's. Raises ControlStateError."""
+    tables.metadata.create_all(connection)
+    version = _version(connection, place)
+    if version is None:
+        connection.execute(tables.meta.insert().values(name="version", value=str(tables.VERSION)))
+    elif version < tables.VERSION:
+        tables.upgrade(connection)
+        update = tables.meta.update().where(tables.meta.c.name == "version")
+        connection.execute(update.values(value=str(tables.VERSION)))
 
 
-def _checked_version(version: str, place: str) -> int:
+def _version(connection: sa.Connection, place: str) -> int | None:
     """The version of a schema. Raises ControlStateError where this program does not know that version."""
-    number = int(version)
-    if not tables.VERSION - 1 <= number <= tables.VERSION:
-        other = "a newer version" if number > tables.VERSION else "too old a version"
+    value = connection.scalar(sa.select(tables.meta.c.value).where(tables.meta.c.name == "version"))
+    if value is None:
+        return None
+    version = int(value)
+    if not tables.VERSION - 1 <= version <= tables.VERSION:
+        other = "a newer version" if version > tables.VERSION else "too old a version"
         raise ControlStateError(
-            f"{place} was written by {other} of this program (schema {number}; this one reads"
+            f"{place} was written by {other} of this program (schema {version}; this one reads"
             f" {tables.VERSION - 1} and {tables.VERSION}). Install the version that wrote it, or one in"
             " between; nothing was changed."
         )
-    return number
+    return version
 
 
 def _when(at: float) -> str:

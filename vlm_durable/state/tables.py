@@ -1,19 +1,15 @@
 """All tables of the control state, declared in one place.
 
 What lives here: columns and what they mean. What does not: opening, restoring and copying the database
-(``database.py``, ``sqlite_file.py``). All times are in unix seconds. ``seal`` is a digest of the row, which
-triggers of SQLite keep (``sqlite_file.py``): never write it.
+(``database.py``, ``sqlite_file.py``). All times are in unix seconds.
 """
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 
-VERSION = 5
+VERSION = 6
 """Of this schema. A database of the version before it is brought up to date; all others are refused."""
-
-BRING_UP_TO_DATE: tuple[str, ...] = ()
-"""Statements that turn version 4 into version 5, after its new tables were created."""
 
 metadata = sa.MetaData()
 """The tables that must not be lost."""
@@ -29,16 +25,11 @@ WITHDRAWING = "withdrawing"
 """Name in ``meta``: partitions whose properties are being withdrawn; see vlm_durable/state/withdrawing.py."""
 
 
-def _seal() -> sa.Column[str]:
-    return sa.Column("seal", sa.Text)
-
-
 meta = sa.Table(
     "meta",
     metadata,
     sa.Column("name", sa.Text, primary_key=True),
     sa.Column("value", sa.Text, nullable=False),
-    _seal(),
     comment="version: of the schema; changes: write transactions so far, by which copies are ordered",
 )
 
@@ -48,7 +39,6 @@ pause = sa.Table(
     sa.Column("id", sa.Integer, sa.CheckConstraint("id = 1"), primary_key=True),
     sa.Column("since", sa.Double, nullable=False),
     sa.Column("reason", sa.Text, nullable=False),
-    _seal(),
     comment="One row while everything stands still",
 )
 
@@ -58,7 +48,6 @@ node_pauses = sa.Table(
     sa.Column("node", sa.Text, primary_key=True),
     sa.Column("since", sa.Double, nullable=False),
     sa.Column("reason", sa.Text, nullable=False),
-    _seal(),
     comment="Nodes of a cluster that take nothing more while their row stands",
 )
 
@@ -68,7 +57,6 @@ cancels = sa.Table(
     sa.Column("partition", sa.Text, primary_key=True),
     sa.Column("run_id", sa.Text, nullable=False),
     sa.Column("at", sa.Double, nullable=False),
-    _seal(),
     comment="Partitions that a person cancelled",
 )
 
@@ -79,7 +67,6 @@ device_failures = sa.Table(
     sa.Column("occurrence", sa.Text, primary_key=True),
     sa.Column("at", sa.Double, primary_key=True),
     sa.Column("why", sa.Text, nullable=False),
-    _seal(),
     comment="What is held against a device",
 )
 
@@ -88,7 +75,6 @@ devices_left_out = sa.Table(
     metadata,
     sa.Column("device", sa.Text, primary_key=True),
     sa.Column("since", sa.Double, nullable=False),
-    _seal(),
     comment="Devices that are not used until a person takes them back",
 )
 
@@ -103,7 +89,6 @@ known_canaries = sa.Table(
     sa.Column("device", sa.Text, nullable=False),
     sa.Column("at", sa.Double, nullable=False),
     sa.Column("confirmed", sa.Boolean, nullable=False),
-    _seal(),
     comment="What a sound device answers to the canary: see vlm_engine/canary.py. id: a digest of the kind,"
     " the meaning and the versions. device: which gave it first; confirmed: another has answered the same",
 )
@@ -113,7 +98,6 @@ good_canaries = sa.Table(
     metadata,
     sa.Column("device", sa.Text, primary_key=True),
     sa.Column("at", sa.Double, nullable=False),
-    _seal(),
     comment="When each device was last asked and gave the right answers",
 )
 
@@ -126,7 +110,6 @@ failed_canaries = sa.Table(
     sa.Column("why", sa.Text, nullable=False),
     sa.Column("known", sa.Text),
     sa.Column("told", sa.Boolean, nullable=False),
-    _seal(),
     comment="When a device gave wrong answers: its rows between good_at (null: ever) and at are in doubt."
     " known: id of the known answer that it contradicts. told: an alert has named the keys",
 )
@@ -148,7 +131,6 @@ attempts = sa.Table(
     sa.Column("told", sa.Text),
     sa.Column("alerted", sa.Boolean, nullable=False),
     sa.Column("why", sa.Text, nullable=False),
-    _seal(),
     comment="Partitions that the retry schedule tries again: see sensors/retry_ledger.py",
 )
 
@@ -159,7 +141,6 @@ done_again = sa.Table(
     sa.Column("at", sa.Double, nullable=False),
     sa.Column("runs", sa.Integer, nullable=False),
     sa.Column("why", sa.Text, nullable=False),
-    _seal(),
     comment="Partitions that a retry completed, for people",
 )
 
@@ -169,7 +150,6 @@ restorations = sa.Table(
     sa.Column("at", sa.Double, primary_key=True),
     sa.Column("why", sa.Text, nullable=False),
     sa.Column("copy_at", sa.Double),
-    _seal(),
     comment="When this database was put back from a copy; copy_at is null where no copy was good",
 )
 
@@ -183,7 +163,6 @@ alert_events = sa.Table(
     sa.Column("subject", sa.Text, nullable=False, index=True),
     sa.Column("at", sa.Double, nullable=False),
     sa.Column("event", sa.JSON, nullable=False),
-    _seal(),
     # The number of a pruned event is never another's.
     sqlite_autoincrement=True,
     comment="Outbox and history in one: see resources/alerts/outbox.py",
@@ -198,11 +177,15 @@ alert_targets = sa.Table(
     sa.Column("tries", sa.Integer, nullable=False, server_default="0"),
     sa.Column("burst", sa.Integer, nullable=False, server_default="0"),
     sa.Column("due", sa.Double, nullable=False, server_default="0"),
-    _seal(),
     comment="How far each target was told, by its number in the settings. told: the last event it knows."
     " message: the last event of the message that it is being sent, null between messages; tries: of it."
     " burst: messages since it was last quiet. due: until then it is left alone",
 )
+
+for _table in metadata.tables.values():
+    # SQLite's pages carry no digests: a flipped bit in a cell would be read as if it had been written. This
+    # index repeats every cell, and ``PRAGMA integrity_check`` compares tables with their indexes.
+    sa.Index(f"{_table.name}_twice", *_table.columns).ddl_if(dialect="sqlite")
 
 workers = sa.Table(
     "workers",
@@ -260,3 +243,14 @@ batch_sizes = sa.Table(
     sa.Column("held", sa.Boolean, nullable=False),
     comment="How fast batches of a size are on devices of a name: see vlm_engine/batch_sizes.py",
 )
+
+
+def upgrade(connection: sa.Connection) -> None:
+    """Turn version 5 into version 6, which has no column ``seal`` and repeats every cell in an index."""
+    for table in metadata.tables.values():
+        if connection.dialect.name == "sqlite":
+            for event in ("insert", "update"):
+                connection.exec_driver_sql(f'DROP TRIGGER IF EXISTS "{table.name}_{event}"')
+        connection.exec_driver_sql(f'ALTER TABLE "{table.name}" DROP COLUMN seal')
+        for index in table.indexes:
+            index.create(connection, checkfirst=True)

@@ -6,7 +6,7 @@ import sys
 import pytest
 import sqlalchemy as sa
 
-from tests.unit.vlm_durable.state.test_database import ROUNDS, THREADS, as_version_4, count_by_threads
+from tests.unit.vlm_durable.state.test_database import ROUNDS, THREADS, as_version_5, count_by_threads
 from vlm_durable.state import tables
 from vlm_durable.state.database import ControlState, open_state
 from vlm_durable.state.sqlite_file import ControlStateError
@@ -39,9 +39,9 @@ def test_no_change_of_many_processes_is_lost_and_all_begin_at_once(postgres_url)
 
 
 def test_a_schema_of_the_version_before_is_brought_up_to_date(postgres_url):
-    """After an upgrade the tables that are new are there, empty."""
-    ControlState(None, postgres_url).write(as_version_4)
-    query = sa.select(tables.known_canaries.c.id)
+    """After an upgrade a cluster goes on with what it had."""
+    ControlState(None, postgres_url).write(as_version_5)
+    query = sa.select(tables.cancels)
     for _ in range(2):
         state = ControlState(None, postgres_url)
         assert state.read(lambda connection: connection.scalars(query).all()) == []

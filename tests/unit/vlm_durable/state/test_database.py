@@ -3,9 +3,9 @@
 import contextlib
 import multiprocessing
 import random
-import shutil
 import signal
 import sqlite3
+import struct
 import subprocess
 import sys
 import threading
@@ -23,7 +23,7 @@ from vlm_durable.state.sqlite_file import ControlStateError, refuse_network_file
 def note_cancel(state, partition, *, copy=True):
     state.write(
         lambda connection: connection.execute(
-            tables.cancels.insert().values(partition=partition, run_id="run", at=1.0)
+            tables.cancels.insert().values(partition=partition, run_id="run", at=1.5)
         ),
         copy=copy,
     )
@@ -41,11 +41,6 @@ def flip(path, position):
     data = bytearray(path.read_bytes())
     data[position] ^= 0x10
     path.write_bytes(data)
-
-
-def closed(state):
-    """The database as a machine that lost power leaves it: files alone, no connection open."""
-    state._store._file._close()
 
 
 THREADS, ROUNDS = 8, 12
@@ -124,7 +119,6 @@ def test_other_changes_are_copied_within_the_hour(directory):
     assert len(list((directory / "copies").iterdir())) == 1, "only the beginning is copied"
     now[0] += COPY_SECONDS + 60.0
     state.copy_if_due()
-    closed(state)
     (directory / "state.db").unlink()
     assert cancelled(state) == {"a", "b"}
 
@@ -159,7 +153,6 @@ def test_a_damaged_or_deleted_database_is_restored_and_says_so_once(directory, d
     state = ControlState(directory)
     for name in "abc":
         note_cancel(state, name)
-    closed(state)
     damage(directory / "state.db")
     for _ in range(2):
         state = ControlState(directory)
@@ -171,33 +164,60 @@ def test_a_damaged_or_deleted_database_is_restored_and_says_so_once(directory, d
         assert list((directory / "damaged").iterdir())
 
 
-def test_every_flipped_bit_of_a_row_is_noticed(directory):
-    """A cancel of one partition is never read as the cancel of another: the row's seal differs."""
+_RUN_AND_TIME = b"run" + struct.pack(">d", 1.5)
+
+
+def cancels(state):
+    return state.read(lambda connection: connection.execute(sa.select(tables.cancels)).all())
+
+
+def test_every_flipped_byte_of_a_row_is_noticed(directory):
+    """A cancel of one partition is never read as the cancel of another: each cell stands in an index too."""
     state = ControlState(directory)
     note_cancel(state, "000000000-000000999")
-    closed(state)
+    written = cancels(state)
     whole = (directory / "state.db").read_bytes()
-    at = whole.index(b"000000000-000000999")
-    for offset in range(19):
-        flip(directory / "state.db", at + offset)
-        state = ControlState(directory)
-        assert cancelled(state) == {"000000000-000000999"}
-        assert state.restorations(), f"byte {offset} was read as it is"
-        closed(state)
-        shutil.rmtree(directory / "damaged")
-        for path in directory.glob("state.db*"):
-            path.unlink()
-        (directory / "state.db").write_bytes(whole)
+    row = b"000000000-000000999" + _RUN_AND_TIME
+    assert whole.count(row) == 2
+    for at in (whole.index(row), whole.rindex(row)):
+        for offset in range(0, len(row), 3):
+            flip(directory / "state.db", at + offset)
+            state = ControlState(directory)
+            assert cancels(state) == written
+            assert state.restorations(), f"byte {offset} was read as it is"
+            (directory / "state.db").write_bytes(whole)
+
+
+def test_damage_under_a_process_that_uses_the_database_costs_none_of_its_changes(directory):
+    """The change would be lost with the damaged database if damage were seen only when it is copied."""
+    state = ControlState(directory)
+    note_cancel(state, "a")
+    note_cancel(state, "b")
+    flip(directory / "state.db", (directory / "state.db").read_bytes().index(_RUN_AND_TIME))
+    note_cancel(state, "c")
+    assert cancelled(ControlState(directory)) == {"a", "b", "c"}
+    assert len(state.restorations()) == 1
+
+
+def test_no_copy_is_made_of_a_damaged_database(directory):
+    """Else two copies later nothing whole is left."""
+    now = [time.time()]
+    state = ControlState(directory, clock=lambda: now[0])
+    note_cancel(state, "a")
+    note_cancel(state, "b")
+    flip(directory / "state.db", (directory / "state.db").read_bytes().index(_RUN_AND_TIME))
+    now[0] += COPY_SECONDS + 60.0
+    state.copy_if_due()
+    assert cancelled(state) == {"a", "b"}
+    assert len(state.restorations()) == 1
 
 
 def test_a_database_without_its_last_changes_is_noticed(directory):
     """A log that a failing disk cut off would be read as an older state; the copy knows more and is taken."""
     state = ControlState(directory)
     note_cancel(state, "a")
-    closed(state)
     older = (directory / "state.db").read_bytes()
     note_cancel(state, "b")
-    closed(state)
     (directory / "state.db").write_bytes(older)
     state = ControlState(directory)
     assert cancelled(state) == {"a", "b"}
@@ -209,7 +229,6 @@ def test_without_a_good_copy_everything_is_paused(directory):
     state = ControlState(directory)
     note_cancel(state, "a")
     note_cancel(state, "b")
-    closed(state)
     (directory / "state.db").unlink()
     for copy in (directory / "copies").iterdir():
         flip(copy, 5000)
@@ -224,7 +243,6 @@ def test_with_only_the_older_copy_what_it_has_is_taken_and_everything_is_paused(
     state = ControlState(directory)
     note_cancel(state, "a")
     note_cancel(state, "b")
-    closed(state)
     damage_noise(directory / "state.db")
     flip(sorted((directory / "copies").iterdir())[-1], 5000)
     state = ControlState(directory)
@@ -247,6 +265,22 @@ def test_a_database_deleted_in_use_is_restored_and_nothing_goes_to_the_deleted_o
     assert len(mine.restorations()) == 1
 
 
+def test_the_log_of_a_lost_database_is_no_part_of_the_restored_one(directory):
+    """A killed process leaves its log: its pages would replace those of the copy, and hide the loss."""
+    state = ControlState(directory)
+    note_cancel(state, "a")
+    with contextlib.closing(sqlite3.connect(directory / "state.db")) as other:
+        other.execute("SELECT count(*) FROM cancels").fetchone()
+        note_cancel(state, "b", copy=False)
+        log = (directory / "state.db-wal").read_bytes()
+    (directory / "state.db").unlink()
+    (directory / "state.db-wal").write_bytes(log)
+    state = ControlState(directory)
+    assert cancelled(state) == {"a"}
+    assert len(state.restorations()) == 1
+    assert [path.read_bytes() for path in (directory / "damaged").iterdir()] == [log]
+
+
 def test_a_newer_schema_is_refused(directory):
     """An older program would not know what it must keep."""
     state = ControlState(directory)
@@ -261,16 +295,20 @@ def test_a_newer_schema_is_refused(directory):
 
 
 def test_an_older_schema_is_brought_up_to_date_and_loses_nothing(directory):
-    """After an upgrade what was paused is paused: a table that the older program had not is no damage."""
+    """After an upgrade what was paused is paused; what is written then is guarded as in a new database."""
     state = ControlState(directory)
     note_cancel(state, "a")
-    state.write(as_version_4)
-    closed(state)
+    with state._store._file._engine.begin() as connection:
+        as_version_5(connection)
     state = ControlState(directory)
     assert cancelled(state) == {"a"}
-    query = sa.select(tables.known_canaries)
-    assert state.read(lambda connection: connection.execute(query).all()) == []
+    note_cancel(state, "b")
     assert state.restorations() == []
+    new = ControlState(directory.with_name("new"))
+    note_cancel(new, "a")
+    names = sa.text("SELECT type, name FROM sqlite_master ORDER BY name")
+    ours, of_new = (one.read(lambda connection: connection.execute(names).all()) for one in (state, new))
+    assert ours == of_new
 
 
 def test_a_schema_of_two_versions_ago_is_refused(directory):
@@ -283,11 +321,19 @@ def test_a_schema_of_two_versions_ago_is_refused(directory):
         cancelled(ControlState(directory))
 
 
-def as_version_4(connection):
-    """What the version before made of these tables."""
-    for table in (tables.known_canaries, tables.good_canaries, tables.failed_canaries):
-        table.drop(connection)
-    connection.execute(tables.meta.update().where(tables.meta.c.name == "version").values(value="4"))
+def as_version_5(connection):
+    """What the version before made of these tables: rows had seals, which SQLite's triggers kept."""
+    for table in tables.metadata.tables.values():
+        if connection.dialect.name == "sqlite":
+            connection.exec_driver_sql(f"DROP INDEX {table.name}_twice")
+        connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN seal TEXT")
+    connection.execute(tables.meta.update().where(tables.meta.c.name == "version").values(value="5"))
+    for table in tables.metadata.tables.values() if connection.dialect.name == "sqlite" else ():
+        for event in ("INSERT", "UPDATE"):
+            connection.exec_driver_sql(
+                f"CREATE TRIGGER {table.name}_{event.lower()} AFTER {event} ON {table.name}"
+                f" BEGIN UPDATE {table.name} SET seal = row_seal(NEW.rowid) WHERE rowid = NEW.rowid; END"
+            )
 
 
 def test_heartbeats_that_do_not_read_are_begun_anew(directory):
@@ -295,7 +341,6 @@ def test_heartbeats_that_do_not_read_are_begun_anew(directory):
     state = ControlState(directory)
     beat = tables.workers.insert().values(name="x", record={"at": 1.0})
     state.beat(lambda connection: connection.execute(beat))
-    state._store._liveness._close()
     damage_noise(directory / "liveness.db")
     state = ControlState(directory)
     state.beat(lambda connection: connection.execute(beat))
@@ -401,12 +446,11 @@ def test_nothing_that_was_acknowledged_is_lost_by_kills(directory, damage):
 
 def test_a_stopped_process_is_named_and_holds_nobody_up_for_ever(directory, monkeypatch):
     """A paused process must not turn the control plane into a queue behind it."""
-    monkeypatch.setattr("vlm_durable.state.sqlite_file.BUSY_SECONDS", 0.2)
     state = ControlState(directory)
+    monkeypatch.setattr(state._store._file, "_busy_seconds", 0.2)
     note_cancel(state, "a")
     with contextlib.closing(sqlite3.connect(directory / "state.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        closed(state)
         with pytest.raises(ControlStateError, match="no process that uses it is stopped"):
             note_cancel(state, "b")
     note_cancel(state, "b")
