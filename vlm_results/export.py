@@ -45,7 +45,7 @@ from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.wording import counted
 from vlm_engine.schema import description_text
 from vlm_results.exported_images import FOLDER, ExportedImages, Images, ShardImages, huggingface_features
-from vlm_results.published_table import Mask, Where, are_vectors_of, matching_rows, published_records
+from vlm_results.published_table import Mask, Where, matching_rows, published_records, read_described
 
 
 class Format(StrEnum):
@@ -67,7 +67,6 @@ _ABOUT_FORMAT: Final = 2
 
 _SUMS: Final = "SHA256SUMS"
 _ABOUT: Final = "export.json"
-_ATTEMPTS: Final = 3
 
 _FORMULA: Final = r"\A([=+\-@\t\r])"
 """How a text begins that a spreadsheet takes for a formula."""
@@ -336,28 +335,14 @@ def _sources(
 
 def _shard(task: _Task, key: str) -> tuple[pa.Table, dict[str, object]]:
     """The rows of a partition, its images by their names, and what the rows come from."""
-    described = PublishedPartitions(task.settings.descriptions)
-    embedded = PublishedPartitions(task.settings.embeddings)
-    for _ in range(_ATTEMPTS):
-        record, vectors_record = described.record(key), embedded.record(key)
-        rows = described.read(key).to_table(list(_COLUMNS))
-        vectors = (
-            None if vectors_record is None else embedded.read(key).to_table(["ordinal", "embedding", "model"])
-        )
-        # A partition that was published again meanwhile is read again.
-        if (described.record(key), embedded.record(key)) == (record, vectors_record):
-            break
-    else:
-        raise CommandError(f"Partition {key} changes all the time. Export it when its runs are over.")
-    assert record is not None
+    read = read_described(task.settings, key, _COLUMNS)
+    rows, vectors = read.rows, read.vectors
     mask = task.mask
     if mask is not None:
         rows = rows.filter(pa.array(mask[rows["ordinal"].to_numpy()]))
     for name, type_ in _LATER_COLUMNS.items():
         if name not in rows.schema.names:
             rows = rows.append_column(name, pa.nulls(rows.num_rows, type_))
-    if vectors_record is not None and not are_vectors_of(vectors_record, record):
-        vectors = None  # They were made from other texts than those of these rows.
     rows = rows.combine_chunks()
     listed = task.catalog.slice(PropertyRange.from_key(key))
     positions = pc.index_in(rows["ordinal"], value_set=listed["ordinal"].combine_chunks())
@@ -381,7 +366,7 @@ def _shard(task: _Task, key: str) -> tuple[pa.Table, dict[str, object]]:
             vectors[name].combine_chunks().take(positions.combine_chunks()) for name in ("embedding", "model")
         ]
     rows = rows.append_column("embedding", columns[0]).append_column("embedding_model", columns[1])
-    return rows.replace_schema_metadata(None), _sources(task, key, record, vectors_record)
+    return rows.replace_schema_metadata(None), _sources(task, key, read.described, read.embedded)
 
 
 def _refuse_other_schema(schemas: dict[str, pa.Schema], key: str, schema: pa.Schema) -> None:

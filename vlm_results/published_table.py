@@ -1,4 +1,4 @@
-"""The published rows as a table for a person's SQL: fields as columns, read only.
+"""The published rows: read with their vectors, and as a table for a person's SQL, fields as columns.
 
 The SQL runs where only these files can be read, no file can be written, and no network can be reached.
 """
@@ -6,17 +6,20 @@ The SQL runs where only these files can be read, no file can be written, and no 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
 
-from vlm_assets.assets.fingerprint import TEXTS
+from vlm_assets.assets.fingerprint import TEXTS, digest_of
+from vlm_assets.assets.partition import INPUTS
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
@@ -47,6 +50,8 @@ Where = Annotated[
 
 _COLUMNS = ("property_id", "ordinal", "status", "error_kind", "error", "images_seen", "model", "fingerprint")
 """Columns of a row that conditions may name, beside the fields of the description."""
+
+_ATTEMPTS = 3
 
 Mask = npt.NDArray[np.bool_]
 
@@ -86,6 +91,46 @@ def are_vectors_of(vectors: PublishedRecord, described: PublishedRecord) -> bool
     """Whether vectors were made from the texts that these descriptions have."""
     made_from = vectors.metadata.get("parts", {}).get(TEXTS)
     return made_from is None or made_from == described.metadata.get(TEXTS)
+
+
+@dataclass(frozen=True)
+class DescribedRows:
+    """A partition as it was published at one moment. vectors: None if there are none of these descriptions.
+
+    rows: the asked columns that the file has. vectors: ``ordinal``, ``embedding`` and ``model``.
+    """
+
+    rows: pa.Table
+    vectors: pa.Table | None
+    described: PublishedRecord
+    embedded: PublishedRecord | None
+
+
+def read_described(settings: Settings, key: str, columns: Sequence[str]) -> DescribedRows:
+    """Read a partition's descriptions and their vectors, both of one moment. Raises PublishedError."""
+    described, embedded = PublishedPartitions(settings.descriptions), PublishedPartitions(settings.embeddings)
+    for _ in range(_ATTEMPTS):
+        record, vectors_record = described.record(key), embedded.record(key)
+        rows = described.read(key).to_table(list(columns))
+        vectors = (
+            None if vectors_record is None else embedded.read(key).to_table(["ordinal", "embedding", "model"])
+        )
+        # A partition that was published again meanwhile is read again.
+        if (described.record(key), embedded.record(key)) == (record, vectors_record):
+            break
+    else:
+        raise CommandError(f"Partition {key} changes all the time. Do it again when its runs are over.")
+    assert record is not None
+    if vectors_record is not None and not are_vectors_of(vectors_record, record):
+        vectors = None  # They were made from other texts than those of these rows.
+    return DescribedRows(rows.combine_chunks(), vectors, record, vectors_record)
+
+
+def answer_digest(row: Mapping[str, Any]) -> str:
+    """A digest of what was answered for a property, and of what decided it. row: with INPUTS."""
+    # The inputs too: a new model gives some answers like the last. If verdicts counted for these alone, the
+    # accuracy would leave out its other answers.
+    return digest_of([row[INPUTS], row["description"]])
 
 
 def matching_rows(settings: Settings, catalog: Catalog, where: str) -> Mask:

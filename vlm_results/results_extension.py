@@ -17,6 +17,7 @@ class ResultsExtension(Extension):
 
     package = "vlm_results"
     commands: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "changes": ("vlm_results.changes", "List properties that are new, changed or withdrawn since."),
         "explore": ("vlm_results.explore", "Open charts, a table, a map and neighbours in a browser."),
         "export": ("vlm_results.export", "Write published rows, texts and vectors as a folder for others."),
         "review": (

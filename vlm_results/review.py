@@ -22,7 +22,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from vlm_assets.assets.fingerprint import digest_of
 from vlm_assets.assets.partition import INPUTS
 from vlm_assets.assets.truth import REVIEWS, FieldVerdict, verdicts
 from vlm_assets.catalog.catalog import Catalog
@@ -35,7 +34,7 @@ from vlm_durable.files.files import make_directory, sync_directory, write_replac
 from vlm_durable.files.layout import Home
 from vlm_durable.files.lock_files import acquire_lock
 from vlm_durable.wording import counted
-from vlm_results.published_table import published_records
+from vlm_results.published_table import answer_digest, published_records
 from vlm_results.quality import assess_quality
 
 _COLUMNS = ["property_id", "ordinal", "status", "description", INPUTS]
@@ -111,13 +110,9 @@ def _rows(settings: Settings, key: str, ordinals: Sequence[int] | None = None) -
 
 
 def _reviewed(key: str, row: Mapping[str, Any], why: str = "") -> Reviewed:
-    return Reviewed(row["property_id"], key, row["ordinal"], _answer(row), row["description"] or {}, why)
-
-
-def _answer(row: Mapping[str, Any]) -> str:
-    # The inputs too: a new model gives some answers like the last. If verdicts counted for these alone, the
-    # accuracy would leave out its other answers.
-    return digest_of([row[INPUTS], row["description"]])
+    return Reviewed(
+        row["property_id"], key, row["ordinal"], answer_digest(row), row["description"] or {}, why
+    )
 
 
 def verdict_of(
@@ -201,7 +196,7 @@ def published_answers(settings: Settings, catalog: Catalog) -> dict[str, str]:
     answers: dict[str, str] = {}
     for key, ordinals in ordinals_by_key.items():
         with contextlib.suppress(OSError, pa.ArrowException):
-            answers.update({row["property_id"]: _answer(row) for row in _rows(settings, key, ordinals)})
+            answers.update({row["property_id"]: answer_digest(row) for row in _rows(settings, key, ordinals)})
     return answers
 
 

@@ -13,6 +13,8 @@ _JUDGE = "sensors/progress_judge.py"
 _END = "sensors/run_end.py"
 _SEARCH = "vlm_results/search.py"
 _EXPORT = "vlm_results/export.py"
+_TABLE = "vlm_results/published_table.py"
+_CHANGES = "vlm_results/changes.py"
 _IMAGES = "vlm_results/exported_images.py"
 _QUALITY = "vlm_results/quality.py"
 _INTERVALS = "vlm_assets/services/intervals.py"
@@ -47,6 +49,10 @@ TESTS = {
             "no_cell_of_a_csv_is_a_formula",
         )
     ],
+    _TABLE: [
+        "tests/unit/vlm_results/test_export.py::test_a_vector_is_given_on_with_the_text_that_it_was_made_from_alone"
+    ],
+    _CHANGES: ["tests/unit/vlm_results/test_changes.py"],
     _IMAGES: ["tests/unit/vlm_results/test_exported_images.py"],
     _QUALITY: [
         f"tests/unit/vlm_results/test_quality.py::test_{name}"
@@ -141,7 +147,7 @@ MUTANTS = (
     Mutant(_SEARCH, "nan=-1.0", "nan=1.0", "a vector without a direction is near to nothing"),
     Mutant(_SEARCH, "all(parts.get(name) == value for name, value in expected.items())", "True", "vectors of another model are left out"),
     Mutant(_SEARCH, "np.argpartition(-scores,", "np.argpartition(scores,", "the nearest of a block are kept"),
-    Mutant(_EXPORT, "if vectors_record is not None and not are_vectors_of(vectors_record, record):", "if False:",
+    Mutant(_TABLE, "if vectors_record is not None and not are_vectors_of(vectors_record, record):", "if False:",
            "a vector of another text is not given on"),
     Mutant(_EXPORT, ' and note["sources"] == sources', "", "a shard of earlier rows is written anew"),
     Mutant(_EXPORT, " and _is_complete(task, name, note):", ":", "a damaged shard is written anew"),
@@ -158,6 +164,19 @@ MUTANTS = (
     Mutant(_EXPORT, " and task.images.holds(_key_of(name), note)", "", "an export has each copy of an image, and no other"),
     Mutant(_EXPORT, ' and not task.images.readable(note["unread"])', "", "an image that is back is exported"),
     Mutant(_EXPORT, "            task.images.remove(key)\n", "            pass\n", "copies of what is exported no more are removed"),
+    Mutant(_CHANGES, "self.told.get(described.key) == _version(described, embedded)", "described.key in self.told",
+           "a new version of a partition is compared"),
+    Mutant(_CHANGES, "digest()[:_DIGEST_BYTES]", "digest()[:0].ljust(16)", "a row that differs is told"),
+    Mutant(_CHANGES, ".encode() + vector", ".encode()", "another vector is told"),
+    Mutant(_CHANGES, "rows = {at: row for at, row in rows.items() if not is_tombstone(row.property_id)}", "rows = dict(rows)",
+           "a snapshot keeps nothing of a withdrawn property"),
+    Mutant(_CHANGES, "            if before is None or (earlier is not None and not is_tombstone(earlier.property_id)):\n", "            if earlier is None:\n",
+           "a withdrawn id is told"),
+    Mutant(_CHANGES, "                raise _NotKeptError\n            return None\n", "                return None\n            return None\n",
+           "what a lost version said is not called new"),
+    Mutant(_CHANGES, "            if following is not None:\n                version", "            if False:\n                version",
+           "the next snapshot has what did not change"),
+    Mutant(_CHANGES, "        finally:\n            writer._discard()\n", "        finally:\n            pass\n", "a snapshot that was not finished leaves nothing"),
     Mutant(_IMAGES, ".readlink() != place:", ".readlink() == Path():", "a link that is put there meanwhile is not followed"),
     Mutant(_IMAGES, "len(content) > EMBEDDED_BYTES", "False", "an embedded image is bounded"),
     Mutant(_IMAGES, "self._root.size(name) is None", "False", "a link to a missing image is null"),

@@ -14,7 +14,7 @@ def test_the_extensions_of_this_repository_are_installed() -> None:
     installed.cache_clear()
     assert [extension.package for extension in installed()] == ["vlm_cluster", "vlm_results", "vlm_training"]
     commands = {name for extension in installed() for name in extension.commands}
-    assert commands == {"devices node", "explore", "export", "review", "search"}
+    assert commands == {"changes", "devices node", "explore", "export", "review", "search"}
 
 
 def test_the_core_knows_what_each_keeps_in_a_home(tmp_path: Path) -> None:

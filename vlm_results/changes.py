@@ -1,0 +1,406 @@
+"""What changed: properties that are new, changed or withdrawn since a snapshot, each told once.
+
+A snapshot is a file that the caller keeps beside what follows: the ids that were told, each with a digest of
+its row. It is the only place where a withdrawn id can be known by: the home forgets withdrawn ids.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Final, NamedTuple, Protocol, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import typer
+
+from vlm_assets.assets.partition import INPUTS
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.catalog_file import is_tombstone
+from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, say, say_json
+from vlm_assets.config.settings import Settings
+from vlm_assets.services.command_error import CommandError
+from vlm_assets.services.progress import doing
+from vlm_durable.commands import command
+from vlm_durable.files.files import TemporaryFile, make_directory, publish_replacing
+from vlm_durable.files.layout import VERSION_NUMBERS, AssetFolders
+from vlm_durable.files.sealed_json import BrokenSealError, refuse_newer_format, sealed, unseal
+from vlm_durable.versions.partition_files import PartitionFiles, PublishedRecord, highest
+from vlm_durable.versions.partition_rows import PartitionRows
+from vlm_durable.wording import counted
+from vlm_results.published_table import (
+    DescribedRows,
+    answer_digest,
+    are_vectors_of,
+    published_records,
+    read_described,
+)
+
+_FORMAT: Final = 1
+_HEADER: Final = b"vlm_assets.snapshot"
+_DIGEST_BYTES: Final = 16
+_COLUMNS: Final = ("property_id", "ordinal", "status", "description", INPUTS)
+
+_SCHEMA: Final = pa.schema(
+    [("ordinal", pa.int64()), ("property_id", pa.string()), ("row", pa.binary(_DIGEST_BYTES))]
+)
+
+
+class Kind(StrEnum):
+    """What happened to a property."""
+
+    new = "new"
+    changed = "changed"
+    withdrawn = "withdrawn"
+
+
+@dataclass(frozen=True)
+class Change:
+    """A property that is new, changed or withdrawn.
+
+    property_id: None for a withdrawn one whose id nobody knows any more; its ordinal is its own for ever.
+    has_vector: whether a vector of the published description is published.
+    """
+
+    change: Kind
+    property_id: str | None
+    ordinal: int
+    status: str | None = None
+    has_vector: bool = False
+
+
+class Row(NamedTuple):
+    """A property's published row. digest: of its status, its answer with what decided it, and its vector."""
+
+    property_id: str
+    digest: bytes
+    status: str | None = None
+    has_vector: bool = False
+
+
+Rows = Mapping[int, Row]
+"""The rows of one partition, by ordinal."""
+
+Version = tuple[str, str | None]
+"""The digests of a partition's two files; None: it is not embedded."""
+
+
+class _NotKeptError(Exception):
+    """A version that was published once is kept no more."""
+
+
+class Since(Protocol):
+    """What was told before."""
+
+    @property
+    def told(self) -> Mapping[str, Version]:
+        """The partitions that were told, if that is written down, and which version of each."""
+
+    def has(self, described: PublishedRecord, embedded: PublishedRecord | None) -> bool:
+        """Whether this version of a partition was told."""
+
+    def rows(self, key: str) -> Rows | None:
+        """The rows of a partition that were told; None: nobody knows any more."""
+
+
+class Nothing:
+    """Nothing was told: everything is new."""
+
+    told: Mapping[str, Version] = MappingProxyType({})
+
+    def has(self, described: PublishedRecord, embedded: PublishedRecord | None) -> bool:
+        """No."""
+        return False
+
+    def rows(self, key: str) -> Rows | None:
+        """None of them."""
+        return {}
+
+
+class PointInTime(Nothing):
+    """What was published at a time, as far as its versions are kept.
+
+    not_compared: partitions whose version of that time is kept no more.
+    """
+
+    def __init__(self, settings: Settings, time: datetime) -> None:
+        self._settings = settings
+        self._time = time
+        self.not_compared: list[str] = []
+
+    def has(self, described: PublishedRecord, embedded: PublishedRecord | None) -> bool:
+        """Whether both were published by then."""
+        return all(self._is_before(record) for record in (described, embedded) if record is not None)
+
+    def rows(self, key: str) -> Rows | None:
+        """The rows as they were published then."""
+        try:
+            described = self._file(self._settings.descriptions, key)
+            embedded = self._file(self._settings.embeddings, key)
+        except _NotKeptError:
+            self.not_compared.append(key)
+            return None
+        if described is None:
+            return {}
+        record, path = described
+        vectors = None
+        if embedded is not None and are_vectors_of(embedded[0], record):
+            vectors = PartitionRows(embedded[1]).to_table(["ordinal", "embedding"])
+        rows = PartitionRows(path).to_table(list(_COLUMNS))
+        return _rows_of(DescribedRows(rows, vectors, record, embedded and embedded[0]))
+
+    def _file(self, asset: AssetFolders, key: str) -> tuple[PublishedRecord, Path] | None:
+        """The version that was published then, and its file; None: none was. Raises _NotKeptError."""
+        files = PartitionFiles(asset, key)
+        record = highest(files.whole_records())
+        versions = record.versions if record is not None else ()
+        until_then = [version for version in versions if version.published_at and self._is_before(version)]
+        if not until_then:
+            if min((version.sequence for version in versions), default=1) > 1:
+                raise _NotKeptError
+            return None
+        version = max(until_then, key=lambda version: version.sequence)
+        for path in (files.published, *map(files.slot, VERSION_NUMBERS)):
+            if files.holds(path, version):
+                return version, path
+        raise _NotKeptError
+
+    def _is_before(self, record: PublishedRecord) -> bool:
+        return datetime.fromisoformat(record.published_at) <= self._time
+
+
+class RowSnapshot:
+    """What a caller was told until then, in a file: one row group a partition. Raises CommandError."""
+
+    def __init__(self, path: Path, catalog: Catalog) -> None:
+        self.path = path
+        try:
+            # One file for all partitions: its footer is large, and is read with each opening.
+            self._file = pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=False)
+            content = unseal(self._file.metadata.metadata[_HEADER])
+            refuse_newer_format(content["format"], _FORMAT, path)
+            if content["catalog_id"] != catalog.catalog_id:
+                raise CommandError(f"{path} is a snapshot of another catalogue than {catalog.path}.")
+            self.told: dict[str, Version] = {}
+            self._groups: dict[str, int] = {}
+            for key, described, embedded, rows in content["versions"]:
+                self.told[key] = described, embedded
+                if rows:
+                    self._groups[key] = len(self._groups)
+        except (OSError, pa.ArrowException, BrokenSealError, LookupError, TypeError) as error:
+            raise self._unreadable(error) from error
+
+    def has(self, described: PublishedRecord, embedded: PublishedRecord | None) -> bool:
+        """Whether this version was told."""
+        return self.told.get(described.key) == _version(described, embedded)
+
+    def rows(self, key: str) -> Rows:
+        """The rows of a partition that were told."""
+        if key not in self._groups:
+            return {}
+        try:
+            table = self._file.read_row_group(self._groups[key])
+        except (OSError, pa.ArrowException) as error:
+            raise self._unreadable(error) from error
+        columns = (column.to_pylist() for column in table.columns)
+        return {ordinal: Row(*row) for ordinal, *row in zip(*columns, strict=True)}
+
+    def _unreadable(self, error: Exception) -> CommandError:
+        return CommandError(
+            f"{self.path} is no snapshot that can be read: {error}. Name an earlier one, or none: then every"
+            " property is new."
+        )
+
+
+class SnapshotWriter:
+    """Writes a snapshot, a partition at a time. It has its name once it is finished, whole."""
+
+    def __init__(self, path: Path, catalog: Catalog) -> None:
+        make_directory(path.absolute().parent)
+        self._path = path
+        self._catalog_id = catalog.catalog_id
+        self._file = TemporaryFile(path.absolute(), mode=0o600)
+        self._writer = pq.ParquetWriter(self._file, _SCHEMA, compression="zstd", write_page_checksum=True)
+        self._versions: list[tuple[str, str, str | None, int]] = []
+
+    @classmethod
+    @contextlib.contextmanager
+    def opened(cls, path: Path | None, catalog: Catalog) -> Iterator[Self | None]:
+        """A writer for this path; without a path none. Nothing is left of one that was not finished."""
+        if path is None:
+            yield None
+            return
+        writer = cls(path, catalog)
+        try:
+            yield writer
+        finally:
+            writer._discard()
+
+    def add(self, key: str, version: Version, rows: Rows) -> None:
+        """Add a partition; nothing of withdrawn properties."""
+        rows = {at: row for at, row in rows.items() if not is_tombstone(row.property_id)}
+        self._versions.append((key, *version, len(rows)))
+        if rows:
+            ordinals = sorted(rows)
+            columns = [ordinals, *([rows[at][part] for at in ordinals] for part in (0, 1))]
+            arrays = [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
+            self._writer.write_table(pa.table(arrays, schema=_SCHEMA), row_group_size=len(rows))
+
+    def finish(self) -> None:
+        """Give the file its name, durably. Raises OSError."""
+        header = sealed({"catalog_id": self._catalog_id, "versions": self._versions}, format_=_FORMAT)
+        self._writer.add_key_value_metadata({_HEADER: header})
+        self._writer.close()
+        self._file.seal()
+        publish_replacing(self._file.path, self._path.absolute())
+
+    def _discard(self) -> None:
+        with contextlib.suppress(Exception):  # Closing raises once more where the disk is full.
+            self._writer.close()
+        self._writer.is_open = False
+        self._file.discard()
+
+
+def changes(
+    settings: Settings, catalog: Catalog, since: Since, following: SnapshotWriter | None = None
+) -> Iterator[Change]:
+    """What changed since then; one partition is in memory at a time. following: gets what is told then.
+
+    Raises CommandError, PublishedError, OSError.
+    """
+    described = published_records(settings.descriptions, catalog)
+    embedded = published_records(settings.embeddings, catalog)
+    keys = sorted({*described, *since.told})
+    for number, key in enumerate(keys):
+        doing("comparing partitions", number, len(keys))
+        record, vectors = described.get(key), embedded.get(key)
+        # A partition that was told and has no record is a case for the audit: nothing of it is told.
+        if record is None or since.has(record, vectors):
+            if following is not None:
+                version = since.told[key] if record is None else _version(record, vectors)
+                following.add(key, version, since.rows(key) or {})
+            continue
+        read = read_described(settings, key, _COLUMNS)
+        current = _rows_of(read)
+        if following is not None:
+            following.add(key, _version(read.described, read.embedded), current)
+        yield from _compared(since.rows(key), current)
+
+
+def _version(described: PublishedRecord, embedded: PublishedRecord | None) -> Version:
+    return described.sha256, None if embedded is None else embedded.sha256
+
+
+def _compared(before: Rows | None, current: Rows) -> Iterator[Change]:
+    """What changed in one partition. before: None if nobody knows: then everything may have."""
+    for ordinal, row in current.items():
+        earlier = None if before is None else before.get(ordinal)
+        if is_tombstone(row.property_id):
+            if before is None or (earlier is not None and not is_tombstone(earlier.property_id)):
+                yield Change(Kind.withdrawn, earlier and earlier.property_id, ordinal)
+        elif before is None:
+            yield Change(Kind.changed, row.property_id, ordinal, row.status, row.has_vector)
+        elif earlier is None:
+            yield Change(Kind.new, row.property_id, ordinal, row.status, row.has_vector)
+        elif earlier.digest != row.digest:
+            yield Change(Kind.changed, row.property_id, ordinal, row.status, row.has_vector)
+
+
+def _rows_of(read: DescribedRows) -> Rows:
+    vectors = {} if read.vectors is None else _vector_bytes(read.vectors)
+    rows = {}
+    for row in read.rows.to_pylist():
+        ordinal, vector = row["ordinal"], vectors.get(row["ordinal"], b"")
+        content = f"{row['status']}\0{answer_digest({INPUTS: None, **row})}\0".encode() + vector
+        digest = hashlib.sha256(content).digest()[:_DIGEST_BYTES]
+        rows[ordinal] = Row(row["property_id"], digest, row["status"], bool(vector))
+    return rows
+
+
+def _vector_bytes(vectors: pa.Table) -> dict[int, bytes]:
+    valid = vectors.filter(pc.is_valid(vectors["embedding"]))
+    if not valid.num_rows:
+        return {}
+    numbers = np.asarray(valid["embedding"].combine_chunks().flatten()).reshape(valid.num_rows, -1)
+    ordinals = valid["ordinal"].to_pylist()
+    return {ordinal: row.tobytes() for ordinal, row in zip(ordinals, numbers, strict=True)}
+
+
+def _since(text: str | None, settings: Settings, catalog: Catalog) -> Since:
+    """A snapshot, a time or nothing. Raises CommandError."""
+    if text is None:
+        return Nothing()
+    if Path(text).exists():
+        return RowSnapshot(Path(text), catalog)
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise CommandError(
+            f"--since {text!r} is neither the file of a snapshot nor a time such as 2026-11-01T12:00."
+        ) from None
+    return PointInTime(settings, time if time.tzinfo is not None else time.replace(tzinfo=UTC))
+
+
+_EXAMPLES = """\b
+vlm-assets changes --next seen.1 --json                   everything is new
+vlm-assets changes --since seen.1 --next seen.2 --json    what changed from then on
+vlm-assets changes --since 2026-11-01                     how much, without a snapshot"""
+
+
+@app.command("changes", epilog=_EXAMPLES)
+def changes_command(
+    home: Home = None,
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="SNAPSHOT|TIME", help="What --next wrote, or a time (UTC unless it says)."),
+    ] = None,
+    following: Annotated[
+        Path | None,
+        typer.Option("--next", metavar="SNAPSHOT", help="Write here what to give to --since next time."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List published properties that are new, changed or withdrawn, for a database that follows.
+
+    With --json: one line of JSON a property, and a last one with the counts. Take them over, then keep the
+    snapshot of --next in place of the one before: nothing is missed, and nothing told twice.
+    """
+    current = chosen_settings(home)
+    catalog = Catalog.open(current.home)
+    if following is not None and since is not None and following.absolute() == Path(since).absolute():
+        raise CommandError(
+            "--next names the snapshot of --since. Name another file: until what is told was taken over, the"
+            " earlier snapshot is needed."
+        )
+    counts: Counter[Kind] = Counter()
+    before = _since(since, current, catalog)
+    with SnapshotWriter.opened(following, catalog) as writer:
+        for change in changes(current, catalog, before, writer):
+            counts[change.change] += 1
+            if as_json:
+                say_json(json.dumps(asdict(change), ensure_ascii=False))
+        if writer is not None:
+            writer.finish()
+    total = {kind.value: counts[kind] for kind in Kind}
+    not_compared = before.not_compared if isinstance(before, PointInTime) else []
+    if as_json:
+        next_ = None if following is None else str(following)
+        say_json(json.dumps({**total, "not_compared": len(not_compared), "next": next_}))
+        return
+    say(", ".join(f"{count:,} {kind}" for kind, count in total.items()))
+    if not_compared:
+        say(
+            f"{counted(len(not_compared), 'partitions')}, such as {not_compared[0]}: their version of that"
+            " time is kept no more, and all of their rows count as changed. A snapshot is exact:"
+            f" {command('changes', '--next', 'FILE')}."
+        )
