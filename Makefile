@@ -47,7 +47,7 @@ help:
 	@echo "make explore        charts, a table and a map of what was described; ARGS='--home DIR'"
 	@echo "make test           environment, lint, types and all tests"
 	@echo "make test-core-alone  the core's tests and its main job with no extension installed"
-	@echo "make test-long      the tests that take many minutes and are left out of make test"
+	@echo "make test-long      the tests that take many minutes, and all cases of the sweeps that make test takes in shares"
 	@echo "make test-gpu       devices, engine and embedder on a GPU, then its benchmark (half an hour)"
 	@echo "make test-bare      the engine and its benchmark with the packages of a lent GPU machine, on a CPU"
 	@echo "make gpu-wheels     what a GPU machine without a network lacks, in .wheels"
@@ -89,10 +89,11 @@ test: .venv/installed-dev
 test-core-alone: .venv/installed-dev
 	$(TEST_CORE)
 
-# What waits for real daemons for many minutes: for a change of what they do, and before a release.
+# What waits for real daemons for many minutes, and all cases of the sweeps of which `make test` takes a share each day:
+# for a change of what they do, and before a release.
 test-long: .venv/installed-dev
 	@$(PIP) -c constraints.txt 'vlm-assets-results[explore]'
-	$(BIN)/pytest -m long $(COMPUTING) $(STARTING)
+	TESTS_SHARE=all $(BIN)/pytest -m '(long or shared) and not vllm' $(COMPUTING) $(STARTING)
 
 # On a machine with a GPU: without one these tests fail, none is skipped.
 test-gpu: .venv/installed-dev
@@ -106,7 +107,7 @@ BARE_PYTHON ?= $(shell for p in python3.12 "$$(pyenv prefix 3.12 2>/dev/null)/bi
 	"$$p" -c '' 2>/dev/null && echo "$$p" && break; done)
 BARE := .bare
 BARE_PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BARE)/bin/python -m pip -qq install --no-compile
-BARE_TEST := OMP_NUM_THREADS=1 PYTHONPATH=$(BARE)/wheels $(BARE)/bin/python -m pytest -p no:cacheprovider
+BARE_TEST := OMP_NUM_THREADS=1 TESTS_SHARE=all PYTHONPATH=$(BARE)/wheels $(BARE)/bin/python -m pytest -p no:cacheprovider
 # Fixtures of the folders above need all packages: --confcutdir leaves them out.
 test-bare: $(BARE)/installed
 	$(BARE_TEST) --confcutdir tests/unit/vlm_engine tests/unit/vlm_engine/transformers tests/unit/vlm_engine/devices
@@ -115,7 +116,7 @@ test-bare: $(BARE)/installed
 	@$(BARE_DIGEST) > .ci/bare-passed
 
 BARE_DIGEST := git ls-files -s constraints.txt vlm_engine benchmarks tests/gpu tests/unit/vlm_engine \
-	tests/integration/benchmarks | sha256sum
+	tests/integration/benchmarks tests/support/tiny_model.py tests/support/shares.py | sha256sum
 test-bare-if-changed:
 	@$(BARE_DIGEST) | cmp -s - .ci/bare-passed || $(MAKE) test-bare
 
@@ -148,7 +149,7 @@ explore: .venv/installed
 
 # Machines over one S3 store, killed and cut off at more of their puts than CI has time for.
 test-store: .venv/installed-dev
-	FAULTS_ROUNDS=$(or $(ROUNDS),20) $(BIN)/pytest --timeout 3000 -k "killed or stopped" tests/integration/vlm_durable/mirror tests/integration/vlm_durable/versions $(ARGS)
+	TESTS_SHARE=all FAULTS_ROUNDS=$(or $(ROUNDS),20) $(BIN)/pytest --timeout 3000 -k "killed or stopped" tests/integration/vlm_durable/mirror tests/integration/vlm_durable/versions $(ARGS)
 
 # Machines made of namespaces (root, or user namespaces). One part of a campaign:
 # ARGS='--alone --kills 200 --cuts 50 --minutes 20'.

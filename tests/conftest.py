@@ -14,6 +14,7 @@ from hypothesis import settings as examples
 
 from tests.support.alert_receiver import AlertReceiver
 from tests.support.costs import Costs
+from tests.support.shares import described
 from vlm_durable.commands import HOME
 
 _missing: set[str] = set()
@@ -52,7 +53,7 @@ mutation($run: ExecutionParams!) {
 
 
 HERE = Path(__file__).parent
-QUICK_DAEMON = HERE / "support" / "quick_daemon"
+SERVED = HERE / "support" / "served"
 WAITING = (
     HERE / "browser",
     *(HERE / "integration" / name for name in ("faults", "resources", "vlm_durable", "vlm_engine")),
@@ -63,14 +64,20 @@ WAITING = (
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what waits for servers, so that ``make test`` runs it beside what computes."""
+    """Mark what waits for servers, and what takes a share of its cases each day."""
     for item in items:
         if any(item.path.is_relative_to(folder) for folder in WAITING):
             item.add_marker(pytest.mark.serves)
+        if isinstance(item, pytest.Function) and vars(item.module).keys() & {"share_of", "count_share"}:
+            item.add_marker(pytest.mark.shared)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Costs())
+
+
+def pytest_report_header() -> str:
+    return described()
 
 
 def pytest_sessionstart() -> None:
@@ -145,7 +152,14 @@ def quick_daemon() -> dict[str, str]:
 
     A backfill otherwise waits up to 30 s for its start, and as long for its end.
     """
-    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(QUICK_DAEMON), os.environ.get("PYTHONPATH"))))}
+    path = (str(SERVED), str(HERE.parent), os.environ.get("PYTHONPATH"))
+    return {"PYTHONPATH": os.pathsep.join(filter(None, path))}
+
+
+@pytest.fixture(scope="session")
+def scripted_runs(quick_daemon: dict[str, str]) -> dict[str, str]:
+    """The environment of such a Dagster whose runs have scripted models."""
+    return {**quick_daemon, "TESTS_SCRIPTED_MODELS": "0.0"}
 
 
 @pytest.fixture(scope="session")

@@ -193,6 +193,7 @@ def _environment(copy: Path) -> dict[str, str]:
         "PYTHONPATH": str(copy),
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "1",
+        "TESTS_SHARE": "all",
     }
 
 

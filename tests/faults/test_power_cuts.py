@@ -16,9 +16,11 @@ from faults.lives import Life, live_to_the_end, live_until_operation
 from faults.lossy_disk import LossyDisk
 from faults.parts import part_named
 from faults.runner import run_case
+from tests.support.shares import share_of
 
 STEP = 9
 CASES = 40
+SHARES = 3
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +62,7 @@ def test_a_cut_anywhere_is_recovered_from(
     memory_path: Path, whole_life: Life, seed: int, rounds: int
 ) -> None:
     """Faults 4, 5: no start is confused by what else reached the disk, in whatever order."""
-    for cut in range(1, len(whole_life.done), max(1, STEP // rounds)):
+    for cut in share_of(range(1, len(whole_life.done), max(1, STEP // rounds)), SHARES):
         chance = random.Random(f"{seed}/{cut}")
         assert_survive(memory_path / f"cut-{cut}", whole_life.cut_at(cut), chance=chance)
 
@@ -78,7 +80,7 @@ def test_a_recovery_makes_durable_what_it_found(memory_path: Path, whole_life: L
     """Faults 4, 5, 6: killed between a name and its sync; the next life takes it from the page cache."""
     names = [at for at, one in enumerate(whole_life.done, start=1) if one.name in ("replace", "link")]
     assert len(names) > 40
-    for at in names:
+    for at in share_of(names, SHARES):
         home = memory_path / f"killed-{at}"
         killed = live_until_operation(home, at + 1, recorded=True)
         assert killed.killed
@@ -101,6 +103,7 @@ def test_a_recovery_makes_durable_what_it_found_before_it_builds_on_it(
         if number % 3 < rounds or any(begun < at <= ended for begun, ended in retirements)
     ]
     cuts = 0
+    names = share_of(names, SHARES)
     for at in names:
         home = memory_path / f"killed-{at}"
         killed = live_until_operation(home, at + 1, recorded=True)
@@ -120,5 +123,6 @@ def test_a_recovery_makes_durable_what_it_found_before_it_builds_on_it(
 def test_kills_and_cuts_in_a_row(memory_path: Path, seed: int, rounds: int) -> None:
     """Faults 2, 4, 5, 6: what a recovery takes from the page cache of a killed process, it makes durable."""
     part = part_named("power-simulated")
-    cuts = sum(run_case(part, n, seed, memory_path)["power cuts"] for n in range(CASES * rounds))
-    assert cuts > CASES
+    cases = share_of(range(CASES * rounds), SHARES)
+    cuts = sum(run_case(part, number, seed, memory_path)["power cuts"] for number in cases)
+    assert cuts > len(cases)

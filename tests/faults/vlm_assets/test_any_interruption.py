@@ -2,6 +2,7 @@
 
 Real engine, decode workers, journal, checks and publication; kills are SIGKILL. FAULTS_ROUNDS=50 draws fifty
 times as many cases, FAULTS_SEED=7 others; the same two numbers draw the same cases.
+Without them each day draws others.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from tests.support.shares import ALL, SHARE, share_of
 from vlm_assets.catalog.ingest import ingest
 
 PROPERTIES = 8
@@ -28,7 +30,8 @@ OPERATIONS = 900
 """File operations of a run that nothing happens to, about: more are drawn than it has now and then."""
 VOLATILE = {"seconds", "described_at", "embedded_at", "device"}
 ROUNDS = int(os.environ.get("FAULTS_ROUNDS", "1"))
-SEED = int(os.environ.get("FAULTS_SEED", "20240229"))
+SEED = int(os.environ.get("FAULTS_SEED", "20240229" if ALL else SHARE))
+CASES = len(share_of(range(7), 3)) * ROUNDS
 
 pytestmark = pytest.mark.timeout(300 + 300 * ROUNDS)
 
@@ -132,7 +135,7 @@ def test_any_interruptions_end_in_the_same_partition(partition: Partition) -> No
 
     @seed(SEED)
     @settings(
-        max_examples=7 * ROUNDS,
+        max_examples=CASES,
         deadline=None,
         database=None,
         phases=[Phase.generate],  # a case takes seconds, and a failing one has three interruptions at most
@@ -158,4 +161,5 @@ def test_any_interruptions_end_in_the_same_partition(partition: Partition) -> No
         shutil.rmtree(home)
 
     interrupt()
-    assert kills >= 7 * ROUNDS, "too few of the runs were really killed"
+    # Of a few cases only the first, the simplest, is known to be killed.
+    assert kills >= (CASES if ALL else 1), "too few of the runs were really killed"

@@ -18,6 +18,7 @@ import torch
 from faults.training import FALLEN, Outcome, make_plan, outcome, prepare, processes, run_killed, start
 from sensors.progress_judge import ProgressLimits, Standstill
 from tests.support.damage import flip_bit
+from tests.support.shares import SHARE, share_of
 from vlm_durable.files.processes import is_stopped
 from vlm_training.checkpoints import Checkpoints
 from vlm_training.loop import BadBatchesError, Training
@@ -28,7 +29,7 @@ from vlm_training.ranks import Ranks
 from vlm_training.training_plan import Sample, TrainingPlan
 
 STEPS = 12
-KILLS = 3
+KILLS = len(share_of(range(3), 3))
 POISONED = "faults.training:PoisonedObjective"
 
 
@@ -51,10 +52,10 @@ def whole(samples: list[Sample], tmp_path_factory: pytest.TempPathFactory) -> Ou
 def test_killed_again_and_again_it_comes_out_the_same(
     samples: list[Sample], whole: Outcome, tmp_path: Path
 ) -> None:
-    """SIGKILL at random moments, ranks and workers drawn anew: losses and weights are equal to the bit."""
+    """SIGKILL at a random moment, others each day, ranks and workers drawn anew: equal to the bit."""
     folder = tmp_path / "training"
     make_plan(folder, samples, steps=STEPS)
-    found = run_killed(folder, kills=KILLS, rng=random.Random(5))
+    found = run_killed(folder, kills=KILLS, rng=random.Random(SHARE))
     assert (found.model, found.history) == (whole.model, whole.history)
     steps = [json.loads(line)["step"] for line in (folder / "training.jsonl").read_text().splitlines()]
     assert steps == list(range(1, STEPS + 1)), "the whole history, no step twice"

@@ -1,4 +1,4 @@
-"""A running Dagster takes new ranges from an ingest, and starts a backfill with the heaviest one."""
+"""One running Dagster of a home: retries by themselves, a repair, new ranges, definitions that are lost."""
 
 from __future__ import annotations
 
@@ -12,72 +12,208 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
+from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY
+from sensors.retry_schedule import BUTTON, SCHEDULE
 from tests.support.waiting import wait_until
+from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands.main import app
+from vlm_assets.config.settings import Settings, load_settings
 from vlm_assets.services.doctor.service_checks import pool_findings
+from vlm_assets.services.home_audit import audit
 from vlm_assets.webserver.api import CodeLocationError
 from vlm_assets.webserver.home import POOL, prepare_dagster_home
 from vlm_assets.webserver.server import DagsterServer, dagster_server
+from vlm_durable.files.layout import Home
 
-DESCRIPTIONS = "property_descriptions"
-LIGHT, MIDDLE, HEAVY = (f"{start:09d}-{start:09d}" for start in range(3))
+DESCRIPTIONS, EMBEDDINGS = "property_descriptions", "property_embeddings"
+BOTH = [DESCRIPTIONS, EMBEDDINGS]
+LONG = 60
+"""Properties of the range that takes a while."""
 
-# Real servers and real runs, each a process with a model.
-pytestmark = [pytest.mark.serves, pytest.mark.timeout(600)]
+# Real servers and real runs.
+pytestmark = [pytest.mark.serves, pytest.mark.timeout(900)]
+
+LAUNCH_BUTTON = """
+mutation($selector: JobOrPipelineSelector!, $config: RunConfigData) {
+  launchRun(executionParams: {selector: $selector, runConfigData: $config}) {
+    __typename ... on PythonError { message }
+  }
+}
+"""
 
 
 @dataclass
 class Running:
-    """A home and the Dagster that runs on it."""
+    """A home of a long range, two small ones and one of a single image, and the Dagster that runs on it.
+
+    uneven: a listing of two properties more, the second of which has more images than the first.
+    """
 
     home: Path
-    listing: Path
     server: DagsterServer
-    has_daemon: bool = False
+    instance: dg.DagsterInstance
+    launch_run: Callable[..., str]
+    uneven: Path
 
-    def start_daemon(self) -> None:
-        """Unless a test before has started it."""
-        if not self.has_daemon:
-            self.server.start_daemon()
-        self.has_daemon = True
+    @property
+    def settings(self) -> Settings:
+        return load_settings(home=self.home, devices="cpu:1")
 
-    def wait_until(self, reached: Callable[[], bool], what: str, seconds: float = 240.0) -> None:
+    @property
+    def keys(self) -> list[str]:
+        return [one.key for one in Catalog.open(self.home).ranges]
+
+    def wait_until(self, reached: Callable[[], bool], what: str, seconds: float = 300.0) -> None:
         wait_until(reached, what, seconds=seconds, every=0.2, pause=self.server.watch)
+
+    def runs(self, key: str, **tags: str) -> list[dg.DagsterRun]:
+        return list(self.instance.get_runs(dg.RunsFilter(tags={"dagster/partition": key, **tags})))
+
+    def spoil(self, key: str) -> Path:
+        """A file where the partition's journal belongs: its materialization fails. Gives the file."""
+        place = Home(self.home).asset(DESCRIPTIONS).partition(key).journals
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.touch()
+        return place
+
+    def fail(self, key: str) -> None:
+        """Launch a partition as a person does, and wait until it has failed."""
+        run = self.launch_run(self.server.api, BOTH, key)
+        failed = dg.DagsterRunStatus.FAILURE
+        self.wait_until(lambda: self.instance.get_run_by_id(run).status is failed, "failed")
+
+    def published(self, key: str) -> bool:
+        done = (self.server.api.partition_keys(asset).materialized for asset in BOTH)
+        return all(key in keys for keys in done) and (self.home / EMBEDDINGS / f"{key}.parquet").exists()
+
+    def skipped(self) -> list[str]:
+        """What the schedule's last ticks said."""
+        (state,) = [one for one in self.instance.all_instigator_state() if one.name == SCHEDULE]
+        ticks = self.instance.get_ticks(state.instigator_origin_id, state.selector_id, limit=3)
+        return [tick.skip_reason or "" for tick in ticks]
 
 
 @pytest.fixture(scope="module")
 def running(
-    listing: Path, tmp_path_factory: pytest.TempPathFactory, quick_daemon: dict[str, str]
+    listing: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    launch_run: Callable[..., str],
+    scripted_runs: dict[str, str],
 ) -> Iterator[Running]:
-    """Dagster over the lightest range alone, one for all tests; the listing has two more."""
-    home = tmp_path_factory.mktemp("running") / "home"
-    images = [uri for line in listing.read_text().splitlines() for uri in json.loads(line)["images"]]
-    lines = [
-        json.dumps({"property_id": f"p{number}", "images": images[:count]}) + "\n"
-        for number, count in enumerate((1, 2, 4))
-    ]
-    uneven, first = listing.with_name("uneven.jsonl"), listing.with_name("first.jsonl")
-    uneven.write_text("".join(lines))
-    first.write_text(lines[0])
-    ingest(first, home, range_size=1)
+    """The daemon looks every minute, and waits three seconds before a first new attempt."""
+    folder = tmp_path_factory.mktemp("running")
+    home, listed = folder / "home", [json.loads(line) for line in listing.read_text().splitlines()]
+    images = [uri for one in listed for uri in one["images"]]
+
+    def list_and_ingest(properties: list[dict[str, object]], range_size: int) -> Path:
+        # Beside the images.
+        path = listing.with_name(f"running-{range_size}.jsonl")
+        path.write_text("".join(json.dumps(one) + "\n" for one in properties))
+        ingest(path, home, range_size=range_size)
+        return path
+
+    list_and_ingest([{"property_id": f"long-{n}", "images": images[:1]} for n in range(LONG)], LONG)
+    list_and_ingest(listed[:4], 2)
+    path = list_and_ingest([{"property_id": "light", "images": images[:1]}], 1)
+    more = [{"property_id": f"p{count}", "images": images[:count]} for count in (2, 4)]
+    path.write_text(path.read_text() + "".join(json.dumps(one) + "\n" for one in more))
     dagster_home = home / "dagster"
     prepare_dagster_home(dagster_home, catalog_id=Catalog.open(home).catalog_id, slots=1)
-    with dagster_server(
-        home, dagster_home, port=3400, grace_seconds=10.0, environment=quick_daemon
-    ) as server:
+    environment = {
+        **scripted_runs,
+        "VLM_ASSETS_RETRY_MINUTES": "0.05",
+        # Small steps that take a moment, so that a test can act between two commits.
+        "TESTS_SCRIPTED_MODELS": "0.3",
+        "VLM_ASSETS_BATCH_SIZE": "1",
+        "VLM_ASSETS_COMMIT_SECONDS": "0.5",
+    }
+    with (
+        dagster_server(home, dagster_home, port=3500, grace_seconds=10.0, environment=environment) as server,
+        dg.DagsterInstance.from_config(str(dagster_home)) as instance,
+    ):
         server.start_pages()
-        yield Running(home, uneven, server)
+        server.start_daemon()
+        yield Running(home, server, instance, launch_run, path)
+
+
+def test_the_schedule_materializes_a_failed_partition_again(running: Running) -> None:
+    """It fails, the cause goes away, and the next tick publishes it: nobody pressed anything."""
+    key = running.keys[1]
+    place = running.spoil(key)
+    running.fail(key)
+    place.unlink()
+    running.wait_until(lambda: running.published(key), "published by the schedule")
+    (ours,) = running.runs(key, **{LAUNCHED_BY: RETRY})
+    succeeded = dg.DagsterRunStatus.SUCCESS
+    running.wait_until(lambda: running.instance.get_run_by_id(ours.run_id).status is succeeded, "ended")
+    assert ours.tags["dagster/schedule_name"] == SCHEDULE
+
+
+def test_a_pause_is_what_the_schedule_says_and_the_button_tries_again(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paused, the page of the schedule says since when and why; lifted, a person need not wait for it."""
+    key = running.keys[2]
+    place = running.spoil(key)
+    running.fail(key)
+    monkeypatch.setenv("VLM_ASSETS_HOME", str(running.home))
+    paused = CliRunner().invoke(app, ["devices", "pause", "--home", str(running.home), "--reason", "a move"])
+    assert paused.exit_code == 0, paused.output
+    assert "No device is held" in paused.output
+    place.unlink()
+    running.wait_until(lambda: any("because a move" in said for said in running.skipped()), "said so")
+    assert not running.runs(key, **{LAUNCHED_BY: RETRY})
+    assert "lifted" in CliRunner().invoke(app, ["devices", "resume", "--home", str(running.home)]).output
+
+    answer = running.server.api.ask(
+        LAUNCH_BUTTON,
+        selector={
+            "repositoryLocationName": "vlm_assets",
+            "repositoryName": "__repository__",
+            "pipelineName": BUTTON,
+        },
+        config={"ops": {"ask_for_a_look": {"config": {"at_once": True}}}},
+    )
+    assert answer["launchRun"]["__typename"] == "LaunchRunSuccess", answer
+    running.wait_until(lambda: running.published(key), "published by the button")
+    assert len(running.runs(key, **{LAUNCHED_BY: RETRY})) == 1
+
+
+def test_a_repair_is_launched_in_the_running_dagster(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both copies lost: one backfill with `recompute: true`, and afterwards the audit is clean."""
+    key, settings = running.keys[1], running.settings
+    assert running.published(key), "by the schedule, in the test before"
+    monkeypatch.setenv("VLM_ASSETS_HOME", str(running.home))
+    monkeypatch.setenv("VLM_ASSETS_DEVICES", "cpu:1")
+    paths = settings.descriptions.partition(key)
+    paths.published.unlink()
+    paths.version(0).unlink()
+    done = CliRunner().invoke(app, ["repair", "--yes"])
+    assert done.exit_code == 0, done.output
+    (launched,) = [line for line in done.output.splitlines() if line.startswith("Launched backfill")]
+    of_it = dg.RunsFilter(tags={"dagster/backfill": launched.split()[2]})
+
+    def ended() -> list[dg.DagsterRun]:
+        runs = list(running.instance.get_runs(of_it))
+        return runs if all(run.is_finished for run in runs) else []
+
+    runs = wait_until(ended, "the repair", every=0.2, pause=running.server.watch)
+    assert [run.status for run in runs] == [dg.DagsterRunStatus.SUCCESS]
+    found = audit(settings, Catalog.open(running.home), deep=True)
+    assert found.ok, found.wrong
+    assert found.total(DESCRIPTIONS).rows == found.total(EMBEDDINGS).rows == 4
 
 
 def test_definitions_that_nobody_serves_are_loaded_again(
-    running: Running, launch_run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process that serves them is killed, as it ends by itself: what is launched afterwards runs."""
     monkeypatch.setattr("vlm_assets.webserver.server._LOOK_AFTER_SECONDS", 2.0)
-    api = running.server.api
-    running.start_daemon()
+    api, light = running.server.api, running.keys[3]
     children = psutil.Process().children(recursive=True)
     (serving,) = (one for one in children if {"api", "grpc"} <= set(one.cmdline()))
     serving.kill()
@@ -98,11 +234,12 @@ def test_definitions_that_nobody_serves_are_loaded_again(
             return False
 
     running.wait_until(loaded, "definitions loaded again")
-    assert api.partition_keys(DESCRIPTIONS).rest == {LIGHT}
-    with dg.DagsterInstance.from_config(str(running.home / "dagster")) as instance:
-        run = launch_run(api, [DESCRIPTIONS], LIGHT)
-        done = dg.DagsterRunStatus.SUCCESS
-        running.wait_until(lambda: instance.get_run_by_id(run).status is done, "a run launched afterwards")
+    assert light in api.partition_keys(DESCRIPTIONS).rest
+    run = running.launch_run(api, [DESCRIPTIONS], light)
+    done = dg.DagsterRunStatus.SUCCESS
+    running.wait_until(
+        lambda: running.instance.get_run_by_id(run).status is done, "a run launched afterwards"
+    )
 
 
 def test_new_ranges_are_seen_at_once_and_run_heaviest_first(
@@ -111,28 +248,59 @@ def test_new_ranges_are_seen_at_once_and_run_heaviest_first(
     """`ingest` lets the running Dagster read its definitions anew; a backfill of all starts the heaviest."""
     monkeypatch.setenv("VLM_ASSETS_HOME", str(running.home))
     api = running.server.api
-    assert not {MIDDLE, HEAVY} & api.partition_keys(DESCRIPTIONS).rest
-    said = CliRunner().invoke(app, ["ingest", str(running.listing), "--home", str(running.home)])
+    assert len(running.keys) == 4
+    said = CliRunner().invoke(app, ["ingest", str(running.uneven), "--home", str(running.home)])
     assert f"Dagster at {running.server.address} has read its definitions anew" in said.output
-    assert {MIDDLE, HEAVY} <= api.partition_keys(DESCRIPTIONS).rest
+    *_, light, middle, heavy = running.keys
+    assert {middle, heavy} <= api.partition_keys(DESCRIPTIONS).rest
 
-    with dg.DagsterInstance.from_config(str(running.home / "dagster")) as instance:
-        # No device until all are queued: what is queued first must not be taken first for that alone.
-        instance.event_log_storage.set_concurrency_slots(POOL, 0)
-        backfill = api.launch_backfill([DESCRIPTIONS], [LIGHT, MIDDLE, HEAVY], title="all", tags={})
-        running.start_daemon()
-        of_it = {"dagster/backfill": backfill}
-        queued = dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED], tags=of_it)
-        running.wait_until(lambda: instance.get_runs_count(queued) == 3, "three runs queued")
-        told = CliRunner().invoke(app, ["status", "--prometheus", "--home", str(running.home)]).stdout
-        assert f'vlm_assets_runs{{home="{running.home}",status="queued"}} 3.0' in told
-        (found,) = pool_findings(api.queue(POOL), 1)
-        assert found[0] == "error", "a pool of 0 is found by the doctor"
-        assert "3 runs wait" in found[1]
-        taken: list[str] = []
-        for slots in (1, 2, 3):
-            instance.event_log_storage.set_concurrency_slots(POOL, slots)
-            running.wait_until(lambda left=3 - slots: instance.get_runs_count(queued) == left, "a run taken")
-            left = {run.tags["dagster/partition"] for run in instance.get_runs(queued)}
-            taken += {LIGHT, MIDDLE, HEAVY} - left - set(taken)
-    assert taken == [HEAVY, MIDDLE, LIGHT]
+    instance = running.instance
+    # No device until all are queued: what is queued first must not be taken first for that alone.
+    instance.event_log_storage.set_concurrency_slots(POOL, 0)
+    backfill = api.launch_backfill([DESCRIPTIONS], [light, middle, heavy], title="all", tags={})
+    of_it = {"dagster/backfill": backfill}
+    queued = dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED], tags=of_it)
+    running.wait_until(lambda: instance.get_runs_count(queued) == 3, "three runs queued")
+    told = CliRunner().invoke(app, ["status", "--prometheus", "--home", str(running.home)]).stdout
+    assert f'vlm_assets_runs{{home="{running.home}",status="queued"}} 3.0' in told
+    (found,) = pool_findings(api.queue(POOL), 1)
+    assert found[0] == "error", "a pool of 0 is found by the doctor"
+    assert "3 runs wait" in found[1]
+    taken: list[str] = []
+    for slots in (1, 2, 3):
+        instance.event_log_storage.set_concurrency_slots(POOL, slots)
+        running.wait_until(lambda left=3 - slots: instance.get_runs_count(queued) == left, "a run taken")
+        left = {run.tags["dagster/partition"] for run in instance.get_runs(queued)}
+        taken += {light, middle, heavy} - left - set(taken)
+    assert taken == [heavy, middle, light]
+
+
+@pytest.mark.long
+def test_a_pause_drains_what_works_and_it_goes_on_afterwards(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Committed, no failure, the device free; Dagster's own retry waits for the end and finishes it."""
+    key = running.keys[0]
+    monkeypatch.setenv("VLM_ASSETS_HOME", str(running.home))
+    settings = running.settings
+    running.server.api.launch_backfill(BOTH, [key], title="long", tags={})
+    running.wait_until(lambda: committed_rows(settings.descriptions, key) > 0, "first commit")
+    paused = CliRunner().invoke(app, ["devices", "pause", "--home", str(running.home)])
+    assert paused.exit_code == 0, paused.output
+    (ended, *_) = running.runs(key)[::-1]
+    running.wait_until(lambda: running.instance.get_run_by_id(ended.run_id).is_finished, "the run ended")
+    tags = running.instance.get_run_by_id(ended.run_id).tags
+    assert tags["dagster/failure_reason"] == "UNEXPECTED_TERMINATION"
+    committed = committed_rows(settings.descriptions, key)
+    assert 0 < committed < LONG
+
+    running.wait_until(lambda: len(running.runs(key)) == 2, "retried by Dagster")
+    retry = running.runs(key)[0].run_id
+    running.wait_until(
+        lambda: any("Waiting, without a device" in one.message for one in running.instance.all_logs(retry)),
+        "the retry waits",
+    )
+    assert committed_rows(settings.descriptions, key) == committed
+    assert CliRunner().invoke(app, ["devices", "resume", "--home", str(running.home)]).exit_code == 0
+    running.wait_until(lambda: running.published(key), "published")
+    assert running.instance.get_run_by_id(retry).tags["dagster/retry_number"] == "1"

@@ -9,6 +9,7 @@ from resources.alerts.outbox import Outbox
 from resources.vision_language_model import VisionLanguageModel
 from sensors.dagster_internals.events import DagsterFacts
 from tests.support.desks import KEY, Desk, settings_of
+from tests.support.shares import share_of
 from vlm_assets.assets import materialize, rows_in_doubt
 from vlm_assets.assets.partition import Partition, adopt_rows
 from vlm_assets.assets.partition_state import PartitionStates, State
@@ -209,7 +210,9 @@ STEPS = [
 ]
 
 
-@pytest.mark.parametrize(("module", "step"), STEPS, ids=[step for _, step in STEPS])
+@pytest.mark.parametrize(
+    ("module", "step"), share_of(STEPS, 5), ids=lambda named: getattr(named, "__name__", named)
+)
 def test_a_kill_between_any_two_steps_is_finished_by_the_next_run(
     slots, sick, right, monkeypatch, module, step
 ):

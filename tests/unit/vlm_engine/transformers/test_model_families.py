@@ -7,6 +7,7 @@ from typing import Literal
 import pydantic
 import pytest
 
+from tests.support.shares import share_of
 from vlm_engine.model_source import ModelSource
 from vlm_engine.prompt import Prompt
 from vlm_engine.protocol import Attempt
@@ -139,9 +140,12 @@ def from_folder(folder):
     return TransformersEngine(ModelSource(str(folder)), schema=SCHEMA, prompt=PROMPT, device="cpu")
 
 
-@pytest.fixture(params=["idefics3", "llava", "gemma3", "qwen2.5-vl", "qwen3-vl"])
+FAMILIES = ["idefics3", "llava", "gemma3", "qwen2.5-vl", "qwen3-vl"]
+
+
+@pytest.fixture(params=share_of(FAMILIES, 2))
 def engine(request, tmp_path, tokenizer):
-    """The engine around a model of a family, with random weights."""
+    """The engine around a model of a family, with random weights; two or three of the families a day."""
     import torch
 
     torch.manual_seed(3)
