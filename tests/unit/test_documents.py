@@ -4,6 +4,7 @@ import ast
 import importlib
 import re
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -44,9 +45,9 @@ def test_every_setting_is_listed_with_who_needs_it() -> None:
         assert set(examples) <= set(group)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_commands_and_options_that_a_document_names_exist(document: Path) -> None:
-    """What a person copies from a document is a command that there is, with options that it has."""
+@cache
+def commands_and_options() -> tuple[set[str], set[str]]:
+    """The names of all commands, and the options that any of them has."""
     known = {name: find_command(name) for name in commands()}
     options = {
         option
@@ -55,6 +56,13 @@ def test_commands_and_options_that_a_document_names_exist(document: Path) -> Non
         for parameter in one.params
         for option in parameter.opts
     }
+    return set(known), options
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_and_options_that_a_document_names_exist(document: Path) -> None:
+    """What a person copies from a document is a command that there is, with options that it has."""
+    known, options = commands_and_options()
     for line in re.findall(r"vlm-assets ([a-z][^\n`|#]*)", document.read_text()):
         words = line.split()
         assert words[0] in known, line

@@ -160,6 +160,9 @@ def load_all(settings: Settings) -> None:
 def main() -> None:
     """Load once, then answer orders."""
     load_all(load_settings())
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread():
+            thread.join(30)  # those that loaded weights are about to end
     threads = threading.active_count()
     assert threads == 1, f"{threads} threads here: a fork would lose all but one"
     for line in sys.stdin:
