@@ -72,6 +72,9 @@ class Ledger:
             if "restored" in report:
                 # It says what it had read before it was stopped; others may have committed more since.
                 report["restored"] = sorted({*report["restored"], *self.promised.get(report["version"], ())})
+            if "publishing" in report:
+                # Another that died while it published may have gone further: the next life settles that.
+                report["publishing"] = max(report["publishing"], self.publishing)
         self.hear(life)
 
     def close(self, life: Life) -> None:

@@ -64,6 +64,16 @@ def test_parts_without_a_file_system_of_their_own(memory: Path, name: str) -> No
     assert done[part.unit] >= len(numbers) / 2
 
 
+def test_a_woken_writer_does_not_lower_what_another_had_begun(tmp_path: Path) -> None:
+    """Row 14: one that died while it published version 2 may be rolled forward after another wakes at 1."""
+    ledger = Ledger(tmp_path, wakes=True, refused=frozenset({"PublishedError"}))
+    ledger.hear(Life([{"publishing": 1}, {"published": 1}, {"publishing": 2}], killed=True))
+    ledger.hear_woken(Life([{"publishing": 1}], error="PublishedError"))
+    ledger.hear(Life([{"standing": 2, "exact": True}]))
+    with pytest.raises(PromiseBrokenError, match="version 1 is published where version 2"):
+        ledger.hear(Life([{"standing": 1, "exact": True}]))
+
+
 @pytest.mark.parametrize("kind", ["ext4", "xfs"])
 def test_power_cuts_and_failing_disks(mounted, kind: str) -> None:
     """Faults 4, 5, 7, 8: cut off, full and read-only, for real: what was acknowledged is there afterwards."""
