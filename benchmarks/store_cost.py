@@ -30,6 +30,7 @@ from vlm_assets.assets.property_descriptions import ASSET
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_durable.mirror.bucket import S3Folder
+from vlm_durable.mirror.mirror import NO_MIRROR
 
 PUTS_AT_ONCE = 8
 Found = dict[str, float]
@@ -102,7 +103,7 @@ def _put_below(prefix: str, folder: Path, server: S3Server) -> None:
 
 def _run(home: Path, listing: Path, properties: int, *, on_s3: bool) -> Found:
     """Describe all properties in a process of their own; gives what the partition's page says."""
-    store = S3Folder.parse(f"s3://{BUCKET}/{home.name}") if on_s3 else None
+    store = S3Folder.parse(f"s3://{BUCKET}/{home.name}") if on_s3 else NO_MIRROR
     images = S3Folder.parse(f"s3://{BUCKET}/images") if on_s3 else None
     ingest(listing, home, image_root=images, range_size=properties, close=True, store=store)
     (property_range,) = Catalog.open(home).ranges
@@ -111,7 +112,7 @@ def _run(home: Path, listing: Path, properties: int, *, on_s3: bool) -> Found:
         env={
             **os.environ,
             "VLM_ASSETS_HOME": str(home),
-            **({"VLM_ASSETS_STORE": str(store)} if store is not None else {}),
+            **({"VLM_ASSETS_STORE": str(store)} if store.keeps_copies else {}),
         },
         check=True,
         stdout=subprocess.PIPE,

@@ -34,7 +34,6 @@ NOT_BY_FAULTS = frozenset(
         # A store: tests with a real one have them.
         "catalog_copies._is_explained: if files.mark is not None and"
         " (isinstance(files.copy, str) or _problem(files.copy, files.mark))",
-        "catalog_copies.note_store: if last_store(home) == store",
         "catalog_copies.note_store: if mark is not None",
         "partition_files.PartitionFiles._newest: if place is None and fetch is not None and"
         " ((content := fetch(newest)) is not None)",

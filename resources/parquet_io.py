@@ -18,7 +18,8 @@ from dagster import (
 
 from resources.run_tags import NO_ATTEMPT
 from vlm_durable.files.layout import Home
-from vlm_durable.mirror.bucket import S3Folder, StoreAwayError, StoreError
+from vlm_durable.mirror.bucket import StoreAwayError, StoreError
+from vlm_durable.mirror.mirror import NO_MIRROR, Mirror
 from vlm_durable.versions.partition_files import PublishedError
 from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_durable.versions.published import Publication, PublishedPartitions, StagedFile
@@ -33,8 +34,8 @@ class ParquetIOManager(IOManager):
     asset that loads one partition gets PartitionRows; one that loads several gets a dict by partition key.
     """
 
-    def __init__(self, home: Home, store: S3Folder | None = None) -> None:
-        """home: holds a folder for each asset. store: every partition is copied there too; None: no store."""
+    def __init__(self, home: Home, store: Mirror = NO_MIRROR) -> None:
+        """home: holds a folder for each asset. store: every partition is copied there too."""
         self._home = home
         self._store = store
 
@@ -59,12 +60,11 @@ class ParquetIOManager(IOManager):
         record, changed = publication.record, publication.changed
         for note in publication.notes:
             context.log.warning(note)
-        if self._store is not None:
-            try:
-                StoredPartitions(partitions.asset, self._store).push(key)
-            except (StoreError, OvertakenError):
-                context.step_context.instance.add_run_tags(context.run_id, {NO_ATTEMPT: context.run_id})
-                raise
+        try:
+            StoredPartitions(partitions.asset, self._store).push(key)
+        except (StoreError, OvertakenError):
+            context.step_context.instance.add_run_tags(context.run_id, {NO_ATTEMPT: context.run_id})
+            raise
         path = partitions.path(key)
         context.log.info(
             f"{'Published' if changed else 'Unchanged'}: {path}, version {record.sequence},"
@@ -95,15 +95,14 @@ class ParquetIOManager(IOManager):
             )
         partitions = self.partitions(context.asset_key)
         keys = context.asset_partition_keys
-        if self._store is not None:
-            stored = StoredPartitions(partitions.asset, self._store)
-            try:
-                for key in keys:
-                    for note in stored.pull(key):
-                        context.log.warning(note)
-            except StoreAwayError as error:
-                # The local partition is read then; the asset itself waits for the store before it works.
-                context.log.warning(str(error))
+        stored = StoredPartitions(partitions.asset, self._store)
+        try:
+            for key in keys:
+                for note in stored.pull(key):
+                    context.log.warning(note)
+        except StoreAwayError as error:
+            # The local partition is read then; the asset itself waits for the store before it works.
+            context.log.warning(str(error))
         for key in keys:
             partitions.refuse_put_back(key)
         rows = {key: partitions.read(key) for key in keys}

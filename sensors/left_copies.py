@@ -19,7 +19,8 @@ from vlm_durable.files.layout import AssetFolders, PartitionPaths
 from vlm_durable.files.sealed_json import FormatVersionError
 from vlm_durable.journal import commits
 from vlm_durable.journal.journal_errors import JournalError
-from vlm_durable.mirror.bucket import S3Folder, StoreAwayError, StoreError
+from vlm_durable.mirror.bucket import StoreAwayError, StoreError
+from vlm_durable.mirror.mirror import Mirror
 from vlm_durable.mirror.stored_journal import StoredJournal
 
 NAME = "left_copies"
@@ -40,7 +41,7 @@ class LeftCopies:
     """
 
     assets: Sequence[AssetFolders]
-    store: S3Folder
+    store: Mirror
     working: Callable[[], Collection[tuple[str, str]]]
     clock: Callable[[], float] = time.monotonic
     _tried: dict[Path, int] = field(default_factory=dict, init=False)

@@ -77,7 +77,7 @@ def build_defs(
 
 def _ranges(settings: Settings) -> tuple[PropertyRange, ...]:
     try:
-        pull_catalog(settings.home, settings.store)
+        pull_catalog(settings.home, settings.mirror)
     except StoreAwayError as error:
         _log.warning("The catalogue of this home is shown as it was: %s", error)
     try:

@@ -48,7 +48,8 @@ from vlm_durable.files.sealed_json import (
     read_sealed,
     write_sealed,
 )
-from vlm_durable.mirror.bucket import S3Folder, StoreAwayError, UnfitStoreError
+from vlm_durable.mirror.bucket import StoreAwayError, UnfitStoreError
+from vlm_durable.mirror.mirror import Mirror
 from vlm_durable.state.withdrawing import being_withdrawn
 from vlm_durable.state.workers import Phase, WorkerBeat, Workers
 from vlm_durable.wording import counted
@@ -321,6 +322,7 @@ class TrainingWork:
         prompt, limits, parts = _parts_of_settings(settings, variant)
         fingerprint = Fingerprint({"base": _base_revision(settings, variant), "data": data, **parts})
         folder = _folders(settings).partition(name).journal(fingerprint.digest)
+        copies = _copies(settings, folder)
         plan = TrainingPlan(
             variant=name,
             base=base,
@@ -328,7 +330,7 @@ class TrainingWork:
             schema=settings.description_schema,
             prompt=prompt.text,
             microbatches=variant.parts,
-            copies=None if settings.store is None else _checkpoints_address(settings, folder),
+            copies=str(copies) if copies.keeps_copies else None,
             revision=None,
             trust_remote_code=settings.trust_remote_code,
             limits=limits,
@@ -481,7 +483,7 @@ class TrainingWork:
 
         Returns sentences that say what was done. Raises StoreError, FormatVersionError.
         """
-        if self.settings.store is None or self._stored is None:
+        if not self.settings.mirror.keeps_copies:
             return []
         stored, _ = self._stored.record()
         local = read_record(self.paths)
@@ -494,29 +496,27 @@ class TrainingWork:
             self._empty_export()
             if self._stored.pull(stored, self.export):
                 self._put_in_place(stored)
-                return [f"The finished model was taken over from {self.settings.store}."]
+                return [f"The finished model was taken over from {self.settings.mirror}."]
         if self.is_complete():
             return []
         checkpoints = Checkpoints(self.folder / "checkpoints", self.paths.quarantine)
         newest = checkpoints.newest(damaged=None)
-        copies = StoredCheckpoints(S3Folder.parse(_checkpoints_address(self.settings, self.folder)))
+        copies = StoredCheckpoints(_copies(self.settings, self.folder))
         sentence = copies.pull(checkpoints, after=-1 if newest is None else step_in(newest.name))
         return [] if sentence is None else [sentence]
 
     def push(self) -> list[str]:
         """Put the finished model into the store. Raises StoreError, and TrainingError if it was overtaken."""
         record = read_record(self.paths)
-        if self._stored is not None and record is not None:
+        if record is not None:
             self._stored.push(record, self.model_folder)
         return []
 
     @property
-    def _stored(self) -> StoredModel | None:
-        store, root = self.settings.store, self.settings.home
-        if store is None:
-            return None
-        record, folder = (str(path.relative_to(root)) for path in (self.paths.record, self.model_folder))
-        return StoredModel(store, record=record, folder=folder)
+    def _stored(self) -> StoredModel:
+        paths = (self.paths.record, self.model_folder)
+        record, folder = (str(path.relative_to(self.settings.home)) for path in paths)
+        return StoredModel(self.settings.mirror, record=record, folder=folder)
 
     def publish(self, finished: Mapping[str, Any]) -> None:
         """Put the model into place in one step, then write its record. The earlier model is kept."""
@@ -700,10 +700,9 @@ def _is_whole(folder: Path, record: Mapping[str, Any]) -> bool:
     )
 
 
-def _checkpoints_address(settings: Settings, journal: Path) -> str:
-    """The address of a training's checkpoints in the store."""
-    assert settings.store is not None
-    return settings.store.address(str((journal / "checkpoints").relative_to(settings.home)))
+def _copies(settings: Settings, journal: Path) -> Mirror:
+    """The folder of a training's checkpoints in the store."""
+    return settings.mirror.below(str((journal / "checkpoints").relative_to(settings.home)))
 
 
 def _folders(settings: Settings) -> AssetFolders:

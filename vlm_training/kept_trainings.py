@@ -16,7 +16,8 @@ from vlm_assets.config.extensions import StoredLeftover
 from vlm_assets.config.settings import Settings
 from vlm_durable.files.layout import AssetFolders
 from vlm_durable.files.sealed_json import FormatVersionError
-from vlm_durable.mirror.bucket import ListedObject, S3Folder
+from vlm_durable.mirror.bucket import ListedObject
+from vlm_durable.mirror.mirror import Mirror
 from vlm_durable.mirror.stored_journal import stored_journals
 from vlm_durable.state.workers import Phase, Worker
 from vlm_durable.wording import counted
@@ -28,8 +29,7 @@ from vlm_training.training_store import StoredModel
 
 def stored_leftovers(settings: Settings) -> list[StoredLeftover]:
     """Copied checkpoints of superseded trainings, in the store. Raises StoreError."""
-    if (store := settings.store) is None:
-        return []
+    store = settings.mirror
     trainings = settings.layout.asset(ASSET)
     leftovers = []
     for key, generation in stored_journals(trainings, store):
@@ -41,8 +41,7 @@ def stored_leftovers(settings: Settings) -> list[StoredLeftover]:
 
 def remove_leftover(settings: Settings, leftover: StoredLeftover) -> str:
     """Remove the copies of a training, if it is still superseded. Raises StoreError."""
-    store = settings.store
-    assert store is not None
+    store = settings.mirror
     trainings = settings.layout.asset(ASSET)
     copies = _superseded(trainings, store, leftover.key, leftover.generation)
     for copy in copies:
@@ -62,7 +61,7 @@ def busy_with(settings: Settings, ids: Collection[str], workers: Sequence[Worker
     }
 
 
-def _superseded(trainings: AssetFolders, store: S3Folder, key: str, generation: str) -> list[ListedObject]:
+def _superseded(trainings: AssetFolders, store: Mirror, key: str, generation: str) -> list[ListedObject]:
     """The copied checkpoints of a training, if a later training of its variant was published after them.
 
     The published training's own checkpoint stays: it can make the model again.
@@ -108,9 +107,8 @@ def remove_trainings(settings: Settings, ids: Collection[str]) -> Iterator[Path]
     Nothing could resume them: a training without these properties has another fingerprint.
     """
     for folder in _trainings_with(settings, ids):
-        if (store := settings.store) is not None:
-            for name, _ in list(store.names(f"{folder.relative_to(settings.home)}/")):
-                store.delete(name)
+        for name, _ in list(settings.mirror.names(f"{folder.relative_to(settings.home)}/")):
+            settings.mirror.delete(name)
         shutil.rmtree(settings.layout.asset(ASSET).partition(folder.parent.name).quarantine, True)
         remove_training(folder)
         yield folder

@@ -30,14 +30,11 @@ def pull_data(settings: Settings, variant: Variant) -> list[str]:
 
     Returns sentences that say what was done. Raises StoreError, CatalogError.
     """
-    store = settings.store
-    if store is None:
-        return []
-    pull_catalog(settings.home, store)
+    pull_catalog(settings.home, settings.mirror)
     if variant.data != "descriptions":
         return []
     keys = variant.partitions or [bounds.key for bounds in Catalog.open(settings.home).ranges]
-    stored = StoredPartitions(settings.descriptions, store)
+    stored = StoredPartitions(settings.descriptions, settings.mirror)
     return [note for key in keys for note in stored.pull(key)]
 
 

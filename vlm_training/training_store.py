@@ -17,7 +17,8 @@ from typing import Any, Final
 
 from vlm_durable.files.files import TemporaryFile, make_directory, publish_new
 from vlm_durable.files.sealed_json import BrokenSealError, refuse_newer_format, sealed, unseal
-from vlm_durable.mirror.bucket import S3Folder, StoredObject, TakenError
+from vlm_durable.mirror.bucket import StoredObject, TakenError
+from vlm_durable.mirror.mirror import Mirror
 from vlm_training.checkpoints import KEPT, Checkpoints, digest_in, step_in
 from vlm_training.training_plan import TrainingError
 
@@ -30,7 +31,7 @@ _PART: Final = re.compile(r"(.+)\.\d{5}-of-\d{5}")
 class StoredCheckpoints:
     """The copies of one training's checkpoints. Every method raises StoreError, above all StoreAwayError."""
 
-    def __init__(self, store: S3Folder) -> None:
+    def __init__(self, store: Mirror) -> None:
         """store: the folder of these checkpoints alone."""
         self._store = store
 
@@ -149,7 +150,7 @@ class StoredModel:
     the fence. Then come the files, then the record again. Every method raises StoreError.
     """
 
-    def __init__(self, store: S3Folder, *, record: str, folder: str) -> None:
+    def __init__(self, store: Mirror, *, record: str, folder: str) -> None:
         """record, folder: their names in the home."""
         self._store, self._name, self._folder = store, record, f"{folder}/"
 
@@ -188,6 +189,8 @@ class StoredModel:
 
     def push(self, record: Mapping[str, Any], folder: Path) -> None:
         """Put this model into the store. Raises TrainingError if another machine overtook this one."""
+        if not self._store.keeps_copies:
+            return
         self._store.prove()
         stored_record, fence = self.record()
         is_same = stored_record is not None and stored_record["fingerprint"] == record["fingerprint"]

@@ -157,19 +157,19 @@ def range_of_run(context: dg.AssetExecutionContext, settings: Settings) -> tuple
             " so that one can fail, wait or be resumed without the others: launch a backfill without the"
             " option 'single run'."
         )
-    if (store := settings.store) is not None:
+    store = settings.mirror
 
-        def pull() -> list[str]:
-            pull_catalog(settings.home, store)
-            assets = (settings.descriptions, settings.embeddings)
-            with no_retry_after_put_back(context):
-                notes = [note for asset in assets for note in StoredPartitions(asset, store).pull(keys[0])]
-            for asset in assets:
-                pull_closed(asset.partition(keys[0]), store)
-            return notes
+    def pull() -> list[str]:
+        pull_catalog(settings.home, store)
+        assets = (settings.descriptions, settings.embeddings)
+        with no_retry_after_put_back(context):
+            notes = [note for asset in assets for note in StoredPartitions(asset, store).pull(keys[0])]
+        for asset in assets:
+            pull_closed(asset.partition(keys[0]), store)
+        return notes
 
-        for note in wait_for_store(context, settings, pull):
-            context.log.warning(note)
+    for note in wait_for_store(context, settings, pull):
+        context.log.warning(note)
     return Catalog.open(settings.home), PropertyRange.from_key(keys[0])
 
 
@@ -199,7 +199,7 @@ class Materialization:
         asked_by = root_run_of(context) if options.recompute or options.retry_failed else None
         self._generation = generation_of(partition, self._record, asked_by)
         self._restored: Metadata = {}
-        self._copying: Copying | None = None
+        self._copying: Copying
 
     @classmethod
     @contextlib.contextmanager
@@ -267,7 +267,7 @@ class Materialization:
         if not verification.ok:
             self._context.log.warning(message)
             try:
-                restored = self._published.restore(key, self._fetch if self._settings.store else None)
+                restored = self._published.restore(key, self._fetch)
             except CannotRestoreError as error:
                 raise dg.Failure(
                     f"{error} To compute it again, materialize this partition with `recompute: true`.",
@@ -307,25 +307,22 @@ class Materialization:
 
     def _fetch(self, record: PublishedRecord) -> bytes | None:
         """The file of a version from the store; waits while the store is away."""
-        store = self._settings.store
-        assert store is not None
-        stored = StoredPartitions(self.partition.paths.asset, store)
+        stored = StoredPartitions(self.partition.paths.asset, self._settings.mirror)
         return wait_for_store(self._context, self._settings, lambda: stored.content_of(record))
 
     @contextlib.contextmanager
     def resume(self) -> Iterator[Journal]:
         """Open the journal, say what it restored, and adopt the finished rows that others have.
 
-        With a store, what it has is fetched first, and what is committed is copied there beside the work.
+        What the store has is fetched first, and what is committed is copied there beside the work.
         """
         try:
             with contextlib.ExitStack() as stack:
-                self._copying = self._begin_copying(stack)
+                self._copying = copying = self._begin_copying(stack)
                 journal = stack.enter_context(
                     self.partition.open_journal(self._generation, self._work.rows_schema())
                 )
-                if (copying := self._copying) is not None:
-                    wait_for_store(self._context, self._settings, lambda: copying.begin(journal))
+                wait_for_store(self._context, self._settings, lambda: copying.begin(journal))
                 self._restored = _report_restored(self._context, journal.recovery)
                 self._refuse_rows_in_doubt(journal)
                 if not self._options.recompute:
@@ -350,7 +347,7 @@ class Materialization:
                     journal=journal,
                     beat=self._beat,
                     state=control_state(self._settings),
-                    may_go_on=copying.check if copying is not None else lambda: None,
+                    may_go_on=copying.check,
                 )
                 self.progress.report()
                 yield journal
@@ -385,22 +382,19 @@ class Materialization:
 
     def _finish_setting_aside(self) -> None:
         """Close the copy of each generation that is noted as set aside; move its folder into .quarantine."""
-        paths, store = self.partition.paths, self._settings.store
+        paths = self.partition.paths
         for generation in unmoved(paths):
             try:
-                if store is not None:
-                    close_set_aside(paths, generation, store)
+                close_set_aside(paths, generation, self._settings.mirror)
                 aside = move_set_aside(paths, generation)
             except (StoreError, JournalLockedError) as error:
                 self._context.log.warning(f"{paths.journal(generation)} is to be set aside: {error}")
                 continue
             self._context.log.warning(f"The rows of generation {generation} are set aside in {aside}.")
 
-    def _begin_copying(self, stack: contextlib.ExitStack) -> Copying | None:
+    def _begin_copying(self, stack: contextlib.ExitStack) -> Copying:
         """Fetch the partition's work from the store. A run that the store ends is no failed attempt."""
-        store, paths = self._settings.store, self.partition.paths
-        if store is None:
-            return None
+        store, paths = self._settings.mirror, self.partition.paths
         stack.enter_context(self._no_attempt())
         stored = StoredJournal(paths, self._generation, store)
 
@@ -536,16 +530,14 @@ class Materialization:
                 raise refusal
             clear_refusal(self.partition.paths)
             metadata = self._work.metadata(staged.path) | self._restored | computed | self._internals
-            if (copying := self._copying) is not None:
-                # The publication below ends only when the store has it: wait here for a store that is away.
-                # A worker that was taken over publishes nothing.
-                wait_for_store(self._context, self._settings, copying.flush, "No store to publish in")
+            # The publication below ends only when the store has it: wait here for a store that is away.
+            # A worker that was taken over publishes nothing.
+            wait_for_store(self._context, self._settings, self._copying.flush, "No store to publish in")
             self._refuse_rows_in_doubt(journal)  # again: the wait may have taken hours
             yield dg.Output(staged, metadata=metadata)
         # The IO manager has published the file and read both copies back: the journal has done its work.
         journal.retire()
-        if copying is not None:
-            self._retire_stored(copying.retire)
+        self._retire_stored(self._copying.retire)
         yield from results
         yield published_file_result(asset, Verification(key, self._published.record(key)))
 
@@ -594,8 +586,8 @@ class Materialization:
 
     def _finish_retirement(self, generation: str) -> None:
         """Retire the journal of a published file if a crash came between publication and retirement."""
-        if (store := self._settings.store) is not None:
-            self._retire_stored(lambda: close_published(self.partition.paths, generation, store))
+        store = self._settings.mirror
+        self._retire_stored(lambda: close_published(self.partition.paths, generation, store))
         if leftover := self.partition.finish_retirement(generation, self._work.rows_schema):
             self._context.log.warning(leftover)
 
@@ -603,8 +595,7 @@ class Materialization:
 def _refuse_other_settings(
     context: dg.AssetExecutionContext, settings: Settings, asset: str, parts: Mapping[str, str]
 ) -> None:
-    if (store := settings.store) is None:
-        return
+    store = settings.mirror
     try:
         wait_for_store(context, settings, lambda: refuse_other_settings(store, asset, parts, settings.home))
     except (MachineDiffersError, UnfitStoreError, ObjectDeniedError):
@@ -617,8 +608,7 @@ def _refuse_withdrawn(context: dg.AssetExecutionContext, settings: Settings, par
     """Raise BeingWithdrawnError where properties of the partition are being withdrawn or were withdrawn."""
     is_withdrawn = partition.key in (being_withdrawn(control_state(settings)) or ())
     if not is_withdrawn:
-        if (store := settings.store) is not None:
-            wait_for_store(context, settings, lambda: pull_catalog(settings.home, store))
+        wait_for_store(context, settings, lambda: pull_catalog(settings.home, settings.mirror))
         rows = Catalog.open(settings.home).slice(PropertyRange.from_key(partition.key))
         is_withdrawn = tuple(rows["property_id"].to_pylist()) != partition.expected_ids
     if is_withdrawn:

@@ -100,7 +100,7 @@ def build_property_catalog(settings: Settings) -> dg.AssetsDefinition:
                 update=config.update,
                 skip_bad=config.skip_bad,
                 max_images=settings.max_images,
-                store=settings.store,
+                store=settings.mirror,
             )
             message = " ".join((*report.sentences(), *([RELOAD] if report.new_ranges else [])))
         context.log.info(message)

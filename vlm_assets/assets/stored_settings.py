@@ -15,7 +15,8 @@ from vlm_assets.assets.fingerprint import OF_THE_PARTITION, Meanings, digest_of
 from vlm_assets.config.settings import CHECKOUT, Settings
 from vlm_durable.commands import command
 from vlm_durable.files.sealed_json import BrokenSealError, refuse_newer_format, sealed, unseal
-from vlm_durable.mirror.bucket import ObjectDeniedError, S3Folder, StoreAwayError, StoreError, TakenError
+from vlm_durable.mirror.bucket import ObjectDeniedError, StoreAwayError, StoreError, TakenError
+from vlm_durable.mirror.mirror import Mirror
 from vlm_durable.mirror.store_claim import claim_store
 
 FORMAT = 1
@@ -28,11 +29,13 @@ class MachineDiffersError(StoreError):
     """This machine would make other rows than those that the store's machines make."""
 
 
-def refuse_other_settings(store: S3Folder, asset: str, parts: Mapping[str, str], home: Path) -> None:
+def refuse_other_settings(store: Mirror, asset: str, parts: Mapping[str, str], home: Path) -> None:
     """Raise MachineDiffersError where this machine's parts or code differ from the store's.
 
     The first machine puts its own there. parts: of a fingerprint of the asset. Raises StoreError too.
     """
+    if not store.keeps_copies:
+        return
     own_parts = {name: part for name, part in parts.items() if name not in OF_THE_PARTITION}
     own_parts["code"] = code_digest(asset)
     name, content = _name(asset), {"of": f"{socket.gethostname()}:{home}", "parts": own_parts}
@@ -76,7 +79,8 @@ def refuse_at_start(settings: Settings, say: Callable[[str], None]) -> None:
     control state of their own. It writes a probe into the store, which it removes, and the claim of a machine
     that works alone. say: called with a sentence where the store or a model is away, so that this is unknown.
     """
-    if (store := settings.store) is None:
+    store = settings.mirror
+    if not store.keeps_copies:
         return
     meanings = Meanings.from_settings(settings)
     try:
@@ -96,7 +100,7 @@ def refuse_at_start(settings: Settings, say: Callable[[str], None]) -> None:
         )
 
 
-def accept_settings(store: S3Folder, assets: tuple[str, ...]) -> None:
+def accept_settings(store: Mirror, assets: tuple[str, ...]) -> None:
     """Let the next run, on any machine, put its own digests into the store. Raises StoreError."""
     for asset in assets:
         store.delete(_name(asset))

@@ -139,9 +139,7 @@ class _Files:
 
     def _rows(self, paths: PartitionPaths) -> int:
         rows = {mark.generation: mark.rows for mark in read_marks(paths.high_water_marks, paths.key)}
-        store = self._settings.store
-        if store is None:
-            return sum(rows.values())
+        store = self._settings.mirror
         for generation in stored_generations(paths, store):
             try:
                 manifest = StoredJournal(paths, generation, store).read_manifest()

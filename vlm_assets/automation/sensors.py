@@ -106,8 +106,8 @@ def _liveness_sensors(
     settings: Settings, assets: Sequence[AssetFolders], outbox: Outbox, ticks: Ticks
 ) -> list[dg.SensorDefinition]:
     """The sensors of this machine's workers and devices; in a cluster, those of its nodes."""
-    if settings.ray_address is not None and settings.store is not None:
-        stored = [StoredPartitions(asset, settings.store) for asset in assets]
+    if settings.ray_address is not None:
+        stored = [StoredPartitions(asset, settings.mirror) for asset in assets]
         return [
             build_cluster_sensor(Nodes(control_state(settings)), outbox, pool=POOL, ticks=ticks),
             build_taking_over_sensor(stored, ticks=ticks),
@@ -120,8 +120,10 @@ def _liveness_sensors(
             health, leases, pool=POOL, ticks=ticks, prepared=lambda: prepared_runs(settings)
         )
     ]
-    if settings.store is not None:
-        left_copies = LeftCopies(assets, settings.store, lambda: _worked_on(Workers(control_state(settings))))
+    if settings.mirror.keeps_copies:
+        left_copies = LeftCopies(
+            assets, settings.mirror, lambda: _worked_on(Workers(control_state(settings)))
+        )
         watching.append(build_left_copies_sensor(left_copies, ticks=ticks))
     return watching
 
@@ -198,9 +200,8 @@ def _compare_catalogs(settings: Settings) -> None:
     check_copies(home)
     if (restored := restore_withdrawn(home)) is not None:
         note_repair(home, "The list of withdrawn ids was restored", restored)
-    if settings.store is not None:
-        with contextlib.suppress(StoreError):
-            put_back_catalog(home, settings.store)
+    with contextlib.suppress(StoreError):
+        put_back_catalog(home, settings.mirror)
 
 
 def close_old_tail(settings: Settings, *, now: float) -> str | None:
@@ -213,7 +214,7 @@ def close_old_tail(settings: Settings, *, now: float) -> str | None:
         tail = Catalog.open(settings.home).header.tail
         if hours is None or tail is None or now - tail.since < hours * 3600.0:
             return None
-        closed = close_tail(settings.home, settings.store)
+        closed = close_tail(settings.home, settings.mirror)
     except (CatalogMissingError, IngestBusyError):
         return None
     if closed is None:

@@ -37,6 +37,7 @@ from vlm_durable.files.files import (
 from vlm_durable.files.layout import AssetFolders, Home
 from vlm_durable.files.lock_files import acquire_lock
 from vlm_durable.files.sealed_json import FormatVersionError
+from vlm_durable.mirror.mirror import Mirror
 from vlm_durable.versions.version_mark import (
     MarkComparison,
     VersionMark,
@@ -249,14 +250,14 @@ def last_store(home: Path) -> str | None:
     return mark.store if mark is not None else None
 
 
-def note_store(home: Path, store: str) -> None:
+def note_store(home: Path, store: Mirror) -> None:
     """Note that a store has this home's catalogue. Where the disk refuses, the next look does it."""
-    if last_store(home) == store:
+    if not store.keeps_copies or last_store(home) == str(store):
         return
     with contextlib.suppress(OSError), only_catalog_writer(home):
         mark, _ = _own_mark(home)
         if mark is not None:
-            write_version_mark(mark_path(home), mark.noting(store))
+            write_version_mark(mark_path(home), mark.noting(str(store)))
 
 
 def catalog_id_of(home: Path) -> str | None:

@@ -26,6 +26,7 @@ from vlm_assets.catalog.published_ids import PARTITIONED, recorded_catalogs
 from vlm_assets.catalog.stored_catalog import CATALOG_NAME, MOST_BYTES, put_catalog
 from vlm_durable.files.layout import Home
 from vlm_durable.mirror.bucket import S3Folder, StoredObject
+from vlm_durable.mirror.mirror import NO_MIRROR, Mirror
 from vlm_durable.wording import counted
 
 
@@ -67,7 +68,7 @@ class ChosenCatalog:
         return sentences
 
 
-def check_catalog(home: Path, place: str, store: S3Folder | None = None) -> ChosenCatalog:
+def check_catalog(home: Path, place: str, store: Mirror = NO_MIRROR) -> ChosenCatalog:
     """Read a file or an object wholly and compare it with what is known here; changes nothing.
 
     Raises CatalogError, StoreError.
@@ -75,8 +76,7 @@ def check_catalog(home: Path, place: str, store: S3Folder | None = None) -> Chos
     data = _bytes_of(place)
     header = _verified(place, data)
     versions = known_versions(home)
-    over = None
-    if store is not None and (over := store.head(CATALOG_NAME)) is not None:
+    if (over := store.head(CATALOG_NAME)) is not None:
         try:
             stored = _verified(store.address(CATALOG_NAME), store.get(CATALOG_NAME, most=MOST_BYTES))
         except CatalogError:
@@ -98,7 +98,7 @@ def check_catalog(home: Path, place: str, store: S3Folder | None = None) -> Chos
     return ChosenCatalog(place, header, newest, trouble_of(home, header), unlisted, data, over)
 
 
-def put_in_place(home: Path, chosen: ChosenCatalog, store: S3Folder | None = None) -> CatalogHeader:
+def put_in_place(home: Path, chosen: ChosenCatalog, store: Mirror = NO_MIRROR) -> CatalogHeader:
     """Make it the catalogue of this home and of its store, under a new number if it is not the newest.
 
     Files that stand there go into the quarantine. Raises IngestBusyError, StoreError, OSError; CatalogError
@@ -115,11 +115,9 @@ def put_in_place(home: Path, chosen: ChosenCatalog, store: S3Folder | None = Non
         if header.sequence < chosen.newest or trouble_of(home, header) is not None:
             header = replace(header, sequence=max(chosen.newest, header.sequence) + 1)
             data = _renumbered(data, header)
-        if store is not None:
-            put_catalog(store, data, over=chosen.over)
+        put_catalog(store, data, over=chosen.over)
         replace_catalog(home, data, chosen=True)
-        if store is not None:
-            note_store(home, str(store))
+        note_store(home, store)
     return header
 
 

@@ -68,6 +68,7 @@ from vlm_durable.files.home_claim import claim_home
 from vlm_durable.files.layout import Home
 from vlm_durable.files.lock_files import acquire_lock
 from vlm_durable.mirror.bucket import Place, S3Folder
+from vlm_durable.mirror.mirror import NO_MIRROR, Mirror
 from vlm_durable.wording import counted
 
 DEFAULT_RANGE_SIZE = 1000
@@ -302,7 +303,7 @@ def ingest(
     max_images: int | None = None,
     progress: Progress = lambda now: None,
     before_update: BeforeUpdate = lambda catalog, stale: None,
-    store: S3Folder | None = None,
+    store: Mirror = NO_MIRROR,
 ) -> IngestReport:
     """Take the properties of a source into the catalogue of a home.
 
@@ -412,7 +413,7 @@ def _refuse_unsafe(merge: _Merge, root: AnyImageRoot, home: Path, *, changes_roo
         )
 
 
-def close_tail(home: Path, store: S3Folder | None = None) -> PropertyRange | None:
+def close_tail(home: Path, store: Mirror = NO_MIRROR) -> PropertyRange | None:
     """Make a range of the catalogue's unfilled tail; gives it, or None if there is no tail.
 
     store: as in ``ingest``. Raises CatalogError, IngestBusyError, StoreError, DurableWriteError.

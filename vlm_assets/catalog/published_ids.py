@@ -18,7 +18,7 @@ from vlm_assets.catalog.ranges import InvalidRangeError, PropertyRange
 from vlm_durable.commands import command
 from vlm_durable.files.layout import Home
 from vlm_durable.files.sealed_json import FormatVersionError
-from vlm_durable.mirror.bucket import S3Folder
+from vlm_durable.mirror.mirror import NO_MIRROR, Mirror
 from vlm_durable.versions.partition_files import PublishedError
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.versions.stored import StoredPartitions
@@ -41,7 +41,7 @@ class PublishedIds:
     catalog_id: str = ""
 
 
-def unlisted_ids(home: Path, catalog: Catalog | None, store: S3Folder | None = None) -> list[PublishedIds]:
+def unlisted_ids(home: Path, catalog: Catalog | None, store: Mirror = NO_MIRROR) -> list[PublishedIds]:
     """The published ranges that the catalogue does not list, in order. catalog: None where there is none.
 
     Damaged files are put back from their second copies, and those of the store are fetched. Raises
@@ -51,10 +51,9 @@ def unlisted_ids(home: Path, catalog: Catalog | None, store: S3Folder | None = N
     by_key: dict[str, PublishedIds] = {}
     for name in PARTITIONED:
         asset = Home(home, catalog_id_of).asset(name)
-        if store is not None:
-            stored_keys = {Path(stored_name).stem for stored_name, _ in store.names(f"{name}/")}
-            for key in stored_keys.difference(ranges):
-                StoredPartitions(asset, store).pull(key)
+        stored_keys = {Path(stored_name).stem for stored_name, _ in store.names(f"{name}/")}
+        for key in stored_keys.difference(ranges):
+            StoredPartitions(asset, store).pull(key)
         published = PublishedPartitions(asset)
         for key in asset.recorded_keys().difference(ranges, by_key):
             if (ids := _ids_of(published, key)) is not None:

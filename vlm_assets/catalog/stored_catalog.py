@@ -28,7 +28,8 @@ from vlm_assets.catalog.catalog_copies import (
 from vlm_assets.catalog.catalog_file import UNREADABLE, CatalogError, CatalogHeader
 from vlm_assets.catalog.withdrawn_ids import share_withdrawn
 from vlm_durable.files.files import sha256_of
-from vlm_durable.mirror.bucket import ObjectDamagedError, S3Folder, StoredObject, TakenError
+from vlm_durable.mirror.bucket import ObjectDamagedError, StoredObject, TakenError
+from vlm_durable.mirror.mirror import Mirror
 from vlm_durable.versions.stored import newest_here_command
 from vlm_durable.wording import counted
 
@@ -39,22 +40,22 @@ CATALOG_NAME = f"{CATALOG}/catalog.parquet"
 MOST_BYTES = 5 << 30
 
 
-def pull_catalog(home: Path, store: S3Folder | None) -> StoredObject | None:
+def pull_catalog(home: Path, store: Mirror) -> StoredObject | None:
     """Bring the store's catalogue into the home; a new store gets the home's, if there is one.
 
     The list of withdrawn ids is shared first. Returns the object in the store. Raises CatalogError, also
     where the store lost its catalogue; StoreError.
     """
-    if store is None:
+    if not store.keeps_copies:
         return None
     share_withdrawn(home, store)
     stored = _pull(home, store)
     if stored is not None:
-        note_store(home, str(store))
+        note_store(home, store)
     return stored
 
 
-def _pull(home: Path, store: S3Folder) -> StoredObject | None:
+def _pull(home: Path, store: Mirror) -> StoredObject | None:
     stored = store.head(CATALOG_NAME)
     local, local_error = None, None
     try:
@@ -86,7 +87,7 @@ def _pull(home: Path, store: S3Folder) -> StoredObject | None:
 
 
 def _with_stored(
-    home: Path, error: CatalogUnreadableError, header: CatalogHeader, store: S3Folder, trouble: str
+    home: Path, error: CatalogUnreadableError, header: CatalogHeader, store: Mirror, trouble: str
 ) -> CatalogUnreadableError:
     """The error of a home without its newest catalogue, with what its store has and why it stays there."""
     versions, offer = known_versions(home), ""
@@ -101,11 +102,13 @@ def _with_stored(
     )
 
 
-def stored_catalog_trouble(home: Path, store: S3Folder, *, deep: bool) -> str | None:
+def stored_catalog_trouble(home: Path, store: Mirror, *, deep: bool) -> str | None:
     """What is wrong with the store's catalogue, in a sentence; None where nothing is, or none is here yet.
 
     deep: its bytes are read if it is the one that is here. Raises CatalogError, StoreError.
     """
+    if not store.keeps_copies:
+        return None
     stored = store.head(CATALOG_NAME)
     try:
         local = Catalog.open(home)
@@ -130,7 +133,7 @@ def stored_catalog_trouble(home: Path, store: S3Folder, *, deep: bool) -> str | 
     return None
 
 
-def put_back_catalog(home: Path, store: S3Folder, *, newest_here: bool = False) -> list[str]:
+def put_back_catalog(home: Path, store: Mirror, *, newest_here: bool = False) -> list[str]:
     """Make the store's catalogue equal to the home's, byte for byte; says what was put there.
 
     A damaged catalogue that was not this home's is left alone: a person decides which one counts.
@@ -146,11 +149,11 @@ def put_back_catalog(home: Path, store: S3Folder, *, newest_here: bool = False) 
     if stored is None and not newest_here:
         _refuse_emptied(home, store)
     put_catalog(store, local_path.read_bytes(), over=stored)
-    note_store(home, str(store))
+    note_store(home, store)
     return [f"{trouble} It was put back from {local_path}."]
 
 
-def _refuse_emptied(home: Path, store: S3Folder) -> None:
+def _refuse_emptied(home: Path, store: Mirror) -> None:
     """Raise CatalogError where a store lost this home's catalogue: another machine may have a newer one."""
     if last_store(home) == str(store):
         raise CatalogError(
@@ -160,7 +163,7 @@ def _refuse_emptied(home: Path, store: S3Folder) -> None:
         )
 
 
-def _contradiction(local: Catalog, header: CatalogHeader, store: S3Folder) -> str | None:
+def _contradiction(local: Catalog, header: CatalogHeader, store: Mirror) -> str | None:
     """Why the store's catalogue, which is not the home's, does not take its place; None where it does."""
     if local.catalog_id != header.catalog_id:
         return (
@@ -182,19 +185,17 @@ def _contradiction(local: Catalog, header: CatalogHeader, store: S3Folder) -> st
     )
 
 
-def extend_catalog(home: Path, data: bytes, *, store: S3Folder | None, over: StoredObject | None) -> None:
-    """Put a new catalogue into the store, where there is one, and then in the home.
+def extend_catalog(home: Path, data: bytes, *, store: Mirror, over: StoredObject | None) -> None:
+    """Put a new catalogue into the store, and then in the home.
 
     over: what ``pull_catalog`` gave. Raises CatalogError, StoreError, OSError.
     """
-    if store is not None:
-        put_catalog(store, data, over=over)
+    put_catalog(store, data, over=over)
     publish_catalog(home, data)
-    if store is not None:
-        note_store(home, str(store))
+    note_store(home, store)
 
 
-def put_catalog(store: S3Folder, data: bytes, *, over: StoredObject | None) -> StoredObject:
+def put_catalog(store: Mirror, data: bytes, *, over: StoredObject | None) -> StoredObject:
     """Put a catalogue into the store in place of the one that was extended. Raises CatalogError."""
     store.prove()
     try:
@@ -206,7 +207,7 @@ def put_catalog(store: S3Folder, data: bytes, *, over: StoredObject | None) -> S
         ) from error
 
 
-def _header(home: Path, data: bytes, store: S3Folder, stored: StoredObject) -> CatalogHeader:
+def _header(home: Path, data: bytes, store: Mirror, stored: StoredObject) -> CatalogHeader:
     try:
         if hashlib.sha256(data).hexdigest() != stored.sha256:
             raise ValueError("its bytes are not those that its checksum stands for")

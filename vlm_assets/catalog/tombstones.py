@@ -14,11 +14,11 @@ from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path, publis
 from vlm_assets.catalog.catalog_file import SCHEMA, CatalogWriter, inputs_digest
 from vlm_assets.catalog.ingest import only_ingest
 from vlm_assets.catalog.stored_catalog import extend_catalog, pull_catalog
-from vlm_durable.mirror.bucket import S3Folder
+from vlm_durable.mirror.mirror import NO_MIRROR, Mirror
 
 
 def replace_by_tombstones(
-    home: Path, tombstones: Mapping[str, str], store: S3Folder | None = None
+    home: Path, tombstones: Mapping[str, str], store: Mirror = NO_MIRROR
 ) -> Iterator[Path]:
     """Take these properties out of the catalogue and its copies; gives each file that had them.
 

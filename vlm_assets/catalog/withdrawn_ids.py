@@ -28,7 +28,8 @@ from vlm_durable.files.sealed_json import (
     sealed,
     unseal,
 )
-from vlm_durable.mirror.bucket import S3Folder, TakenError
+from vlm_durable.mirror.bucket import TakenError
+from vlm_durable.mirror.mirror import Mirror
 from vlm_durable.wording import counted
 
 FORMAT = 1
@@ -155,14 +156,12 @@ def save_withdrawn(home: Path, withdrawn: WithdrawnIds) -> WithdrawnIds:
     return withdrawn
 
 
-def share_withdrawn(home: Path, store: S3Folder | None) -> WithdrawnIds | None:
+def share_withdrawn(home: Path, store: Mirror) -> WithdrawnIds | None:
     """Merge the lists of the home and the store into both; returns the merged list.
 
     Raises CatalogError, StoreError, OSError.
     """
     withdrawn = read_withdrawn(home)
-    if store is None:
-        return withdrawn
     for _ in range(_ATTEMPTS):
         stored = store.head(_NAME)
         data = None if withdrawn is None else withdrawn.to_bytes()
@@ -200,7 +199,7 @@ def lost_list(home: Path, tombstones: int) -> WithdrawnListError:
     )
 
 
-def _from_store(store: S3Folder) -> WithdrawnIds:
+def _from_store(store: Mirror) -> WithdrawnIds:
     data = store.get(_NAME, most=_MOST_BYTES)
     try:
         content = unseal(data)

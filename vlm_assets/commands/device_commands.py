@@ -196,9 +196,8 @@ def _devices_here(gpu: GpuResource) -> Iterator[dict[str, object]]:
 
 def _forget(settings: Settings, name: str) -> None:
     nodes = Nodes(control_state(settings))
-    alone = settings.store if settings.state_url is None else None
-    if alone is not None and forget_machine(alone, name, settings.home):
-        say(f"{name} is forgotten: this machine works over {alone} now.")
+    if settings.state_url is None and forget_machine(settings.mirror, name, settings.home):
+        say(f"{name} is forgotten: this machine works over {settings.mirror} now.")
     elif nodes.forget(name):
         say(f"{name} is forgotten.")
     else:

@@ -94,7 +94,7 @@ def demo_command(
         for sentence in _taken_in(current, current.source, range_size=range_size, close=True).sentences():
             say(sentence)
     else:
-        close_tail(current.home, current.store)
+        close_tail(current.home, current.mirror)
     if of_example:
         current = current.model_copy(update={"devices": _devices(current)})
     code = run_backfill(
@@ -336,6 +336,6 @@ def _taken_in(
         image_root=image_root or settings.image_root,
         max_images=settings.max_images,
         progress=advance,
-        store=settings.store,
+        store=settings.mirror,
         **chosen,
     )

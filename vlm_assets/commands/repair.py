@@ -97,8 +97,7 @@ def repair_command(
     if catalog is not None:
         raise typer.Exit(_choose_catalog(settings, catalog, yes))
     if accept_settings:
-        if settings.store is not None:
-            forget_settings(settings.store, (settings.descriptions.name, settings.embeddings.name))
+        forget_settings(settings.mirror, (settings.descriptions.name, settings.embeddings.name))
         say("The next run says which settings, models and code all machines must have.")
         raise typer.Exit(0)
     if accept_version is not None:
@@ -148,12 +147,12 @@ def repair_command(
 
 def _choose_catalog(settings: Settings, place: str, yes: bool) -> int:
     doing(f"comparing {place} with what was published")
-    chosen = check_catalog(settings.home, place, settings.store)
+    chosen = check_catalog(settings.home, place, settings.mirror)
     for sentence in chosen.sentences():
         say(sentence)
     if not agreed(f"Make it the catalogue of {settings.home}?", yes):
         return 1
-    header = put_in_place(settings.home, chosen, settings.store)
+    header = put_in_place(settings.home, chosen, settings.mirror)
     say(
         f"It is the catalogue now, as ingest {header.sequence}. What stood there is kept in"
         f" {quarantine(settings.home)}."
@@ -167,7 +166,7 @@ def _accept_loss(settings: Settings, key: str, yes: bool) -> int:
     if working:
         say(f"Run {working[0].run_id} works on {key} on {working[0].host}. Nothing was changed.")
         return 1
-    pull_catalog(settings.home, settings.store)
+    pull_catalog(settings.home, settings.mirror)
     losses = find_losses(settings, Catalog.open(settings.home), key, tell=say)
     if not losses:
         say(f"Nothing of {key} is lost under these settings: a start goes on with all that is committed.")
@@ -189,7 +188,7 @@ def _accept_loss(settings: Settings, key: str, yes: bool) -> int:
     if not agreed("Give these rows up? They are computed again at the next start.", yes):
         return 1
     for loss in losses:
-        say(accept_loss(loss, settings.store))
+        say(accept_loss(loss, settings.mirror))
     return 0
 
 

@@ -684,7 +684,7 @@ def run_command(
         say(f"{paused} Nothing runs until {command('devices', 'resume')}.", fg="red", err=True)
         raise typer.Exit(1)
     console = TerminalConsole(soft_wrap=True)
-    if missing and (closed := close_tail(current.home, current.store)) is not None:
+    if missing and (closed := close_tail(current.home, current.mirror)) is not None:
         console.print(
             f"The last {counted(len(closed), 'properties are', 'property is')} partition {closed.key} now."
         )

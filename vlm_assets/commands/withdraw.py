@@ -62,7 +62,7 @@ def withdraw_command(
         )
         raise typer.Exit(0)
     if new_list:
-        has_list = share_withdrawn(settings.home, settings.store) is not None
+        has_list = share_withdrawn(settings.home, settings.mirror) is not None
         if not has_list:
             begin_list(settings, accepts_loss=True)
         say("The list is there already." if has_list else "A new list of withdrawn ids was begun.")

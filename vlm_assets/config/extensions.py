@@ -209,7 +209,7 @@ def launcher_settings(settings: Settings) -> str | None:
     """
     texts = (extension.dagster_settings(settings) for extension in installed())
     text = next((text for text in texts if text is not None), None)
-    if text is None and settings.ray_address is not None and settings.store is not None:
+    if text is None and settings.ray_address is not None:
         raise SettingsError(
             f"{PREFIX}RAY_ADDRESS is set, and no extension for several machines is installed here, so"
             " partitions would run on this machine alone. Install vlm-assets-cluster, or unset"

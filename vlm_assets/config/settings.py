@@ -33,6 +33,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from vlm_durable.commands import command
 from vlm_durable.files.layout import AssetFolders, Home, UnusableHomeError
 from vlm_durable.mirror.bucket import S3Folder, place_of
+from vlm_durable.mirror.mirror import NO_MIRROR, Mirror
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 """The folder of this project. Of an installed package: the folder that holds all packages."""
@@ -323,6 +324,11 @@ class Settings(BaseSettings):
         from vlm_assets.catalog.catalog_copies import catalog_id_of
 
         return Home(self.home, catalog_id_of)
+
+    @property
+    def mirror(self) -> Mirror:
+        """The store, or what stands for it where none is set."""
+        return NO_MIRROR if self.store is None else self.store
 
     @property
     def descriptions(self) -> AssetFolders:

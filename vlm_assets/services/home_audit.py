@@ -187,7 +187,7 @@ def _look_at_store(settings: Settings, *, deep: bool) -> tuple[dict[tuple[str, s
             stored |= {(asset, key): trouble for key, trouble in looks.troubles().items()}
         return stored, list(store_findings(settings, deep=deep))
     except StoreError as error:
-        name, where = settings.descriptions.name, str(settings.store)
+        name, where = settings.descriptions.name, str(settings.mirror)
         unread = Finding(FindingKind.STORE_UNREAD, name, None, str(error), path=where)
         return stored, [unread]
 

@@ -17,7 +17,7 @@ from vlm_assets.config.resource_settings import build_text_embedding_model, buil
 from vlm_assets.config.settings import Settings
 from vlm_durable.journal.high_water_mark import read_marks
 from vlm_durable.journal.journal_errors import JournalLossError
-from vlm_durable.mirror.bucket import S3Folder
+from vlm_durable.mirror.mirror import Mirror
 from vlm_durable.mirror.stored_journal import Copying, HeadDamagedError, StoredJournal, stored_generations
 from vlm_durable.versions.partition_files import NotPublishedError, PublishedRecord
 from vlm_durable.versions.published import PublishedPartitions
@@ -56,15 +56,14 @@ def find_losses(
 
     Raises CatalogError, InvalidRangeError, ModelLoadError, JournalError, StoreError.
     """
-    store = settings.store
-    if store is not None:
-        for asset in (settings.descriptions, settings.embeddings):
-            for sentence in StoredPartitions(asset, store).pull(key):
-                tell(sentence)
+    store = settings.mirror
+    for asset in (settings.descriptions, settings.embeddings):
+        for sentence in StoredPartitions(asset, store).pull(key):
+            tell(sentence)
     losses: list[Loss] = []
     for partition, schema in _partitions(settings, catalog, PropertyRange.from_key(key)):
         record = PublishedPartitions(partition.paths.asset).record(key)
-        damaged = dict(_damaged_heads(partition, record, store, tell)) if store is not None else {}
+        damaged = dict(_damaged_heads(partition, record, store, tell))
         losses += [Loss(partition, generation, schema, error) for generation, error in damaged.items()]
         for generation in _generations(partition, record):
             if generation in damaged:
@@ -77,7 +76,7 @@ def find_losses(
 
 
 def _damaged_heads(
-    partition: Partition, record: PublishedRecord | None, store: S3Folder, tell: Callable[[str], None]
+    partition: Partition, record: PublishedRecord | None, store: Mirror, tell: Callable[[str], None]
 ) -> Iterator[tuple[str, HeadDamagedError]]:
     """Fetch what the store has of a partition's work; gives the generations of which nobody can tell."""
     published = record.metadata.get("generation") if record is not None else None
@@ -91,7 +90,7 @@ def _damaged_heads(
             yield generation, error
 
 
-def accept_loss(loss: Loss, store: S3Folder | None) -> str:
+def accept_loss(loss: Loss, store: Mirror) -> str:
     """Record that a person gives the rows up, and open the journal with what is left; says what that is.
 
     Returns when the store has it too: whichever machine starts the partition goes on with what is left.
@@ -99,17 +98,14 @@ def accept_loss(loss: Loss, store: S3Folder | None) -> str:
     rows = "rows that nobody can count" if loss.lost_rows is None else counted(loss.lost_rows, "rows")
     acceptance = f"{getpass.getuser()} accepted the loss of {rows} in a repair"
     with ExitStack() as stack:
-        copying = None
-        if store is not None:
-            stored = StoredJournal(loss.partition.paths, loss.generation, store)
-            stored.pull(accept_missing=True)
-            copying = stack.enter_context(Copying(stored, most_bytes=0))
+        stored = StoredJournal(loss.partition.paths, loss.generation, store)
+        stored.pull(accept_missing=True)
+        copying = stack.enter_context(Copying(stored, most_bytes=0))
         journal = stack.enter_context(
             loss.partition.open_journal(loss.generation, loss.schema, accept_loss=acceptance)
         )
-        if copying is not None:
-            copying.begin(journal)
-            copying.flush()
+        copying.begin(journal)
+        copying.flush()
         return journal.recovery.sentence()
 
 

@@ -20,8 +20,9 @@ def older_versions(
     """
     for asset in (settings.descriptions, settings.embeddings):
         published = PublishedPartitions(asset)
-        if settings.store is not None and not published.verify(key).ok:
-            stored = StoredPartitions(asset, settings.store)
+        verification = published.verify(key)
+        if not verification.ok:
+            stored = StoredPartitions(asset, settings.mirror)
             try:
                 stored.pull(key)
             except OlderInStoreError as error:
@@ -29,6 +30,7 @@ def older_versions(
                 continue
             except PublishedError:
                 pass  # What stands here is the newer one, or all that there is.
-        findings = {finding.kind: finding.text for finding in published.verify(key).findings}
+            verification = published.verify(key)
+        findings = {finding.kind: finding.text for finding in verification.findings}
         if FindingKind.PUT_BACK in findings:
             yield published, findings[FindingKind.PUT_BACK]

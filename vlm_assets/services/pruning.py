@@ -191,16 +191,14 @@ def remove(settings: Settings, removals: list[Removal]) -> Iterator[str]:
             yield f"Kept {removal.path}: a partition that it may belong to is no longer whole."
     for (name, key), beside in doing_each("removing what is beside partitions", by_partition.items()):
         asset = settings.layout.asset(name)
-        stored = None
-        kinds = {removal.kind for removal in beside}
-        if settings.store is not None and RemovalKind.EARLIER_VERSION in kinds:
+        stored = StoredPartitions(asset, settings.mirror)
+        removes_earlier = any(removal.kind is RemovalKind.EARLIER_VERSION for removal in beside)
+        if removes_earlier:
             # First: by its earlier versions the store's version is known as one that came before.
-            stored = StoredPartitions(asset, settings.store)
             stored.push(key)
         yield from _remove_of_partition(PartitionFiles(asset, key), beside)
-        if stored is not None:
-            stored.forget_earlier(key)
-            yield f"Removed the earlier versions of {key} of {name} from {settings.store} too."
+        if removes_earlier:
+            yield from stored.forget_earlier(key)
 
 
 def _remove_of_partition(partition: PartitionFiles, removals: list[Removal]) -> Iterator[str]:

@@ -107,12 +107,13 @@ def put_right(settings: Settings, repair: Repair, *, newest_here: bool = False) 
     StoreError.
     """
     asset = settings.layout.asset(repair.asset)
-    if repair.remedy is Remedy.FILL_STORE and settings.store is not None:
+    stored = StoredPartitions(asset, settings.mirror)
+    if repair.remedy is Remedy.FILL_STORE:
         if repair.key is None:
-            return put_back_catalog(settings.home, settings.store, newest_here=newest_here)
-        done = StoredPartitions(asset, settings.store).put_back(repair.key, newest_here=newest_here)
+            return put_back_catalog(settings.home, settings.mirror, newest_here=newest_here)
+        done = stored.put_back(repair.key, newest_here=newest_here)
         store_looks(settings)[repair.asset].forget(repair.key)
-        return [*done] or [f"Partition {repair.key} of {repair.asset} is whole in {settings.store}."]
+        return [*done] or [f"Partition {repair.key} of {repair.asset} is whole in {settings.mirror}."]
     if repair.remedy is Remedy.SET_ASIDE and repair.path is not None:
         return [f"{repair.path} was moved to {files.set_aside(repair.path, asset.quarantine)}."]
     if repair.key is None:
@@ -121,9 +122,7 @@ def put_right(settings: Settings, repair: Repair, *, newest_here: bool = False) 
     if repair.forgets:
         return list(published.set_aside(repair.key))
     if repair.remedy is Remedy.RESTORE:
-        store = settings.store
-        fetch = StoredPartitions(asset, store).content_of if store is not None else None
-        restoration = published.restore(repair.key, fetch)
+        restoration = published.restore(repair.key, stored.content_of)
         return [*restoration.notes] or [f"Partition {repair.key} of {repair.asset} is whole."]
     return []
 

@@ -19,6 +19,7 @@ from vlm_assets.services.progress import doing_each
 from vlm_durable.commands import command
 from vlm_durable.journal.high_water_mark import read_marks
 from vlm_durable.mirror.bucket import StoreError
+from vlm_durable.mirror.mirror import Mirror
 from vlm_durable.versions.findings import OF_THE_FILE, Finding, FindingKind
 from vlm_durable.versions.partition_files import PartitionFiles, PublishedRecord
 from vlm_durable.versions.stored import StoredPartitions
@@ -91,8 +92,7 @@ def find_repairs(settings: Settings, audited: Audit, *, failed: bool = False) ->
             repairs.append(Repair(finding.asset, None, Remedy.BY_HAND, (finding.text,)))
     for (asset, key), findings in doing_each("reading the files of wrong partitions", by_partition.items()):
         folders = settings.layout.asset(asset)
-        stored = StoredPartitions(folders, settings.store) if settings.store is not None else None
-        repairs += _of_partition(PartitionFiles(folders, key), findings, stored)
+        repairs += _of_partition(PartitionFiles(folders, key), findings, settings.mirror)
     repairs = _without_consequences(repairs, settings, descriptions, embeddings)
     repairs += _refused(audited)
     if failed:
@@ -120,9 +120,8 @@ def _failed_again(partition: PartitionAudit) -> Repair:
     return Repair(partition.asset, partition.key, Remedy.RETRY_FAILED, (why,))
 
 
-def _of_partition(
-    files_: PartitionFiles, findings: Sequence[Finding], stored: StoredPartitions | None
-) -> Iterator[Repair]:
+def _of_partition(files_: PartitionFiles, findings: Sequence[Finding], store: Mirror) -> Iterator[Repair]:
+    stored = StoredPartitions(files_.paths.asset, store)
     kinds = {finding.kind for finding in findings}
     listed = [
         finding
@@ -142,7 +141,7 @@ def _of_partition(
         yield repair(Remedy.RESTORE)
     elif FindingKind.PUT_BACK in kinds:
         # A store may have the newest version still.
-        yield repair(Remedy.BY_HAND if stored is None else Remedy.RESTORE)
+        yield repair(Remedy.RESTORE if store.keeps_copies else Remedy.BY_HAND)
     elif FindingKind.RECORD in kinds:
         yield repair(Remedy.COMPUTE, forgets=True)
     elif kinds & {FindingKind.VANISHED, FindingKind.UNRECORDED}:
@@ -155,7 +154,7 @@ def _of_partition(
         copy_whole = files_.holds(files_.slot(0), record)
         if FindingKind.PENDING in kinds or (copy_whole if not whole else not kinds & _OF_THE_ROWS):
             yield repair(Remedy.RESTORE)
-        elif not whole and record is not None and stored is not None and _may_have(stored, record):
+        elif not whole and record is not None and _may_have(stored, record):
             yield repair(Remedy.RESTORE, "Neither the file nor its second copy is whole; the store has it.")
         else:
             yield repair(

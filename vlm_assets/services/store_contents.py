@@ -13,7 +13,7 @@ from vlm_assets.config.settings import Settings
 from vlm_durable.commands import command
 from vlm_durable.files.layout import AssetFolders
 from vlm_durable.journal.high_water_mark import read_mark
-from vlm_durable.mirror.bucket import S3Folder
+from vlm_durable.mirror.mirror import Mirror
 from vlm_durable.mirror.stored_journal import HEAD, HeadDamagedError, StoredJournal, stored_journals
 from vlm_durable.versions.findings import Finding, FindingKind
 from vlm_durable.versions.partition_files import PartitionFiles, PublishedError
@@ -28,8 +28,7 @@ def store_findings(settings: Settings, *, deep: bool) -> Iterator[Finding]:
 
     deep: the catalogue is read to the byte. Raises StoreError.
     """
-    if (store := settings.store) is None:
-        return
+    store = settings.mirror
     if trouble := stored_catalog_trouble(settings.home, store, deep=deep):
         step = f"{command('repair')} says what it would do."
         yield Finding(FindingKind.STORE, CATALOG, None, trouble, step, str(store))
@@ -42,9 +41,7 @@ def store_findings(settings: Settings, *, deep: bool) -> Iterator[Finding]:
 
 def store_leftovers(settings: Settings) -> list[StoredLeftover]:
     """Journals in the store whose rows are published, or were given up here. Raises StoreError."""
-    if (store := settings.store) is None:
-        return []
-    leftovers = []
+    store, leftovers = settings.mirror, []
     for asset in (settings.descriptions, settings.embeddings):
         for (key, generation), sizes in stored_journals(asset, store).items():
             rest = {name: size for name, size in sizes.items() if name != HEAD}
@@ -55,8 +52,7 @@ def store_leftovers(settings: Settings) -> list[StoredLeftover]:
 
 def remove_leftovers(settings: Settings, leftovers: Sequence[StoredLeftover]) -> Iterator[str]:
     """Remove them from the store, each looked at again right before. Raises StoreError."""
-    if (store := settings.store) is None:
-        return
+    store = settings.mirror
     for leftover in leftovers:
         asset = settings.layout.asset(leftover.asset)
         if _may_go(asset, store, leftover.key, leftover.generation):
@@ -66,7 +62,7 @@ def remove_leftovers(settings: Settings, leftovers: Sequence[StoredLeftover]) ->
             yield f"Removed {counted(leftover.objects, 'objects')} below {journal.where.removesuffix(HEAD)}."
 
 
-def _journal_findings(asset: AssetFolders, store: S3Folder, published: Collection[str]) -> Iterator[Finding]:
+def _journal_findings(asset: AssetFolders, store: Mirror, published: Collection[str]) -> Iterator[Finding]:
     for (key, generation), sizes in stored_journals(asset, store).items():
         if key in published and not sizes.keys() - {HEAD}:
             continue  # Closed, as each published partition's is.
@@ -105,7 +101,7 @@ def _journal_findings(asset: AssetFolders, store: S3Folder, published: Collectio
             yield finding(FindingKind.STORE_JOURNAL, sentence, _STARTED_THERE)
 
 
-def _may_go(asset: AssetFolders, store: S3Folder, key: str, generation: str) -> bool:
+def _may_go(asset: AssetFolders, store: Mirror, key: str, generation: str) -> bool:
     """Whether a journal is closed, and its partition was not put back here: its rows may be nowhere else."""
     partition = PartitionFiles(asset, key)
     try:
@@ -115,7 +111,7 @@ def _may_go(asset: AssetFolders, store: S3Folder, key: str, generation: str) -> 
     return newest is None and _is_closed(asset, store, key, generation)
 
 
-def _is_closed(asset: AssetFolders, store: S3Folder, key: str, generation: str) -> bool:
+def _is_closed(asset: AssetFolders, store: Mirror, key: str, generation: str) -> bool:
     """Whether no start goes on with a journal: its rows are published and there, or were given up here.
 
     Where it cannot be told, the journal stays.

@@ -21,7 +21,8 @@ from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_durable.files.layout import AssetFolders
 from vlm_durable.files.sealed_json import FormatVersionError
-from vlm_durable.mirror.bucket import ObjectDeniedError, S3Folder, StoreError
+from vlm_durable.mirror.bucket import ObjectDeniedError, StoreError
+from vlm_durable.mirror.mirror import Mirror
 from vlm_durable.state.database import ControlState
 from vlm_durable.state.sqlite_file import ControlStateError
 from vlm_durable.state.tables import drift_snapshots
@@ -60,7 +61,7 @@ class _Memory:
 class StoreLooks:
     """The looks at one asset's partitions in the store."""
 
-    def __init__(self, asset: AssetFolders, store: S3Folder, state: ControlState) -> None:
+    def __init__(self, asset: AssetFolders, store: Mirror, state: ControlState) -> None:
         self._asset, self._store, self._state = asset, store, state
         self._partitions = StoredPartitions(asset, store)
         self._name = f"{asset.name} in {store}"
@@ -183,10 +184,10 @@ class StoreTroubles:
 
 def store_looks(settings: Settings) -> dict[str, StoreLooks]:
     """The looks of each asset; none without a store."""
-    if settings.store is None:
+    if not settings.mirror.keeps_copies:
         return {}
     assets = (settings.descriptions, settings.embeddings)
-    return {asset.name: StoreLooks(asset, settings.store, control_state(settings)) for asset in assets}
+    return {asset.name: StoreLooks(asset, settings.mirror, control_state(settings)) for asset in assets}
 
 
 def store_troubles(settings: Settings) -> StoreTroubles:
@@ -209,7 +210,7 @@ def store_troubles(settings: Settings) -> StoreTroubles:
     asking.start()
     asking.join(_ANSWER_SECONDS)
     if asking.is_alive():
-        errors.append(f"{settings.store} does not answer.")
+        errors.append(f"{settings.mirror} does not answer.")
     sentences = {
         (asset, key): sentence
         for asset, of_asset in looks.items()

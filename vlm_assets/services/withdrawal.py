@@ -87,7 +87,7 @@ def prepare_withdrawal(settings: Settings, ids: Collection[str]) -> Withdrawal:
             f" such as {', '.join(map(repr, unknown[:3]))}. Nothing was changed. Ids are compared exactly,"
             " blanks and case too: take them out of the file, then do it again."
         )
-    withdrawn = share_withdrawn(settings.home, settings.store)
+    withdrawn = share_withdrawn(settings.home, settings.mirror)
     if withdrawn is None:
         withdrawn = begin_list(settings)
     withdrawn = withdrawn.changed(requested_ids, withdrawn=True)
@@ -105,7 +105,7 @@ def begin_list(settings: Settings, *, accepts_loss: bool = False) -> WithdrawnId
     if tombstones and not accepts_loss:
         raise lost_list(settings.home, len(tombstones))
     save_withdrawn(settings.home, WithdrawnIds.new().with_tombstones(tombstones))
-    withdrawn = share_withdrawn(settings.home, settings.store)
+    withdrawn = share_withdrawn(settings.home, settings.mirror)
     assert withdrawn is not None
     return withdrawn
 
@@ -125,7 +125,7 @@ def undo_withdrawal(settings: Settings, ids: Collection[str]) -> None:
     """
     if pending_withdrawal(settings) is not None:
         raise CommandError(f"A withdrawal was cut short. Finish it first: {command('withdraw')}.")
-    withdrawn = share_withdrawn(settings.home, settings.store)
+    withdrawn = share_withdrawn(settings.home, settings.mirror)
     if unknown := [property_id for property_id in ids if withdrawn is None or property_id not in withdrawn]:
         raise CommandError(
             f"{unknown[0]!r} is not withdrawn. Nothing was changed. Ids are compared exactly, blanks and case"
@@ -133,7 +133,7 @@ def undo_withdrawal(settings: Settings, ids: Collection[str]) -> None:
         )
     assert withdrawn is not None
     save_withdrawn(settings.home, withdrawn.changed(ids, withdrawn=False))
-    share_withdrawn(settings.home, settings.store)
+    share_withdrawn(settings.home, settings.mirror)
 
 
 def _ids(catalog: Catalog) -> Iterator[str]:
@@ -174,25 +174,23 @@ def withdraw(settings: Settings, withdrawal: Withdrawal) -> Iterator[str]:
             f"A run works on {', '.join(busy[:3])}. Nothing was changed. Wait for it, or"
             f" {command('devices', 'pause')}, then do it again."
         )
-    withdrawn = share_withdrawn(settings.home, settings.store)
+    withdrawn = share_withdrawn(settings.home, settings.mirror)
     if withdrawn is None:
         raise CommandError(
             f"The list of withdrawn ids is gone. Begin one: {command('withdraw', '--new-list')}."
         )
     # Before the catalogue: from now on no ingest takes them in, whatever catalogue it meets.
     save_withdrawn(settings.home, withdrawn.changed(withdrawal.tombstones, withdrawn=True))
-    share_withdrawn(settings.home, settings.store)
+    share_withdrawn(settings.home, settings.mirror)
     doing("removing the properties from the catalogue and its copies")
-    for path in replace_by_tombstones(settings.home, withdrawal.tombstones, settings.store):
+    for path in replace_by_tombstones(settings.home, withdrawal.tombstones, settings.mirror):
         yield f"Removed {counted(len(withdrawal.tombstones), 'properties')} from {path}."
-    if (store := settings.store) is not None:
-        # This home holds all that the store has of these partitions.
-        for key in doing_each("fetching what the store has of partitions", withdrawal.keys):
-            for asset in (settings.descriptions, settings.embeddings):
-                yield from StoredPartitions(asset, store).pull(key)
-                yield from pull_others(asset.partition(key), "", store)
-    catalog = Catalog.open(settings.home)
+    store, catalog = settings.mirror, Catalog.open(settings.home)
     for key in doing_each("removing the properties from partitions", withdrawal.keys):
+        # First this home gets all that the store has of the partition.
+        for asset in (settings.descriptions, settings.embeddings):
+            yield from StoredPartitions(asset, store).pull(key)
+            yield from pull_others(asset.partition(key), "", store)
         yield from withdraw_published(
             settings,
             catalog,
@@ -210,7 +208,7 @@ def withdraw(settings: Settings, withdrawal: Withdrawal) -> Iterator[str]:
     removable = find_removable(settings, catalog, keys=withdrawal.keys)
     yield from removable.kept
     yield from remove(settings, removable.removals)
-    if store is not None:
+    if store.keeps_copies:
         for asset in (settings.descriptions, settings.embeddings):
             for key in doing_each(
                 f"removing earlier versions of {asset.name} from the store", withdrawal.keys

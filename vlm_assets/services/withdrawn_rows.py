@@ -27,7 +27,8 @@ from vlm_durable.versions.stored import StoredPartitions
 
 def withdraw_stored(settings: Settings, key: str) -> Iterator[str]:
     """Have the store hold what is published here now, and no journal that may hold the properties."""
-    if (store := settings.store) is None:
+    store = settings.mirror
+    if not store.keeps_copies:
         return
     for asset in (settings.descriptions, settings.embeddings):
         StoredPartitions(asset, store).push(key)

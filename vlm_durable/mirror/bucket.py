@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar
+from typing import Any, ClassVar, Final, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -118,6 +118,9 @@ class ListedObject:
 class S3Folder:
     """All objects below ``s3://bucket/prefix``. prefix: empty, or ends with a slash."""
 
+    keeps_copies: ClassVar[bool] = True
+    """See NoMirror."""
+
     bucket: str
     prefix: str
 
@@ -141,6 +144,10 @@ class S3Folder:
     def address(self, name: str) -> str:
         """The full address of an object in it."""
         return f"s3://{self.bucket}/{self.prefix}{name}"
+
+    def below(self, name: str) -> S3Folder:
+        """The folder of this name in it."""
+        return S3Folder(self.bucket, f"{self.prefix}{name}/")
 
     def get(self, name: str, *, most: int, patience: float | None = None) -> bytes:
         """The bytes of an object, their length and checksum verified.

@@ -15,7 +15,8 @@ from typing import Any
 from vlm_durable.commands import command
 from vlm_durable.files.home_claim import SEVERAL_MACHINES, this_machine
 from vlm_durable.files.sealed_json import BrokenSealError, refuse_newer_format, sealed, unseal
-from vlm_durable.mirror.bucket import ObjectDamagedError, S3Folder, StoredObject, StoreError, TakenError
+from vlm_durable.mirror.bucket import ObjectDamagedError, StoredObject, StoreError, TakenError
+from vlm_durable.mirror.mirror import Mirror
 
 NAME = ".state/machine.json"
 FORMAT = 1
@@ -28,7 +29,7 @@ class OtherMachineError(StoreError):
     """Another machine, with a control state of its own, works over this store."""
 
 
-def claim_store(store: S3Folder, home: Path) -> None:
+def claim_store(store: Mirror, home: Path) -> None:
     """Note in a store that this machine works over it; refuse where another one does.
 
     Raises OtherMachineError, StoreError.
@@ -56,7 +57,7 @@ def claim_store(store: S3Folder, home: Path) -> None:
         )
 
 
-def forget_machine(store: S3Folder, host: str, home: Path) -> bool:
+def forget_machine(store: Mirror, host: str, home: Path) -> bool:
     """Claim the store of a machine that is gone for good. False where ``host`` does not hold the claim.
 
     Raises TakenError where another machine does so at the same moment, StoreError.
@@ -73,7 +74,7 @@ def _of_this_machine(home: Path) -> bytes:
     return sealed({**this_machine(), "home": str(home), "since": since}, format_=FORMAT)
 
 
-def _read_claim(store: S3Folder) -> tuple[Mapping[str, Any], StoredObject | None]:
+def _read_claim(store: Mirror) -> tuple[Mapping[str, Any], StoredObject | None]:
     claim = store.head(NAME)
     if claim is None:
         return {}, None

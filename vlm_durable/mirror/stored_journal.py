@@ -46,12 +46,12 @@ from vlm_durable.journal.setting_aside import note_set_aside
 from vlm_durable.journal.writer_lock import WriterLock
 from vlm_durable.mirror.bucket import (
     ObjectDamagedError,
-    S3Folder,
     StoreAwayError,
     StoredObject,
     StoreError,
     TakenError,
 )
+from vlm_durable.mirror.mirror import Mirror
 from vlm_durable.wording import counted
 
 HEAD = "head.json"
@@ -124,7 +124,7 @@ class Head:
 class StoredJournal:
     """The journal of one generation of a partition in a store. Every method raises StoreError."""
 
-    def __init__(self, paths: PartitionPaths, generation: str, store: S3Folder) -> None:
+    def __init__(self, paths: PartitionPaths, generation: str, store: Mirror) -> None:
         self.directory = paths.journal(generation)
         self.key, self.generation = paths.key, generation
         self._mark = paths.high_water_mark(generation)
@@ -138,6 +138,11 @@ class StoredJournal:
         self.head: Head | None = None
         self.copied_names: set[str] = set()
         """Names of the segments that are in the store."""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether there is a store to keep it."""
+        return self._store.keeps_copies
 
     @property
     def where(self) -> str:
@@ -156,6 +161,8 @@ class StoredJournal:
         kill anywhere, calling it again finishes the work. Raises HeadDamagedError, JournalLockedError,
         JournalStorageError.
         """
+        if not self._store.keeps_copies:
+            return ()
         self._store.prove()
         stored: Manifest | None = None
         damage: HeadDamagedError | None = None
@@ -552,7 +559,7 @@ class StoredJournal:
         return f"{self.directory.relative_to(self._root)}/{name}"
 
 
-def pull_others(paths: PartitionPaths, generation: str, store: S3Folder) -> Iterator[str]:
+def pull_others(paths: PartitionPaths, generation: str, store: Mirror) -> Iterator[str]:
     """Have this machine's disk hold what the store has of a partition's other generations.
 
     Their rows are adopted where the inputs did not change. Says what was fetched. Raises as ``pull``.
@@ -567,7 +574,7 @@ def pull_others(paths: PartitionPaths, generation: str, store: S3Folder) -> Iter
                 continue
 
 
-def close_published(paths: PartitionPaths, generation: str, store: S3Folder) -> None:
+def close_published(paths: PartitionPaths, generation: str, store: Mirror) -> None:
     """Remove what the store still has of a generation that is published. Raises StoreError."""
     journal = StoredJournal(paths, generation, store)
     try:
@@ -579,7 +586,7 @@ def close_published(paths: PartitionPaths, generation: str, store: S3Folder) -> 
         journal.close()
 
 
-def close_set_aside(paths: PartitionPaths, generation: str, store: S3Folder) -> None:
+def close_set_aside(paths: PartitionPaths, generation: str, store: Mirror) -> None:
     """Let no machine take over the rows of a generation that was set aside here. Raises StoreError."""
     journal = StoredJournal(paths, generation, store)
     with contextlib.suppress(HeadDamagedError):
@@ -587,7 +594,7 @@ def close_set_aside(paths: PartitionPaths, generation: str, store: S3Folder) -> 
     journal.close(set_aside=f"its rows may be wrong: {paths.quarantine}")
 
 
-def pull_closed(paths: PartitionPaths, store: S3Folder) -> None:
+def pull_closed(paths: PartitionPaths, store: Mirror) -> None:
     """Learn which generations were published and closed elsewhere, or set aside: none is begun again."""
     for name in stored_generations(paths, store):
         mark = paths.high_water_mark(name)
@@ -605,7 +612,7 @@ def pull_closed(paths: PartitionPaths, store: S3Folder) -> None:
             write_mark(mark, manifest.mark)
 
 
-def stored_journals(asset: AssetFolders, store: S3Folder) -> dict[tuple[str, str], dict[str, int]]:
+def stored_journals(asset: AssetFolders, store: Mirror) -> dict[tuple[str, str], dict[str, int]]:
     """The objects of each journal of an asset with their bytes, by partition and generation.
 
     Raises StoreError.
@@ -619,7 +626,7 @@ def stored_journals(asset: AssetFolders, store: S3Folder) -> dict[tuple[str, str
     return sizes
 
 
-def stored_generations(paths: PartitionPaths, store: S3Folder) -> list[str]:
+def stored_generations(paths: PartitionPaths, store: Mirror) -> list[str]:
     """The generations of a partition that the store has, sorted. Raises StoreAwayError."""
     below = f"{paths.journals.relative_to(paths.asset.home.root)}/"
     return sorted({name.removeprefix(below).partition("/")[0] for name, _ in store.names(below)})
@@ -652,6 +659,8 @@ class Copying:
 
         Raises TakenOverError, StoreAwayError.
         """
+        if not self._stored.is_kept:
+            return
         self._stored.claim(journal.recovery.epoch)
         journal.on_commit(lambda rows: self._note_records(journal.records))
         self._note_records(journal.records)
@@ -682,6 +691,8 @@ class Copying:
 
         Raises StoreAwayError where they cannot be copied now, TakenOverError.
         """
+        if not self._stored.is_kept:
+            return
         with self._changed:
             self._requested = requested = self._requested + 1
             self._changed.notify_all()

@@ -19,7 +19,8 @@ from pathlib import Path
 from vlm_durable.commands import command
 from vlm_durable.files import files
 from vlm_durable.files.layout import VERSION_NUMBERS, AssetFolders
-from vlm_durable.mirror.bucket import NoObjectError, ObjectDamagedError, S3Folder, StoredObject, TakenError
+from vlm_durable.mirror.bucket import NoObjectError, ObjectDamagedError, StoredObject, TakenError
+from vlm_durable.mirror.mirror import Mirror
 from vlm_durable.versions.partition_files import (
     LOCK_SECONDS,
     FileDamagedError,
@@ -56,7 +57,7 @@ class OlderInStoreError(PutBackError):
 class StoredPartitions:
     """The partitions of an asset in a store. Raises StoreError, above all StoreAwayError, in every method."""
 
-    def __init__(self, asset: AssetFolders, store: S3Folder) -> None:
+    def __init__(self, asset: AssetFolders, store: Mirror) -> None:
         self._asset = asset
         self._store = store
 
@@ -71,6 +72,8 @@ class StoredPartitions:
         Raises OvertakenError, PublishedError where the store lost its files of this partition, and the errors
         of reading the files here.
         """
+        if not self._store.keeps_copies:
+            return
         self._store.prove()
         partition = PartitionFiles(self._asset, key)
         with partition.locked(LOCK_SECONDS):
@@ -397,17 +400,20 @@ class StoredPartitions:
         stored, _ = self._read_record(partition)
         return self._published_in(partition, stored)
 
-    def forget_earlier(self, key: str) -> None:
+    def forget_earlier(self, key: str) -> tuple[str, ...]:
         """Remove the earlier versions of a partition from the store, after they are gone from the home.
 
-        Does nothing where the store has another published version than this machine. Raises OvertakenError.
+        Does nothing where the store has another published version than this machine. Returns sentences about
+        what was done. Raises OvertakenError.
         """
+        if not self._store.keeps_copies:
+            return ()
         partition = PartitionFiles(self._asset, key)
         with partition.locked(LOCK_SECONDS):
             local, _ = partition.settle()
             stored, record_object = self._read_record(partition)
             if local.published is None or stored.published != local.published or stored.pending is not None:
-                return
+                return ()
             if stored.previous:
                 self._put(
                     self._name(partition.record_path),
@@ -416,6 +422,7 @@ class StoredPartitions:
                 )
             for number in VERSION_NUMBERS[1:]:
                 self._store.delete(self._name(partition.slot(number)))
+        return (f"Removed the earlier versions of {key} of {self.name} from {self._store} too.",)
 
     def _read_record(self, partition: PartitionFiles) -> tuple[PartitionVersions, StoredObject | None]:
         name = self._name(partition.record_path)

@@ -55,8 +55,8 @@ def examine_state(settings: Settings) -> Findings:
 
 def examine_store(settings: Settings) -> Findings:
     """The store honours what the order of writers depends on. Raises StoreError."""
-    store = settings.store
-    if store is None:
+    store = settings.mirror
+    if not store.keeps_copies:
         yield "ok", f"No store is set ({PREFIX}STORE): this home alone holds what is finished."
         return
     began = time.monotonic()

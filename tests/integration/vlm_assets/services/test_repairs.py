@@ -15,6 +15,7 @@ from vlm_assets.services.repairing import put_right, recomputations
 from vlm_assets.services.repairs import find_repairs
 from vlm_durable.journal.journal import Journal
 from vlm_durable.journal.journal_errors import JournalLossError
+from vlm_durable.mirror.mirror import NO_MIRROR
 from vlm_durable.versions.published import PublishedPartitions
 
 KEY = "000000000-000000007"
@@ -146,7 +147,7 @@ def test_a_loss_stops_every_start_until_a_person_accepts_it(interrupted, gone):
     assert isinstance(loss.error, JournalLossError)
     assert (loss.lost_rows, loss.error.restorable_rows) == (4, 0)
     assert not interrupted.materialize().success, "looking accepts nothing"
-    said = accept_loss(loss, None)
+    said = accept_loss(loss, NO_MIRROR)
     assert "accepted the loss of 4 rows" in said
     assert find_losses(interrupted.settings, Catalog.open(interrupted.settings.home), KEY) == []
     assert interrupted.materialize().success

@@ -1,0 +1,19 @@
+"""The catalogue of a home without a store. That of a store is in tests/integration."""
+
+from tests.support.homes import Dataset
+from vlm_assets.catalog.catalog_copies import catalog_path, last_store, note_store
+from vlm_assets.catalog.stored_catalog import extend_catalog, pull_catalog, put_back_catalog
+from vlm_durable.mirror.bucket import S3Folder
+from vlm_durable.mirror.mirror import NO_MIRROR
+
+
+def test_without_a_store_the_catalogue_is_this_homes_alone(dataset: Dataset):
+    """Nothing is missing in a store that there is not, and the last one that there was is remembered."""
+    home = dataset.settings.home
+    note_store(home, S3Folder("bucket", "before/"))
+    assert pull_catalog(home, NO_MIRROR) is None
+    assert put_back_catalog(home, NO_MIRROR) == []
+    extend_catalog(home, catalog_path(home).read_bytes(), store=NO_MIRROR, over=None)
+    assert last_store(home) == "s3://bucket/before"
+    catalog_path(home).write_bytes(b"damaged: the home's own copies put it right, and no store is asked")
+    assert pull_catalog(home, NO_MIRROR) is None

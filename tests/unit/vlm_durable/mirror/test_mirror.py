@@ -1,0 +1,78 @@
+"""A home without a store: it publishes and commits as ever, and nobody asks whether there is a store."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from vlm_durable.files.layout import Home
+from vlm_durable.journal.journal import Journal
+from vlm_durable.mirror.bucket import NoObjectError
+from vlm_durable.mirror.mirror import NO_MIRROR
+from vlm_durable.mirror.stored_journal import Copying, StoredJournal, pull_others, stored_generations
+from vlm_durable.versions.stored import StoredPartitions
+
+KEY, GENERATION = "000000000-000000009", "generation"
+SCHEMA = pa.schema([("ordinal", pa.int64()), ("property_id", pa.string())])
+
+
+def bytes_of(home: Home) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in home.root.rglob("*") if path.is_file()}
+
+
+def test_what_is_put_there_is_not_kept():
+    """Nobody takes it for a store that has something."""
+    stored = NO_MIRROR.put("name", b"content", over=None)
+    NO_MIRROR.put("name", b"newer", over=stored)
+    assert NO_MIRROR.head("name") is None
+    assert not [*NO_MIRROR.names(), *NO_MIRROR.below("folder").listed()]
+    with pytest.raises(NoObjectError):
+        NO_MIRROR.get("name", most=9)
+
+
+def test_a_publication_ends_here(partitions: Any):
+    """Nothing is read or noted for the store that there is not: a store that is set later is a new one."""
+    stored = StoredPartitions(partitions.asset, NO_MIRROR)
+    partitions.publish_text("a")
+    record = partitions.publish_text("b").record
+    partitions.files.published.write_bytes(b"damaged, so that a copy of it would be refused")
+    before = bytes_of(partitions.asset.home)
+    stored.push(record.key)
+    assert (stored.pull(record.key), stored.forget_earlier(record.key)) == ((), ())
+    assert (stored.content_of(record), stored.has(record), stored.published(record.key)) == (
+        None,
+        False,
+        None,
+    )
+    assert bytes_of(partitions.asset.home) == before
+    assert partitions.files.last_store() is None
+
+
+def test_committed_rows_wait_for_no_copy(tmp_path):
+    """The work goes on without a thread, an object or a sentence about copies."""
+    paths = Home(tmp_path).asset("property_descriptions").partition(KEY)
+    for ordinal in range(2):
+        stored = StoredJournal(paths, GENERATION, NO_MIRROR)
+        assert stored.pull() == ()
+        journal = Journal.open(
+            paths.journal(GENERATION),
+            key=KEY,
+            generation=GENERATION,
+            fingerprints={"model": "m"},
+            schema=SCHEMA,
+            expected_ids=["p0", "p1"],
+            high_water_mark=paths.high_water_mark(GENERATION),
+        )
+        with Copying(stored, most_bytes=0) as copying, journal:
+            copying.begin(journal)
+            journal.submit(pa.table({"ordinal": [ordinal], "property_id": [f"p{ordinal}"]}, schema=SCHEMA))
+            journal.flush()
+            copying.flush()
+            copying.check()
+            assert copying.lag().segments == 0
+            assert not [thread for thread in threading.enumerate() if thread.name == "journal-copies"]
+            copying.retire()
+    assert [*pull_others(paths, "another", NO_MIRROR), *stored_generations(paths, NO_MIRROR)] == []
