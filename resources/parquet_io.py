@@ -7,6 +7,7 @@ What lives here: Dagster's side only. What may be published, and how, is in
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from dagster import (
     AssetKey,
@@ -73,6 +74,7 @@ class ParquetIOManager(IOManager):
         context.add_output_metadata(
             {
                 "path": MetadataValue.path(str(path)),
+                "dagster/uri": self._uri(path),
                 "dagster/partition_row_count": record.rows,
                 "bytes": record.bytes,
                 "digest": record.sha256[:12],
@@ -111,6 +113,12 @@ class ParquetIOManager(IOManager):
     def partitions(self, asset_key: AssetKey) -> PublishedPartitions:
         """The published partitions of an asset."""
         return PublishedPartitions(self._home.asset("/".join(asset_key.path)))
+
+    def _uri(self, path: Path) -> str:
+        """Where others read a published file: in the store, where there is one."""
+        if self._store is None:
+            return path.as_uri()
+        return self._store.address(str(path.relative_to(self._home.root)))
 
     def _one_partition(self, asset_key: AssetKey, keys: Sequence[str]) -> str:
         if len(keys) != 1:

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from vlm_engine.devices.find import Device
 from vlm_engine.devices.leases import refuse_another_gpu
-from vlm_engine.model_source import ModelSource, exact_revision
+from vlm_engine.model_source import ModelSource, exact_revision, noted_revision
 from vlm_engine.prompt import Prompt
 from vlm_engine.protocol import ModelLoadError
 from vlm_engine.schema import DescriptionSchema
@@ -136,6 +136,13 @@ class VisionLanguageModel:
     def exact_revision(self) -> str:
         """The exact revision of the model now. See ``exact``."""
         return self.exact()[1]
+
+    def noted_revision(self) -> str | None:
+        """The exact revision where that is known without a server, a hub and reading weights; else None.
+
+        Raises ModelLoadError.
+        """
+        return None if self.is_at_address else noted_revision(self.source)
 
     def engine_meaning(self) -> dict[str, Any]:
         """The properties of the engine that change an answer's meaning; none for an engine in this process.

@@ -41,6 +41,9 @@ _GONE = (
 )
 
 
+TagsOf = Callable[[str, PublishedRecord, int], Mapping[str, str]]
+"""The tags of a partition that is found on disk: of its asset, its record, and Dagster's latest event."""
+
 Processes = dict[str, ProcessIdentity]
 """The processes of runs under way, by run id. A process that was seen once is recognized without a clock."""
 
@@ -88,6 +91,7 @@ def report_published(
     keys: Sequence[str],
     workers: Workers,
     *,
+    tags_of: TagsOf,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[tuple[str, str]]:
     """Report to Dagster the partitions on disk that it does not know as materialized: its database was lost.
@@ -112,7 +116,8 @@ def report_published(
             except RecordDamagedError:
                 continue  # The drift sensor and the audit name it.
             if record is not None:
-                dagster.report_materialization(_from_disk(asset.name, record))
+                tags = tags_of(asset.name, record, dagster.newest_event())
+                dagster.report_materialization(_from_disk(asset.name, record, tags))
                 reported.append((asset.name, key))
     return reported
 
@@ -132,7 +137,7 @@ def restore_results_of_cancelled(
     return restored
 
 
-def _from_disk(asset: str, record: PublishedRecord) -> dg.AssetMaterialization:
+def _from_disk(asset: str, record: PublishedRecord, tags: Mapping[str, str]) -> dg.AssetMaterialization:
     return dg.AssetMaterialization(
         asset_key=asset,
         partition=record.key,
@@ -148,19 +153,23 @@ def _from_disk(asset: str, record: PublishedRecord) -> dg.AssetMaterialization:
             "published at": dg.MetadataValue.text(record.published_at),
             "found on disk": dg.MetadataValue.bool(True),
         },
+        tags=tags,
     )
 
 
 def build_reconciliation_sensor(
-    assets: Sequence[AssetFolders], keys: Sequence[str], *, workers: Workers, ticks: Ticks
+    assets: Sequence[AssetFolders], keys: Sequence[str], *, workers: Workers, ticks: Ticks, tags_of: TagsOf
 ) -> dg.SensorDefinition:
-    """The sensor. assets, keys: published as files, upstream first. ticks: where it notes that it ticked."""
+    """The sensor. assets, keys: published as files, upstream first. ticks: where it notes that it ticked.
+
+    tags_of: the tags by which Dagster compares versions.
+    """
     handled: set[str] = set()
 
     def decide(situation: Situation) -> Decided:
         ended, alive = end_dead_runs(situation.dagster, workers, _processes(situation.cursor))
         freed = situation.dagster.free_slots_of_ended()
-        reported = report_published(situation.dagster, assets, keys, workers)
+        reported = report_published(situation.dagster, assets, keys, workers, tags_of=tags_of)
         restored = restore_results_of_cancelled(situation.dagster, handled, now=situation.now)
         sentences = []
         if ended:

@@ -100,6 +100,22 @@ def exact_revision(source: ModelSource) -> str:
     return pinned_commit(source.name, source.revision, source.records, _hub_commit)
 
 
+def noted_revision(source: ModelSource) -> str | None:
+    """The exact version, where small files and the notes of earlier runs say it; None where they do not.
+
+    It hashes no large file and asks no hub, so that what must start fast can ask it. Raises ModelLoadError.
+    """
+    if not source.name or source.records is None:
+        return None
+    if (folder := source.folder) is not None:
+        is_noted = all(_is_small_or_noted(path, source.records) for path in deciding_files(folder))
+        return _folder_digest(folder, source.records) if is_noted else None
+    is_commit = source.revision is not None and _COMMIT.fullmatch(source.revision)
+    if not is_commit and not _pin(source.name, source.revision or "main", source.records).exists():
+        return None
+    return pinned_commit(source.name, source.revision, source.records, _hub_commit)
+
+
 def _folder_digest(folder: Path, records: Path | None) -> str:
     digest = hashlib.sha256()
     for path in deciding_files(folder):
@@ -224,7 +240,7 @@ def pinned_commit(
     if revision is not None and _COMMIT.fullmatch(revision):
         return revision
     branch = revision or "main"
-    note = records / f"pin-{hashlib.sha256(f'{name}@{branch}'.encode()).hexdigest()[:32]}.json"
+    note = _pin(name, branch, records)
     if not note.exists():
         content = {"about": _ABOUT_A_PIN, "model": name, "revision": branch, "commit": ask(name, revision)}
         make_directory(records)
@@ -242,22 +258,34 @@ def pinned_commit(
         ) from error
 
 
+def _pin(name: str, branch: str, records: Path) -> Path:
+    """The note of a branch's commit."""
+    return records / f"pin-{hashlib.sha256(f'{name}@{branch}'.encode()).hexdigest()[:32]}.json"
+
+
 def file_digest(path: Path, kept_in: Path | None = None) -> str:
     """SHA-256 of a file's bytes, in hex. kept_in: folder of remembered digests. Raises OSError."""
+    return _digest(path.absolute(), _identity(path), kept_in)
+
+
+def _identity(path: Path) -> tuple[int, ...]:
     status = path.stat()
-    identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    return _digest(path.absolute(), identity, kept_in)
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def _is_small_or_noted(path: Path, kept_in: Path) -> bool:
+    """Whether ``file_digest`` does not hash a large file."""
+    path = path.absolute()
+    return path.stat().st_size < SMALL_BYTES or _noted_digest(path, _identity(path), kept_in) is not None
 
 
 @cache
 def _digest(path: Path, identity: tuple[int, ...], kept_in: Path | None) -> str:
     if kept_in is None or path.stat().st_size < SMALL_BYTES:
         return sha256_of(path)
-    note = kept_in / f"{hashlib.sha256(str(path).encode()).hexdigest()[:32]}.json"
+    if (noted := _noted_digest(path, identity, kept_in)) is not None:
+        return noted
     now = time.time_ns()
-    noted = _read_note(note)
-    if noted.get("identity") == list(identity) and 0 <= now - int(noted["hashed_ns"]) < _TRUSTED_NS:
-        return str(noted["sha256"])
     digest = sha256_of(path)
     if max(identity[-2:]) < now - _SETTLED_NS:
         content = {
@@ -269,12 +297,20 @@ def _digest(path: Path, identity: tuple[int, ...], kept_in: Path | None) -> str:
         }
         # The note only saves time, so a full disk must not stop a run.
         with contextlib.suppress(OSError):
-            write_sealed(note, content)
+            write_sealed(_note(path, kept_in), content)
     return digest
 
 
-def _read_note(note: Path) -> dict[str, Any]:
+def _noted_digest(path: Path, identity: tuple[int, ...], kept_in: Path) -> str | None:
+    """The digest that was noted of this very file within a day."""
     try:
-        return read_sealed(note)
+        noted = read_sealed(_note(path, kept_in))
     except (OSError, BrokenSealError):
-        return {}
+        return None
+    if noted.get("identity") != list(identity):
+        return None
+    return str(noted["sha256"]) if 0 <= time.time_ns() - int(noted["hashed_ns"]) < _TRUSTED_NS else None
+
+
+def _note(path: Path, kept_in: Path) -> Path:
+    return kept_in / f"{hashlib.sha256(str(path).encode()).hexdigest()[:32]}.json"

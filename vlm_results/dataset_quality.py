@@ -120,6 +120,8 @@ def build_dataset_quality(settings: Settings) -> dg.AssetsDefinition:
         deps=[property_descriptions.ASSET],
         group_name="properties",
         kinds={"duckdb"},
+        owners=settings.owner_list,
+        tags=settings.tag_values,
         check_specs=[
             dg.AssetCheckSpec(name, asset=ASSET, description=expected) for name, expected in _CHECKS.items()
         ],

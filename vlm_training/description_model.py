@@ -98,6 +98,8 @@ def build_description_model(settings: Settings) -> dg.AssetsDefinition | None:
         pool="gpu",
         group_name="properties",
         kinds={"safetensors", "pytorch"},
+        owners=settings.owner_list,
+        tags=settings.tag_values,
         description=(
             "One describing model a variant of VLM_ASSETS_VARIANTS, trained on published descriptions,"
             " reviewed or true labels. Materialize resumes what was interrupted, to the bit; a complete"

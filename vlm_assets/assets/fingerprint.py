@@ -91,13 +91,17 @@ def description_parts(
     *,
     schema: DescriptionSchema | None = None,
     prompt: Prompt | None = None,
+    revision: str | None = None,
 ) -> dict[str, str]:
-    """All parts of a description's fingerprint but the catalogue's. Raises SchemaError, ModelLoadError."""
+    """All parts of a description's fingerprint but the catalogue's. Raises SchemaError, ModelLoadError.
+
+    schema, prompt, revision: those of the settings and the model, where the caller has them already.
+    """
     schema = schema or load_schema(settings.description_schema)
     prompt = prompt or build_prompt(schema, settings.prompt)
     return {
         # What the model is, and neither its name nor its folder: moving a folder changes no row.
-        "model": model.exact_revision(),
+        "model": revision or model.exact_revision(),
         "prompt": prompt.digest,
         "schema": schema.digest,
         "decoding": digest_of(_decoding(settings, model)),
@@ -134,9 +138,12 @@ def embedding_settings(model: TextEmbeddingModel) -> dict[str, Any]:
     return {"embedding_model": model.source.label}
 
 
-def embedding_parts(model: TextEmbeddingModel) -> dict[str, str]:
-    """All parts of a vector's fingerprint but that of the texts. Raises ModelLoadError."""
-    return {"embedding_model": model.exact_revision()}
+def embedding_parts(model: TextEmbeddingModel, *, revision: str | None = None) -> dict[str, str]:
+    """All parts of a vector's fingerprint but that of the texts. Raises ModelLoadError.
+
+    revision: of the model, where the caller has it already.
+    """
+    return {"embedding_model": revision or model.exact_revision()}
 
 
 class Meaning:

@@ -29,6 +29,7 @@ from vlm_assets.assets.checks import (
     check_result,
     published_file_result,
 )
+from vlm_assets.assets.dagster_versions import version_tags
 from vlm_assets.assets.fingerprint import ANEW, SETTINGS, TEXTS, Fingerprint
 from vlm_assets.assets.partition import Partition, adopt_rows, generation_of, rows_to_try_again
 from vlm_assets.assets.refusal import Refusal, clear_refusal
@@ -282,7 +283,7 @@ class Materialization:
             stays = f"It was made with other settings or images than now, and stays: {command('run', key)}."
             self._context.log.info(f"{message} {stays}")
             verified = {"verified": dg.MetadataValue.text(f"{message} {stays}")}
-            yield dg.Output(Publication(record, changed=False), metadata=verified)
+            yield self._output(Publication(record, changed=False), verified)
             # The file was not made with the current settings, which the checks know: they only warn.
             for outcome in self._work.check(file, accepted=self._accepted_before):
                 yield check_result(
@@ -301,7 +302,7 @@ class Materialization:
             raise refusal
         verified = {"verified": dg.MetadataValue.text(f"{message} No device was needed.")}
         metadata = self._work.metadata(file) | verified | self._internals
-        yield dg.Output(Publication(record, changed=False), metadata=metadata)
+        yield self._output(Publication(record, changed=False), metadata)
         yield from results
         yield published_file_result(self.partition.asset, Verification(key, record))
 
@@ -534,12 +535,20 @@ class Materialization:
             # A worker that was taken over publishes nothing.
             wait_for_store(self._context, self._settings, self._copying.flush, "No store to publish in")
             self._refuse_rows_in_doubt(journal)  # again: the wait may have taken hours
-            yield dg.Output(staged, metadata=metadata)
+            yield self._output(staged, metadata)
         # The IO manager has published the file and read both copies back: the journal has done its work.
         journal.retire()
         self._retire_stored(self._copying.retire)
         yield from results
         yield published_file_result(asset, Verification(key, self._published.record(key)))
+
+    def _output(
+        self, published: StagedFile | Publication, metadata: Metadata
+    ) -> dg.Output[StagedFile | Publication]:
+        """What the IO manager publishes or leaves, with the versions of its rows as Dagster compares them."""
+        # They replace Dagster's tags, which would name the settings now: a file of other settings may stay.
+        tags = version_tags(published.record, self.partition.fingerprint.parts)
+        return dg.Output(published, metadata=metadata, tags=tags)
 
     @property
     def _internals(self) -> Metadata:

@@ -9,9 +9,13 @@ from pathlib import Path
 
 import dagster as dg
 
+from vlm_assets.assets.asset_metadata import CATALOG, table_metadata
+from vlm_assets.assets.dagster_versions import CATALOG_VERSION
 from vlm_assets.assets.markdown import Markdown, paragraphs, sentence
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError, catalog_path
+from vlm_assets.catalog.catalog_file import SCHEMA
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.catalog.stored_catalog import CATALOG_NAME
 from vlm_assets.config.settings import Settings
 from vlm_durable.commands import command
 
@@ -81,6 +85,9 @@ def build_property_catalog(settings: Settings) -> dg.AssetsDefinition:
         name=ASSET,
         group_name="properties",
         kinds={"parquet"},
+        owners=settings.owner_list,
+        tags=settings.tag_values,
+        metadata=table_metadata(settings, CATALOG_NAME, SCHEMA, CATALOG),
         description=with_first_ingest(
             settings.home,
             "One row a property: its ordinal, which never changes, and its images. The ranges of ordinals"
@@ -111,7 +118,8 @@ def build_property_catalog(settings: Settings) -> dg.AssetsDefinition:
                 f"{error} Or set VLM_ASSETS_SOURCE and materialize this asset again.", allow_retries=False
             ) from error
         return dg.MaterializeResult(
-            metadata={"report": dg.MetadataValue.text(message), **catalog_metadata(catalog)}
+            metadata={"report": dg.MetadataValue.text(message), **catalog_metadata(catalog)},
+            data_version=CATALOG_VERSION,
         )
 
     return property_catalog

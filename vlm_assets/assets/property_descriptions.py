@@ -22,6 +22,7 @@ import pyarrow as pa
 from resources.gpu import GpuResource
 from resources.vision_language_model import VisionLanguageModel
 from vlm_assets.assets import markdown
+from vlm_assets.assets.asset_metadata import DESCRIPTIONS, table_metadata
 from vlm_assets.assets.checks import (
     DESCRIPTION_CHECKS,
     Acceptance,
@@ -30,6 +31,7 @@ from vlm_assets.assets.checks import (
     check_descriptions,
     check_specs,
 )
+from vlm_assets.assets.dagster_versions import description_code_version
 from vlm_assets.assets.fingerprint import (
     CATALOGUE_SLICE,
     Fingerprint,
@@ -95,7 +97,7 @@ from vlm_engine.protocol import (
     ModelLoadError,
     SplittingEngine,
 )
-from vlm_engine.schema import DescriptionSchema, load_schema
+from vlm_engine.schema import DescriptionSchema, SchemaError, load_schema
 from vlm_engine.server.running_server import ServerUnreachableError
 
 ASSET = "property_descriptions"
@@ -153,6 +155,10 @@ def build_property_descriptions(
         pool="gpu",
         group_name="properties",
         kinds={"parquet", "transformers"},
+        owners=settings.owner_list,
+        tags=settings.tag_values,
+        code_version=description_code_version(settings),
+        metadata=_metadata(settings),
         check_specs=check_specs(ASSET, DESCRIPTION_CHECKS, partitions),
         description=(
             "One structured description a property, by a vision-language model that looks at all of its"
@@ -204,6 +210,16 @@ def build_property_descriptions(
                 yield from run.publish(journal, computed)
 
     return property_descriptions
+
+
+def _metadata(settings: Settings) -> dict[str, Any]:
+    """Columns and place of the partitions; nothing if the schema cannot be used, and a run says why."""
+    try:
+        schema = load_schema(settings.description_schema)
+    except SchemaError:
+        return {}
+    rows = description_rows(schema.arrow_type)
+    return table_metadata(settings, ASSET, rows, DESCRIPTIONS, description=schema)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,9 @@ import pyarrow.compute as pc
 from resources.gpu import GpuResource
 from resources.text_embedding import TextEmbedder, TextEmbeddingModel
 from resources.vision_language_model import VisionLanguageModel
+from vlm_assets.assets.asset_metadata import EMBEDDINGS, table_metadata
 from vlm_assets.assets.checks import EMBEDDING_CHECKS, Acceptance, CheckOutcome, check_embeddings, check_specs
+from vlm_assets.assets.dagster_versions import embedding_code_version
 from vlm_assets.assets.fingerprint import TEXTS, Fingerprint, digest_of, embedding_parts, embedding_settings
 from vlm_assets.assets.materialize import Event, Materialization, Metadata, RunOptions, range_of_run
 from vlm_assets.assets.partition import INPUTS, OK
@@ -63,6 +65,11 @@ def build_property_embeddings(
         pool="gpu",
         group_name="properties",
         kinds={"parquet", "transformers"},
+        owners=settings.owner_list,
+        tags=settings.tag_values,
+        code_version=embedding_code_version(settings),
+        # The width is the model's, and asking for it can take a download.
+        metadata=table_metadata(settings, ASSET, embedding_rows(1), EMBEDDINGS),
         check_specs=check_specs(ASSET, EMBEDDING_CHECKS, partitions),
         description=(
             "One vector a property, made from the text of its description by a text-embedding model. A"

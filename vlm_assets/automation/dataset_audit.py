@@ -9,6 +9,7 @@ is wrong, so that a repair closes the alert of the audit before it. What does no
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 import dagster as dg
 
@@ -91,6 +92,10 @@ def build_dataset_audit(settings: Settings, *, audited: Sequence[str]) -> dg.Ass
         deps=list(audited),
         group_name="properties",
         kinds={"duckdb"},
+        owners=settings.owner_list,
+        tags=settings.tag_values,
+        # It is audited once a day: two days without an audit mean that something is down or paused.
+        freshness_policy=dg.FreshnessPolicy.time_window(fail_window=timedelta(days=2)),
         check_specs=[
             dg.AssetCheckSpec(
                 CHECK,

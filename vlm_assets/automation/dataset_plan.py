@@ -66,6 +66,8 @@ def build_dataset_plan(settings: Settings) -> dg.AssetsDefinition:
         name=ASSET,
         group_name="properties",
         kinds={"duckdb"},
+        owners=settings.owner_list,
+        tags=settings.tag_values,
         description=(
             f"Days, failures, disk and settings for what is left, from what {command('compare')} or"
             f" {command('plan')} measured; and how far the last plan was off."

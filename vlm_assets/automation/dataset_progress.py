@@ -101,6 +101,8 @@ def build_dataset_progress(settings: Settings) -> dg.AssetsDefinition:
         name=ASSET,
         group_name="properties",
         kinds={"duckdb"},
+        owners=settings.owner_list,
+        tags=settings.tag_values,
         description=with_first_ingest(
             settings.home,
             "How far the whole dataset is: all partitions in one picture, properties described over time,"

@@ -23,10 +23,11 @@ from sensors.left_copies import LeftCopies, build_left_copies_sensor
 from sensors.new_ranges import NewRanges, build_new_ranges_sensor
 from sensors.progress_judge import ProgressLimits
 from sensors.published_file_drift import DriftWatcher, build_published_file_drift_sensor
-from sensors.reconciliation import build_reconciliation_sensor
+from sensors.reconciliation import TagsOf, build_reconciliation_sensor
 from sensors.run_end import RunEnder
 from sensors.ticks import Ticks
 from sensors.worker_health import HealthWatcher, build_worker_health_sensor
+from vlm_assets.assets.dagster_versions import tags_of_found
 from vlm_assets.assets.fingerprint import Meanings
 from vlm_assets.automation.drift_looks import DriftLooks
 from vlm_assets.automation.retries import ASSETS, RETRY_RUNS
@@ -83,7 +84,9 @@ def build_sensors(settings: Settings, keys: Sequence[str]) -> list[dg.SensorDefi
         outbox=outbox,
     )
     sensors = [
-        build_reconciliation_sensor(assets, keys, workers=workers, ticks=ticks),
+        build_reconciliation_sensor(
+            assets, keys, workers=workers, ticks=ticks, tags_of=build_tags_of(settings)
+        ),
         *_liveness_sensors(settings, assets, outbox, ticks),
         build_published_file_drift_sensor(drift, ticks=ticks),
         build_catalog_watch_sensor(catalog, ticks=ticks),
@@ -100,6 +103,14 @@ def build_sensors(settings: Settings, keys: Sequence[str]) -> list[dg.SensorDefi
         )
         sensors.append(build_new_ranges_sensor(new_ranges, ticks=ticks))
     return sensors
+
+
+def build_tags_of(settings: Settings) -> TagsOf:
+    """The tags by which Dagster compares the versions of what is found on disk, under these settings."""
+    meanings = Meanings.from_settings(settings)
+    return lambda asset, record, newest_event: tags_of_found(
+        record, meanings.of_asset(asset).parts, newest_event=newest_event
+    )
 
 
 def _liveness_sensors(

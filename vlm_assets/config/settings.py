@@ -173,6 +173,10 @@ class Settings(BaseSettings):
     allowed_hosts: str = ""
     """Host names, separated by blanks, under which the UI may be opened besides localhost: those of a proxy
     in front of it. A request with another Host is refused."""
+    owners: str = ""
+    """Who owns the assets in Dagster's catalogue: mail addresses and team:NAME, separated by blanks."""
+    tags: str = ""
+    """Tags of the assets in Dagster's catalogue, as NAME=VALUE, separated by blanks."""
     variants: Path | None = None
     """YAML file of the variants of description_model, the models to train; docs/training.md. Default:
     none."""
@@ -304,6 +308,32 @@ class Settings(BaseSettings):
             if not re.fullmatch(r"[A-Za-z0-9._-]+", host):
                 raise ValueError(f"{host!r} is no host name; give names alone, without http:// and port")
         return hosts
+
+    @field_validator("owners")
+    @classmethod
+    def _owners_as_dagster_takes_them(cls, owners: str) -> str:
+        for owner in owners.split():
+            if not re.fullmatch(r"team:.+|[\w.%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,7}", owner, re.ASCII):
+                raise ValueError(f"{owner!r} is neither a mail address nor team:NAME")
+        return owners
+
+    @field_validator("tags")
+    @classmethod
+    def _tags_as_dagster_takes_them(cls, tags: str) -> str:
+        for tag in tags.split():
+            if not re.fullmatch(r"[A-Za-z0-9_.-]{1,63}=[A-Za-z0-9_.-]{0,63}", tag):
+                raise ValueError(f"{tag!r} is no tag: write NAME=VALUE, of letters, digits, '_', '.' and '-'")
+        return tags
+
+    @property
+    def owner_list(self) -> list[str]:
+        """The owners, one by one."""
+        return self.owners.split()
+
+    @property
+    def tag_values(self) -> dict[str, str]:
+        """The tags by name."""
+        return dict(tag.split("=", 1) for tag in self.tags.split())
 
     @property
     def hosts(self) -> list[str]:

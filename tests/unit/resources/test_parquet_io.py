@@ -55,6 +55,7 @@ def test_staged_file_is_published_with_metadata(tmp_path: Path) -> None:
     assert record is not None
     assert metadata_of(result) == {
         "path": str(tmp_path / "property_descriptions" / "000-001.parquet"),
+        "dagster/uri": (tmp_path / "property_descriptions" / "000-001.parquet").as_uri(),
         "dagster/partition_row_count": 2,
         "bytes": record.bytes,
         "digest": record.sha256[:12],

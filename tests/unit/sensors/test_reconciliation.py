@@ -208,6 +208,13 @@ def published(asset, key):
     partitions.publish(staged)
 
 
+def report(instance, folders, keys, workers, **more):
+    def tags_of(asset, record, newest_event):
+        return {"dagster/data_version": record.fingerprint, "newest": str(newest_event)}
+
+    return report_published(DagsterFacts(instance), [folders], keys, workers, tags_of=tags_of, **more)
+
+
 def known(instance):
     return instance.get_materialized_partitions(dg.AssetKey("a"))
 
@@ -219,15 +226,17 @@ def test_a_lost_database_is_told_what_is_on_disk(instance, workers, tmp_path, pr
         published(folders, key)
     holder(workers, "r", processes)
     keys = ("k0", "k1", "k", "k9")
-    assert report_published(DagsterFacts(instance), [folders], keys, workers) == [("a", "k0"), ("a", "k1")]
+    assert report(instance, folders, keys, workers) == [("a", "k0"), ("a", "k1")]
     assert known(instance) == {"k0", "k1"}
     (record, *_) = instance.fetch_materializations(dg.AssetKey("a"), limit=1).records
     metadata = record.asset_materialization.metadata
     assert metadata["dagster/partition_row_count"].value == 3
+    assert record.asset_materialization.tags["dagster/data_version"] == "f"
+    assert int(record.asset_materialization.tags["newest"]) < record.storage_id
     said = record.asset_materialization.description
     assert "wiped" in said, "who has just wiped it is told why it is back"
     assert "recompute" in said
-    assert report_published(DagsterFacts(instance), [folders], keys, workers) == []
+    assert report(instance, folders, keys, workers) == []
 
 
 def test_ten_thousand_lost_partitions_are_told_in_several_ticks(instance, workers, tmp_path):
@@ -237,14 +246,11 @@ def test_ten_thousand_lost_partitions_are_told_in_several_ticks(instance, worker
     for key in keys:
         published(folders, key)
     times = iter([0.0, 1.0, 2.0, 30.0])
-    assert (
-        len(report_published(DagsterFacts(instance), [folders], keys, workers, clock=lambda: next(times)))
-        == 2
-    )
-    assert len(report_published(DagsterFacts(instance), [folders], keys, workers)) == 2
+    assert len(report(instance, folders, keys, workers, clock=lambda: next(times))) == 2
+    assert len(report(instance, folders, keys, workers)) == 2
 
 
 def test_nothing_published_is_nothing_to_tell(instance, workers, tmp_path):
     """A home without output, and one whose folder is not there."""
     folders, keys = Home(tmp_path / "none").asset("a"), ("k",)
-    assert report_published(DagsterFacts(instance), [folders], keys, workers) == []
+    assert report(instance, folders, keys, workers) == []

@@ -4,11 +4,14 @@ import json
 import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import dagster as dg
 import pytest
 
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.catalog.ranges import cut_ranges
 from vlm_assets.config.resource_settings import build_resources
 from vlm_assets.config.settings import load_settings
 from vlm_assets.definitions import build_defs
@@ -103,6 +106,24 @@ def test_without_a_catalogue_the_definitions_load_and_say_what_to_do(tmp_path):
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["keys"]["property_descriptions"] == []
     assert "vlm-assets ingest" in done.stderr
+
+
+def test_twenty_thousand_partitions_cost_a_load_nothing_each(home, tmp_path, monkeypatch):
+    """Definitions load in every run: with 20,000 ranges they read no file of a partition."""
+    ranges = cut_ranges(0, 20_000, 1)
+    monkeypatch.setattr("vlm_assets.definitions._ranges", lambda settings: ranges)
+    opened: list[str] = []
+    settings = load_settings(home=home)
+    build_defs(settings)  # what is imported and noted once is there
+    real = Path.open
+    monkeypatch.setattr(Path, "open", lambda self, *a, **k: opened.append(str(self)) or real(self, *a, **k))
+    began = time.process_time()
+    repository = build_defs(settings).get_repository_def()
+    seconds = time.process_time() - began
+    partitions = repository.asset_graph.get(dg.AssetKey("property_descriptions")).partitions_def
+    assert partitions.get_num_partitions() == 20_000
+    assert len(opened) < 100
+    assert seconds < 10.0
 
 
 def test_a_range_run_is_refused_clearly(home):

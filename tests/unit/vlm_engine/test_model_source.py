@@ -11,7 +11,7 @@ from huggingface_hub.errors import OfflineModeIsEnabled, RepositoryNotFoundError
 
 from tests.support.damage import flip_bit
 from vlm_engine import model_source
-from vlm_engine.model_source import ModelSource, exact_revision, file_digest, pinned_commit
+from vlm_engine.model_source import ModelSource, exact_revision, file_digest, noted_revision, pinned_commit
 from vlm_engine.protocol import ModelLoadError
 
 DAY = 86_400
@@ -129,6 +129,29 @@ def test_a_commit_needs_no_hub(tmp_path):
     """A revision that is a commit is itself, online or not, and nothing is written."""
     assert pinned_commit("owner/name", FIRST, tmp_path / "records", never) == FIRST
     assert not (tmp_path / "records").exists()
+
+
+def test_what_is_not_noted_yet_is_not_found_out(model_folder, tmp_path, monkeypatch, hub):
+    """Definitions load with it: it reads no large file and asks no hub, and never says another revision."""
+    hub(AssertionError("the hub was asked"))
+    records = tmp_path / "records"
+    folder, branch, commit = (
+        ModelSource(name, revision, records=records)
+        for name, revision in ((str(model_folder), None), ("owner/name", "v2"), ("owner/name", FIRST))
+    )
+    assert [noted_revision(source) for source in (branch, commit, ModelSource("", records=records))] == [
+        None,
+        FIRST,
+        None,
+    ]
+    assert noted_revision(folder) == exact_revision(folder), "small files are read"
+    pinned_commit("owner/name", "v2", records, lambda *_: SECOND)
+    assert noted_revision(branch) == SECOND
+    monkeypatch.setattr(model_source, "SMALL_BYTES", 4)
+    assert noted_revision(folder) is None
+    monkeypatch.setattr(model_source, "_SETTLED_NS", 0)
+    model_source._digest.cache_clear()
+    assert exact_revision(folder) == noted_revision(folder), "once a run has hashed it"
 
 
 def test_of_two_first_runs_one_decides(tmp_path):

@@ -189,6 +189,16 @@ def test_an_allowed_host_is_a_name(hosts, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "value"),
+    [("owners", "ann"), ("owners", "team:"), ("tags", "gold"), ("tags", "tier=a/b"), ("tags", "=gold")],
+)
+def test_owners_and_tags_are_refused_by_name(name, value, tmp_path):
+    """Dagster would refuse all definitions because of one of them, without the setting's name."""
+    with pytest.raises(SettingsError, match=f"VLM_ASSETS_{name.upper()}"):
+        load_settings(home=tmp_path, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
     [
         ("MAX_PIXELS", "10"),
         ("MAX_PIXELS", "200000000"),
