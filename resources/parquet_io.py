@@ -116,7 +116,7 @@ class ParquetIOManager(IOManager):
 
     def _uri(self, path: Path) -> str:
         """Where others read a published file: in the store, where there is one."""
-        if self._store is None:
+        if not self._store.keeps_copies:
             return path.as_uri()
         return self._store.address(str(path.relative_to(self._home.root)))
 
