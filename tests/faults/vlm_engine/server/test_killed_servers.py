@@ -214,7 +214,7 @@ def test_a_run_killed_while_the_server_starts_leaves_it_to_idle_away(
 ) -> None:
     """SIGKILL of the lessee during start-up: the server that nobody waits for ends when it has been idle."""
     run = lessee("hangs", idle_seconds=0.2)
-    wait_until(home.folder / "pids.json".exists, "the file", seconds=SOON)
+    wait_until((home.folder / "pids.json").exists, "the file", seconds=SOON)
     everyone = home.everyone()
     run.kill()
     assert gone(everyone)
@@ -294,7 +294,7 @@ def test_a_supervisor_killed_while_the_server_starts_is_an_error_and_leaves_noth
     pid = os.fork()
     if pid == 0:
         try:
-            wait_until(home.folder / "pids.json".exists, "the file", seconds=SOON)
+            wait_until((home.folder / "pids.json").exists, "the file", seconds=SOON)
             os.kill(home.record().supervisor.pid, signal.SIGKILL)
         finally:
             os._exit(0)
