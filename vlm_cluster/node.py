@@ -40,7 +40,7 @@ from vlm_cluster.ray_launcher import NODE_LABEL
 from vlm_durable.files.files import make_directory
 from vlm_durable.files.home_claim import claim_home
 from vlm_durable.files.lock_files import acquire_lock
-from vlm_durable.files.processes import boot_id, process_start
+from vlm_durable.files.processes import boot_id, end_processes, process_start
 from vlm_durable.state.nodes import NodeDevice, NodeRecord, Nodes, RunLocks
 from vlm_durable.state.workers import Workers
 from vlm_durable.wording import counted
@@ -184,16 +184,25 @@ def run_node(settings: Settings, place: Place, *, lends: bool, say: Callable[[st
 
     checked_at = time.monotonic()
 
+    def send(number: signal.Signals) -> None:
+        for process in locks.living().values():
+            if process is not None:
+                process.send(number)
+
+    def have_ended(seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while locks.living():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_WAIT_SECONDS)
+        return True
+
     def stop_runs() -> None:
         nonlocal record
         record = replace(record, slots=0)  # so that it takes no more runs
-        # Runs here commit and end before Ray kills them with itself.
-        deadline = time.monotonic() + settings.grace_seconds
-        for process in locks.living().values():
-            if process is not None:
-                process.send(signal.SIGTERM)
-        while locks.living() and time.monotonic() < deadline:
-            time.sleep(_WAIT_SECONDS)
+        # Runs here commit and end before Ray ends with them.
+        if not end_processes(send, have_ended, grace=settings.grace_seconds):
+            _log.warning("Runs of this machine do not end, though they were killed: %s.", [*locks.living()])
 
     claim_home(settings.layout)
     make_directory(settings.state_directory)

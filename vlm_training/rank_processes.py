@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import selectors
 import signal
@@ -23,7 +24,7 @@ from typing import Any, Final
 
 from sensors.progress_judge import ProgressLimits, Standstill
 from vlm_durable.files.lock_files import LockFile
-from vlm_durable.files.processes import how_it_ended, is_stopped
+from vlm_durable.files.processes import child_has_ended, end_processes, how_it_ended, is_stopped
 from vlm_durable.mirror.bucket import StoreAwayError
 from vlm_durable.wording import counted
 from vlm_training.rank import PEER_LOST, REFUSED, STOPPED, STORE_AWAY
@@ -33,6 +34,8 @@ from vlm_training.training_plan import TrainingError
 _SOURCE_ROOT: Final = Path(__file__).resolve().parents[1]
 _LOOK_SECONDS: Final = 0.5
 _LAST_BYTES: Final = 2000
+_log: Final = logging.getLogger(__name__)
+
 _TRIES: Final = 3
 """After so many deaths in a row without a new step the training stops."""
 
@@ -160,11 +163,8 @@ class RankProcesses:
 
     def _codes(self) -> list[int]:
         """Wait until all have ended, and return their exit codes. After the grace, the rest are killed."""
-        deadline = time.monotonic() + self.grace
-        for process in self._running:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
-        self._kill()
+        if not self._have_ended(self.grace):
+            self._kill()
         return [process.wait() for process in self._running]
 
     def _start(self, number: int, world: int, events: int, meeting: Path) -> subprocess.Popen[bytes]:
@@ -218,16 +218,30 @@ class RankProcesses:
 
     def _end(self) -> None:
         """Ask the ranks to stop, give them the time to write a checkpoint, and kill those that remain."""
-        for process in self._running:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
-        self._codes()  # This waits for them.
+        if not end_processes(self._send, self._have_ended, grace=self.grace):
+            _log.error("%s", self._outlived())
         for path in self.folder.glob("rank-*.at"):  # They name properties, which may be withdrawn.
             with contextlib.suppress(OSError):
                 path.unlink()
 
     def _kill(self) -> None:
+        """Kill the ranks that still live. Raises RanksDiedError if one does not end."""
+        if not end_processes(self._send, self._have_ended, grace=None):
+            raise RanksDiedError(self._outlived())
+
+    def _outlived(self) -> str:
+        pids = ", ".join(str(process.pid) for process in self._running if process.poll() is None)
+        return (
+            f"Processes of the training do not end, though they were killed: {pids}. They hang in the driver"
+            " (`nvidia-smi`, the kernel log): reset the device, or reboot. The checkpoints are kept."
+        )
+
+    def _send(self, number: signal.Signals) -> None:
         for process in self._running:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+            process.send_signal(number)
+
+    def _have_ended(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        return all(
+            child_has_ended(process, max(0.0, deadline - time.monotonic())) for process in self._running
+        )

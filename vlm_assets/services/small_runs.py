@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import IO, Final, Self
@@ -28,6 +29,7 @@ from vlm_assets.services.trial import sample
 from vlm_durable.commands import command
 from vlm_durable.files.files import make_directory
 from vlm_durable.files.layout import AssetFolders
+from vlm_durable.files.processes import child_has_ended, end_processes
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.wording import counted, duration
 from vlm_engine.devices.find import Device, named
@@ -173,6 +175,10 @@ def measure_small_runs(settings: Settings, catalog: Catalog, usable: Sequence[De
     return MeasuredRun.from_times(whole, properties=size, images=size * fmean(shown), devices=devices)
 
 
+_END_SECONDS: Final = 120.0
+"""For it to end its own processes, with their grace."""
+
+
 @contextlib.contextmanager
 def _running(
     home: Path, environment: Mapping[str, str], output: IO[bytes]
@@ -185,8 +191,8 @@ def _running(
     try:
         yield process
     finally:
-        process.terminate()
-        process.wait()
+        # It ends its own runs meanwhile, and what is left of them ends with it.
+        end_processes(process.send_signal, partial(child_has_ended, process), grace=_END_SECONDS)
 
 
 def _environment(settings: Settings, usable: Sequence[Device]) -> dict[str, str]:

@@ -8,6 +8,7 @@ watchdog ends the group. Linux only (``/proc``, pidfd).
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import shutil
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlm_durable.files.processes import how_it_ended, processes_of_group
+from vlm_durable.files.processes import child_has_ended, end_processes, how_it_ended, processes_of_group
 
 _LOOK_SECONDS = 0.1
 _LOG_LOOK_SECONDS = 60.0
@@ -27,6 +28,9 @@ _LAST_LINES = 15
 
 LONGEST_LOG = 64 << 20
 """Bytes from which a log is rotated while its process runs; the one before is kept."""
+
+
+_log = logging.getLogger(__name__)
 
 
 class ProcessEndedError(RuntimeError):
@@ -138,13 +142,16 @@ class ProcessGroup:
 
     def stop(self) -> None:
         """End every process of the group and wait until it is empty. A Ctrl-C meanwhile kills at once."""
+        ended = False
         try:
-            _end_group(self.id, self._grace_seconds, self._reap)
+            ended = _end_group(self.id, self._grace_seconds, self._reap)
         except KeyboardInterrupt:
-            _end_group(self.id, 0.0, self._reap)
+            ended = _end_group(self.id, None, self._reap)
         finally:
+            if not ended:
+                _log.warning("Processes of group %d do not end, though they were killed.", self.id)
             for child in self._children:
-                child.process.wait()
+                child_has_ended(child.process, _LOOK_SECONDS)
                 os.close(child.pidfd)
             self._children.clear()
             for end in (self._watchdog.stdin, self._watchdog.stdout):
@@ -183,17 +190,24 @@ def last_lines(file: Path) -> str:
     return "(no log)"
 
 
-def _end_group(group: int, grace_seconds: float, reap: Callable[[], None] = lambda: None) -> None:
-    """SIGTERM, wait for all but the group's leader (the watchdog) to go, SIGKILL to what is left."""
-    deadline = time.monotonic() + grace_seconds
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGTERM)
-    while any(pid != group for pid, _ in processes_of_group(group)) and time.monotonic() < deadline:
-        reap()
-        # The processes waited for are not all our children, so there is no event of their end to wait for.
-        time.sleep(_LOOK_SECONDS)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)
+def _end_group(group: int, grace_seconds: float | None, reap: Callable[[], None] = lambda: None) -> bool:
+    """End all processes of a group but its leader (the watchdog). False if they outlive SIGKILL."""
+
+    def send(number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, number)
+
+    def have_ended(seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while any(pid != group for pid, _ in processes_of_group(group)):
+            if time.monotonic() >= deadline:
+                return False
+            reap()
+            # They are not all our children, so there is no event of their end to wait for.
+            time.sleep(_LOOK_SECONDS)
+        return True
+
+    return end_processes(send, have_ended, grace=grace_seconds)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import shutil
-import signal
 import socket
 import sys
 import tempfile
@@ -60,6 +59,7 @@ from vlm_assets.webserver.process_group import ProcessGroup, interruptible
 from vlm_durable.commands import command
 from vlm_durable.files.home_claim import claim_home
 from vlm_durable.files.layout import Home
+from vlm_durable.files.processes import end_processes
 from vlm_durable.state.nodes import only_machine_that_serves
 from vlm_durable.state.sqlite_file import ControlStateError
 from vlm_engine.devices.loaded_servers import end_loaded_servers
@@ -231,14 +231,14 @@ class DagsterServer:
         if self._looks_without_launch < _LAUNCH_LOOKS:
             return
         self._looks_without_launch = 0
-        self._tell(lambda: self._outbox.post_all([_launches_nothing()], once_while_open=True))
         _log.warning("The code server launches no run any more. It is killed, and a new one is started.")
         # Its runs go on by themselves. After a SIGTERM it would wait for ever for the run that it hangs at.
         serving = serving_process(self.group.pid_of(_CODE_SERVER))
-        if serving is not None:
-            serving.send(signal.SIGKILL)
+        if serving is not None and not end_processes(serving.send, serving.has_ended, grace=None):
+            _log.warning("The old code server (process %d) does not end, though it was killed.", serving.pid)
         with contextlib.suppress(DagsterApiError):
             self.api.reload_definitions()
+        self._tell(lambda: self._outbox.post_all([_launches_nothing()], once_while_open=True))
 
     def _tell(self, tell: Callable[[], object]) -> None:
         """Change an alert where the control state can be written; the log has it in any case."""

@@ -1,7 +1,8 @@
 """The identity of processes: pid and start; their children, their states and how they ended.
 
-What lives here: telling a process from a later one with its pid, ending with the parent, and exit codes in
-words. What does not: whether a materialization lives (its lock says that, ``vlm_durable/state/workers.py``).
+What lives here: telling a process from a later one with its pid, ending processes, ending with the parent,
+and exit codes in words. What does not: whether a materialization lives (its lock says that,
+``vlm_durable/state/workers.py``), and ending runs (``sensors/run_end.py``).
 """
 
 from __future__ import annotations
@@ -11,13 +12,18 @@ import ctypes
 import mmap
 import os
 import resource
+import select
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Self
+
+KILL_SECONDS = 30.0
+"""For killed processes to be gone. One that hangs in a driver, or waits for storage, may never be."""
 
 _PR_SET_PDEATHSIG = 1
 _SLACK_SECONDS = 60.0
@@ -104,6 +110,49 @@ class ProcessIdentity:
         finally:
             os.close(descriptor)
         return True
+
+    def has_ended(self, seconds: float) -> bool:
+        """Wait up to so many seconds for its end; whether it has ended."""
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return True
+        try:
+            if not self.lives():
+                return True
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            return bool(poll.poll(seconds * 1000))
+        finally:
+            os.close(descriptor)
+
+
+def end_processes(
+    send: Callable[[signal.Signals], object],
+    have_ended: Callable[[float], bool],
+    *,
+    grace: float | None,
+    kill_seconds: float = KILL_SECONDS,
+) -> bool:
+    """End processes: SIGTERM, wait the grace, SIGKILL. Returns False if even that has not ended them.
+
+    For processes that are no runs, and for all processes of a machine that stops. send: sends a signal to all
+    of them. have_ended: waits up to so many seconds for their end, and says whether they have ended. grace:
+    seconds; None kills at once. kill_seconds: to wait after SIGKILL.
+    """
+    if grace is not None:
+        send(signal.SIGTERM)
+        if have_ended(grace):
+            return True
+    send(signal.SIGKILL)
+    return have_ended(kill_seconds)
+
+
+def child_has_ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Wait up to so many seconds for the end of a child; whether it has ended."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+    return process.returncode is not None
 
 
 def die_with(parent: int, number: int = signal.SIGKILL) -> None:

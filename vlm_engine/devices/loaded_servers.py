@@ -15,13 +15,14 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import quote, unquote
 
 from vlm_durable.files.files import write_replacing
 from vlm_durable.files.lock_files import LockFile, acquire_lock, is_held
-from vlm_durable.files.processes import ProcessIdentity, boot_id, processes_of_group
+from vlm_durable.files.processes import ProcessIdentity, boot_id, end_processes, processes_of_group
 from vlm_durable.files.sealed_json import refuse_newer_format
 from vlm_engine.devices.find import DeviceError, members
 
@@ -173,13 +174,16 @@ class LoadedServers:
         """End the device's server, every process of it; False where none lived. Raises LoadedServerError."""
         record = self.living_on(device)
         files = self.files(device)
-        if record is not None:
+        freed = partial(_freed, files.supervisor)
+        if record is None:
+            is_free = freed(_SLACK_SECONDS)
+        else:
             log.info("Ending what lives on %s, for %s: %s", device, why, record.sentence())
-            record.supervisor.send(signal.SIGTERM)
-            for process in (record.supervisor, record.reaper):
-                if not _freed(files.supervisor, record.grace_seconds + _SLACK_SECONDS):
-                    process.send(signal.SIGKILL)
-        if not _freed(files.supervisor, _SLACK_SECONDS):
+            patience = record.grace_seconds + _SLACK_SECONDS
+            is_free = end_processes(
+                record.supervisor.send, freed, grace=patience, kill_seconds=patience
+            ) or end_processes(record.reaper.send, freed, grace=None, kill_seconds=_SLACK_SECONDS)
+        if not is_free:
             raise LoadedServerError(
                 f"What lives on {device} does not end, though it was killed: {record and record.sentence()}"
                 " A process that hangs in the driver ends only with a reset of the device, or a reboot."
