@@ -24,7 +24,7 @@ from benchmarks.partitions import SCHEMA, make_home, materialize, save_model, se
 from examples.rendered_properties import write_example
 from vlm_assets.assets.property_descriptions import ASSET
 from vlm_assets.config.settings import EXAMPLE_MODEL, load_settings
-from vlm_engine.batch_sizes import BATCH_SECONDS
+from vlm_engine.batches import BATCH_SECONDS
 
 TARGET: Final = 0.95
 RENDERED: Final = 120

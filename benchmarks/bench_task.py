@@ -125,10 +125,10 @@ def _in_order_of_the_plan(settings: Settings) -> list[dict[str, Any]]:
     work = DescriptionWork.for_range(settings, catalog, only, build_vision_language_model(settings))
     return [
         {
-            "property_id": planned.property_id,
-            "ordinal": planned.ordinal,
-            "images": [str(catalog.image_path(uri)) for uri in work.uris[planned.ordinal]],
+            "property_id": job.property_id,
+            "ordinal": job.ordinal,
+            "images": [str(catalog.image_path(uri)) for uri in job.image_uris],
         }
-        for batch in work.plan(frozenset())
-        for planned in batch
+        for batch in work.batch_sizes().plan(work.jobs, max_images=settings.max_images)
+        for job in batch
     ]

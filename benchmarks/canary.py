@@ -53,9 +53,8 @@ def _describing(settings: Settings, device: Device) -> tuple[object, Callable[[]
     catalog, model = Catalog.open(settings.home), build_vision_language_model(settings)
     (partition,) = catalog.ranges
     work = DescriptionWork.for_range(settings, catalog, partition, model)
-    batches = work.plan(frozenset())
-    with work.workers(device, batches) as workers:
-        loaded = list(work.load(workers, batches))
+    with work.workers(device) as workers:
+        loaded = list(workers.feed(work.batch_sizes().plan(work.jobs, max_images=settings.max_images)))
     engine = model.load(device, schema=work.schema, prompt=work.prompt)
 
     def describe() -> None:

@@ -63,9 +63,9 @@ class Bench:
         model = build_vision_language_model(settings)
         (self._range,) = catalog.ranges
         self._work = DescriptionWork.for_range(settings, catalog, self._range, model)
-        batches = self._work.plan(frozenset())
-        with self._work.workers(self._device, batches) as workers:
-            self._batches: Sequence[Sequence[LoadedProperty]] = list(self._work.load(workers, batches))
+        batches = self._work.batch_sizes().plan(self._work.jobs, max_images=settings.max_images)
+        with self._work.workers(self._device) as workers:
+            self._batches: Sequence[Sequence[LoadedProperty]] = list(workers.feed(batches))
         self._engine: Engine = model.load(self._device, schema=self._work.schema, prompt=self._work.prompt)
 
     def without(self) -> Turn:

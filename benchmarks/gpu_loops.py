@@ -21,7 +21,8 @@ from PIL import Image
 
 from benchmarks.gpu_meter import Ceilings
 from benchmarks.gpu_models import SHAPES, AnswerLengths, AnswerScripts, build_model, pixels_of, tokenizer_of
-from vlm_engine.feeding import Feeding
+from vlm_engine.batches import BatchSizes
+from vlm_engine.describing import Describing
 from vlm_engine.images.images import Output, Pixels, PropertyJob
 from vlm_engine.images.worker_pool import WorkerPool
 from vlm_engine.ladder import Described
@@ -229,19 +230,19 @@ def describe_window(
     with (
         workers_of(bench, case, output) as workers,
         # AnyText parses, which is all that is asked of a schema here.
-        Feeding(engine, AnyText(), settings, end_batches=workers.close) as feeding,  # type: ignore[arg-type]
+        Describing(engine, workers, AnyText(), settings, BatchSizes(case.batch)) as describing,  # type: ignore[arg-type]
     ):
-        described = feeding.described(workers.feed(bench.batches(case)))
+        described = describing.describe_batches(bench.batches(case))
         next(described)
         lengths.restart()
         restart()
-        work, before = Work(), replace(feeding.spent)
+        work, before = Work(), replace(describing.spent)
         processor, began = engine.seconds["processor"], time.monotonic()
         while _goes_on(bench, work, began, least=3):
             _count(work, next(described).described)
         work.seconds = time.monotonic() - began
         work.processor = engine.seconds["processor"] - processor
-        spent = feeding.spent
+        spent = describing.spent
         work.wait_images = spent.waiting - before.waiting
         work.describe = spent.model - before.model
         parts = ("reading", "decoding", "preparing")

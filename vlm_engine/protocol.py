@@ -234,6 +234,11 @@ class MeasuringEngine(Protocol):
     image_tokens: ImageTokens | None
 
 
+def image_tokens_of(engine: object) -> ImageTokens | None:
+    """What images cost in tokens, where the engine knows it."""
+    return engine.image_tokens if isinstance(engine, MeasuringEngine) else None
+
+
 @runtime_checkable
 class CanaryEngine(Protocol):
     """An engine, or a text embedder, that can be asked the canary. See ``vlm_engine/canary.py``."""

@@ -56,8 +56,7 @@ from vlm_durable.state.workers import Phase, Worker, Workers
 from vlm_durable.versions.findings import Finding, FindingKind
 from vlm_durable.versions.published import PublishedPartitions, Verification
 from vlm_durable.wording import counted
-from vlm_engine.batch_plan import BatchSize, PlannedProperty, plan_batches, remaining
-from vlm_engine.batch_sizes import BATCH_SECONDS
+from vlm_engine.batches import BATCH_SECONDS, BatchSize, PlannedProperty, plan_batches, remaining
 from vlm_engine.devices.find import Device
 from vlm_engine.devices.health import DeviceHealth
 from vlm_engine.devices.left_out import LeftOutDevices, at_work_on

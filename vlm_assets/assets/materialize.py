@@ -361,15 +361,26 @@ class Materialization:
             alert_failed_canaries(self._settings)
             raise
 
-    def canary(self, device: Device) -> Canary:
-        """The canary of a device over the work on this partition."""
-        return Canary(
+    @contextlib.contextmanager
+    def at_work(self, engine: object, device: Device, journal: Journal) -> Iterator[None]:
+        """Ask the engine the canary before the work inside and after it, when all its rows are committed.
+
+        Raises WrongAnswersError.
+        """
+        canary = Canary(
             control_state(self._settings),
             device,
             at_work_on(self.partition.asset, self.partition.key),
             self.partition.fingerprint.settings_digest,
             log=self._context.log,
         )
+        self.progress.watch(engine)
+        canary.begin(engine)
+        self.progress.start()
+        yield
+        # Before the model is unloaded: the last rows do not wait for that.
+        journal.flush()
+        canary.end(engine)
 
     def _refuse_rows_in_doubt(self, journal: Journal) -> None:
         """Return where no committed row was made by a device since its last good canary. See RowsInDoubt."""

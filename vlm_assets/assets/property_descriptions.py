@@ -8,8 +8,8 @@ fills them. The steps that both assets share are in ``materialize.py``, the mode
 
 import contextlib
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -56,13 +56,7 @@ from vlm_assets.assets.partition_page import (
     read_quality,
 )
 from vlm_assets.assets.published_rows import record_metadata
-from vlm_assets.assets.run_watch import (
-    ImagesAwayError,
-    ImagesWatch,
-    RunProgress,
-    WorkTime,
-    wait_until_available,
-)
+from vlm_assets.assets.run_watch import ImagesAwayError, ImagesWatch, wait_until_available
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import WITHDRAWN, is_tombstone
 from vlm_assets.catalog.ranges import PropertyRange
@@ -71,32 +65,15 @@ from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_durable.journal.journal import Journal
 from vlm_durable.versions.partition_rows import PartitionRows
-from vlm_engine.batch_plan import Batch, BatchSize, PlannedProperty, plan_batches, remaining
-from vlm_engine.batch_sizes import (
-    BEGUN,
-    FIRST_IMAGES,
-    BatchMeter,
-    choose,
-    first_size,
-    long_batch,
-    remember,
-    remembered,
-)
-from vlm_engine.canary import Canary
+from vlm_engine.batches import BatchSizes, MeasuredSizes
+from vlm_engine.describing import Describing
 from vlm_engine.devices.find import Device
-from vlm_engine.feeding import DescribedBatch, Feeding
-from vlm_engine.images.images import LoadedProperty, PropertyJob
+from vlm_engine.images.images import PropertyJob
 from vlm_engine.images.thumbnails import make_thumbnails
 from vlm_engine.images.worker_pool import WorkerPool
 from vlm_engine.ladder import AnswerGuard, Described
 from vlm_engine.prompt import Prompt, build_prompt
-from vlm_engine.protocol import (
-    Engine,
-    ImageTokens,
-    MeasuringEngine,
-    ModelLoadError,
-    SplittingEngine,
-)
+from vlm_engine.protocol import Engine, ImageTokens, ModelLoadError, image_tokens_of
 from vlm_engine.schema import DescriptionSchema, SchemaError, load_schema
 from vlm_engine.server.running_server import ServerUnreachableError
 
@@ -204,9 +181,7 @@ def build_property_descriptions(
                         ) as device,
                     ):
                         keep_engine(settings, context.log)
-                        computed = work.describe(
-                            journal, run.rounds(journal), run.progress, device, workers, run.canary(device)
-                        )
+                        computed = work.describe(run, journal, device, workers)
                 yield from run.publish(journal, computed)
 
     return property_descriptions
@@ -272,148 +247,77 @@ class DescriptionWork:
         """The columns of this range's rows."""
         return description_rows(self.schema.arrow_type)
 
-    def plan(self, done_ids: Collection[str] = (), size: BatchSize | None = None) -> list[Batch]:
-        """The batches that are left to do, in the order of the plan. size: None where none is measured."""
-        planned = [
-            PlannedProperty(property_id, ordinal, min(len(uris), self.settings.max_images))
-            for property_id, ordinal, uris in zip(
-                self.properties["property_id"].to_pylist(),
-                self.properties["ordinal"].to_pylist(),
-                self.properties["image_uris"].to_pylist(),
-                strict=True,
-            )
-        ]
-        plan = plan_batches(planned, size=size or self._named_size)
-        return remaining(plan, frozenset(done_ids))
+    @cached_property
+    def jobs(self) -> tuple[PropertyJob, ...]:
+        """The images of each property, in the catalogue's order."""
+        columns = (self.properties[name].to_pylist() for name in ("property_id", "ordinal", "image_uris"))
+        return tuple(
+            PropertyJob(property_id, ordinal, tuple(uris))
+            for property_id, ordinal, uris in zip(*columns, strict=True)
+        )
 
-    @property
-    def _named_size(self) -> BatchSize:
-        images = self.settings.batch_images
-        return BatchSize(self.settings.batch_size, FIRST_IMAGES if images == "auto" else images)
+    @cached_property
+    def uris(self) -> dict[int, tuple[str, ...]]:
+        """The images of each property by its ordinal, in the catalogue's order."""
+        return {job.ordinal: job.image_uris for job in self.jobs}
 
-    def batch_size(self, engine: Engine, journal: Journal, device: Device) -> BatchSize:
-        """The size of this partition's batches: the one that it began with on such a device, else the
-        fastest known. Only a partition that begins tries other sizes: one of them may have killed the run.
-        """
-        if self.settings.batch_images != "auto":
-            return self._named_size
-        plan, measured_of = journal.plan, self._measured_of(device)
-        if plan is not None and plan.get("device") == measured_of[0]:
-            kept = {name: value for name, value in plan.items() if name != "device"}
-            return BatchSize(**{**kept, "tried": ()})
-        size = first_size(self.settings.batch_size, _image_tokens(engine))
-        if engine.batches_at_once == 1:  # else the engine makes its own batches
-            state = control_state(self.settings)
-            size = choose(size, remembered(state, *measured_of))
-            if plan is not None:
-                size = replace(size, tried=())
-            remember(state, *measured_of, dict.fromkeys(size.tried, BEGUN))
-        journal.plan = {**asdict(size), "device": measured_of[0]}
-        return size
-
-    def _remember(self, meter: BatchMeter, engine: Engine, device: Device) -> None:
-        """Remember the rates that this partition measured, for later partitions."""
-        if self.settings.batch_images == "auto" and engine.batches_at_once == 1:
-            held = engine.largest_batch if isinstance(engine, SplittingEngine) else None
-            rates = {**dict.fromkeys(meter.size.tried), **meter.measured(held)}
-            remember(control_state(self.settings), *self._measured_of(device), rates)
+    def batch_sizes(self, device: Device | None = None) -> BatchSizes:
+        """The size of this partition's batches. device: where it is measured; None: nowhere."""
+        properties, images = self.settings.batch_size, self.settings.batch_images
+        if images != "auto":
+            return BatchSizes(properties, images)
+        if device is None:
+            return BatchSizes(properties)
+        measured = MeasuredSizes(control_state(self.settings), *self._measured_of(device))
+        return BatchSizes(properties, measured=measured)
 
     def _measured_of(self, device: Device) -> tuple[str, str]:
         """The key of remembered rates: a device's name, and a digest of all that decides the answers."""
         meaning = {name: part for name, part in self.fingerprint.parts.items() if name != CATALOGUE_SLICE}
         return device.model_name, digest_of({**meaning, "properties": self.settings.batch_size})
 
-    @cached_property
-    def uris(self) -> dict[int, list[str]]:
-        """The images of each property by its ordinal, in the catalogue's order."""
-        columns = self.properties["ordinal"], self.properties["image_uris"]
-        return dict(zip(*(column.to_pylist() for column in columns), strict=True))
-
     def describe(
-        self,
-        journal: Journal,
-        rounds: Iterable[frozenset[str]],
-        progress: RunProgress,
-        device: Device,
-        workers: WorkerPool,
-        canary: Canary,
+        self, run: Materialization, journal: Journal, device: Device, workers: WorkerPool
     ) -> Metadata:
-        """Describe the properties of each round, and hand the journal rows a planned batch at a time."""
-        clock = time.monotonic
-        longest = building = 0.0
-        images = prompt_tokens = attempts = 0
-        warned = False
-        guard = AnswerGuard(max(INVALID_SHARE, self.settings.failed_share))
-        started = clock()
+        """Describe what is left to do, and hand the journal the rows of each batch when it is done."""
+        progress, began = run.progress, time.monotonic()
         engine = self.model.load(device, schema=self.schema, prompt=self.prompt)
-        load_seconds = clock() - started
-        with self.feeding(engine, workers) as feeding:
+        load_seconds = time.monotonic() - began
+        guard = AnswerGuard(max(INVALID_SHARE, self.settings.failed_share))
+        sizes = self.batch_sizes(device)
+        with Describing(engine, workers, self.schema, self.settings.max_new_tokens, sizes) as describing:
             self._refuse_another_model(engine)
-            size = self.batch_size(engine, journal, device)
-            meter, trying = BatchMeter(size), bool(size.tried)
-            progress.watch(engine)
-            canary.begin(engine)
-            progress.start()
-            for batch, tries in self._described(feeding, workers, rounds, journal, size):
-                described = batch.described
-                meter.count([answer.images_seen for answer in described], batch.seconds)
-                if trying and meter.has_tried:  # A kill from now on says nothing of these sizes.
-                    self._remember(meter, engine, device)
-                    trying = False
-                # The first batch of a process pays for what is compiled and allocated once.
-                if longest and not warned and (advice := long_batch(described, batch.seconds)):
-                    progress.warn(advice)
-                    warned = True
-                longest = max(longest, batch.seconds)
-                self.images.judge_batch(described)
-                images += sum(answer.images_seen for answer in described)
-                prompt_tokens += sum(answer.prompt_tokens for answer in described)
-                attempts += sum(answer.attempts for answer in described if answer.prompt_tokens)
-                built = clock()
-                rows = self.rows(described, engine, device, tries)
-                building += clock() - built
-                journal.submit(rows)
-                progress.advance(sum(answer.property_id not in tries for answer in described))
-                guard.count(described)
-            # Before the model is unloaded: the last rows do not wait for that.
-            journal.flush()
-            self._remember(meter, engine, device)
-            canary.end(engine)
-        seconds, image_tokens = progress.seconds, _image_tokens(engine)
-        spent = WorkTime(feeding.spent, engine.seconds, building, journal.commit_wait_seconds, seconds)
+            journal.plan = sizes.begin(engine, journal.plan)
+            with run.at_work(engine, device, journal):
+                for to_do in run.rounds(journal):
+                    tries = journal.failed_tries
+                    for batch in describing.describe(self.jobs, to_do):
+                        if batch.advice is not None:
+                            progress.warn(batch.advice)
+                        self.images.judge_batch(batch.described)
+                        with progress.building_rows():
+                            rows = self.rows(batch.described, engine, device, tries)
+                        journal.submit(rows)
+                        progress.advance(sum(answer.property_id not in tries for answer in batch.described))
+                        guard.count(batch.described)
+        spent, image_tokens = describing.spent, image_tokens_of(engine)
         return {
             "device": dg.MetadataValue.text(f"{self.model.device_name(device)} ({device.name})"),
             "properties/s": dg.MetadataValue.float(round(progress.rate, 3)),
-            "images": dg.MetadataValue.int(images),
-            "prompt tokens a property": dg.MetadataValue.int(round(prompt_tokens / max(1, attempts))),
+            "images": dg.MetadataValue.int(spent.images),
+            "prompt tokens a property": dg.MetadataValue.int(
+                round(spent.prompt_tokens / max(1, spent.attempts))
+            ),
             **(
                 {}
                 if image_tokens is None
                 else {"image tokens": dg.MetadataValue.text(image_tokens.sentence())}
             ),
-            "batches": dg.MetadataValue.text(size.sentence()),
-            "seconds of the longest batch": dg.MetadataValue.float(round(longest, 3)),
+            "batches": dg.MetadataValue.text(sizes.size.sentence()),
+            "seconds of the longest batch": dg.MetadataValue.float(round(spent.longest, 3)),
             "seconds loading model": dg.MetadataValue.float(round(load_seconds, 3)),
-            **spent.metadata(),
+            **progress.work_time(spent, engine).metadata(),
         }
-
-    def _described(
-        self,
-        feeding: Feeding,
-        workers: WorkerPool,
-        rounds: Iterable[frozenset[str]],
-        journal: Journal,
-        size: BatchSize,
-    ) -> Iterator[tuple[DescribedBatch, Mapping[str, int]]]:
-        """Each batch of each round, with how often its failed properties had been tried before that round."""
-        for to_do in rounds:
-            tries = journal.failed_tries
-            batches = self.plan([property_id for property_id in self.ids if property_id not in to_do], size)
-            for batch in feeding.described(self.load(workers, batches)):
-                yield (
-                    batch,
-                    {property_id: tries[property_id] for property_id in to_do if property_id in tries},
-                )
 
     def _refuse_another_model(self, engine: Engine) -> None:
         """Raise ModelLoadError where the engine's model is not the fingerprint's."""
@@ -434,14 +338,14 @@ class DescriptionWork:
     @contextlib.contextmanager
     def prepared(self, journal: Journal, devices: Sequence[Device]) -> Iterator[WorkerPool]:
         """All that the work needs beside a device: modules and workers. devices: one kind, one is to come."""
-        with self.workers(devices[0], self.plan(journal.done_ids)) as workers:
+        with self.workers(devices[0], journal.done_ids) as workers:
             self.model.prepare(devices)
             yield workers
 
-    def workers(self, device: Device, batches: Sequence[Batch]) -> WorkerPool:
-        """The processes that load the images of these batches ahead of the model."""
-        settings = self.settings
-        images = sum(planned.images for batch in batches for planned in batch)
+    def workers(self, device: Device, done_ids: Collection[str] = ()) -> WorkerPool:
+        """The processes that load images ahead of the model, of all properties that are not done."""
+        settings, left = self.settings, (job for job in self.jobs if job.property_id not in done_ids)
+        images = sum(min(len(job.image_uris), settings.max_images) for job in left)
         return WorkerPool(
             self.model.output(device, self.prompt, images=images),
             workers=settings.decode_workers,
@@ -450,22 +354,6 @@ class DescriptionWork:
             max_images=settings.max_images,
             source=self.catalog.images,
         )
-
-    def load(self, workers: WorkerPool, batches: Sequence[Batch]) -> Iterator[list[LoadedProperty]]:
-        """The batches with their images, in order. An image that leads out of the root is never opened."""
-        return workers.feed([[self._job(planned) for planned in batch] for batch in batches])
-
-    def _job(self, planned: PlannedProperty) -> PropertyJob:
-        return PropertyJob(planned.property_id, planned.ordinal, tuple(self.uris[planned.ordinal]))
-
-    def feeding(self, engine: Engine, workers: WorkerPool) -> Feeding:
-        """Feeds the engine with the batches that the workers load; leaving it closes the engine.
-
-        The workers load no more images of a property than fit the engine, where it says how many fit.
-        """
-        if (image_tokens := _image_tokens(engine)) is not None:
-            workers.max_images = min(workers.max_images, image_tokens.fitting)
-        return Feeding(engine, self.schema, self.settings.max_new_tokens, end_batches=workers.close)
 
     def rows(
         self,
@@ -494,7 +382,7 @@ class DescriptionWork:
                 "tries": tries.get(answer.property_id, 0) + 1,
                 "attempts": answer.attempts,
                 "images_seen": answer.images_seen,
-                **self._images_of(answer, _image_tokens(engine)),
+                **self._images_of(answer, image_tokens_of(engine)),
                 "images_failed": [vars(failure) for failure in answer.images_failed],
                 "prompt_tokens": answer.prompt_tokens,
                 "output_tokens": answer.output_tokens,
@@ -569,8 +457,3 @@ class DescriptionWork:
             SheetRow(row["property_id"], files, row.get("description"), row["error"], len(of_row))
             for row, files, of_row in zip(rows, thumbnails, uris, strict=True)
         ]
-
-
-def _image_tokens(engine: Engine) -> ImageTokens | None:
-    """What images cost in tokens, where the engine knows it."""
-    return engine.image_tokens if isinstance(engine, MeasuringEngine) else None

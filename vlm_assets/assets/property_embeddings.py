@@ -31,14 +31,12 @@ from vlm_assets.assets.dagster_versions import embedding_code_version
 from vlm_assets.assets.fingerprint import TEXTS, Fingerprint, digest_of, embedding_parts, embedding_settings
 from vlm_assets.assets.materialize import Event, Materialization, Metadata, RunOptions, range_of_run
 from vlm_assets.assets.partition import INPUTS, OK
-from vlm_assets.assets.run_watch import RunProgress
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.settings import Settings
 from vlm_durable.journal.journal import Journal
 from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_durable.wording import counted
-from vlm_engine.canary import Canary
 from vlm_engine.devices.find import Device
 from vlm_engine.devices.left_out import ImpossibleResultError
 from vlm_engine.model_source import NO_EMBEDDER
@@ -97,7 +95,7 @@ def build_property_embeddings(
                     with run.device(
                         gpu, server_digest=_server_digest(settings, vision_language_model)
                     ) as device:
-                        computed = work.embed(journal, run.progress, device, run.canary(device))
+                        computed = work.embed(run, journal, device)
                 yield from run.publish(journal, computed)
 
     return property_embeddings
@@ -187,34 +185,29 @@ class EmbeddingWork:
         """The columns of this range's rows."""
         return embedding_rows(self.model.width())
 
-    def embed(self, journal: Journal, progress: RunProgress, device: Device, canary: Canary) -> Metadata:
+    def embed(self, run: Materialization, journal: Journal, device: Device) -> Metadata:
         """Embed every description that the journal lacks."""
-        clock = time.monotonic
+        clock, progress = time.monotonic, run.progress
         started = clock()
         embedder = self.model.load(device)
         load_seconds = clock() - started
-        model_seconds = 0.0
         missing = pa.array(sorted(journal.missing_ids), pa.string())
         try:
-            canary.begin(embedder)
-            progress.start()
-            for batch in self.descriptions.iter_batches(
-                ["property_id", "ordinal", "status", "description"], batch_rows=ROWS_TOGETHER
-            ):
-                described = batch.filter(pc.is_in(batch["property_id"], value_set=missing))
-                before = clock()
-                rows = self.rows(described, embedder, device)
-                model_seconds += clock() - before
-                journal.submit(rows)
-                progress.advance(rows.num_rows)
-            journal.flush()
-            canary.end(embedder)
+            with run.at_work(embedder, device, journal):
+                for batch in self.descriptions.iter_batches(
+                    ["property_id", "ordinal", "status", "description"], batch_rows=ROWS_TOGETHER
+                ):
+                    described = batch.filter(pc.is_in(batch["property_id"], value_set=missing))
+                    with progress.building_rows():
+                        rows = self.rows(described, embedder, device)
+                    journal.submit(rows)
+                    progress.advance(rows.num_rows)
         finally:
             embedder.close()
         return {
             "device": dg.MetadataValue.text(f"{device.id} ({device.name})"),
             "properties/s": dg.MetadataValue.float(round(progress.rate, 3)),
-            "seconds in model": dg.MetadataValue.float(round(model_seconds, 3)),
+            "seconds in model": dg.MetadataValue.float(round(progress.rows_seconds, 3)),
             "seconds waiting for commit": dg.MetadataValue.float(round(journal.commit_wait_seconds, 3)),
             "seconds loading model": dg.MetadataValue.float(round(load_seconds, 3)),
             "texts cut off": dg.MetadataValue.text(_cut_off(embedder)),

@@ -43,8 +43,8 @@ from vlm_durable.state.database import ControlState
 from vlm_durable.state.pause import Pause, pause_of, paused_nodes
 from vlm_durable.state.sqlite_file import ControlStateError
 from vlm_durable.state.workers import Phase, WorkerBeat, Workers
+from vlm_engine.describing import Spent
 from vlm_engine.devices.leases import Clock
-from vlm_engine.feeding import TimeSpent
 from vlm_engine.ladder import Described
 from vlm_engine.protocol import Engine, WaitingEngine
 
@@ -227,6 +227,8 @@ class RunProgress:
         self._state = state
         self._started = self._last_report = time.monotonic()
         self.computed = 0
+        self.rows_seconds = 0.0
+        """Seconds of ``building_rows`` so far."""
         # Commits come from the journal's own thread, between two batches and during a long one.
         journal.on_commit(beat.commit)
         _working.add(beat.worker.run_id)
@@ -250,7 +252,7 @@ class RunProgress:
         self._started = time.monotonic()
         self._beat.enter(Phase.WORKING)
 
-    def watch(self, engine: Engine) -> None:
+    def watch(self, engine: object) -> None:
         """Note in the heartbeat when the engine waits for its server: nobody expects a commit meanwhile."""
         if isinstance(engine, WaitingEngine):
             engine.waiting = self._waiting
@@ -274,6 +276,18 @@ class RunProgress:
             self.report()
         end_if_paused(self._context, self._state)
         self._may_go_on()
+
+    @contextmanager
+    def building_rows(self) -> Iterator[None]:
+        """Count the time inside as that of building rows."""
+        began = time.monotonic()
+        yield
+        self.rows_seconds += time.monotonic() - began
+
+    def work_time(self, spent: Spent, engine: Engine) -> WorkTime:
+        """Where the time of the work went, up to its last commit."""
+        waited = self._journal.commit_wait_seconds
+        return WorkTime(spent, engine.seconds, self.rows_seconds, waited, self.seconds)
 
     def warn(self, advice: str) -> None:
         """Show on the run's page what a person should change."""
@@ -321,12 +335,12 @@ class RunProgress:
 class WorkTime:
     """Seconds of the work on one partition, after the model was loaded.
 
-    feeding: the model's and what it waited for. phases: of the model's seconds, what the engine can tell
+    spent: the model's and what it waited for. phases: of the model's seconds, what the engine can tell
     apart (see ``Engine.seconds``). rows: results to Arrow. commit: waiting for the journal, its last flush
     included. total: from the first property to the last commit.
     """
 
-    feeding: TimeSpent = field(default_factory=TimeSpent)
+    spent: Spent = field(default_factory=Spent)
     phases: Mapping[str, float] = field(default_factory=dict)
     rows: float = 0.0
     commit: float = 0.0
@@ -334,7 +348,7 @@ class WorkTime:
 
     def metadata(self) -> dict[str, dg.MetadataValue]:
         """Each number by itself, and the table."""
-        spent = self.feeding
+        spent = self.spent
         seconds = {
             "in model": spent.model,
             **{f"in {name}": self.phases[name] for name in ("prefill", "generation") if name in self.phases},
@@ -353,7 +367,7 @@ class WorkTime:
 
     def table(self) -> Markdown:
         """Shares of the whole: what the device did, what it waited for, and what went on beside it."""
-        spent = self.feeding
+        spent = self.spent
         phases = dict(self.phases)
         # Where the engine takes several batches at once, they are validated beside each other and the model.
         validating = spent.validating if phases else 0.0

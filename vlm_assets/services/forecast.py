@@ -27,7 +27,7 @@ from vlm_assets.services.past_forecasts import ForecastAndRun, all_images, compa
 from vlm_assets.services.trial import COPIES
 from vlm_durable.commands import command
 from vlm_durable.wording import counted
-from vlm_engine.batch_sizes import BATCH_SECONDS
+from vlm_engine.batches import BATCH_SECONDS
 
 DEVICES: Final = (1, 2, 4, 8, 16)
 

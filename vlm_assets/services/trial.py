@@ -25,8 +25,9 @@ from vlm_assets.catalog.catalog_file import SCHEMA as CATALOG_SCHEMA
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.progress import doing
 from vlm_durable.wording import counted
+from vlm_engine.describing import Describing
 from vlm_engine.ladder import Described
-from vlm_engine.protocol import ImageTokens, MeasuringEngine
+from vlm_engine.protocol import ImageTokens, image_tokens_of
 
 COPIES = 2
 """Copies of a published file at rest: itself and its verified second copy."""
@@ -132,7 +133,6 @@ def run_trial(
     doing("reading the catalogue")
     work = DescriptionWork.for_range(settings, catalog, catalog.range_of(0), model)
     work = replace(work, properties=sample(catalog, limit, among))
-    batches = work.plan(frozenset())
     digest = model.server_digest(work.prompt)
     devices = len(gpu.find())  # Before the lease: pinning hides the others from this process.
     lease = gpu.lease(run_id="trial", partition="sample", step="try", log=_log, server_digest=digest)
@@ -141,14 +141,16 @@ def run_trial(
     tried: list[tuple[int, int, float]] = []
     of_workers = _cpu_seconds(resource.RUSAGE_CHILDREN)
     doing(f"loading the model on {lease.device.id}")
-    with work.workers(lease.device, batches) as workers:
+    with work.workers(lease.device) as workers:
         started = time.monotonic()
         engine = work.model.load(lease.device, schema=work.schema, prompt=work.prompt)
         loaded = before = time.monotonic()
         spent = _cpu_seconds(resource.RUSAGE_SELF)
         doing(f"describing {name}", 0, work.properties.num_rows)
-        with work.feeding(engine, workers) as feeding:
-            for batch in feeding.described(work.load(workers, batches)):
+        with Describing(
+            engine, workers, work.schema, settings.max_new_tokens, work.batch_sizes()
+        ) as describing:
+            for batch in describing.describe(work.jobs):
                 images = sum(answer.images_seen for answer in batch.described)
                 tried.append((len(batch.described), images, time.monotonic() - before))
                 before = time.monotonic()
@@ -175,7 +177,7 @@ def run_trial(
         batches=tuple(tried),
         start_seconds=start_seconds,
         partition_rows=max(1, catalog.rows // max(1, len(catalog.ranges))),
-        image_tokens=engine.image_tokens if isinstance(engine, MeasuringEngine) else None,
+        image_tokens=image_tokens_of(engine),
         cpu_seconds=spent,
         images_listed=dict(
             zip(

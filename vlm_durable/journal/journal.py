@@ -197,7 +197,7 @@ class Journal:
         return self._committer.plan
 
     @plan.setter
-    def plan(self, plan: Mapping[str, Any]) -> None:
+    def plan(self, plan: Mapping[str, Any] | None) -> None:
         """Set it before the first rows by it are submitted: it becomes durable with them."""
         self._committer.plan = plan
 

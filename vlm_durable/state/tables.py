@@ -241,7 +241,7 @@ batch_sizes = sa.Table(
     sa.Column("rate", sa.Double, nullable=False),
     sa.Column("seconds", sa.Double, nullable=False),
     sa.Column("held", sa.Boolean, nullable=False),
-    comment="How fast batches of a size are on devices of a name: see vlm_engine/batch_sizes.py",
+    comment="How fast batches of a size are on devices of a name: see vlm_engine/batches.py",
 )
 
 

@@ -1,7 +1,7 @@
 """The inputs of a model for a batch, made by chat template, image processor and tokenizer, ahead or at once.
 
 This module joins the tensors that workers made of each property, and keeps what was prepared ahead. The
-processor is called in image_tokens.py, feeding.py says when, and the model is in transformers_engine.py.
+processor is called in image_tokens.py, describing.py says when, and the model is in transformers_engine.py.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlm_engine.batch_plan import Batch, BatchSize, PlannedProperty, plan_batches, remaining
+from vlm_engine.batches import Batch, BatchSize, PlannedProperty, plan_batches, remaining
 
 PROPERTIES = st.lists(
     st.tuples(st.text(min_size=1, max_size=6), st.integers(0, 10_000), st.integers(0, 14)),
@@ -110,7 +110,7 @@ def test_what_remains_keeps_the_order_and_never_mixes_batches(properties, sizes,
 def test_the_plan_is_the_same_in_another_process():
     """Guards: no hash randomisation: a restart plans the same batches."""
     program = (
-        "from vlm_engine.batch_plan import *\n"
+        "from vlm_engine.batches import *\n"
         "print(plan_batches([PlannedProperty(f'p-{n}', n, 1 + n * 7 % 13) for n in range(50)],"
         " size=BatchSize(8, 999), window=20))"
     )

@@ -6,17 +6,18 @@ import pytest
 import sqlalchemy as sa
 
 from vlm_durable.state.database import open_state
-from vlm_engine.batch_plan import BatchSize, PlannedProperty, plan_batches
-from vlm_engine.batch_sizes import (
+from vlm_engine.batches import (
     BATCH_SECONDS,
     BEGUN,
     FIRST_IMAGES,
     BatchMeter,
+    BatchSize,
     Measured,
+    MeasuredSizes,
+    PlannedProperty,
     choose,
     first_size,
-    remember,
-    remembered,
+    plan_batches,
 )
 from vlm_engine.protocol import ImageTokens
 
@@ -126,22 +127,27 @@ def test_what_images_cost_is_counted():
 def test_sizes_are_remembered_for_each_device_and_model(tmp_path):
     """The newest measurement of a size counts; another device's or model's is never taken."""
     state = open_state(tmp_path / ".state")
-    assert remembered(state, "a", "m") == {}
-    remember(state, "a", "m", {64: Measured(1.0, 2.0), 128: Measured(3.0, 4.0, held=False)})
-    remember(state, "a", "m", {64: Measured(5.0, 6.0)})
-    remember(state, "b", "m", {64: Measured(9.0, 9.0)})
-    assert remembered(state, "a", "m") == {64: Measured(5.0, 6.0), 128: Measured(3.0, 4.0, held=False)}
-    assert remembered(state, "a", "other") == {}
-    remember(state, "a", "m", {64: None, 128: BEGUN})
-    assert remembered(state, "a", "m") == {128: BEGUN}
+    measured = MeasuredSizes(state, "a", "m")
+    assert measured.read() == {}
+    measured.write({64: Measured(1.0, 2.0), 128: Measured(3.0, 4.0, held=False)})
+    measured.write({64: Measured(5.0, 6.0)})
+    MeasuredSizes(state, "b", "m").write({64: Measured(9.0, 9.0)})
+    assert measured.read() == {
+        64: Measured(5.0, 6.0),
+        128: Measured(3.0, 4.0, held=False),
+    }
+    assert MeasuredSizes(state, "a", "other").read() == {}
+    measured.write({64: None, 128: BEGUN})
+    assert measured.read() == {128: BEGUN}
 
 
 def test_the_memory_of_sizes_never_fails_a_run(tmp_path, caplog):
     """What the database refuses, even where it answers, is logged and measured again."""
     state = open_state(tmp_path / ".state")
-    remember(state, "a", "m", {64: Measured(1.0, 2.0)})
-    remember(state, "a", "m", {64: Measured(float("nan"), 2.0)})  # SQLite takes it for NULL: IntegrityError
-    assert remembered(state, "a", "m") == {64: Measured(1.0, 2.0)}
+    measured = MeasuredSizes(state, "a", "m")
+    measured.write({64: Measured(1.0, 2.0)})
+    measured.write({64: Measured(float("nan"), 2.0)})  # SQLite takes it for NULL: IntegrityError
+    assert measured.read() == {64: Measured(1.0, 2.0)}
     state.beat(lambda connection: connection.execute(sa.text("DROP TABLE batch_sizes")))
-    assert remembered(state, "a", "m") == {}
+    assert measured.read() == {}
     assert "measured again" in caplog.text and "measured anew" in caplog.text

@@ -11,10 +11,10 @@ from sensors.dagster_internals.events import DagsterFacts
 from tests.support.damage import flip_bit
 from vlm_assets.assets.fingerprint import settings_digest
 from vlm_assets.assets.partition_state import PartitionStates, State
-from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
 from vlm_durable.journal.journal import Journal
 from vlm_durable.versions.published import PublishedPartitions
+from vlm_engine.batches import BatchSizes
 
 KEY = "000000000-000000007"
 VOLATILE = {"seconds", "described_at"}
@@ -382,9 +382,9 @@ def test_options_that_exclude_each_other_are_refused(desk):
 
 def test_work_that_ends_early_is_resumed_and_no_content_check_is_blamed(desk, monkeypatch):
     """Properties without a row end the run as one that a retry resumes; what is finished stays."""
-    plan = DescriptionWork.plan
+    plan = BatchSizes.plan
     with monkeypatch.context() as patched:
-        patched.setattr(DescriptionWork, "plan", lambda *given: plan(*given)[:-1])
+        patched.setattr(BatchSizes, "plan", lambda *given, **named: plan(*given, **named)[:-1])
         ended = desk.materialize()
     assert not ended.success
     assert not ended.checks

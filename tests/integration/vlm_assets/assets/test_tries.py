@@ -8,15 +8,14 @@ from dagster import DagsterExecutionInterruptedError
 
 from resources.run_tags import NEEDS_PERSON
 from resources.vision_language_model import VisionLanguageModel
-from vlm_assets.assets import property_descriptions
 from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands.property_view import lines, read_property
 from vlm_assets.config.resource_settings import build_vision_language_model, control_state
 from vlm_durable.versions.published import PublishedPartitions
-from vlm_engine.batch_plan import BatchSize
-from vlm_engine.batch_sizes import BEGUN, Measured, remember, remembered
+from vlm_engine import batches
+from vlm_engine.batches import BEGUN, BatchSize, Measured, MeasuredSizes
 
 KEY = "000000000-000000007"
 
@@ -257,7 +256,7 @@ def test_work_that_an_option_began_is_gone_on_with_without_it(desk, ids, materia
     catalog = Catalog.open(desk.settings.home)
     model = build_vision_language_model(desk.settings)
     work = DescriptionWork.for_range(desk.settings, catalog, catalog.ranges[0], model)
-    interrupted_at.update(one.property_id for one in work.plan(frozenset())[1])
+    interrupted_at.update(one.property_id for one in planned(work)[1])
     assert not materialize({option: True}).success
     finished = set(described)
     assert len(finished) == 4
@@ -276,7 +275,7 @@ def test_a_partition_keeps_the_batches_that_it_began_with(desk, ids, materialize
     work = DescriptionWork.for_range(
         desk.settings, catalog, catalog.ranges[0], build_vision_language_model(desk.settings)
     )
-    interrupted_at.update(one.property_id for one in work.plan(frozenset())[1])
+    interrupted_at.update(one.property_id for one in planned(work)[1])
     assert not materialize().success
     assert together == [4]
     interrupted_at.clear()
@@ -287,6 +286,13 @@ def test_a_partition_keeps_the_batches_that_it_began_with(desk, ids, materialize
     assert set(together) == {1}
 
 
+def planned(work, size=None):
+    """The batches of the work, with a size that is not its settings'."""
+    sizes = work.batch_sizes()
+    sizes.size = size or sizes.size
+    return sizes.plan(work.jobs, max_images=work.settings.max_images)
+
+
 def sizes(done):
     """What the partition's page says of its batches."""
     return done.published[0].metadata["batches"].text
@@ -295,38 +301,39 @@ def sizes(done):
 def test_a_size_at_which_a_run_ended_is_not_tried_again(desk, ids, materialize, monkeypatch):
     """No resume, no later partition: only a size whose batches are done is more than begun."""
     monkeypatch.setattr(DescriptionWork, "_measured_of", lambda self, device: ("a GPU", "a model"))
-    state, fast = control_state(desk.settings), {1: Measured(1.0, 0.1)}
-    remember(state, "a GPU", "a model", fast)
+    fast = {1: Measured(1.0, 0.1)}
+    measured = MeasuredSizes(control_state(desk.settings), "a GPU", "a model")
+    measured.write(fast)
     catalog = Catalog.open(desk.settings.home)
     model = build_vision_language_model(desk.settings)
     work = DescriptionWork.for_range(desk.settings, catalog, catalog.ranges[0], model)
     size = BatchSize(desk.settings.batch_size, 1, tried=(2, 4))
-    interrupted_at.update(one.property_id for one in work.plan((), size)[1])
+    interrupted_at.update(one.property_id for one in planned(work, size)[1])
     assert not materialize().success
     assert len(described) == 1
     begun = fast | dict.fromkeys(size.tried, BEGUN)
-    assert remembered(state, "a GPU", "a model") == begun
+    assert measured.read() == begun
     interrupted_at.clear()
     for done in (materialize(), materialize(key="000000008-000000015")):
         assert done.success, done.failure
         assert "tried" not in sizes(done)
-    assert remembered(state, "a GPU", "a model") | begun == remembered(state, "a GPU", "a model")
-    remember(state, "a GPU", "a model", dict.fromkeys(size.tried))
+    assert measured.read() | begun == measured.read()
+    measured.write(dict.fromkeys(size.tried))
     done = materialize({"recompute": True})
     assert "tried: 2, 4" in sizes(done)
-    assert BEGUN not in remembered(state, "a GPU", "a model").values()
+    assert BEGUN not in measured.read().values()
 
 
 def test_a_resume_on_another_device_takes_that_ones_batches(desk, ids, materialize, monkeypatch):
     """A GPU's size is not used on a CPU slot, and none is tried with what is left."""
     on = ["a GPU"]
     monkeypatch.setattr(DescriptionWork, "_measured_of", lambda self, device: (on[0], "a model"))
-    remember(control_state(desk.settings), "a GPU", "a model", {10**6: Measured(1.0, 19.9)})
-    remember(control_state(desk.settings), "a CPU slot", "a model", {1: Measured(1.0, 0.1)})
+    MeasuredSizes(control_state(desk.settings), "a GPU", "a model").write({10**6: Measured(1.0, 19.9)})
+    MeasuredSizes(control_state(desk.settings), "a CPU slot", "a model").write({1: Measured(1.0, 0.1)})
     catalog = Catalog.open(desk.settings.home)
     model = build_vision_language_model(desk.settings)
     work = DescriptionWork.for_range(desk.settings, catalog, catalog.ranges[0], model)
-    interrupted_at.update(one.property_id for one in work.plan((), BatchSize(4, 10**6))[1])
+    interrupted_at.update(one.property_id for one in planned(work, BatchSize(4, 10**6))[1])
     assert not materialize().success
     assert together == [4]
     interrupted_at.clear()
@@ -340,11 +347,11 @@ def test_a_resume_on_another_device_takes_that_ones_batches(desk, ids, materiali
 def test_a_run_that_ends_later_leaves_the_sizes_that_it_measured(desk, ids, materialize, monkeypatch):
     """Most runs that end do so long after the sizes were tried: it is not held against these."""
     size = BatchSize(desk.settings.batch_size, 1, image=0, text=10, tried=(10,))
-    monkeypatch.setattr(property_descriptions, "choose", lambda first, measured: size)
+    monkeypatch.setattr(batches, "choose", lambda first, measured: size)
     monkeypatch.setattr(DescriptionWork, "_measured_of", lambda self, device: ("a GPU", "a model"))
     catalog = Catalog.open(desk.settings.home)
     model = build_vision_language_model(desk.settings)
     work = DescriptionWork.for_range(desk.settings, catalog, catalog.ranges[0], model)
-    interrupted_at.update(one.property_id for one in work.plan((), size)[3])
+    interrupted_at.update(one.property_id for one in planned(work, size)[3])
     assert not materialize().success
-    assert remembered(control_state(desk.settings), "a GPU", "a model")[10].held
+    assert MeasuredSizes(control_state(desk.settings), "a GPU", "a model").read()[10].held

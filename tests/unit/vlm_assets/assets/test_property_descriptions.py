@@ -11,19 +11,12 @@ from pydantic import BaseModel
 from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.resource_settings import build_vision_language_model
-from vlm_engine.batch_sizes import long_batch
+from vlm_engine.batches import long_batch
 from vlm_engine.devices.find import find_devices
 from vlm_engine.images.images import ImageFailure, LoadedProperty
-from vlm_engine.ladder import Described, describe_batch
+from vlm_engine.ladder import describe_batch
 from vlm_engine.protocol import Answer, ImageTokens, RequestTooLargeError
 from vlm_engine.schema import DescriptionSchema
-
-
-def described(images: int) -> Described:
-    return Described(
-        "id", 0, "ok", None, None, {}, None, 1, images, (), prompt_tokens=1, output_tokens=1,
-        finish_reason="stop", seconds=1.0,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -32,7 +25,7 @@ def described(images: int) -> Described:
 )
 def test_a_batch_that_a_kill_would_lose_too_much_of_is_named(seconds, images, setting):
     """Over 20 s the setting that helps is named with a value; what cannot be cut is not complained about."""
-    advice = long_batch([described(count) for count in images], seconds)
+    advice = long_batch(images, seconds)
     assert (advice is None) == (setting is None)
     if setting is not None:
         assert f"VLM_ASSETS_BATCH_IMAGES={setting};" in advice
@@ -44,11 +37,11 @@ def test_a_batch_has_so_many_images_at_most(dataset):
     model = build_vision_language_model(settings)
     catalog = Catalog.open(settings.home)
     work = DescriptionWork.for_range(settings, catalog, catalog.ranges[0], model)
-    batches = work.plan(frozenset())
+    batches = work.batch_sizes().plan(work.jobs, max_images=settings.max_images)
     assert sorted(one.property_id for batch in batches for one in batch) == sorted(work.ids)
-    assert all(len(batch) == 1 or sum(one.images for one in batch) <= 1 for batch in batches)
+    assert all(len(batch) == 1 or sum(len(one.image_uris) for one in batch) <= 1 for batch in batches)
     whole = DescriptionWork.for_range(dataset.settings, catalog, catalog.ranges[0], model)
-    assert len(whole.plan(frozenset())) < len(batches)
+    assert len(whole.batch_sizes().plan(whole.jobs, max_images=settings.max_images)) < len(batches)
 
 
 class Roof(BaseModel):

@@ -16,7 +16,7 @@ from vlm_durable.state.database import open_state
 from vlm_durable.state.pause import pause
 from vlm_durable.state.sqlite_file import ControlStateError
 from vlm_durable.state.workers import Phase, Workers
-from vlm_engine.feeding import TimeSpent
+from vlm_engine.describing import Spent
 
 SCHEMA = pa.schema([("property_id", pa.string()), ("ordinal", pa.int64())])
 
@@ -99,7 +99,7 @@ def unreadable(state):
     raise ControlStateError("the database does not answer")
 
 
-SPENT = TimeSpent(
+SPENT = Spent(
     model=60.0,
     validating=1.0,
     waiting=30.0,

@@ -23,7 +23,7 @@ from vlm_assets.services.past_forecasts import compare_with_run, comparisons
 from vlm_assets.services.small_runs import MeasuredRun
 from vlm_durable.versions.partition_files import PublishedRecord
 from vlm_durable.versions.published import PublishedPartitions
-from vlm_engine.batch_sizes import BATCH_SECONDS
+from vlm_engine.batches import BATCH_SECONDS
 
 
 def plan_of(settings, measured=MEASURED, **more):

@@ -3,12 +3,14 @@
 import itertools
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Literal
 
 import pydantic
 import pytest
 
-from vlm_engine.feeding import Feeding
+from vlm_engine.batches import BatchSizes
+from vlm_engine.describing import Describing
 from vlm_engine.ladder import describe_batch
 from vlm_engine.model_source import ModelSource, exact_revision
 from vlm_engine.prompt import Prompt
@@ -380,9 +382,10 @@ def test_closing_after_a_device_error_keeps_that_error(engine, batch, monkeypatc
         )
     monkeypatch.setattr(engine._model, "generate", lost)
     monkeypatch.setattr(torch.cuda, "empty_cache", lost)
+    workers = SimpleNamespace(max_images=9, feed=lambda jobs: iter([batch]), close=lambda: None)
     with (
         pytest.raises(EngineLostError, match="illegal memory access"),
-        Feeding(around, SCHEMA, 60, end_batches=lambda: None) as feeding,
+        Describing(around, workers, SCHEMA, 60, BatchSizes(8)) as describing,
     ):
-        list(feeding.described([batch]))
+        list(describing.describe(()))
     assert not hasattr(around, "_model")

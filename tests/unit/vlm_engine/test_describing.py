@@ -1,4 +1,4 @@
-"""Feeding an engine: the same rows however many batches it takes at once, and clean ends."""
+"""Describing: the same rows however many batches an engine takes at once, and clean ends."""
 
 import itertools
 import os
@@ -8,7 +8,8 @@ import threading
 import pydantic
 import pytest
 
-from vlm_engine.feeding import Feeding
+from vlm_engine.batches import BatchSizes
+from vlm_engine.describing import Describing
 from vlm_engine.images.images import Pixels, PropertyJob
 from vlm_engine.images.worker_pool import WorkerPool, WorkerPoolError
 from vlm_engine.ladder import describe_batch
@@ -85,15 +86,35 @@ def batches(load_property):
 
 @pytest.fixture(autouse=True)
 def no_thread_left():
-    """No thread of a feeding outlives it."""
+    """No thread of a description outlives it."""
     yield
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("feeding")]
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("describing")]
 
 
-def fed(engine, batches, end=lambda: None):
+class Loaded:
+    """A pool whose batches are loaded already."""
+
+    max_images = 9
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def feed(self, jobs):
+        """What is loaded, whatever the jobs."""
+        return iter(self.batches)
+
+    def close(self):
+        """Nothing to end."""
+
+
+def describing_of(engine, batches, **named):
+    return Describing(engine, Loaded(batches), SCHEMA, SETTINGS, BatchSizes(2), **named)
+
+
+def described_by(engine, batches):
     """All that comes out."""
-    with Feeding(engine, SCHEMA, SETTINGS, end_batches=end) as feeding:
-        return [batch.described for batch in feeding.described(iter(batches))]
+    with describing_of(engine, batches) as describing:
+        return [batch.described for batch in describing.describe(())]
 
 
 def timeless(described):
@@ -105,7 +126,7 @@ def test_rows_do_not_depend_on_the_batches_at_once(batches, at_once):
     """The rows are those of asking batch by batch, one at once in that order, and no more is under way."""
     engine = Engine(at_once)
     expected = [timeless(describe_batch(Engine(1), SCHEMA, batch, SETTINGS)) for batch in batches]
-    found = [timeless(batch) for batch in fed(engine, batches)]
+    found = [timeless(batch) for batch in described_by(engine, batches)]
     if at_once > 1:
         found.sort(key=lambda batch: batch[0]["property_id"])
     assert found == expected
@@ -119,8 +140,8 @@ def test_a_slow_batch_holds_up_no_other(batches):
     last_is_out = threading.Event()
     engine.before = lambda name: name != "0a" or last_is_out.wait(PATIENCE)
     out = []
-    with Feeding(engine, SCHEMA, SETTINGS, end_batches=lambda: None) as feeding:
-        for batch in feeding.described(iter(batches)):
+    with describing_of(engine, batches) as describing:
+        for batch in describing.describe(()):
             out.append(batch.described[0].property_id)
             if len(out) == 7:
                 last_is_out.set()
@@ -135,7 +156,7 @@ def test_what_an_engine_takes_may_change_at_any_moment(batches):
     class Fickle(Engine):
         batches_at_once = property(lambda self: next(takes), lambda self, value: None)
 
-    out = [one.property_id for batch in fed(Fickle(3), batches) for one in batch]
+    out = [one.property_id for batch in described_by(Fickle(3), batches) for one in batch]
     assert sorted(out) == sorted(one.property_id for batch in batches for one in batch)
 
 
@@ -151,7 +172,7 @@ def test_a_panic_while_preparing_holds_up_nobody(batches, at_once):
 
     engine = Engine(at_once)
     engine.prepare = prepare
-    assert len(fed(engine, batches)) == len(batches)
+    assert len(described_by(engine, batches)) == len(batches)
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
@@ -167,7 +188,7 @@ def test_the_next_batch_is_prepared_beside_the_model(batches, at_once):
             assert engine.prepared[following[name]].wait(PATIENCE)
 
     engine.before = before
-    assert len(fed(engine, batches)) == len(batches)
+    assert len(described_by(engine, batches)) == len(batches)
 
 
 def test_one_batch_is_ahead_and_no_more(batches):
@@ -179,8 +200,8 @@ def test_one_batch_is_ahead_and_no_more(batches):
             drawn.append(number)
             yield batch
 
-    with Feeding(Engine(1), SCHEMA, SETTINGS, end_batches=lambda: None) as feeding:
-        for number, _ in enumerate(feeding.described(source())):
+    with describing_of(Engine(1), source()) as describing:
+        for number, _ in enumerate(describing.describe(())):
             assert drawn[-1] <= number + 1
     assert drawn == list(range(8))
 
@@ -203,9 +224,9 @@ def test_a_lost_engine_ends_all(batches, at_once):
     out = []
     with (
         pytest.raises(EngineLostError, match="gone"),
-        Feeding(engine, SCHEMA, SETTINGS, end_batches=lambda: None) as feeding,
+        describing_of(engine, batches) as describing,
     ):
-        for batch in feeding.described(iter(batches)):
+        for batch in describing.describe(()):
             out.append(batch.described[0].property_id)
             if len(out) == 4:
                 fourth_is_out.set()
@@ -220,9 +241,9 @@ def test_an_interrupt_leaves_nothing_behind(batches, at_once):
     engine.before = lambda name: engine.wait(threading.Event()) if name > "1a" else None
     with (
         pytest.raises(KeyboardInterrupt),
-        Feeding(engine, SCHEMA, SETTINGS, end_batches=lambda: None) as feeding,
+        describing_of(engine, batches) as describing,
     ):
-        next(feeding.described(iter(batches)))
+        next(describing.describe(()))
         raise KeyboardInterrupt
     assert set(engine.asked) <= {"0a", "1a", "2a", "3a", "4a"}  # Two answered, three under way at most.
 
@@ -232,7 +253,7 @@ def test_one_at_once_is_asked_in_the_calling_thread(batches):
     engine = Engine(1)
     callers = set()
     engine.before = lambda name: callers.add(threading.current_thread())
-    fed(engine, batches)
+    described_by(engine, batches)
     assert callers == {threading.current_thread()}
 
 
@@ -247,9 +268,9 @@ def test_an_error_of_the_images_comes_after_what_was_before(batches, at_once):
     out = []
     with (
         pytest.raises(WorkerPoolError, match="no more"),
-        Feeding(Engine(at_once), SCHEMA, SETTINGS, end_batches=lambda: None) as feeding,
+        describing_of(Engine(at_once), broken()) as describing,
     ):
-        for batch in feeding.described(broken()):
+        for batch in describing.describe(()):
             out.append(batch.described[0].property_id)
     assert sorted(out) == ["0a", "1a", "2a"]
 
@@ -257,32 +278,32 @@ def test_an_error_of_the_images_comes_after_what_was_before(batches, at_once):
 def test_leaving_does_not_wait_for_images(tmp_path):
     """A worker that hangs over an image holds up neither an interrupt nor the end."""
     (tmp_path / "a.jpg").write_bytes(b"never read")
-    jobs = [[PropertyJob("a", 0, (str(tmp_path / "a.jpg"),))]]
+    jobs = [PropertyJob("a", 0, (str(tmp_path / "a.jpg"),))]
     with WorkerPool(Pixels(), workers=1, prefetch_batches=1, max_pixels=10, max_images=1) as workers:
         while not workers.pids:
             pass
         os.kill(workers.pids[0], signal.SIGSTOP)
         with (
             pytest.raises(KeyboardInterrupt),
-            Feeding(Engine(1), SCHEMA, SETTINGS, end_batches=workers.close) as feeding,
+            Describing(Engine(1), workers, SCHEMA, SETTINGS, BatchSizes(2)) as describing,
         ):
-            feeding.described(workers.feed(jobs))
+            describing.describe(jobs)
             raise KeyboardInterrupt
 
 
 def test_leaving_does_not_wait_for_a_processor(batches, monkeypatch):
     """A processor under way, which nothing can stop, holds up the end of a run no longer than its grace."""
-    monkeypatch.setattr("vlm_engine.feeding._ENDING_SECONDS", 0.0)
+    monkeypatch.setattr("vlm_engine.describing._ENDING_SECONDS", 0.0)
     engine = Engine(1)
     goes_on = threading.Event()
     engine.prepare = lambda batch, attempt: goes_on.wait(PATIENCE)
     with (
         pytest.raises(KeyboardInterrupt),
-        Feeding(engine, SCHEMA, SETTINGS, end_batches=lambda: None) as feeding,
+        describing_of(engine, batches) as describing,
     ):
-        feeding.described(iter(batches))
+        describing.describe(())
         raise KeyboardInterrupt
-    (ahead,) = (thread for thread in threading.enumerate() if thread.name == "feeding-ahead")
+    (ahead,) = (thread for thread in threading.enumerate() if thread.name == "describing-ahead")
     goes_on.set()
     ahead.join()
     assert not engine.asked
@@ -300,7 +321,7 @@ def test_where_the_time_went(batches):
 
     def clock():
         at = now
-        if threading.current_thread() is threading.main_thread() and feeding_began:
+        if threading.current_thread() is threading.main_thread() and describing_began:
             is_waited_for.set()
         return at
 
@@ -309,11 +330,11 @@ def test_where_the_time_went(batches):
         pass_time(5.0)
         yield batches[0]
 
-    feeding_began = []
+    describing_began = []
     engine.prepare = lambda batch, attempt: pass_time(2.0)
     engine.before = lambda name: pass_time(3.0)
-    with Feeding(engine, SCHEMA, SETTINGS, end_batches=lambda: None, clock=clock) as feeding:
-        feeding_began.append(True)
-        list(feeding.described(slowly()))
-    spent = feeding.spent
+    with describing_of(engine, slowly(), clock=clock) as describing:
+        describing_began.append(True)
+        list(describing.describe(()))
+    spent = describing.spent
     assert (spent.waiting, spent.model, spent.preparing) == (7.0, 3.0, 2.0)

@@ -1,8 +1,9 @@
-"""Feeding an engine: loaded batches in, described batches out, the device never waiting.
+"""Describing properties with one engine: images and prompts in, validated answers out, in batches.
 
-This module prepares the next batch beside the model, keeps as many batches under way as the engine takes, and
-counts where the time went. ``worker_pool`` loads images, and ``ladder`` decides about each property. The
-descriptions do not depend on ``batches_at_once``.
+``Describing.describe`` is the door to this package. ``batches`` says which properties go together,
+``worker_pool`` loads their images, and ``ladder`` decides about each property. This module has the next batch
+loaded and prepared beside the model, so that the device never waits, keeps as many batches under way as the
+engine takes, and counts where the time went. The descriptions do not depend on ``batches_at_once``.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
-from vlm_engine.images.images import LoadedProperty
+from vlm_engine.batches import BatchSizes, long_batch
+from vlm_engine.images.images import LoadedProperty, PropertyJob
+from vlm_engine.images.worker_pool import WorkerPool
 from vlm_engine.ladder import Described, describe_batch
-from vlm_engine.protocol import Attempt, Engine
+from vlm_engine.protocol import Attempt, Engine, image_tokens_of
 
 if TYPE_CHECKING:
     from vlm_engine.schema import DescriptionSchema
@@ -29,23 +32,29 @@ _ENDING_SECONDS: Final = 5.0
 """For all threads together. A processor under way cannot be stopped, and a run that ends has only seconds."""
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class DescribedBatch:
-    """The results of a batch. seconds: from its first question to its last answer."""
+    """The results of a batch.
+
+    seconds: from its first question to its last answer. advice: a sentence where batches are too long; once.
+    """
 
     described: list[Described]
     seconds: float
+    advice: str | None = None
 
 
 @dataclass
-class TimeSpent:
-    """Seconds of a feeding so far.
+class Spent:
+    """What it took so far: seconds, and what the model was asked.
 
     model: at least one batch was with the engine; validating: of these, the ladder's own, summed over
     batches. waiting: no batch was with the engine, because none was loaded. Beside the model, in other
     processes and threads, summed up: reading and decoding images, and preparing (processor and joining).
+    longest: of a batch. images, prompt_tokens, attempts: as the answers were made from them.
     """
 
     model: float = 0.0
@@ -54,49 +63,59 @@ class TimeSpent:
     reading: float = 0.0
     decoding: float = 0.0
     preparing: float = 0.0
+    longest: float = 0.0
+    images: int = 0
+    prompt_tokens: int = 0
+    attempts: int = 0
 
 
 @dataclass(frozen=True)
-class _AllDrawn:
-    """There are no more batches: the iterator has ended, or raised."""
+class _AllLoaded:
+    """There are no more batches: all are loaded, or loading raised."""
 
     error: BaseException | None
 
 
-_Event = Sequence[LoadedProperty] | _AllDrawn | DescribedBatch | BaseException
+_Event = Sequence[LoadedProperty] | _AllLoaded | DescribedBatch | BaseException
 
 
-class Feeding:
-    """Feeds one engine from one iterator of loaded batches. A context manager: leaving closes the engine.
+class Describing:
+    """Describes properties with one engine. A context manager: leaving ends its workers and closes it.
 
-    A thread draws from the iterator and has the next batch prepared while the engine works on another. An
-    engine that takes one batch at once is asked in the caller's own thread, where interrupts reach it; an
-    engine that takes more, in a thread for each batch. After an error or an interrupt nothing more is asked,
-    and leaving waits for the threads.
+    A thread has the next batch loaded and prepared while the engine works on another. An engine that takes
+    one batch at once is asked in the caller's own thread, where interrupts reach it; an engine that takes
+    more, in a thread for each batch. After an error or an interrupt nothing more is asked, and leaving waits
+    for the threads.
 
-    end_batches: makes the iterator end, or raise, where it waits in another thread.
+    workers: load the images; no more of a property than fit the engine, where it says how many fit.
+    max_new_tokens: of an answer's first attempt. sizes: of the batches.
     """
 
     def __init__(
         self,
         engine: Engine,
+        workers: WorkerPool,
         schema: DescriptionSchema,
         max_new_tokens: int,
+        sizes: BatchSizes,
         *,
-        end_batches: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.spent = TimeSpent()
-        """Where the time went so far."""
+        self.spent = Spent()
         self._engine = engine
+        self._workers = workers
         self._schema = schema
         self._max_new_tokens = max_new_tokens
-        self._end_batches = end_batches
+        self._sizes = sizes
         self._clock = clock
+        self._max_images = workers.max_images  # The plan's, which is the same whatever fits the engine.
+        if (image_tokens := image_tokens_of(engine)) is not None:
+            workers.max_images = min(workers.max_images, image_tokens.fitting)
+        self._advised = False
         self._events: SimpleQueue[_Event] = SimpleQueue()
         """Loaded batches, in order, and the outcomes of batches that other threads have asked about."""
         self._room = threading.Semaphore(1)
-        """Acquired for each batch that is drawn, released when the engine is asked about it."""
+        """Acquired for each batch that is loaded ahead, released when the engine is asked about it."""
         self._counting = threading.Lock()
         self._asking = 0
         self._turned = clock()
@@ -112,7 +131,7 @@ class Feeding:
         self._stopped = True
         self._room.release()
         try:
-            self._end_batches()
+            self._workers.close()
         finally:
             self._engine.close()
         deadline = time.monotonic() + _ENDING_SECONDS
@@ -123,44 +142,52 @@ class Feeding:
                     "Thread %s is still at work; it ends by itself, or with the process.", thread.name
                 )
 
-    def described(self, batches: Iterable[Sequence[LoadedProperty]]) -> Iterator[DescribedBatch]:
-        """Describe batch after batch: in order where the engine takes one at once, else each when it is done.
+    def describe(
+        self, jobs: Sequence[PropertyJob], to_do: Collection[str] | None = None
+    ) -> Iterator[DescribedBatch]:
+        """Describe these properties, or those of them whose ids are to do, in batches as they are done.
 
-        May be called again once all are described. Raises EngineLostError, and the errors of ``batches``,
-        after all batches that were finished before.
+        jobs: all properties of the work, whatever is done: they decide the plan. In the plan's order where
+        the engine takes one batch at once, else each batch when it is done. May be called again once all are
+        described. Raises EngineLostError, WorkerPoolError and StoreAwayError, after all batches that were
+        finished before.
         """
-        source = iter(batches)
-        self._start("feeding-ahead", lambda: self._draw_ahead(source))
+        return self.describe_batches(self._sizes.plan(jobs, to_do, max_images=self._max_images))
+
+    def describe_batches(self, batches: Iterable[Sequence[PropertyJob]]) -> Iterator[DescribedBatch]:
+        """Describe batches that are planned already. See ``describe``."""
+        self._start("describing-ahead", self._load_ahead, batches)
         return self._described()
 
     def _described(self) -> Iterator[DescribedBatch]:
         in_this_thread = self._engine.batches_at_once == 1
         loaded: deque[Sequence[LoadedProperty]] = deque()
         under_way = 0
-        all_drawn: _AllDrawn | None = None
+        all_loaded: _AllLoaded | None = None
         while True:
             # How many batches the engine takes may change at any moment.
             while loaded and under_way < max(1, self._engine.batches_at_once):
                 batch = loaded.popleft()
                 self._room.release()
                 if in_this_thread:
-                    yield self._ask(batch)
+                    yield self._counted(self._ask(batch))
                 else:
                     under_way += 1
-                    self._start("feeding-batch", lambda batch=batch: self._ask_apart(batch))  # type: ignore[misc]
+                    self._start("describing-batch", self._ask_apart, batch)
                 del batch
-            if all_drawn is not None and not loaded and not under_way:
-                if all_drawn.error is not None:
-                    raise all_drawn.error
+            if all_loaded is not None and not loaded and not under_way:
+                if all_loaded.error is not None:
+                    raise all_loaded.error
+                self._sizes.remember()
                 return
             event = self._next_event(waiting=not under_way)
             match event:
-                case _AllDrawn():
-                    all_drawn = event
+                case _AllLoaded():
+                    all_loaded = event
                 case DescribedBatch():
                     under_way -= 1
                     # At once: a batch that waited for a slow one would be neither committed nor counted.
-                    yield event
+                    yield self._counted(event)
                 case BaseException():
                     raise event
                 case _:
@@ -173,20 +200,35 @@ class Feeding:
             self.spent.waiting += self._clock() - began
         return event
 
-    def _start(self, name: str, run: Callable[[], None]) -> None:
+    def _counted(self, batch: DescribedBatch) -> DescribedBatch:
+        described, spent, advice = batch.described, self.spent, None
+        images = [answer.images_seen for answer in described]
+        self._sizes.count(images, batch.seconds)
+        # The first batch of a process pays for what is compiled and allocated once.
+        if spent.longest and not self._advised:
+            advice = long_batch(images, batch.seconds)
+            self._advised = advice is not None
+        spent.longest = max(spent.longest, batch.seconds)
+        spent.images += sum(images)
+        spent.prompt_tokens += sum(answer.prompt_tokens for answer in described)
+        spent.attempts += sum(answer.attempts for answer in described if answer.prompt_tokens)
+        return replace(batch, advice=advice)
+
+    def _start(self, name: str, run: Callable[[_T], None], batches: _T) -> None:
         # Daemons: threads that are still at work after an interrupt must not keep the process alive.
-        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread = threading.Thread(target=run, args=(batches,), name=name, daemon=True)
         self._threads = [*(started for started in self._threads if started.is_alive()), thread]
         thread.start()
 
-    def _draw_ahead(self, source: Iterator[Sequence[LoadedProperty]]) -> None:
-        """Draw batches and prepare them, one ahead of the engine, until there are no more."""
+    def _load_ahead(self, batches: Iterable[Sequence[PropertyJob]]) -> None:
+        """Have batches loaded and prepare them, one ahead of the engine, until there are no more."""
         try:
+            loaded_batches = self._workers.feed(batches)
             while self._room.acquire() and not self._stopped:
-                batch = next(source, None)
+                batch = next(loaded_batches, None)
                 if batch is None:
                     self._room.release()  # For a next round of batches.
-                    self._events.put(_AllDrawn(None))
+                    self._events.put(_AllLoaded(None))
                     return
                 self._prepare([loaded for loaded in batch if loaded.seen])
                 self.spent.reading += sum(loaded.reading_seconds for loaded in batch)
@@ -195,7 +237,7 @@ class Feeding:
                 self._events.put(batch)
                 del batch  # Only the engine's side decides how long the tensors stay.
         except BaseException as error:
-            self._events.put(_AllDrawn(error))
+            self._events.put(_AllLoaded(error))
 
     def _prepare(self, batch: Sequence[LoadedProperty]) -> None:
         began = self._clock()
