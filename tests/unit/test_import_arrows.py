@@ -169,6 +169,16 @@ def test_a_name_of_a_module_or_a_class_occurs_once():
     assert not {name for name, count in counts.items() if count > 1}
 
 
+def test_each_s3_client_is_imported_by_one_module():
+    """What an error of a store means is decided in one place, whichever client met it."""
+    of_boto3, of_obstore = (
+        {module_of(path) for path in MODULES if tops(path) & clients}
+        for clients in ({"boto3", "botocore"}, {"obstore"})
+    )
+    assert of_boto3 == {"vlm_durable.mirror.bucket"}
+    assert of_obstore == {"vlm_durable.mirror.quick_bucket"}
+
+
 def test_nothing_imports_the_definitions():
     """They are the top: whatever imports them loads every asset and sensor."""
     assert not [path for path in MODULES if DEFINITIONS in imported_modules(path)]

@@ -364,10 +364,9 @@ def _put_with_wrong_checksum(folder: S3Folder, name: str) -> None:
 @cache
 def client() -> Any:
     """The client of this process, for any thread. It sends nothing before the first request."""
-    import boto3
     from botocore.config import Config
 
-    return boto3.session.Session().client(
+    return session().client(
         "s3",
         config=Config(
             retries={"mode": "standard", "total_max_attempts": 1},
@@ -378,6 +377,13 @@ def client() -> Any:
             s3={"addressing_style": "path"} if endpoint() else {},
         ),
     )
+
+
+def session() -> Any:
+    """A new session of boto3: credentials and region as the environment has them now."""
+    import boto3
+
+    return boto3.session.Session()
 
 
 def endpoint() -> str | None:

@@ -1,36 +1,27 @@
 """Fetching the images of properties from a store ahead of the workers that decode them.
 
-This module decides how many images are fetched at once, how far ahead, and in which order. It reads objects
-at a sixth of boto3's cost: hundreds of times a second, in the process that feeds the model. Objects that this
-quick way does not get, or cannot verify, are read in the ordinary way (``S3Folder.get``), which names the
-fault. Nothing touches the disk. The credentials stay in this process: workers, which decode untrusted files,
-get bytes.
+This module decides how many images are fetched at once, how far ahead, and in which order. Nothing touches
+the disk. The credentials stay in this process: workers, which decode untrusted files, get bytes.
 """
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
-from functools import cache
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from vlm_durable.mirror.bucket import (
-    CONNECT_SECONDS,
     NoObjectError,
     ObjectDamagedError,
     ObjectDeniedError,
     ObjectTooLargeError,
     S3Folder,
     StoreError,
-    client,
-    endpoint,
 )
+from vlm_durable.mirror.quick_bucket import get_quickly
 from vlm_engine.images.images import ImageError, ImageErrorKind
 
 THREADS: Final = 16
@@ -40,17 +31,6 @@ BYTES_AHEAD: Final = 256 << 20
 """Fetched bytes that wait for a worker. With more, only the first property in line is fetched."""
 
 MAX_OBJECT_BYTES: Final = 64 << 20
-
-MOST_DOUBTS: Final = 20
-"""After so many objects in a row that only the ordinary way got, the quick way is given up. In such a bucket
-an ETag is no MD5 (KMS keys, parts), or the store needs settings that only boto3 has (a proxy, a certificate,
-a redirect)."""
-
-_SECONDS: Final = 10.0
-_CREDENTIALS_SECONDS: Final = 300.0
-"""botocore returns no credentials that expire sooner."""
-
-_log = logging.getLogger(__name__)
 
 _KINDS: Final[dict[type[StoreError], ImageErrorKind]] = {
     NoObjectError: "missing",
@@ -78,7 +58,7 @@ class ImageSource(Protocol):
 def image_of(folder: S3Folder, name: str) -> bytes:
     """Fetch one image. Raises ImageError for its own fault, StoreAwayError for an outage."""
     try:
-        content = get_quickly(folder, name)
+        content = get_quickly(folder, name, most=MAX_OBJECT_BYTES)
     except tuple(_KINDS) as error:
         raise ImageError(_KINDS[type(error)], f"{error}.") from error
     if not content:
@@ -190,82 +170,3 @@ class Fetcher:
         # The first in line always goes on: otherwise each might hold a part of its images, and none be done.
         held = sum(len(content) for begun in self._begun for content in begun.contents.values())
         return self._begun[0] is fetch or held < BYTES_AHEAD
-
-
-def get_quickly(folder: S3Folder, name: str) -> bytes:
-    """The bytes of an object, verified. Raises the errors of ``S3Folder.get``."""
-    quick = _quick_bucket(client(), folder.bucket)
-    content = quick.get(folder.prefix + name)
-    if content is None:
-        content = folder.get(name, most=MAX_OBJECT_BYTES)
-        quick.doubt(folder.address(name))
-    else:
-        quick.doubts = 0
-    return content
-
-
-class _QuickBucket:
-    """A bucket by obstore. doubts: objects in a row that it did not get, and that boto3 got."""
-
-    def __init__(self, bucket: str) -> None:
-        self.doubts = 0
-        self._why = ""
-        self._bucket = bucket
-        self._store = self._opened()
-
-    def get(self, key: str) -> bytes | None:
-        """The bytes, where their MD5 is the object's ETag; else None."""
-        if self._store is None or self.doubts >= MOST_DOUBTS:
-            return None
-        try:
-            answer = self._store.get(key)
-            if answer.meta["size"] > MAX_OBJECT_BYTES:
-                return None
-            content = bytes(answer.bytes())
-            etag = str(answer.meta["e_tag"]).strip('"')
-        except Exception as error:  # Whatever it is: the ordinary way names the object's fault.
-            # Its text may quote a session's token.
-            self._why = type(error).__name__
-            return None
-        if hashlib.md5(content, usedforsecurity=False).hexdigest() != etag:
-            self._why = "its ETag is not its MD5"
-            return None
-        return content
-
-    def doubt(self, address: str) -> None:
-        """Count an object that boto3 got after all; log once that this way is given up."""
-        self.doubts += 1
-        if self.doubts == MOST_DOUBTS:
-            _log.warning("S3 images are read by boto3 alone from now on, slower: %s: %s", address, self._why)
-
-    def _opened(self) -> Any:
-        import boto3
-        from obstore.auth.boto3 import Boto3CredentialProvider
-        from obstore.exceptions import BaseError
-        from obstore.store import S3Store
-
-        session, address = boto3.session.Session(), endpoint()
-        try:
-            return S3Store(
-                self._bucket,
-                endpoint=address,
-                region=session.region_name or "us-east-1",
-                credential_provider=Boto3CredentialProvider(
-                    session, ttl=timedelta(seconds=_CREDENTIALS_SECONDS)
-                ),
-                client_options={
-                    "allow_http": (address or "").startswith("http://"),
-                    "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
-                    "timeout": timedelta(seconds=_SECONDS),
-                },
-                retry_config={"max_retries": 0},
-            )
-        except (ValueError, BaseError) as error:  # No credentials, or an address that only boto3 accepts.
-            self._why = type(error).__name__
-            return None
-
-
-@cache
-def _quick_bucket(client: Any, bucket: str) -> _QuickBucket:
-    # One for each client: a new client means that the environment has changed.
-    return _QuickBucket(bucket)

@@ -2,10 +2,11 @@
 
 import pytest
 
+from vlm_durable.mirror import quick_bucket
 from vlm_durable.mirror.bucket import NoObjectError, ObjectTooLargeError
-from vlm_engine.images import fetching
-from vlm_engine.images.fetching import get_quickly
+from vlm_durable.mirror.quick_bucket import get_quickly
 
+MOST = 100_000
 NAMES = [
     "a b.jpg",
     "50%.jpg",
@@ -33,13 +34,13 @@ def test_any_name_is_that_object(bucket, s3_server):
     for number, name in enumerate(NAMES):
         own.put_object(Bucket=bucket.bucket, Key=bucket.prefix + name, Body=b"content %d" % number)
     for number, name in enumerate(NAMES):
-        assert get_quickly(bucket, name) == b"content %d" % number
+        assert get_quickly(bucket, name, most=MOST) == b"content %d" % number
 
 
 def test_an_image_costs_one_request(bucket, s3_server, s3_proxy):
     """Nothing is asked for twice."""
     put(bucket, s3_server, "1.jpg", b"x" * 100_000)
-    assert get_quickly(bucket, "1.jpg") == b"x" * 100_000
+    assert get_quickly(bucket, "1.jpg", most=MOST) == b"x" * 100_000
     assert asked(s3_proxy) == ["GET"]
 
 
@@ -53,23 +54,22 @@ def test_bytes_that_are_not_proved_are_read_again(bucket, s3_server, s3_proxy):
         return passing.pass_on(passing.forward(), b"wrong")
 
     s3_proxy.breaks(wrong_once)
-    assert get_quickly(bucket, "1.jpg") == b"right"
+    assert get_quickly(bucket, "1.jpg", most=MOST) == b"right"
     assert asked(s3_proxy) == ["GET", "GET"]
 
 
-def test_errors_are_those_of_the_ordinary_way(bucket, s3_server, monkeypatch):
+def test_errors_are_those_of_the_ordinary_way(bucket, s3_server):
     """A missing image is missing, and a huge one is not loaded."""
     put(bucket, s3_server, "1.jpg", b"x" * 100)
     with pytest.raises(NoObjectError):
-        get_quickly(bucket, "2.jpg")
-    monkeypatch.setattr(fetching, "MAX_OBJECT_BYTES", 99)
+        get_quickly(bucket, "2.jpg", most=MOST)
     with pytest.raises(ObjectTooLargeError):
-        get_quickly(bucket, "1.jpg")
+        get_quickly(bucket, "1.jpg", most=99)
 
 
 def test_a_bucket_whose_etags_prove_nothing_is_asked_once(bucket, s3_server, s3_proxy, monkeypatch, caplog):
     """Where the quick way never helps it is given up, and that is said: objects are not fetched twice."""
-    monkeypatch.setattr(fetching, "MOST_DOUBTS", 2)
+    monkeypatch.setattr(quick_bucket, "MOST_DOUBTS", 2)
     put(bucket, s3_server, "1.jpg", b"x")
 
     def other_etag(passing):
@@ -79,7 +79,7 @@ def test_a_bucket_whose_etags_prove_nothing_is_asked_once(bucket, s3_server, s3_
 
     s3_proxy.breaks(other_etag)
     for _ in range(4):
-        assert get_quickly(bucket, "1.jpg") == b"x"
+        assert get_quickly(bucket, "1.jpg", most=MOST) == b"x"
     assert len(s3_proxy.requests) == 2 + 2 + 1 + 1
     (said,) = caplog.messages
     assert "by boto3 alone" in said
