@@ -20,13 +20,13 @@ def _image_tokens(source: ModelSource, text: str, limits: ImageLimits | None) ->
     return fitted_processor(source, text, limits)[1]
 
 
+def load(model: VisionLanguageModel, device: object, *, schema: object, prompt: Any) -> ScriptedEngine:
+    # Without the home's records of it, it is the same model for all tests.
+    source = replace(model.source, records=None)
+    return ScriptedEngine(model.source, _image_tokens(source, prompt.text, model.limits))
+
+
 @pytest.fixture
 def scripted_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every model in this process is a scripted one."""
-
-    def load(model: VisionLanguageModel, device: object, *, schema: object, prompt: Any) -> ScriptedEngine:
-        # Without the home's records of it, it is the same model for all tests.
-        source = replace(model.source, records=None)
-        return ScriptedEngine(model.source, _image_tokens(source, prompt.text, model.limits))
-
     monkeypatch.setattr(VisionLanguageModel, "load", load)
