@@ -104,9 +104,10 @@ class RunEnder:
 
     def _take_step(self, key: str, run: RunToEnd, watch: Watch, dagster: DagsterFacts) -> list[str]:
         """Fence, signal or kill, and free the device."""
-        signalled_at = watch.ending.get(key)
-        kills = signalled_at is not None and watch.at - signalled_at >= self.grace
-        if signalled_at is not None and not kills:
+        is_first = key not in watch.ending
+        waited = 0.0 if is_first else watch.at - watch.ending[key]
+        kills = not is_first and waited >= self.grace
+        if not is_first and not kills:
             return []
         try:
             if kills:
@@ -127,12 +128,11 @@ class RunEnder:
                 f"{run.who} {run.why}. It is another user's process and cannot be ended from here: end it as"
                 " that user, or run Dagster as the user whose runs they are."
             ]
-        if signalled_at is None or not kills:
+        if not kills:
             return [f"{run.who} {run.why}: it is told to end (SIGTERM)."]
-        outlives_kill = watch.at - signalled_at >= 2 * self.grace
         return [
             f"{run.who} {run.why}: it did not end when told to, and was killed (SIGKILL).",
-            *self._free(run, outlives_kill=outlives_kill),
+            *self._free(run, outlives_kill=waited >= 2 * self.grace),
         ]
 
     def _free(self, run: RunToEnd, *, outlives_kill: bool) -> list[str]:

@@ -306,7 +306,8 @@ def test_a_gap_in_watching_starts_everybodys_time_anew(clock):
     watch = Watch(boot_id(), 1000.0, 500.0, slow={"r.a": 600.0}, configured=["cpu-0"], left_out=["GPU-1"])
     cursor = json.dumps(watch.__dict__)
     assert Watch.read(cursor, now=1015.0, unix=1015.0).since == 500.0
-    earlier_version = Watch.read(cursor.replace('"configured"', '"here"'), now=1015.0, unix=1015.0)
+    earlier = cursor.replace('"configured"', '"here"').replace('"ending"', '"after_end_told": {}, "ended"')
+    earlier_version = Watch.read(earlier, now=1015.0, unix=1015.0)
     assert (earlier_version.since, earlier_version.configured) == (500.0, watch.configured)
     assert Watch.read(cursor, now=2000.0, unix=2000.0).since == 2000.0
     rebooted = Watch.read(cursor.replace(boot_id(), "another boot"), now=20.0, unix=20.0)
