@@ -8,6 +8,7 @@ the store, which is handed in too, puts back what is damaged only there.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import time
@@ -28,6 +29,7 @@ from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
 from vlm_durable import markdown_text
 from vlm_durable.files.layout import AssetFolders
+from vlm_durable.files.seen_files import signature_of
 from vlm_durable.state.database import ControlState
 from vlm_durable.state.tables import drift_snapshots
 from vlm_durable.state.workers import Workers
@@ -55,8 +57,6 @@ _FILE, _RECORD = ".parquet", ".json"
 
 SOUND = "sound"
 """The kind of a verdict without a finding."""
-_BY_EXPECTATION = frozenset({SOUND, FindingKind.STALE, FindingKind.DESCRIPTIONS_DIFFER})
-"""Kinds that another expectation may change although the file is the same."""
 
 
 class Seen(NamedTuple):
@@ -140,11 +140,11 @@ class DriftWatched(Protocol):
     def made_from(self) -> AssetFolders | None:
         """The asset that it is made from; None if it is made from none."""
 
-    def verify(self, key: str) -> Verification | None:
-        """The verdict on one partition, every byte read; None while a publication is under way."""
+    def look(self) -> contextlib.AbstractContextManager[Callable[[str], Verification | None]]:
+        """Gives the verdict on a partition by its key; None while a publication is under way.
 
-    def reassess(self, key: str) -> Verification | None:
-        """The verdict if only the expectation changed: the file is not read again."""
+        Every byte of a file that changed since it was last verified is read.
+        """
 
     def check_store(self) -> tuple[Mapping[str, str], list[str]]:
         """Check the store. Returns a sentence for each partition that is damaged there, and what was done."""
@@ -213,37 +213,35 @@ class DriftWatcher:
         verified = 0
         is_incomplete = False
         began = self.monotonic()
-        for number, key in enumerate(changed):
-            if verified and self.monotonic() - began > time_left.seconds:
-                is_incomplete = True
-                rest = counted(len(changed) - number, "partitions")
-                sentences.insert(0, f"Looked at next time: {rest} of {watched.asset.name}.")
-                break
-            signature = standing.get(key, "")
-            before = snapshot.partitions.get(key)
-            if key in busy:
-                is_incomplete |= before is None
-                continue
-            verified += 1
-            if before is not None and before.signature == signature and not before.owed:
-                verdict = watched.reassess(key) if before.kind in _BY_EXPECTATION else None
-            else:
-                verdict = watched.verify(key)
-            if verdict is None:
-                is_incomplete |= before is None
-                continue
-            digest, reported = _digest(verdict), before.reported if before is not None else ""
-            seen = Seen(signature, expectation, kind_of(verdict), reported)
-            is_owed = before is not None and bool(before.owed)
-            is_new = digest != (seen.reported or SOUND)
-            is_recovery = not seen.reported and key in failed_before
-            if is_owed or is_new or is_recovery:
-                found_at = before.at if before is not None and before.owed == digest else now
-                owed[key], seen = verdict, seen._replace(owed=digest, at=found_at)
-            snapshot.partitions[key] = seen
-            if len(owed) >= _REPORTED_AT_ONCE:
-                sentences += _report_owed(watched.asset.name, owed, snapshot, report)
-                owed = {}
+        with watched.look() as verify:
+            for number, key in enumerate(changed):
+                if verified and self.monotonic() - began > time_left.seconds:
+                    is_incomplete = True
+                    rest = counted(len(changed) - number, "partitions")
+                    sentences.insert(0, f"Looked at next time: {rest} of {watched.asset.name}.")
+                    break
+                signature = standing.get(key, "")
+                before = snapshot.partitions.get(key)
+                if key in busy:
+                    is_incomplete |= before is None
+                    continue
+                verified += 1
+                verdict = verify(key)
+                if verdict is None:
+                    is_incomplete |= before is None
+                    continue
+                digest, reported = _digest(verdict), before.reported if before is not None else ""
+                seen = Seen(signature, expectation, kind_of(verdict), reported)
+                is_owed = before is not None and bool(before.owed)
+                is_new = digest != (seen.reported or SOUND)
+                is_recovery = not seen.reported and key in failed_before
+                if is_owed or is_new or is_recovery:
+                    found_at = before.at if before is not None and before.owed == digest else now
+                    owed[key], seen = verdict, seen._replace(owed=digest, at=found_at)
+                snapshot.partitions[key] = seen
+                if len(owed) >= _REPORTED_AT_ONCE:
+                    sentences += _report_owed(watched.asset.name, owed, snapshot, report)
+                    owed = {}
         time_left.seconds -= self.monotonic() - began
         sentences += _report_owed(watched.asset.name, owed, snapshot, report)
         # Until every partition was verified once, partitions without a file have to be verified too.
@@ -364,10 +362,9 @@ def build_published_file_drift_sensor(watcher: DriftWatcher, *, ticks: Ticks) ->
 
 
 def signatures(asset: AssetFolders, *, made_from: AssetFolders | None = None) -> dict[str, str]:
-    """By key, the size, change time and inode of each partition's file and record that exists.
+    """By key, the signatures of each partition's file and record that exists.
 
-    made_from: the asset that this one is made from; its records count too. The change time (ctime) moves with
-    every write and every rename, and only the kernel's clock sets it.
+    made_from: the asset that this one is made from; its records count too.
     """
     parts: dict[str, list[str]] = {}
     for folder, ending in ((asset.published, _FILE), (asset.versions, _RECORD)):
@@ -393,4 +390,4 @@ def _entries(folder: Path, ending: str) -> Iterator[tuple[str, str]]:
                     stat = entry.stat()
                 except FileNotFoundError:
                     continue
-                yield entry.name.removesuffix(ending), f"{stat.st_size}.{stat.st_ctime_ns}.{stat.st_ino}"
+                yield entry.name.removesuffix(ending), signature_of(stat)

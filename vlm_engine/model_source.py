@@ -15,7 +15,6 @@ import contextlib
 import hashlib
 import json
 import re
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -23,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from vlm_durable.files.files import make_directory, sha256_of, write_new
-from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, sealed, write_sealed
+from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, sealed
+from vlm_durable.files.seen_files import SeenFiles, signature_of
 from vlm_engine.protocol import ModelLoadError
 
 INDEX = "model.safetensors.index.json"
@@ -41,9 +41,8 @@ _ABOUT_A_PIN = "Truth: the commit that this home's work was done with. Remove it
 
 SMALL_BYTES = 16 << 20
 """Smaller files are hashed each time: that costs less than a note of their digest."""
-_SETTLED_NS = 2 * 10**9
-_TRUSTED_NS = 86_400 * 10**9
-_ABOUT_A_DIGEST = "Digests of model files. May be deleted: the next run computes them again."
+_TRUSTED_SECONDS = 86_400.0
+_DIGEST = "sha256"
 
 
 NO_EMBEDDER = (
@@ -265,52 +264,29 @@ def _pin(name: str, branch: str, records: Path) -> Path:
 
 def file_digest(path: Path, kept_in: Path | None = None) -> str:
     """SHA-256 of a file's bytes, in hex. kept_in: folder of remembered digests. Raises OSError."""
-    return _digest(path.absolute(), _identity(path), kept_in)
-
-
-def _identity(path: Path) -> tuple[int, ...]:
-    status = path.stat()
-    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return _digest(path.absolute(), signature_of(path.stat()), kept_in)
 
 
 def _is_small_or_noted(path: Path, kept_in: Path) -> bool:
     """Whether ``file_digest`` does not hash a large file."""
-    path = path.absolute()
-    return path.stat().st_size < SMALL_BYTES or _noted_digest(path, _identity(path), kept_in) is not None
+    file = path.stat()
+    return file.st_size < SMALL_BYTES or _noted(path, kept_in).found(_DIGEST, signature_of(file)) is not None
 
 
 @cache
-def _digest(path: Path, identity: tuple[int, ...], kept_in: Path | None) -> str:
+def _digest(path: Path, signature: str, kept_in: Path | None) -> str:
     if kept_in is None or path.stat().st_size < SMALL_BYTES:
         return sha256_of(path)
-    if (noted := _noted_digest(path, identity, kept_in)) is not None:
-        return noted
-    now = time.time_ns()
-    digest = sha256_of(path)
-    if max(identity[-2:]) < now - _SETTLED_NS:
-        content = {
-            "about": _ABOUT_A_DIGEST,
-            "path": str(path),
-            "identity": identity,
-            "sha256": digest,
-            "hashed_ns": now,
-        }
-        # The note only saves time, so a full disk must not stop a run.
-        with contextlib.suppress(OSError):
-            write_sealed(_note(path, kept_in), content)
+    seen = _noted(path, kept_in)
+    digest = seen.found(_DIGEST, signature)
+    if digest is None:
+        digest = sha256_of(path)
+        seen.keep(_DIGEST, signature, digest, path.stat())
+        seen.save()
     return digest
 
 
-def _noted_digest(path: Path, identity: tuple[int, ...], kept_in: Path) -> str | None:
-    """The digest that was noted of this very file within a day."""
-    try:
-        noted = read_sealed(_note(path, kept_in))
-    except (OSError, BrokenSealError):
-        return None
-    if noted.get("identity") != list(identity):
-        return None
-    return str(noted["sha256"]) if 0 <= time.time_ns() - int(noted["hashed_ns"]) < _TRUSTED_NS else None
-
-
-def _note(path: Path, kept_in: Path) -> Path:
-    return kept_in / f"{hashlib.sha256(str(path).encode()).hexdigest()[:32]}.json"
+def _noted(path: Path, kept_in: Path) -> SeenFiles:
+    """The note of one file: several processes hash different ones at once."""
+    note = kept_in / f"{hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:32]}.json"
+    return SeenFiles(note, trusted_seconds=_TRUSTED_SECONDS)

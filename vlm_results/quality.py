@@ -32,6 +32,7 @@ from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.intervals import Share, wilson
 from vlm_assets.services.progress import doing
+from vlm_durable.files.seen_files import signature_of
 from vlm_durable.state.tables import quality_summaries
 from vlm_durable.versions.partition_files import RecordDamagedError
 from vlm_durable.versions.published import PublishedPartitions
@@ -283,7 +284,7 @@ def _summaries(
         except OSError as error:
             yield f"{key}: {error}"
         else:
-            made_of[key] = f"{file.st_ino} {file.st_size} {file.st_mtime_ns} {questions}"
+            made_of[key] = f"{signature_of(file)} {questions}"
     for kept_made_of, summary in _kept_summaries(settings):
         if made_of.get(summary.key) == kept_made_of:
             del made_of[summary.key]

@@ -2,14 +2,12 @@
 
 ``vlm-assets status``, ``run``, ``audit`` and ``repair``, the drift sensor, the retry schedule and the
 progress picture all ask ``PartitionStates``, so they cannot disagree. It changes nothing on disk; only
-``VerifiedFiles.save`` writes its note.
+``VerifiedFiles.save`` writes a note.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -37,7 +35,7 @@ from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_durable.commands import command
 from vlm_durable.files.layout import AssetFolders
-from vlm_durable.files.sealed_json import BrokenSealError, FormatVersionError, read_sealed, write_sealed
+from vlm_durable.files.sealed_json import FormatVersionError
 from vlm_durable.journal.inspection import JournalInspection, inspect_journals
 from vlm_durable.journal.journal_errors import accept_loss_command
 from vlm_durable.state.workers import Worker, Workers
@@ -57,21 +55,13 @@ from vlm_durable.versions.partition_findings import (
     of_record,
     read_record,
     record_behind,
-    size_of,
     without_record,
 )
+from vlm_durable.versions.verified_files import VerifiedFiles
 from vlm_durable.wording import counted
 
 _READINGS = 3
 """A publication or a commit may move files during a reading. Such a reading is repeated."""
-
-_READ_SECONDS = 5.0
-"""How long one scan reads files that were not verified before; the next scan goes on."""
-
-_SETTLED_NS = 2 * 10**9
-"""A file that changed so recently could change again and keep its time: it is read again at the next scan."""
-
-_ABOUT = "May be deleted: published files that were read and verified. They are read again then."
 
 
 class State(StrEnum):
@@ -144,79 +134,6 @@ class PartitionState:
     def is_complete(self) -> bool:
         """Whether a materialization would change nothing, or only what a person decides: stale settings."""
         return self.state is State.DONE or (self.state is State.STALE and TEXTS not in self.changed)
-
-
-class VerifiedFiles:
-    """Published files that were read and are the newest version, by size, change time and inode.
-
-    The version mark counts as part of a file. A scan reads only files that changed since, for ``seconds`` at
-    most; ``unread`` counts the rest. ``state_directory``: of the note; None: without a note.
-    """
-
-    def __init__(self, state_directory: Path | None, *, seconds: float = _READ_SECONDS) -> None:
-        self._path = None if state_directory is None else state_directory / "verified_files.json"
-        self._seconds_left = seconds
-        self._verified: dict[str, str] = {}
-        self._is_new = False
-        self._marks: dict[str, dict[str, str]] = {}
-        self.unread = 0
-        if self._path is not None:
-            with contextlib.suppress(OSError, BrokenSealError, KeyError, TypeError):
-                self._verified = dict(read_sealed(self._path)["files"])
-
-    def is_unchanged(self, files: PartitionFiles, record: PublishedRecord) -> bool:
-        """Whether a file was verified as this version, and neither it nor its mark changed since."""
-        note = self._verified.get(f"{files.asset}/{files.key}")
-        return note is not None and note == self._signature(files, record)
-
-    def judge(self, files: PartitionFiles, record: PublishedRecord) -> Finding | None:
-        """What is wrong with a published file that changed, or None; reads its bytes while there is time."""
-        path = files.published
-        if self._seconds_left <= 0 and size_of(path) == record.bytes:
-            self.unread += 1
-            return None
-        began, signature = time.monotonic(), self._signature(files, record)
-        finding = judge(path, record, deep=True, asset=files.asset)
-        self._seconds_left -= time.monotonic() - began
-        if (
-            finding is None
-            and signature is not None
-            and path.stat().st_ctime_ns < time.time_ns() - _SETTLED_NS
-        ):
-            self._verified[f"{files.asset}/{files.key}"] = signature
-            self._is_new = True
-        return finding
-
-    def _signature(self, files: PartitionFiles, record: PublishedRecord) -> str | None:
-        """Changes whenever a published file or its mark changes; None where there is no file."""
-        try:
-            file = files.published.stat()
-        except OSError:
-            return None
-        if files.asset not in self._marks:
-            # All at once: one listing for each partition made a status 20% slower.
-            self._marks[files.asset] = _signatures(files.paths.asset.version_marks)
-        mark = self._marks[files.asset].get(files.key, "-")
-        return f"{file.st_size} {file.st_ctime_ns} {file.st_ino} {record.sha256[:16]} {mark}"
-
-    def save(self) -> None:
-        """Write the note, if it is new. Where nothing can be written, the next look takes longer."""
-        if self._path is not None and self._is_new:
-            with contextlib.suppress(OSError):
-                write_sealed(self._path, {"about": _ABOUT, "files": self._verified})
-
-
-def _signatures(version_marks: Path) -> dict[str, str]:
-    """Change time and inode of each version mark in a folder, by partition."""
-    signatures = {}
-    with contextlib.suppress(FileNotFoundError), os.scandir(version_marks) as entries:
-        for entry in entries:
-            key, _, rest = entry.name.partition(".")
-            if rest == "json":
-                with contextlib.suppress(FileNotFoundError):
-                    stat = entry.stat()
-                    signatures[key] = f"{stat.st_ctime_ns} {stat.st_ino}"
-    return signatures
 
 
 class PartitionStates:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from vlm_assets.assets.fingerprint import Meanings, digest_of
-from vlm_assets.assets.partition_state import PartitionState, PartitionStates, VerifiedFiles
+from vlm_assets.assets.partition_state import PartitionState, PartitionStates
 from vlm_assets.catalog.catalog import Catalog, catalog_path
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.expected_cost import ExpectedCost
@@ -15,6 +17,7 @@ from vlm_durable.files.layout import AssetFolders
 from vlm_durable.mirror.bucket import StoreError
 from vlm_durable.versions.findings import Finding, FindingKind
 from vlm_durable.versions.published import Verification
+from vlm_durable.versions.verified_files import VerifiedFiles
 from vlm_durable.wording import counted
 
 _STORE_SECONDS = 10.0
@@ -64,18 +67,17 @@ class DriftLooks:
         meaning = self.meanings.of_asset(self.asset.name).parts
         return digest_of([catalog.catalog_id, catalog.header.sequence, dict(meaning)])
 
-    def verify(self, key: str) -> Verification | None:
-        """The verdict, every byte of the published file read; None while a publication is under way."""
-        return self._verdict(self._states(None).read(self.asset.name, key))
-
-    def reassess(self, key: str) -> Verification | None:
-        """The verdict on a file that was read before and did not change since."""
-        return self._verdict(self._states(VerifiedFiles(None, seconds=0.0)).read(self.asset.name, key))
-
-    def _states(self, verified: VerifiedFiles | None) -> PartitionStates:
-        return PartitionStates(
+    @contextlib.contextmanager
+    def look(self) -> Iterator[Callable[[str], Verification | None]]:
+        """Gives verdicts by key. Only files that changed since anyone verified them are read."""
+        verified = VerifiedFiles(self.settings.state_directory, seconds=math.inf)
+        states = PartitionStates(
             self.settings, self._catalog(), meanings=self.meanings, verified=verified, stored=self._stored
         )
+        try:
+            yield lambda key: self._verdict(states.read(self.asset.name, key))
+        finally:
+            verified.save()
 
     def _verdict(self, state: PartitionState) -> Verification | None:
         if any(finding.kind is FindingKind.PENDING for finding in state.findings):

@@ -17,7 +17,7 @@ from sensors.retry_schedule import Retrying, build_retrying
 from sensors.ticks import Ticks
 from vlm_assets.assets import property_descriptions, property_embeddings
 from vlm_assets.assets.fingerprint import TEXTS, Meanings
-from vlm_assets.assets.partition_state import PartitionStates, State, VerifiedFiles
+from vlm_assets.assets.partition_state import PartitionStates, State
 from vlm_assets.catalog.catalog import Catalog, CatalogError
 from vlm_assets.config.resource_settings import build_gpu, control_state
 from vlm_assets.config.settings import Settings
@@ -27,6 +27,7 @@ from vlm_durable.journal.high_water_mark import read_marks
 from vlm_durable.mirror.bucket import StoreAwayError, StoreError
 from vlm_durable.mirror.stored_journal import StoredJournal, stored_generations
 from vlm_durable.state.workers import Workers
+from vlm_durable.versions.verified_files import VerifiedFiles
 from vlm_engine.devices.find import DeviceError
 
 ASSETS = (property_descriptions.ASSET, property_embeddings.ASSET)
@@ -171,5 +172,5 @@ class _Files:
 
     def _states(self) -> PartitionStates:
         catalog = Catalog.open(self._settings.home)
-        trusted = VerifiedFiles(None, seconds=0.0)
+        trusted = VerifiedFiles(self._settings.state_directory, seconds=0.0)
         return PartitionStates(self._settings, catalog, meanings=self._meanings, verified=trusted)

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from sensors.retry_ledger import Attempts
 from vlm_assets.assets.fingerprint import ANEW, KEEP
-from vlm_assets.assets.partition_state import MEANING, PartitionStates, State, VerifiedFiles
+from vlm_assets.assets.partition_state import MEANING, PartitionStates, State
 from vlm_assets.assets.published_rows import unpublished_failures
 from vlm_assets.assets.stored_settings import refuse_at_start
 from vlm_assets.catalog.catalog import Catalog
@@ -64,6 +64,7 @@ from vlm_assets.webserver.server import running_dagster, serve
 from vlm_durable.commands import command
 from vlm_durable.mirror.bucket import StoreAwayError
 from vlm_durable.state.sqlite_file import ControlStateError
+from vlm_durable.versions.verified_files import VerifiedFiles
 from vlm_durable.wording import counted
 
 if TYPE_CHECKING:
@@ -753,7 +754,8 @@ def _chosen(
 
 def _publish_refused(current: Settings, key: str, *, port: int, yes: bool) -> int:
     """Publish a partition that the check failed_share refused, with its failed rows. The exit code."""
-    states = PartitionStates(current, Catalog.open(current.home), verified=VerifiedFiles(None))
+    verified = VerifiedFiles(current.state_directory)
+    states = PartitionStates(current, Catalog.open(current.home), verified=verified)
     state = states.read(current.descriptions.name, key).state
     if state is not State.REFUSED:
         say(f"{key} is {state.value}: {MEANING[state]}. Nothing was done.", fg="yellow")

@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS
-from vlm_assets.assets.partition_state import PartitionState, PartitionStates, State, VerifiedFiles
+from vlm_assets.assets.partition_state import PartitionState, PartitionStates, State
 from vlm_assets.assets.row_counts import Counted, RowCounts, RowsFile, count_rows
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import is_tombstone
@@ -34,6 +34,7 @@ from vlm_durable.files.layout import AssetFolders
 from vlm_durable.mirror.bucket import StoreError
 from vlm_durable.versions.findings import Finding, FindingKind
 from vlm_durable.versions.partition_findings import stray_files
+from vlm_durable.versions.verified_files import VerifiedFiles
 from vlm_durable.wording import counted
 
 _RANGES_TOGETHER = 100

@@ -37,11 +37,11 @@ from vlm_durable.files.file_backup import (
     KeptFile,
     open_backup,
     restore,
-    signature_of,
 )
 from vlm_durable.files.files import TEMPORARY_SUFFIX
 from vlm_durable.files.layout import VERSION_NUMBERS, AssetFolders
 from vlm_durable.files.sealed_json import BrokenSealError
+from vlm_durable.files.seen_files import signature_of
 from vlm_durable.journal.commits import decode_manifest, newest_manifest, sequence_of
 from vlm_durable.journal.high_water_mark import read_marks, slots
 from vlm_durable.journal.writer_lock import LOCK_NAME
@@ -332,7 +332,7 @@ def _signatures(paths: Iterable[Path]) -> dict[Path, str]:
     signatures = {}
     for path in paths:
         try:
-            signatures[path] = signature_of(path)
+            signatures[path] = signature_of(path.stat())
         except FileNotFoundError:
             continue
     return signatures

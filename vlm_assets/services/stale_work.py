@@ -10,10 +10,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, Meanings, settings_digest
-from vlm_assets.assets.partition_state import PartitionState, PartitionStates, State, VerifiedFiles
+from vlm_assets.assets.partition_state import PartitionState, PartitionStates, State
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.expected_cost import Rate, read_rate
+from vlm_durable.versions.verified_files import VerifiedFiles
 from vlm_durable.wording import counted, duration
 
 
@@ -107,7 +108,7 @@ def stale_work(
 
 def stale_among(settings: Settings, catalog: Catalog, keys: Collection[str]) -> StaleWork:
     """What of these partitions is stale now. Raises CatalogError, OSError, ControlStateError."""
-    reader = PartitionStates(settings, catalog, verified=VerifiedFiles(None, seconds=0.0))
+    reader = PartitionStates(settings, catalog, verified=VerifiedFiles(settings.state_directory, seconds=0.0))
     states = [reader.read(asset, key) for asset in settings.computed_assets for key in keys]
     return stale_work(settings, states, read_rate(settings, catalog)[0], reader.meanings)
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from resources.alerts.outbox import Outbox
 from sensors.retry_ledger import DoneAgain
-from vlm_assets.assets.partition_state import PartitionState, PartitionStates, State, VerifiedFiles
+from vlm_assets.assets.partition_state import PartitionState, PartitionStates, State
 from vlm_assets.assets.published_rows import FailedRow, PublishedRows, first_failed, unpublished_failures
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import withdrawal_note
@@ -31,6 +31,7 @@ from vlm_durable.state.pause import pause_of
 from vlm_durable.state.sqlite_file import ControlStateError
 from vlm_durable.state.workers import Worker, Workers
 from vlm_durable.versions.partition_findings import stray_files
+from vlm_durable.versions.verified_files import VerifiedFiles
 from vlm_durable.wording import counted
 from vlm_engine.devices.find import DeviceError, find_devices, is_cpu_slot
 from vlm_engine.devices.left_out import LeftOutDevices

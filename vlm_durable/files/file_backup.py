@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field
 from pathlib import Path, PurePosixPath
@@ -18,14 +17,13 @@ from vlm_durable.commands import command
 from vlm_durable.files import files
 from vlm_durable.files.lock_files import acquire_lock
 from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, write_sealed
+from vlm_durable.files.seen_files import is_settled, signature_of
 
 FORMAT = 1
 
 _LISTS = ("backup.json", "backup.copy.json")
 _CONTENTS, _STAGING, _LOCK = "contents", ".staging", ".lock"
 _MARKER = ".restoring"
-_SETTLED_NS = 2 * 10**9
-"""A file that changed so recently could change again within the same time: it is copied again next time."""
 
 
 class BackupError(Exception):
@@ -73,12 +71,6 @@ def read_list(folder: Path) -> FileList | None:
     return None
 
 
-def signature_of(path: Path) -> str:
-    """A text that changes when a file is written or replaced. Raises FileNotFoundError, OSError."""
-    stat = path.stat()
-    return f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns} {stat.st_dev} {stat.st_ino}"
-
-
 @dataclass
 class BackupWriter:
     """A backup that is being made. copied, copied_bytes: contents that earlier backups did not have.
@@ -100,7 +92,7 @@ class BackupWriter:
 
         Raises ChangedError, FileNotFoundError, OSError.
         """
-        signature = signature_of(source)
+        signature = signature_of(source.stat())
         copied_before = self._seen.get(name) or (
             self.before.files.get(name) if self.before is not None else None
         )
@@ -117,10 +109,9 @@ class BackupWriter:
             files.publish_replacing(temporary, content)
             self._written.add(sha256)
             self.copied, self.copied_bytes = self.copied + 1, self.copied_bytes + size
-        if signature_of(source) != signature:
+        if signature_of(after := source.stat()) != signature:
             raise ChangedError(f"{source} changed while it was copied")
-        is_settled = source.stat().st_ctime_ns < time.time_ns() - _SETTLED_NS
-        self._seen[name] = KeptFile(size, sha256, signature if is_settled else "")
+        self._seen[name] = KeptFile(size, sha256, signature if is_settled(after) else "")
         return self._seen[name]
 
     def keep(self, copies: Mapping[str, KeptFile]) -> None:

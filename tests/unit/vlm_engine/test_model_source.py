@@ -10,6 +10,7 @@ import pytest
 from huggingface_hub.errors import OfflineModeIsEnabled, RepositoryNotFoundError
 
 from tests.support.damage import flip_bit
+from vlm_durable.files import seen_files
 from vlm_engine import model_source
 from vlm_engine.model_source import ModelSource, exact_revision, file_digest, noted_revision, pinned_commit
 from vlm_engine.protocol import ModelLoadError
@@ -149,7 +150,7 @@ def test_what_is_not_noted_yet_is_not_found_out(model_folder, tmp_path, monkeypa
     assert noted_revision(branch) == SECOND
     monkeypatch.setattr(model_source, "SMALL_BYTES", 4)
     assert noted_revision(folder) is None
-    monkeypatch.setattr(model_source, "_SETTLED_NS", 0)
+    monkeypatch.setattr(seen_files, "_SETTLED_NS", 0)
     model_source._digest.cache_clear()
     assert exact_revision(folder) == noted_revision(folder), "once a run has hashed it"
 
@@ -188,7 +189,7 @@ def weights(tmp_path, monkeypatch):
     path = tmp_path / "model.safetensors"
     path.write_bytes(b"weights")
     real = time.time_ns
-    monkeypatch.setattr(model_source.time, "time_ns", lambda: real() + 3600 * 10**9)
+    monkeypatch.setattr(seen_files.time, "time_ns", lambda: real() + 3600 * 10**9)
     return path
 
 
@@ -233,9 +234,9 @@ def test_a_changed_file_is_hashed_again(weights, hashed, tmp_path, kept_time):
 def test_a_bit_that_rots_is_noticed_within_a_day(weights, hashed, tmp_path, monkeypatch):
     """What was remembered a day ago is not believed any more, nor what a later clock wrote."""
     digest(weights, tmp_path / "digests")
-    now = model_source.time.time_ns
+    now = seen_files.time.time_ns
     for days in (1.01, -1.0):
-        monkeypatch.setattr(model_source.time, "time_ns", lambda days=days: now() + int(days * DAY * 10**9))
+        monkeypatch.setattr(seen_files.time, "time_ns", lambda days=days: now() + int(days * DAY * 10**9))
         digest(weights, tmp_path / "digests")
     assert len(hashed) == 3
 
@@ -251,6 +252,6 @@ def test_a_damaged_note_counts_as_none(weights, hashed, tmp_path):
 
 def test_a_file_that_changed_just_now_is_not_remembered(weights, hashed, tmp_path, monkeypatch):
     """Its next change could come within the same tick of the clock."""
-    monkeypatch.setattr(model_source.time, "time_ns", lambda: weights.stat().st_mtime_ns + 10**6)
+    monkeypatch.setattr(seen_files.time, "time_ns", lambda: weights.stat().st_mtime_ns + 10**6)
     digest(weights, tmp_path / "digests")
     assert not (tmp_path / "digests").exists()

@@ -209,7 +209,7 @@ def test_a_killed_backup_leaves_the_one_before_and_the_next_goes_on(
 ) -> None:
     """At sampled operations, half written: what is restored is the backup before, or the new one whole."""
     # Else what is young at the first look is copied again, and the operations are not the same each time.
-    monkeypatch.setattr("vlm_durable.files.file_backup._SETTLED_NS", 0)
+    monkeypatch.setattr("vlm_durable.files.seen_files._SETTLED_NS", 0)
     live(home, lambda **_: None, commits=2)
     old = tmp_path / "old"
     make(home, old)

@@ -18,10 +18,13 @@ from tests.support.damage import flip_bit
 from vlm_assets.assets import fingerprint, property_descriptions, property_embeddings
 from vlm_assets.assets.fingerprint import Meaning
 from vlm_assets.automation.sensors import build_drift_watcher
+from vlm_assets.services.status import read_status
+from vlm_durable.files import seen_files
 from vlm_durable.files.files import make_directory, write_replacing
 from vlm_durable.journal.high_water_mark import HighWaterMark, write_mark
 from vlm_durable.state.database import open_state
 from vlm_durable.state.workers import Workers
+from vlm_durable.versions import verified_files
 from vlm_durable.versions.partition_files import PartitionVersions, PendingPublication
 from vlm_engine.server.running_server import ServerUnreachableError
 
@@ -171,6 +174,24 @@ def test_a_publication_under_way_is_no_drift(desk, key):
         truncate(published.path(key))
         assert desk.tick() == [], "the run that works on it looks at it itself"
     assert desk.tick() == [(ASSET, key, "truncated", "ERROR")]
+
+
+def test_what_status_read_is_not_read_again_until_it_changes(dataset, monkeypatch):
+    """One note of what was verified for all who look, and a changed file is looked at again."""
+    monkeypatch.setattr(seen_files, "_SETTLED_NS", 0)
+    read, judge = [], verified_files.judge
+    monkeypatch.setattr(
+        verified_files, "judge", lambda path, *one, **two: read.append(path) or judge(path, *one, **two)
+    )
+    desk = Desk(dataset, monkeypatch)
+    read_status(desk.settings, dataset.catalog)
+    assert len(read) == 2 * len(dataset.keys)
+    assert desk.tick() == []
+    assert len(read) == 2 * len(dataset.keys), "the first look of the sensor needs no second reading"
+    path = dataset.descriptions.path(dataset.keys[1])
+    flip_bit(path, 40)
+    assert desk.tick() == [(ASSET, dataset.keys[1], "digest_differs", "ERROR")]
+    assert read[2 * len(dataset.keys) :] == [path]
 
 
 def lose(desk):

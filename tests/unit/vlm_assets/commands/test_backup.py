@@ -8,7 +8,7 @@ import pytest
 @pytest.fixture(autouse=True)
 def old_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was written a moment ago is trusted not to change within its own second."""
-    monkeypatch.setattr("vlm_durable.files.file_backup._SETTLED_NS", 0)
+    monkeypatch.setattr("vlm_durable.files.seen_files._SETTLED_NS", 0)
 
 
 def test_the_commands_say_what_is_in_it_and_what_is_restored(dataset, call, tmp_path) -> None:

@@ -36,7 +36,7 @@ def bytes_of(home: Path) -> dict[str, bytes]:
 @pytest.fixture(autouse=True)
 def old_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was written a moment ago is trusted not to change within its own second."""
-    monkeypatch.setattr("vlm_durable.files.file_backup._SETTLED_NS", 0)
+    monkeypatch.setattr("vlm_durable.files.seen_files._SETTLED_NS", 0)
 
 
 def test_what_was_committed_and_published_is_restored_to_the_byte(dataset, commit, tmp_path) -> None:

@@ -136,7 +136,8 @@ def test_all_say_the_same_of_the_same_disk(dataset, damage, kind):
     assert (finding.text if by_hand else finding.sentence) in whys
 
     looks = DriftLooks(settings, settings.descriptions, dataset.keys, Meanings.from_settings(settings))
-    verdict = looks.verify(FIRST)
+    with looks.look() as verify:
+        verdict = verify(FIRST)
     assert verdict is not None and verdict.worst == finding
     told = evaluation(DESCRIBED, FIRST, verdict, 1.0)
     metadata = {name: str(value.value) for name, value in told.metadata.items()}
@@ -170,7 +171,8 @@ def test_a_stale_partition_and_a_foreign_file_have_one_sentence_each(dataset, me
     assert status.partitions[0].note == stale.text
     assert foreign.text in status.warnings
     looks = DriftLooks(settings, settings.descriptions, dataset.keys, Meanings.from_settings(settings))
-    verdict = looks.verify(stale.key or "")
+    with looks.look() as verify:
+        verdict = verify(stale.key or "")
     assert verdict is not None and verdict.worst is not None
     assert verdict.worst.sentence == stale.sentence
     assert verdict.worst.next_step.startswith(stale.next_step), "and what that costs"

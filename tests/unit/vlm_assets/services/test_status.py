@@ -30,12 +30,14 @@ from vlm_assets.services.home_audit import audit
 from vlm_assets.services.repairs import find_repairs
 from vlm_assets.services.status import Status, read_status
 from vlm_durable.commands import command
+from vlm_durable.files import seen_files
 from vlm_durable.state import nodes as nodes_module
 from vlm_durable.state import tables
 from vlm_durable.state.database import open_state
 from vlm_durable.state.nodes import DEAD_SECONDS, NodeDevice, NodeRecord, Nodes
 from vlm_durable.state.pause import pause, pause_node
 from vlm_durable.state.workers import Phase, Workers
+from vlm_durable.versions import verified_files
 from vlm_durable.versions.version_mark import mark_copies
 from vlm_engine.devices.left_out import LeftOutDevices
 from vlm_engine.model_source import NO_EMBEDDER
@@ -267,7 +269,7 @@ def test_each_published_file_is_read_once_and_not_again_at_the_next_look(
     dataset: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A look at thousands of partitions reads what is new; of each other one it reads the record, once."""
-    monkeypatch.setattr(partition_state, "_SETTLED_NS", 0)
+    monkeypatch.setattr(seen_files, "_SETTLED_NS", 0)
     read: Counter[str] = Counter()
 
     def counted(module: ModuleType, name: str, count: Callable[..., int]) -> None:
@@ -279,7 +281,7 @@ def test_each_published_file_is_read_once_and_not_again_at_the_next_look(
 
         monkeypatch.setattr(module, name, call)
 
-    counted(partition_state, "judge", lambda path, record, *, deep, asset: int(deep))
+    counted(verified_files, "judge", lambda path, record, *, deep, asset: int(deep))
     counted(partition_state, "read_record", lambda files: 1)
     both = 2 * len(dataset.keys)
     first = status_of(dataset.settings)
