@@ -43,8 +43,13 @@ if __name__ == "__main__":
 pytestmark = [pytest.mark.serves, pytest.mark.timeout(600)]
 
 
-def test_interrupted_backfill_is_gone_on_with(tmp_path: Path) -> None:
+def test_interrupted_backfill_is_gone_on_with(
+    tmp_path: Path, scripted_runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ctrl-C leaves no process and exit code 130; the next start adds no backfill and completes this one."""
+    for name, value in scripted_runs.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TESTS_SCRIPTED_MODELS", "1.0")  # so that one is running when Ctrl-C comes
     home = tmp_path / "home"
     ingest(write_example(home, properties=2 * RANGE_SIZE, seed=7), home, range_size=RANGE_SIZE)
     script = tmp_path / "run.py"
@@ -79,7 +84,6 @@ def test_interrupted_backfill_is_gone_on_with(tmp_path: Path) -> None:
         assert {file.stem for file in (home / asset).glob("*.parquet")} == keys
 
 
-@pytest.mark.long
 @pytest.mark.long
 def test_run_waits_while_the_database_of_dagster_is_away(tmp_path: Path, postgres_server) -> None:
     """A real Postgres goes down while partitions run, and comes back: `run` says so, and ends as always."""

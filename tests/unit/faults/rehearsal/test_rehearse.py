@@ -20,7 +20,7 @@ from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.small_runs import MeasuredRun
 
-SMALL = Scenario(seed=3, days=3.0, devices=4, nodes=2, faults=24, properties=1200)
+SMALL = Scenario(seed=3, days=1.5, devices=4, nodes=2, faults=24, properties=600)
 
 
 def test_memory_answers_all_that_the_sensors_ask():
@@ -117,7 +117,7 @@ def test_a_rehearsal_that_breaks_leaves_the_days_that_were_over(settings, tempor
 def test_a_scenario_that_cannot_be_is_refused(settings):
     """A sentence says what to change where partitions start for longer than the run may take."""
     with pytest.raises(CommandError, match="RANGE_SIZE"):
-        rehearse(settings, replace(SMALL, days=0.005))
+        rehearse(settings, replace(SMALL, days=0.0025))
 
 
 def test_a_rehearsal_without_faults_takes_as_long_as_the_plan(settings, monkeypatch):
