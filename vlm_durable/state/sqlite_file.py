@@ -7,6 +7,7 @@ copies (``copies.py``).
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -50,9 +51,7 @@ class DatabaseDamagedError(Exception):
 
 
 class SqliteFile:
-    """A shared SQLite file. A connection is open only while its process holds the lock, shared with others.
-
-    So a process that holds the lock alone may replace the file, and a forked child inherits no connection.
+    """A shared SQLite file. Transactions share a lock: a process that holds it alone may replace the file.
 
     durable: every commit is on the disk when it returns. metadata: the tables that it has.
     check: called after SQLite's own check when a process uses the file first, with whether it holds the lock
@@ -76,7 +75,7 @@ class SqliteFile:
         self._busy_seconds = busy_seconds
         self._check = check
         self._replace = replace or (lambda why: self.install(metadata.create_all))
-        self._checked: tuple[int, int] | None = None
+        self._checked: tuple[int, int, int] | None = None
         self._engine = self._engine_of(path)
 
     def transact(self, work: Callable[[sa.Connection], T], *, writing: bool) -> T:
@@ -110,8 +109,10 @@ class SqliteFile:
             temporary.touch(mode=0o600)
             if start is not None:
                 temporary.write_bytes(start.read_bytes())
-            with self._engine_of(temporary).begin() as connection:
+            engine = self._engine_of(temporary)
+            with engine.begin() as connection:
                 fill(connection)
+            engine.dispose()  # The last connection writes the log into the file.
             sync_file(temporary)
             # The file before its log: a kill in between leaves a missing file, never an old one that seems
             # whole.
@@ -146,9 +147,11 @@ class SqliteFile:
             status = self.path.stat()
         except FileNotFoundError:
             raise DatabaseDamagedError(f"{self.path} is missing.") from None
-        identity = (status.st_dev, status.st_ino)
+        identity = (os.getpid(), status.st_dev, status.st_ino)
         if identity == self._checked:
             return
+        # A forked child neither uses nor closes its parent's connections.
+        self._engine.dispose(close=self._checked is None or self._checked[0] == os.getpid())
         with self._explained(checking=True), self._engine.begin() as connection:
             check_pages(driver(connection), self.path)
             self._check(connection, alone)
@@ -164,17 +167,14 @@ class SqliteFile:
                 uri=True,
                 timeout=self._busy_seconds,
                 isolation_level=None,
+                check_same_thread=False,
             )
-            try:
-                connection.execute("PRAGMA journal_mode=WAL")
-                connection.execute(f"PRAGMA synchronous={'FULL' if self._durable else 'OFF'}")
-            except BaseException:
-                connection.close()  # Before the lock is freed: else its end removes a new file's log.
-                raise
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute(f"PRAGMA synchronous={'FULL' if self._durable else 'OFF'}")
             return connection
 
         engine = sa.create_engine(
-            "sqlite://", creator=connect, poolclass=sa.pool.NullPool, hide_parameters=True
+            "sqlite://", creator=connect, poolclass=sa.pool.QueuePool, hide_parameters=True
         )
         sa.event.listen(engine, "begin", _begin)
         return engine

@@ -43,6 +43,11 @@ def flip(path, position):
     path.write_bytes(data)
 
 
+def close(state):
+    """Leave the database as a machine that lost power does: files alone, no connection open."""
+    state._store._file._engine.dispose()
+
+
 THREADS, ROUNDS = 8, 12
 
 
@@ -119,6 +124,7 @@ def test_other_changes_are_copied_within_the_hour(directory):
     assert len(list((directory / "copies").iterdir())) == 1, "only the beginning is copied"
     now[0] += COPY_SECONDS + 60.0
     state.copy_if_due()
+    close(state)
     (directory / "state.db").unlink()
     assert cancelled(state) == {"a", "b"}
 
@@ -153,6 +159,7 @@ def test_a_damaged_or_deleted_database_is_restored_and_says_so_once(directory, d
     state = ControlState(directory)
     for name in "abc":
         note_cancel(state, name)
+    close(state)
     damage(directory / "state.db")
     for _ in range(2):
         state = ControlState(directory)
@@ -176,6 +183,7 @@ def test_every_flipped_byte_of_a_row_is_noticed(directory):
     state = ControlState(directory)
     note_cancel(state, "000000000-000000999")
     written = cancels(state)
+    close(state)
     whole = (directory / "state.db").read_bytes()
     row = b"000000000-000000999" + _RUN_AND_TIME
     assert whole.count(row) == 2
@@ -185,6 +193,7 @@ def test_every_flipped_byte_of_a_row_is_noticed(directory):
             state = ControlState(directory)
             assert cancels(state) == written
             assert state.restorations(), f"byte {offset} was read as it is"
+            close(state)
             (directory / "state.db").write_bytes(whole)
 
 
@@ -193,6 +202,7 @@ def test_damage_under_a_process_that_uses_the_database_costs_none_of_its_changes
     state = ControlState(directory)
     note_cancel(state, "a")
     note_cancel(state, "b")
+    close(state)
     flip(directory / "state.db", (directory / "state.db").read_bytes().index(_RUN_AND_TIME))
     note_cancel(state, "c")
     assert cancelled(ControlState(directory)) == {"a", "b", "c"}
@@ -205,6 +215,7 @@ def test_no_copy_is_made_of_a_damaged_database(directory):
     state = ControlState(directory, clock=lambda: now[0])
     note_cancel(state, "a")
     note_cancel(state, "b")
+    close(state)
     flip(directory / "state.db", (directory / "state.db").read_bytes().index(_RUN_AND_TIME))
     now[0] += COPY_SECONDS + 60.0
     state.copy_if_due()
@@ -216,8 +227,10 @@ def test_a_database_without_its_last_changes_is_noticed(directory):
     """A log that a failing disk cut off would be read as an older state; the copy knows more and is taken."""
     state = ControlState(directory)
     note_cancel(state, "a")
+    close(state)
     older = (directory / "state.db").read_bytes()
     note_cancel(state, "b")
+    close(state)
     (directory / "state.db").write_bytes(older)
     state = ControlState(directory)
     assert cancelled(state) == {"a", "b"}
@@ -229,6 +242,7 @@ def test_without_a_good_copy_everything_is_paused(directory):
     state = ControlState(directory)
     note_cancel(state, "a")
     note_cancel(state, "b")
+    close(state)
     (directory / "state.db").unlink()
     for copy in (directory / "copies").iterdir():
         flip(copy, 5000)
@@ -243,6 +257,7 @@ def test_with_only_the_older_copy_what_it_has_is_taken_and_everything_is_paused(
     state = ControlState(directory)
     note_cancel(state, "a")
     note_cancel(state, "b")
+    close(state)
     damage_noise(directory / "state.db")
     flip(sorted((directory / "copies").iterdir())[-1], 5000)
     state = ControlState(directory)
@@ -269,10 +284,10 @@ def test_the_log_of_a_lost_database_is_no_part_of_the_restored_one(directory):
     """A killed process leaves its log: its pages would replace those of the copy, and hide the loss."""
     state = ControlState(directory)
     note_cancel(state, "a")
-    with contextlib.closing(sqlite3.connect(directory / "state.db")) as other:
-        other.execute("SELECT count(*) FROM cancels").fetchone()
-        note_cancel(state, "b", copy=False)
-        log = (directory / "state.db-wal").read_bytes()
+    close(state)
+    note_cancel(state, "b", copy=False)
+    log = (directory / "state.db-wal").read_bytes()
+    close(state)
     (directory / "state.db").unlink()
     (directory / "state.db-wal").write_bytes(log)
     state = ControlState(directory)
@@ -300,6 +315,7 @@ def test_an_older_schema_is_brought_up_to_date_and_loses_nothing(directory):
     note_cancel(state, "a")
     with state._store._file._engine.begin() as connection:
         as_version_5(connection)
+    close(state)
     state = ControlState(directory)
     assert cancelled(state) == {"a"}
     note_cancel(state, "b")
@@ -341,6 +357,7 @@ def test_heartbeats_that_do_not_read_are_begun_anew(directory):
     state = ControlState(directory)
     beat = tables.workers.insert().values(name="x", record={"at": 1.0})
     state.beat(lambda connection: connection.execute(beat))
+    state._store._liveness._engine.dispose()
     damage_noise(directory / "liveness.db")
     state = ControlState(directory)
     state.beat(lambda connection: connection.execute(beat))
@@ -450,6 +467,7 @@ def test_a_stopped_process_is_named_and_holds_nobody_up_for_ever(directory, monk
     monkeypatch.setattr(state._store._file, "_busy_seconds", 0.2)
     note_cancel(state, "a")
     with contextlib.closing(sqlite3.connect(directory / "state.db", isolation_level=None)) as other:
+        close(state)
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(ControlStateError, match="no process that uses it is stopped"):
             note_cancel(state, "b")
