@@ -21,6 +21,7 @@ from vlm_assets.assets.fingerprint import TEXTS
 from vlm_durable.files.layout import AssetFolders, PartitionPaths
 from vlm_durable.journal.journal_errors import SegmentUnreadableError
 from vlm_durable.journal.segments import segment_paths, verified_rows
+from vlm_durable.state.rate import Stretch
 from vlm_durable.versions.partition_files import PublishedRecord, RecordDamagedError
 from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_durable.versions.published import PublishedPartitions
@@ -82,19 +83,6 @@ class FailedRows:
             f" ({kinds})" if kinds else ""
         )
         return message + (f". First: {self.first[0].sentence()}" if self.first else "")
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """Rows of one partition that one device made in one stretch of time.
-
-    first, last: when its first and its last batch were done, unix seconds.
-    """
-
-    device: str
-    first: float
-    last: float
-    rows: int
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ from vlm_durable.journal.journal import Journal
 from vlm_durable.mirror.bucket import StoreAwayError
 from vlm_durable.state.database import ControlState
 from vlm_durable.state.pause import Pause, pause_of, paused_nodes
+from vlm_durable.state.rate import rate_of
 from vlm_durable.state.sqlite_file import ControlStateError
 from vlm_durable.state.workers import Phase, WorkerBeat, Workers
 from vlm_engine.describing import Spent
@@ -221,7 +222,6 @@ class RunProgress:
         self._context = context
         self._may_go_on = may_go_on
         self._expected = expected
-        self._restored = journal.committed_rows
         self._journal = journal
         self._beat = beat
         self._state = state
@@ -301,9 +301,7 @@ class RunProgress:
     @property
     def rate(self) -> float:
         """Rows that this run committed per second of wall time since its launch; 0 before the first."""
-        seconds = time.time() - self._beat.worker.started_at
-        committed = self._journal.committed_rows - self._restored
-        return committed / seconds if committed > 0 and seconds > 0 else 0.0
+        return rate_of([self._beat.worker.stretch(time.time())]).per_second or 0.0
 
     def report(self) -> None:
         """Report the progress as a log line and an observation; nothing where Dagster is away."""

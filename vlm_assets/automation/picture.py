@@ -18,8 +18,8 @@ import numpy.typing as npt
 from PIL import Image
 
 from vlm_assets.assets.partition_state import State
-from vlm_assets.assets.published_rows import Stretch
 from vlm_assets.services.status import DeviceStatus, PartitionStatus
+from vlm_durable.state.rate import Stretch
 from vlm_durable.wording import counted, duration
 from vlm_engine.devices.find import members
 

@@ -43,7 +43,7 @@ from vlm_assets.commands.terminal import (
 from vlm_assets.config.engine_choice import require_models
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
-from vlm_assets.services.expected_cost import Rate, read_rate
+from vlm_assets.services.expected_cost import read_rate
 from vlm_assets.services.past_forecasts import compare_with_run
 from vlm_assets.services.progress import doing
 from vlm_assets.services.stale_work import stale_among
@@ -63,6 +63,7 @@ from vlm_assets.webserver.process_group import interruptible
 from vlm_assets.webserver.server import running_dagster, serve
 from vlm_durable.commands import command
 from vlm_durable.mirror.bucket import StoreAwayError
+from vlm_durable.state.rate import Rate
 from vlm_durable.state.sqlite_file import ControlStateError
 from vlm_durable.versions.verified_files import VerifiedFiles
 from vlm_durable.wording import counted

@@ -2,7 +2,7 @@
 
 A range's cost is its images that are not described yet. The heaviest goes first: the slowest last wave sets
 the time of a backfill. An embedding costs next to nothing beside its description and is not counted. The rate
-is rows committed per second of wall time: starting processes, loading models and waiting between runs count.
+is of rows committed (``vlm_durable/state/rate.py``).
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from vlm_assets.assets.partition_state import committed_rows
-from vlm_assets.assets.published_rows import PublishedRows, Stretch, read_published_rows
+from vlm_assets.assets.published_rows import PublishedRows, read_published_rows
 from vlm_assets.catalog.catalog import Catalog, CatalogError
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
+from vlm_durable.state.rate import Rate, Stretch, rate_of
 from vlm_durable.state.workers import Phase, Worker, Workers
 from vlm_durable.versions.partition_files import RecordDamagedError
 from vlm_durable.versions.published import PublishedPartitions
@@ -123,44 +124,6 @@ def _images_of_ranges(catalog: Catalog, max_images: int) -> dict[str, int]:
     return {range_.key: int(images) for range_, images in zip(catalog.ranges, sums, strict=True)}
 
 
-GAP_SECONDS = 900.0
-"""A longer time in which nobody works ends a stretch of work: a night's pause is no slow night."""
-
-WINDOW_SECONDS = 24 * 3600.0
-"""Work of the last day at most: devices that were added since count fully tomorrow."""
-
-
-@dataclass(frozen=True)
-class Rate:
-    """Rows committed in the latest stretch of work. seconds: of wall time. by_device: rows of each device."""
-
-    rows: float = 0.0
-    seconds: float = 0.0
-    by_device: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def per_second(self) -> float | None:
-        """Rows a second on all devices together; None before anything was committed."""
-        return self.rows / self.seconds if self.rows and self.seconds else None
-
-    def of_device(self, device: str) -> float | None:
-        """Rows a second of one device; None if it committed nothing in this time."""
-        rows = self.by_device.get(device)
-        return rows / self.seconds if rows and self.seconds else None
-
-    def seconds_left(self, partitions: Iterable[float]) -> float | None:
-        """Seconds that the rows left of these partitions take; None if the rate is unknown.
-
-        One device works on a partition: where fewer are left than devices, some stand still.
-        """
-        rate, unfinished = self.per_second, [rows for rows in partitions if rows > 0]
-        if not unfinished:
-            return 0.0
-        if rate is None:
-            return None
-        return max(sum(unfinished), max(unfinished) * len(self.by_device)) / rate
-
-
 def read_rate(settings: Settings, catalog: Catalog) -> tuple[Rate, dict[str, int]]:
     """The rate, and the rows of each partition that are done, as ``status`` says them and without its rest.
 
@@ -182,38 +145,11 @@ def read_rate(settings: Settings, catalog: Catalog) -> tuple[Rate, dict[str, int
 def measure(published: Collection[PublishedRows], working: Iterable[Worker], now: float) -> Rate:
     """The rate of the latest stretch of work. working: the processes that describe now, waiting ones too."""
     work = [stretch for rows in published for stretch in rows.stretches]
-    work += [
-        Stretch(
-            worker.device or "",
-            worker.started_at,
-            max(now, worker.started_at),
-            worker.committed - worker.restored,
-        )
-        for worker in working
-        if worker.phase is not Phase.WAITING
-    ]
+    work += [worker.stretch(now) for worker in working if worker.phase is not Phase.WAITING]
     # The start of the process that published it, without rows: its start-up is part of the time.
     work += [
         Stretch("", rows.began, max(stretch.last for stretch in rows.stretches), 0)
         for rows in published
         if rows.began is not None and rows.stretches
     ]
-    if not work:
-        return Rate()
-    work.sort(key=lambda stretch: stretch.last, reverse=True)
-    end = start = work[0].last
-    for stretch in work:
-        if stretch.last < start - GAP_SECONDS:
-            break
-        start = min(start, stretch.first)
-    start = max(start, end - WINDOW_SECONDS)
-    by_device: dict[str, float] = {}
-    for stretch in work:
-        # Rows of before the start do not count; they are spread evenly over the time of their stretch.
-        whole = max(stretch.last - stretch.first, 1e-9)
-        counted_rows = stretch.rows * (
-            1.0 if stretch.first >= start else max(0.0, stretch.last - start) / whole
-        )
-        if counted_rows:
-            by_device[stretch.device] = by_device.get(stretch.device, 0.0) + counted_rows
-    return Rate(sum(by_device.values()), end - start, by_device)
+    return rate_of(work)

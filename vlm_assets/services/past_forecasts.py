@@ -14,10 +14,11 @@ from typing import Any, Final
 from vlm_assets.assets.published_rows import PublishedRows
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.settings import Settings
-from vlm_assets.services.expected_cost import GAP_SECONDS, ExpectedCost
+from vlm_assets.services.expected_cost import ExpectedCost
 from vlm_assets.services.measurement import keep_measurement, read_measurements
 from vlm_assets.services.small_runs import MeasuredRun, launch_and_end, runs_to_measure
 from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, write_sealed
+from vlm_durable.state.rate import GAP_SECONDS
 from vlm_durable.versions.partition_files import RecordDamagedError
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.wording import counted, duration

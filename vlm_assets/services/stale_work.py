@@ -13,7 +13,8 @@ from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, Meanings, sett
 from vlm_assets.assets.partition_state import PartitionState, PartitionStates, State
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.settings import Settings
-from vlm_assets.services.expected_cost import Rate, read_rate
+from vlm_assets.services.expected_cost import read_rate
+from vlm_durable.state.rate import Rate
 from vlm_durable.versions.verified_files import VerifiedFiles
 from vlm_durable.wording import counted, duration
 

@@ -20,7 +20,7 @@ from vlm_assets.catalog.catalog_file import withdrawal_note
 from vlm_assets.config.extensions import StatusTable, installed
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
-from vlm_assets.services.expected_cost import ExpectedCost, Rate, measure
+from vlm_assets.services.expected_cost import ExpectedCost, measure
 from vlm_assets.services.retry_notes import RetryNotes
 from vlm_assets.services.stale_work import StaleWork, stale_work
 from vlm_assets.services.store_looks import store_troubles
@@ -28,6 +28,7 @@ from vlm_assets.webserver.home import running_address
 from vlm_durable.commands import command
 from vlm_durable.state.nodes import Node, NodeDevice, Nodes
 from vlm_durable.state.pause import pause_of
+from vlm_durable.state.rate import Rate
 from vlm_durable.state.sqlite_file import ControlStateError
 from vlm_durable.state.workers import Worker, Workers
 from vlm_durable.versions.partition_findings import stray_files
@@ -103,7 +104,7 @@ class Status:
 
     waiting_in_tail: properties that are in no partition yet, for they are too few to fill one.
     assets: those that runs make, in their order. failed_by_kind, first_failed: published rows of properties
-    that could not be described. properties_per_second: of all devices together, as in ``expected_cost.py``;
+    that could not be described. properties_per_second: of all devices together, as in ``state/rate.py``;
     seconds_left: of all descriptions at this rate. done_again: what was tried again by itself and came right
     since ``done_again_since`` (unix seconds), oldest first. open_alerts: titles of what was told and is not
     right again, oldest first. paused, dagster: since when and why it is paused, and where Dagster runs; None

@@ -27,6 +27,7 @@ from vlm_durable.files.lock_files import create_locked, is_held
 from vlm_durable.files.processes import boot_id, process_start
 from vlm_durable.state.database import ControlState
 from vlm_durable.state.nodes import Nodes
+from vlm_durable.state.rate import Stretch, rate_of
 from vlm_durable.state.tables import workers as _table
 
 _BEAT_SECONDS = 2.0
@@ -96,6 +97,11 @@ class Worker:
     def is_here(self) -> bool:
         """Whether it runs on this machine since this boot, so that its pid and monotonic times count here."""
         return self.host == socket.gethostname() and self.boot_id == boot_id()
+
+    def stretch(self, now: float) -> Stretch:
+        """What it has committed since its launch. now: unix seconds."""
+        rows = self.committed - self.restored
+        return Stretch(self.device or "", self.started_at, max(now, self.started_at), rows)
 
     @property
     def percent(self) -> float:
@@ -176,7 +182,8 @@ class WorkerBeat:
             while len(self._samples) > 2 and now - self._samples[1][0] >= _RATE_SECONDS:
                 self._samples.popleft()
             since, before = self._samples[0]
-            rate = (computed - before) / (now - since) if now > since else self.worker.rate
+            latest = Stretch(self.worker.device or "", since, now, computed - before)
+            rate = (rate_of([latest]).per_second or 0.0) if now > since else self.worker.rate
             self.worker = replace(self.worker, computed=computed, beat_at=self._clock(), rate=rate)
             # A commit is written at once: others judge by it whether this process stands still.
             if has_committed or now - self._written >= _BEAT_SECONDS:

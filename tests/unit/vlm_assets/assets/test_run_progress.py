@@ -11,6 +11,7 @@ from dagster_postgres.utils import DagsterPostgresException
 
 from vlm_assets.assets import run_watch
 from vlm_assets.assets.run_watch import DeviceWait, RunProgress, WorkTime
+from vlm_assets.services.expected_cost import measure
 from vlm_durable.journal.journal import Journal
 from vlm_durable.state.database import open_state
 from vlm_durable.state.pause import pause
@@ -21,7 +22,7 @@ from vlm_engine.describing import Spent
 SCHEMA = pa.schema([("property_id", pa.string()), ("ordinal", pa.int64())])
 
 
-def test_a_commit_beside_a_long_batch_is_said_at_once(tmp_path):
+def test_a_commit_beside_a_long_batch_is_said_at_once(tmp_path, monkeypatch):
     """Its worker has just committed: it is not ended as one that stands still."""
     state = open_state(tmp_path)
     workers = Workers(state)
@@ -46,8 +47,13 @@ def test_a_commit_beside_a_long_batch_is_said_at_once(tmp_path):
         journal.submit(pa.table({"property_id": ["p0"], "ordinal": [0]}, schema=SCHEMA))
         journal.flush()
         (worker,) = workers.living()
+        now = worker.started_at + 10.0
+        with monkeypatch.context() as later:
+            later.setattr(run_watch.time, "time", lambda: now)
+            rate = progress.rate
     assert (worker.phase, worker.committed, worker.computed) == (Phase.WORKING, 1, 0)
     assert worker.moved > before
+    assert rate == pytest.approx(0.1) == measure([], [worker], now).per_second, "status says the same"
 
 
 def test_a_device_is_waited_for_as_long_as_runs_work_and_until_a_pause(tmp_path, monkeypatch):

@@ -10,7 +10,6 @@ import pytest
 from PIL import Image
 
 from vlm_assets.assets.partition_state import State
-from vlm_assets.assets.published_rows import Stretch
 from vlm_assets.automation.picture import (
     FAILED,
     INTERRUPTED,
@@ -25,6 +24,7 @@ from vlm_assets.automation.picture import (
     throughput,
 )
 from vlm_assets.services.status import DeviceStatus, PartitionStatus
+from vlm_durable.state.rate import Stretch
 
 WORK = [Stretch(f"gpu-{number}", 0, 5900, 900) for number in range(3)]
 DEVICES = [

@@ -24,9 +24,9 @@ from vlm_assets.commands.run import BackfillProgress, ProgressLine
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model
 from vlm_assets.config.settings import load_settings
 from vlm_assets.services import home_audit, measurement
-from vlm_assets.services.expected_cost import Rate
 from vlm_assets.services.small_runs import MeasuredRun
 from vlm_durable.files.files import make_directory
+from vlm_durable.state.rate import Rate
 
 QUICK = {
     "alerts": "reads the control state",

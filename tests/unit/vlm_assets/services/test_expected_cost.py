@@ -8,21 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from vlm_assets.assets.published_rows import PublishedRows, Stretch
+from vlm_assets.assets.published_rows import PublishedRows
 from vlm_assets.catalog.catalog import Catalog, catalog_path
 from vlm_assets.catalog.catalog_copies import backup_paths
 from vlm_assets.config.settings import Settings
 from vlm_assets.services import expected_cost
 from vlm_assets.services.expected_cost import (
-    GAP_SECONDS,
     ExpectedCost,
-    Rate,
     heaviest_first,
     measure,
     read_rate,
 )
 from vlm_assets.services.status import read_status
 from vlm_durable.state.database import open_state
+from vlm_durable.state.rate import GAP_SECONDS, Rate, Stretch
 from vlm_durable.state.workers import Phase, Workers
 
 LIGHT, HEAVY, MIDDLE, LAST = (f"{start:09d}-{start + 1:09d}" for start in (0, 2, 4, 6))
