@@ -13,11 +13,11 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from vlm_engine.batches import BatchSizes, long_batch
 from vlm_engine.images.images import LoadedProperty, PropertyJob
@@ -106,7 +106,7 @@ class Describing:
         self._workers = workers
         self._schema = schema
         self._max_new_tokens = max_new_tokens
-        self._sizes = sizes
+        self.sizes = sizes
         self._clock = clock
         self._max_images = workers.max_images  # The plan's, which is the same whatever fits the engine.
         if (image_tokens := image_tokens_of(engine)) is not None:
@@ -142,6 +142,10 @@ class Describing:
                     "Thread %s is still at work; it ends by itself, or with the process.", thread.name
                 )
 
+    def begin(self, kept: Mapping[str, Any] | None = None) -> Mapping[str, Any] | None:
+        """Choose the batches' size for the engine. See ``BatchSizes.begin``."""
+        return self.sizes.begin(self._engine, kept)
+
     def describe(
         self, jobs: Sequence[PropertyJob], to_do: Collection[str] | None = None
     ) -> Iterator[DescribedBatch]:
@@ -152,7 +156,7 @@ class Describing:
         described. Raises EngineLostError, WorkerPoolError and StoreAwayError, after all batches that were
         finished before.
         """
-        return self.describe_batches(self._sizes.plan(jobs, to_do, max_images=self._max_images))
+        return self.describe_batches(self.sizes.plan(jobs, to_do, max_images=self._max_images))
 
     def describe_batches(self, batches: Iterable[Sequence[PropertyJob]]) -> Iterator[DescribedBatch]:
         """Describe batches that are planned already. See ``describe``."""
@@ -178,7 +182,7 @@ class Describing:
             if all_loaded is not None and not loaded and not under_way:
                 if all_loaded.error is not None:
                     raise all_loaded.error
-                self._sizes.remember()
+                self.sizes.remember()
                 return
             event = self._next_event(waiting=not under_way)
             match event:
@@ -203,7 +207,7 @@ class Describing:
     def _counted(self, batch: DescribedBatch) -> DescribedBatch:
         described, spent, advice = batch.described, self.spent, None
         images = [answer.images_seen for answer in described]
-        self._sizes.count(images, batch.seconds)
+        self.sizes.count(images, batch.seconds)
         # The first batch of a process pays for what is compiled and allocated once.
         if spent.longest and not self._advised:
             advice = long_batch(images, batch.seconds)

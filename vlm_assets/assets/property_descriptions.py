@@ -7,7 +7,6 @@ fills them. The steps that both assets share are in ``materialize.py``, the mode
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
 
 import contextlib
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -56,7 +55,7 @@ from vlm_assets.assets.partition_page import (
     read_quality,
 )
 from vlm_assets.assets.published_rows import record_metadata
-from vlm_assets.assets.run_watch import ImagesAwayError, ImagesWatch, wait_until_available
+from vlm_assets.assets.run_watch import ImagesAwayError, ImagesWatch, RunProgress, wait_until_available
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import WITHDRAWN, is_tombstone
 from vlm_assets.catalog.ranges import PropertyRange
@@ -280,14 +279,12 @@ class DescriptionWork:
         self, run: Materialization, journal: Journal, device: Device, workers: WorkerPool
     ) -> Metadata:
         """Describe what is left to do, and hand the journal the rows of each batch when it is done."""
-        progress, began = run.progress, time.monotonic()
-        engine = self.model.load(device, schema=self.schema, prompt=self.prompt)
-        load_seconds = time.monotonic() - began
-        guard = AnswerGuard(max(INVALID_SHARE, self.settings.failed_share))
-        sizes = self.batch_sizes(device)
-        with Describing(engine, workers, self.schema, self.settings.max_new_tokens, sizes) as describing:
+        progress, guard = run.progress, AnswerGuard(max(INVALID_SHARE, self.settings.failed_share))
+        with progress.loading_model():
+            engine = self.model.load(device, schema=self.schema, prompt=self.prompt)
+        with self.describing(engine, workers, self.batch_sizes(device)) as describing:
             self._refuse_another_model(engine)
-            journal.plan = sizes.begin(engine, journal.plan)
+            journal.plan = describing.begin(journal.plan)
             with run.at_work(engine, device, journal):
                 for to_do in run.rounds(journal):
                     tries = journal.failed_tries
@@ -300,6 +297,11 @@ class DescriptionWork:
                         journal.submit(rows)
                         progress.advance(sum(answer.property_id not in tries for answer in batch.described))
                         guard.count(batch.described)
+        return self._work_metadata(progress, describing, engine, device)
+
+    def _work_metadata(
+        self, progress: RunProgress, describing: Describing, engine: Engine, device: Device
+    ) -> Metadata:
         spent, image_tokens = describing.spent, image_tokens_of(engine)
         return {
             "device": dg.MetadataValue.text(f"{self.model.device_name(device)} ({device.name})"),
@@ -313,11 +315,15 @@ class DescriptionWork:
                 if image_tokens is None
                 else {"image tokens": dg.MetadataValue.text(image_tokens.sentence())}
             ),
-            "batches": dg.MetadataValue.text(sizes.size.sentence()),
+            "batches": dg.MetadataValue.text(describing.sizes.size.sentence()),
             "seconds of the longest batch": dg.MetadataValue.float(round(spent.longest, 3)),
-            "seconds loading model": dg.MetadataValue.float(round(load_seconds, 3)),
+            "seconds loading model": dg.MetadataValue.float(round(progress.load_seconds, 3)),
             **progress.work_time(spent, engine).metadata(),
         }
+
+    def describing(self, engine: Engine, workers: WorkerPool, sizes: BatchSizes) -> Describing:
+        """The engine with all that it needs to describe properties; leaving it closes the engine."""
+        return Describing(engine, workers, self.schema, self.settings.max_new_tokens, sizes)
 
     def _refuse_another_model(self, engine: Engine) -> None:
         """Raise ModelLoadError where the engine's model is not the fingerprint's."""

@@ -7,7 +7,6 @@ fills them. The steps that both assets share are in ``materialize.py``, the mode
 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -187,10 +186,9 @@ class EmbeddingWork:
 
     def embed(self, run: Materialization, journal: Journal, device: Device) -> Metadata:
         """Embed every description that the journal lacks."""
-        clock, progress = time.monotonic, run.progress
-        started = clock()
-        embedder = self.model.load(device)
-        load_seconds = clock() - started
+        progress = run.progress
+        with progress.loading_model():
+            embedder = self.model.load(device)
         missing = pa.array(sorted(journal.missing_ids), pa.string())
         try:
             with run.at_work(embedder, device, journal):
@@ -209,7 +207,7 @@ class EmbeddingWork:
             "properties/s": dg.MetadataValue.float(round(progress.rate, 3)),
             "seconds in model": dg.MetadataValue.float(round(progress.rows_seconds, 3)),
             "seconds waiting for commit": dg.MetadataValue.float(round(journal.commit_wait_seconds, 3)),
-            "seconds loading model": dg.MetadataValue.float(round(load_seconds, 3)),
+            "seconds loading model": dg.MetadataValue.float(round(progress.load_seconds, 3)),
             "texts cut off": dg.MetadataValue.text(_cut_off(embedder)),
         }
 

@@ -227,6 +227,7 @@ class RunProgress:
         self._state = state
         self._started = self._last_report = time.monotonic()
         self.computed = 0
+        self.load_seconds = 0.0
         self.rows_seconds = 0.0
         """Seconds of ``building_rows`` so far."""
         # Commits come from the journal's own thread, between two batches and during a long one.
@@ -276,6 +277,13 @@ class RunProgress:
             self.report()
         end_if_paused(self._context, self._state)
         self._may_go_on()
+
+    @contextmanager
+    def loading_model(self) -> Iterator[None]:
+        """Count the time inside as that of loading the model."""
+        began = time.monotonic()
+        yield
+        self.load_seconds = time.monotonic() - began
 
     @contextmanager
     def building_rows(self) -> Iterator[None]:

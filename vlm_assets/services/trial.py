@@ -25,7 +25,6 @@ from vlm_assets.catalog.catalog_file import SCHEMA as CATALOG_SCHEMA
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.progress import doing
 from vlm_durable.wording import counted
-from vlm_engine.describing import Describing
 from vlm_engine.ladder import Described
 from vlm_engine.protocol import ImageTokens, image_tokens_of
 
@@ -147,9 +146,7 @@ def run_trial(
         loaded = before = time.monotonic()
         spent = _cpu_seconds(resource.RUSAGE_SELF)
         doing(f"describing {name}", 0, work.properties.num_rows)
-        with Describing(
-            engine, workers, work.schema, settings.max_new_tokens, work.batch_sizes()
-        ) as describing:
+        with work.describing(engine, workers, work.batch_sizes()) as describing:
             for batch in describing.describe(work.jobs):
                 images = sum(answer.images_seen for answer in batch.described)
                 tried.append((len(batch.described), images, time.monotonic() - before))

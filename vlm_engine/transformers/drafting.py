@@ -25,10 +25,10 @@ from vlm_engine.transformers.greedy_decoding import (
     Process,
     StartSteps,
     are_sound,
+    roomy_layer,
     rows_can_leave,
 )
 from vlm_engine.transformers.guided import GuidedBatch, mask_scores
-from vlm_engine.transformers.roomy_cache import roomy_layer
 
 if TYPE_CHECKING:
     import torch

@@ -1,8 +1,8 @@
 """Greedy decoding of a batch from which finished answers leave, instead of being padded to the longest.
 
-This module holds the loop for ``generate(custom_generate=…)``, the growing answers, and steps of one token
-each. Steps that ask the model about several tokens are in drafting.py, the tokens that the schema allows in
-guided.py.
+This module holds the loop for ``generate(custom_generate=…)``, the growing answers, steps of one token each,
+and a cache of keys and values with room for the tokens to come. Steps that ask the model about several tokens
+are in drafting.py, the tokens that the schema allows in guided.py.
 
 As long as no row leaves, the loop chooses what transformers' own greedy loop chooses, token for token. After
 a row has left, only rounding differs, as between batches of different sizes. Scores that are no numbers end
@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
 from vlm_engine.protocol import ImpossibleScoresError
-from vlm_engine.transformers.roomy_cache import make_room, roomy_layer
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +36,9 @@ _PROMPT_PREFIXES: Final = ("pixel_", "image_", "video_", "spatial_", "mm_encoder
 
 _READ_IN_EACH_STEP: Final = frozenset({"image_attention_mask", "image_hidden_states"})
 """Inputs with such a name that the first Idefics reads in each step all the same."""
+
+_ROOM: Final = 64
+"""Columns that are added to a cache at once: a batch's is copied three times for an answer of 150 tokens."""
 
 Process = Callable[..., "torch.Tensor"]
 """A logits processor: sequences and scores of the whole batch in, scores out."""
@@ -271,6 +274,64 @@ def rows_can_leave(state: Mapping[str, Any], rows: int) -> bool:
         elif name in _READ_IN_EACH_STEP or not name.startswith(_PROMPT_PREFIXES):
             return False
     return True
+
+
+def make_room(kept: Any) -> None:
+    """Have the layers of a ``DynamicCache`` keep room, but not those that look back over a window.
+
+    transformers appends a token by making a new tensor of all tokens: a batch of 24 prompts of 4,505 tokens
+    is 21 GB of SmolVLM2's cache, read and written for each token of an answer.
+    """
+    from transformers.cache_utils import DynamicLayer
+
+    for layer in kept.layers:
+        if type(layer) is DynamicLayer and layer.is_initialized:
+            layer.__class__ = roomy_layer()
+            layer.rooms = {}
+
+
+@cache
+def roomy_layer() -> type[Any]:
+    """The class of such a layer, made when it is first needed, because it needs transformers."""
+    from transformers.cache_utils import DynamicLayer
+
+    class RoomyLayer(DynamicLayer):  # type: ignore[misc]
+        """``keys`` and ``values`` [rows, heads, columns, width] are the first columns of ``rooms``.
+
+        Code that replaces one of them by another tensor need not know of rooms: the next token finds no room,
+        and makes a new one. A crop only shortens them, and the next token overwrites the columns that it cut
+        off.
+        """
+
+        keys: torch.Tensor
+        values: torch.Tensor
+        rooms: dict[str, torch.Tensor]
+
+        def update(
+            self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            """Append columns [rows, heads, new, width]; returns all keys and values."""
+            self.keys = self._appended("keys", self.keys, key_states)
+            self.values = self._appended("values", self.values, value_states)
+            return self.keys, self.values
+
+        def _appended(self, name: str, held: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+            columns = held.shape[-2]
+            end = columns + new.shape[-2]
+            room = self.rooms.get(name)
+            if room is None or room.data_ptr() != held.data_ptr() or room.shape[-2] < end:
+                room = held.new_empty(*held.shape[:-2], end + _ROOM, held.shape[-1])
+                room[..., :columns, :] = held
+                self.rooms[name] = room
+            room[..., columns:end, :] = new
+            return room[..., :end, :]
+
+        def batch_select_indices(self, indices: torch.Tensor) -> None:
+            """Keep these rows alone, and give the memory of all rows back."""
+            super().batch_select_indices(indices)
+            self.rooms.clear()
+
+    return RoomyLayer
 
 
 def _chained(processors: Sequence[Process]) -> Process:

@@ -9,7 +9,7 @@ def caches():
     import torch
     from transformers.cache_utils import DynamicCache
 
-    from vlm_engine.transformers.roomy_cache import make_room
+    from vlm_engine.transformers.greedy_decoding import make_room
 
     torch.manual_seed(5)
     own, roomy = DynamicCache(), DynamicCache()
@@ -82,7 +82,7 @@ def test_layers_of_another_kind_stay_as_they_are():
     from transformers import Gemma3TextConfig
     from transformers.cache_utils import DynamicCache
 
-    from vlm_engine.transformers.roomy_cache import make_room
+    from vlm_engine.transformers.greedy_decoding import make_room
 
     config = Gemma3TextConfig(num_hidden_layers=2, sliding_window=4, layer_types=["sliding_attention"] * 2)
     cache = DynamicCache(config=config)
@@ -99,7 +99,7 @@ def test_answers_are_decoded_with_it(monkeypatch):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from vlm_engine.transformers import greedy_decoding
-    from vlm_engine.transformers.roomy_cache import make_room
+    from vlm_engine.transformers.greedy_decoding import make_room
 
     torch.manual_seed(1)
     model = LlamaForCausalLM(
