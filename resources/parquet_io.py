@@ -7,7 +7,6 @@ What lives here: Dagster's side only. What may be published, and how, is in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from dagster import (
     AssetKey,
@@ -74,7 +73,7 @@ class ParquetIOManager(IOManager):
         context.add_output_metadata(
             {
                 "path": MetadataValue.path(str(path)),
-                "dagster/uri": self._uri(path),
+                "dagster/uri": self._store.uri_of(path, self._home.root),
                 "dagster/partition_row_count": record.rows,
                 "bytes": record.bytes,
                 "digest": record.sha256[:12],
@@ -113,12 +112,6 @@ class ParquetIOManager(IOManager):
     def partitions(self, asset_key: AssetKey) -> PublishedPartitions:
         """The published partitions of an asset."""
         return PublishedPartitions(self._home.asset("/".join(asset_key.path)))
-
-    def _uri(self, path: Path) -> str:
-        """Where others read a published file: in the store, where there is one."""
-        if not self._store.keeps_copies:
-            return path.as_uri()
-        return self._store.address(str(path.relative_to(self._home.root)))
 
     def _one_partition(self, asset_key: AssetKey, keys: Sequence[str]) -> str:
         if len(keys) != 1:

@@ -81,8 +81,7 @@ def table_metadata(
         columns.append(_column(field, meanings))
         if field.name == "description" and description is not None:
             columns += _fields(field.name, description.arrow_type, description.json_schema)
-    store = settings.store
-    uri = (settings.home / place).as_uri() if store is None else store.address(place)
+    uri = settings.mirror.uri_of(settings.home / place, settings.home)
     return {"dagster/column_schema": dg.TableSchema(columns), "dagster/uri": uri}
 
 

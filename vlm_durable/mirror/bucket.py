@@ -145,6 +145,10 @@ class S3Folder:
         """The full address of an object in it."""
         return f"s3://{self.bucket}/{self.prefix}{name}"
 
+    def uri_of(self, path: Path, home: Path) -> str:
+        """Where others read a file of a home that is copied here."""
+        return self.address(str(path.relative_to(home)))
+
     def below(self, name: str) -> S3Folder:
         """The folder of this name in it."""
         return S3Folder(self.bucket, f"{self.prefix}{name}/")

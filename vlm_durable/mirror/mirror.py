@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import ClassVar, Final
 
 from vlm_durable.mirror.bucket import ListedObject, NoObjectError, S3Folder, StoredObject
@@ -25,6 +26,10 @@ class NoMirror:
     def address(self, name: str) -> str:
         """The name itself."""
         return name
+
+    def uri_of(self, path: Path, home: Path) -> str:
+        """Where others read a file of a home: in the home alone."""
+        return path.as_uri()
 
     def below(self, name: str) -> NoMirror:
         """There is no folder in it either."""

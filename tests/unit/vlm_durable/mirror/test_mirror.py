@@ -10,7 +10,7 @@ import pytest
 
 from vlm_durable.files.layout import Home
 from vlm_durable.journal.journal import Journal
-from vlm_durable.mirror.bucket import NoObjectError
+from vlm_durable.mirror.bucket import NoObjectError, S3Folder
 from vlm_durable.mirror.mirror import NO_MIRROR
 from vlm_durable.mirror.stored_journal import Copying, StoredJournal, pull_others, stored_generations
 from vlm_durable.versions.stored import StoredPartitions
@@ -76,3 +76,10 @@ def test_committed_rows_wait_for_no_copy(tmp_path):
             assert not [thread for thread in threading.enumerate() if thread.name == "journal-copies"]
             copying.retire()
     assert [*pull_others(paths, "another", NO_MIRROR), *stored_generations(paths, NO_MIRROR)] == []
+
+
+def test_others_read_a_file_in_the_store_where_there_is_one(tmp_path):
+    """Dagster's page of a file gives the place that other machines can open."""
+    path = tmp_path / "asset" / "KEY.parquet"
+    assert S3Folder("bucket", "home/").uri_of(path, tmp_path) == "s3://bucket/home/asset/KEY.parquet"
+    assert NO_MIRROR.uri_of(path, tmp_path) == f"file://{path}"
