@@ -316,6 +316,11 @@ def _compared(before: Rows | None, current: Rows) -> Iterator[Change]:
             yield Change(Kind.changed, row.property_id, ordinal, row.status, row.has_vector)
 
 
+def line_of(change: Change) -> str:
+    """A change as a line of JSON."""
+    return json.dumps(asdict(change), ensure_ascii=False)
+
+
 def _rows_of(read: DescribedRows) -> Rows:
     vectors = {} if read.vectors is None else _vector_bytes(read.vectors)
     rows = {}
@@ -388,7 +393,7 @@ def changes_command(
         for change in changes(current, catalog, before, writer):
             counts[change.change] += 1
             if as_json:
-                say_json(json.dumps(asdict(change), ensure_ascii=False))
+                say_json(line_of(change))
         if writer is not None:
             writer.finish()
     total = {kind.value: counts[kind] for kind in Kind}

@@ -22,6 +22,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import typer
 
+from vlm_assets.assets.partition import INPUTS
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, say, say_as_json
@@ -45,7 +46,14 @@ from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.wording import counted
 from vlm_engine.schema import description_text
 from vlm_results.exported_images import FOLDER, ExportedImages, Images, ShardImages, huggingface_features
-from vlm_results.published_table import Mask, Where, matching_rows, published_records, read_described
+from vlm_results.published_table import (
+    Mask,
+    Where,
+    answer_digest,
+    matching_rows,
+    published_records,
+    read_described,
+)
 
 
 class Format(StrEnum):
@@ -73,7 +81,7 @@ _FORMULA: Final = r"\A([=+\-@\t\r])"
 
 _COLUMNS: Final = (
     "property_id", "ordinal", "status", "description", "error_kind", "error", "model", "model_revision",
-    "described_at", "images_used", "images_failed",
+    "described_at", "images_used", "images_failed", INPUTS,
 )  # fmt: skip
 
 _LATER_COLUMNS: Final = {
@@ -86,7 +94,7 @@ _LATER_COLUMNS: Final = {
 """Columns that files of earlier versions may lack: null there."""
 
 _EXPORTED: Final = (
-    "property_id", "ordinal", "status", "description", "text", "error_kind", "error", "model",
+    "property_id", "ordinal", "status", "description", "text", "answer", "error_kind", "error", "model",
     "model_revision", "described_at", "image_names", "image_uris", "images_used", "images_failed",
     "embedding", "embedding_model",
 )  # fmt: skip
@@ -351,6 +359,12 @@ def _shard(task: _Task, key: str) -> tuple[pa.Table, dict[str, object]]:
         for description in rows["description"].to_pylist()
     ]
     rows = rows.append_column("text", pa.array(texts, pa.string()))
+    decided = rows.select([name for name in (INPUTS, "description") if name in rows.schema.names])
+    answers = [
+        None if row["description"] is None else answer_digest({INPUTS: None, **row})
+        for row in decided.to_pylist()
+    ]
+    rows = rows.append_column("answer", pa.array(answers, pa.string()))
     rows = rows.append_column("image_names", listed["image_uris"].take(positions))
     type_ = pa.list_(pa.float32(), task.width)
     if vectors is None:
@@ -366,7 +380,13 @@ def _shard(task: _Task, key: str) -> tuple[pa.Table, dict[str, object]]:
             vectors[name].combine_chunks().take(positions.combine_chunks()) for name in ("embedding", "model")
         ]
     rows = rows.append_column("embedding", columns[0]).append_column("embedding_model", columns[1])
-    return rows.replace_schema_metadata(None), _sources(task, key, read.described, read.embedded)
+    rows = _in_order(rows).replace_schema_metadata(None)
+    return rows, _sources(task, key, read.described, read.embedded)
+
+
+def _in_order(table: pa.Table) -> pa.Table:
+    """The exported columns of a table, in their order: files of several versions have several orders."""
+    return table.select([name for name in _EXPORTED if name in table.schema.names])
 
 
 def _refuse_other_schema(schemas: dict[str, pa.Schema], key: str, schema: pa.Schema) -> None:
@@ -382,7 +402,7 @@ def _refuse_other_schema(schemas: dict[str, pa.Schema], key: str, schema: pa.Sch
 
 def _write(task: _Task, path: Path, table: pa.Table, images: ShardImages) -> tuple[int, str]:
     """Write a shard durably, read it back, and give it its name. Returns its size and SHA-256."""
-    table = table.select([name for name in _EXPORTED if name in table.schema.names])
+    table = _in_order(table)
     parts = iter([table])
     if task.images.mode is Images.embed:
         parts = task.images.embedded(table, images, as_text=task.format is Format.jsonl)
@@ -519,9 +539,9 @@ configs:
 **Licence: fill this in before you publish.** {_about_images(question, exported)}
 
 {counted(exported.rows, "properties")}, each described from its images by {made_by} (column `model`, exact
-revision in `model_revision`), with the description as columns (`description`) and as text (`text`), and a
-vector of the text (`embedding`, by `embedding_model`{vectors}). `status` is `ok`, or `failed` with the
-reason. {where}
+revision in `model_revision`), with the description as columns (`description`) and as text (`text`), a digest
+of the answer and of what decided it (`answer`), and a vector of the text (`embedding`, by
+`embedding_model`{vectors}). `status` is `ok`, or `failed` with the reason. {where}
 
 `{_SUMS}` has the digest of each file (`sha256sum -c {_SUMS}`), `{_ABOUT}` the rows of each.
 

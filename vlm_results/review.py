@@ -13,8 +13,9 @@ import random
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,95 @@ def append_verdict(home: Path, verdict: FieldVerdict) -> None:
             os.close(descriptor)
     # Each time: the process that made the file may have died before its name was durable.
     sync_directory(home)
+
+
+def typed_fields(reviewed: Reviewed, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields as values of the answer's types: a text is JSON (true, 3, null) unless the field is a text."""
+    typed: dict[str, Any] = dict(fields)
+    for name, value in fields.items():
+        if isinstance(value, str) and not isinstance(reviewed.description.get(name), str):
+            with contextlib.suppress(ValueError):
+                typed[name] = json.loads(value)
+    return typed
+
+
+@dataclass(frozen=True)
+class TakenVerdicts:
+    """Verdicts from elsewhere. known: kept before. replaced: on answers that are published no more."""
+
+    kept: int
+    known: int
+    replaced: int
+
+
+def take_verdicts(settings: Settings, catalog: Catalog, path: Path) -> TakenVerdicts:
+    """Keep the verdicts of a file of JSON lines: ``property_id``, ``answer`` and ``description``.
+
+    A field as it is published is right, another value corrects it, and a field that is left out is left open.
+    Nothing is kept unless every line can be. Raises CommandError, TruthError, OSError.
+    """
+    lines = _read_lines(path)
+    published = _published(settings, catalog, lines)
+    kept_before = verdicts(settings.home)
+    judged: list[FieldVerdict] = []
+    known = 0
+    for number, line in lines.items():
+        reviewed = published.get(line["property_id"])
+        if reviewed is None or reviewed.answer != line["answer"]:
+            continue
+        fields = typed_fields(reviewed, line["description"])
+        corrections = {
+            name: fields[name] for name in fields if reviewed.description.get(name) != fields[name]
+        }
+        try:
+            verdict = verdict_of(
+                reviewed,
+                right=sorted(fields.keys() - corrections),
+                wrong=sorted(corrections),
+                corrections=corrections,
+            )
+        except VerdictError as error:
+            raise CommandError(f"{path}, line {number}: {error}. Nothing was kept.") from error
+        before = kept_before.get(verdict.property_id)
+        if before is not None and replace(before, at=verdict.at, why="") == verdict:
+            known += 1
+        else:
+            judged.append(verdict)
+    for verdict in judged:
+        append_verdict(settings.home, verdict)
+    return TakenVerdicts(len(judged), known, replaced=len(lines) - known - len(judged))
+
+
+def _read_lines(path: Path) -> dict[int, dict[str, Any]]:
+    """The lines of a file of verdicts, by their numbers. Raises CommandError."""
+    lines: dict[int, dict[str, Any]] = {}
+    try:
+        for number, text in enumerate(path.read_bytes().splitlines(), start=1):
+            if text.strip():
+                line = json.loads(text)
+                shapes = {"property_id": str, "answer": str, "description": dict}
+                if not all(isinstance(line[name], shape) for name, shape in shapes.items()):
+                    raise TypeError("property_id and answer are texts, description has the fields")
+                lines[number] = line
+    except OSError as error:
+        raise CommandError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except (ValueError, LookupError, TypeError) as error:
+        raise CommandError(f"{path}, line {number} is no verdict: {error}. Nothing was kept.") from error
+    return lines
+
+
+def _published(
+    settings: Settings, catalog: Catalog, lines: Mapping[int, Mapping[str, Any]]
+) -> dict[str, Reviewed]:
+    """The published answers of the properties of these lines. Raises CommandError, OSError."""
+    ordinals = catalog.ordinals_of({line["property_id"] for line in lines.values()})
+    records = published_records(settings.descriptions, catalog)
+    published: dict[str, Reviewed] = {}
+    for catalog_range, group in groupby(ordinals, catalog.range_of):
+        if catalog_range.key in records:
+            rows = _rows(settings, catalog_range.key, list(group))
+            published |= {row["property_id"]: _reviewed(catalog_range.key, row) for row in rows}
+    return published
 
 
 @dataclass(frozen=True)

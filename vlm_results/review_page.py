@@ -12,12 +12,12 @@ from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from pydantic import BaseModel
 
-from vlm_assets.assets.truth import TruthError, verdicts
+from vlm_assets.assets.truth import REVIEWS, TruthError, verdicts
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands.html_page import thumbnails
 from vlm_assets.commands.terminal import AsJson, Home, Port, app, chosen_settings, say, say_as_json
@@ -33,6 +33,8 @@ from vlm_results.review import (
     append_verdict,
     draw_sample,
     published_answers,
+    take_verdicts,
+    typed_fields,
     verdict_of,
 )
 
@@ -88,7 +90,7 @@ def review_app(settings: Settings, catalog: Catalog, sample: Sequence[Reviewed])
             return PlainTextResponse("This is no verdict on a property of the sample.", 400)
         try:
             reviewed = sample[number]
-            corrections = _typed(reviewed, body.corrections)
+            corrections = typed_fields(reviewed, body.corrections)
             verdict = verdict_of(reviewed, right=body.right, wrong=body.wrong, corrections=corrections)
             await run_in_threadpool(append_verdict, settings.home, verdict)
         except VerdictError as error:
@@ -173,21 +175,11 @@ def _as_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _typed(reviewed: Reviewed, corrections: dict[str, str]) -> dict[str, Any]:
-    """The corrections as values of the field's type: unless it is a text, true, 3 and null are JSON."""
-    typed: dict[str, Any] = {}
-    for name, text in corrections.items():
-        typed[name] = text
-        if not isinstance(reviewed.description.get(name), str):
-            with contextlib.suppress(ValueError):
-                typed[name] = json.loads(text)
-    return typed
-
-
 _EXAMPLES = """\b
 vlm-assets review --sample 200
 vlm-assets review --sample 100 --suspicious
-vlm-assets review --json                  what was found right so far"""
+vlm-assets review --json                  what was found right so far
+vlm-assets review --verdicts FILE         take over what was judged elsewhere"""
 
 
 @app.command("review", epilog=_EXAMPLES)
@@ -198,6 +190,14 @@ def review_command(
     suspicious: Annotated[
         bool, typer.Option("--suspicious", help="Those first that dataset_quality finds odd.")
     ] = False,
+    verdicts_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--verdicts",
+            metavar="FILE",
+            help="JSON lines with property_id, answer (of an export) and description: the right fields.",
+        ),
+    ] = None,
     port: Port = 3200,
     as_json: AsJson = False,
 ) -> None:
@@ -206,9 +206,21 @@ def review_command(
     You mark fields by keyboard or mouse; verdicts are kept in HOME/review.jsonl.
     With --json: no page, but how often each field is right so far, with a 95% interval. A verdict counts as
     long as the answer that it was given for is the published one.
+    With --verdicts: no page either. A field as it is published is right, another one is corrected.
     """
     current = chosen_settings(home)
     catalog = Catalog.open(current.home)
+    if verdicts_file is not None:
+        taken = take_verdicts(current, catalog, verdicts_file)
+        if as_json:
+            say_as_json(asdict(taken))
+            return
+        say(f"{counted(taken.kept, 'verdicts')} kept in {current.home / REVIEWS}.", fg="green")
+        if taken.known:
+            say(f"{taken.known} were kept before.")
+        if taken.replaced:
+            say(f"{taken.replaced} are of answers that are published no more, and were not taken.")
+        return
     # Read before the page opens: a damaged line is reported before a person begins.
     right = accuracy(current.home, published_answers(current, catalog))
     if as_json:

@@ -15,6 +15,7 @@ _SEARCH = "vlm_results/search.py"
 _EXPORT = "vlm_results/export.py"
 _TABLE = "vlm_results/published_table.py"
 _CHANGES = "vlm_results/changes.py"
+_REVIEW = "vlm_results/review.py"
 _IMAGES = "vlm_results/exported_images.py"
 _QUALITY = "vlm_results/quality.py"
 _INTERVALS = "vlm_assets/services/intervals.py"
@@ -52,6 +53,7 @@ TESTS = {
     _TABLE: [
         "tests/unit/vlm_results/test_export.py::test_a_vector_is_given_on_with_the_text_that_it_was_made_from_alone"
     ],
+    _REVIEW: ["tests/unit/vlm_results/test_taken_verdicts.py"],
     _CHANGES: ["tests/unit/vlm_results/test_changes.py"],
     _IMAGES: ["tests/unit/vlm_results/test_exported_images.py"],
     _QUALITY: [
@@ -167,6 +169,8 @@ MUTANTS = (
     Mutant(_EXPORT, " and task.images.holds(_key_of(name), note)", "", "an export has each copy of an image, and no other"),
     Mutant(_EXPORT, ' and not task.images.readable(note["unread"])', "", "an image that is back is exported"),
     Mutant(_EXPORT, "            task.images.remove(key)\n", "            pass\n", "copies of what is exported no more are removed"),
+    Mutant(_REVIEW, 'reviewed is None or reviewed.answer != line["answer"]', "reviewed is None", "a verdict is of the answer that was judged"),
+    Mutant(_REVIEW, 'replace(before, at=verdict.at, why="") == verdict', "False", "a verdict is not taken twice"),
     Mutant(_CHANGES, "self.told.get(described.key) == _version(described, embedded)", "described.key in self.told",
            "a new version of a partition is compared"),
     Mutant(_CHANGES, "digest()[:_DIGEST_BYTES]", "digest()[:0].ljust(16)", "a row that differs is told"),

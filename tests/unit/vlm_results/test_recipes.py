@@ -15,9 +15,11 @@ from PIL import Image
 
 from tests.support.homes import Dataset
 from tests.support.pictures import COLOURS, OPENED
+from vlm_assets.assets.truth import verdicts
 from vlm_assets.config.settings import CHECKOUT
 from vlm_results.export import Format, export
 from vlm_results.exported_images import Images
+from vlm_results.review import TakenVerdicts, accuracy, published_answers, take_verdicts
 
 PAGE = (CHECKOUT / "docs" / "after.md").read_text()
 
@@ -103,7 +105,8 @@ def test_huggingface_opens_pictures_by_their_uris(run, images, datasets):
 
 def test_tasks_of_label_studio_name_files_that_it_serves(run, tmp_path):
     """Its import format is a list of tasks with ``data``; each URL is a file below its document root."""
-    run("Label Studio", Format.jsonl, images=Images.copy, image_base_url="/data/local-files/?d=out/")
+    url = "/data/local-files/?d=lines/"
+    run("Label Studio", Format.jsonl, folder="lines", images=Images.copy, image_base_url=url)
     tasks = json.loads((tmp_path / "tasks.json").read_text())
     assert [task["data"]["property_id"] for task in tasks] == ["a", "b", "c", "d"]
     urls = [url for task in tasks for url in task["data"]["images"]]
@@ -111,17 +114,35 @@ def test_tasks_of_label_studio_name_files_that_it_serves(run, tmp_path):
     for url in urls:
         assert urlsplit(url).path == "/data/local-files/"
         served = (tmp_path / parse_qs(urlsplit(url).query)["d"][0]).resolve()
-        assert served.is_relative_to(tmp_path / "out")
+        assert served.is_relative_to(tmp_path / "lines")
         with Image.open(served) as picture:
             assert picture.size == (8, 8)
 
 
+def test_answers_of_label_studio_become_verdicts(run, pictures, tmp_path):
+    """An unchanged field is right, a changed one is corrected; taken once more, nothing is kept twice."""
+    run("Label Studio", Format.jsonl, folder="lines", images=Images.copy)
+    tasks = json.loads((tmp_path / "tasks.json").read_text())
+    (b,) = [task for task in tasks if task["data"]["property_id"] == "b"]
+    result = b["predictions"][0]["result"]
+    result[0]["value"]["text"] = ["3"]
+    (tmp_path / "answers.json").write_text(json.dumps([{**b, "annotations": [{"result": result}]}]))
+    exec(compile(recipe("Label Studio", 1), "docs/after.md", "exec"), {})
+    taken = [take_verdicts(pictures.settings, pictures.catalog, tmp_path / "verdicts.jsonl") for _ in (1, 2)]
+    assert taken == [TakenVerdicts(1, 0, 0), TakenVerdicts(0, 1, 0)]
+    verdict = verdicts(pictures.settings.home)["b"]
+    assert (verdict.right, verdict.wrong) == (("has_pool",), ("floors",))
+    assert verdict.true_fields == {"floors": 3, "has_pool": False}
+    right = accuracy(pictures.settings.home, published_answers(pictures.settings, pictures.catalog))
+    assert (right.fields["floors"].share, right.fields["has_pool"].share, right.replaced) == (0, 1, 0)
+
+
 def test_samples_of_fiftyone_name_files_that_open(run, tmp_path):
     """Its format on disk is two files of JSON; each sample's path is relative to their folder."""
-    run("FiftyOne", Format.jsonl, images=Images.copy)
-    samples = json.loads((tmp_path / "out" / "samples.json").read_text())["samples"]
+    run("FiftyOne", Format.jsonl, folder="lines", images=Images.copy)
+    samples = json.loads((tmp_path / "lines" / "samples.json").read_text())["samples"]
     assert len(samples) == len(OPENED)
     for sample in samples:
         assert not Path(sample["filepath"]).is_absolute()
-        with Image.open(tmp_path / "out" / sample["filepath"]) as picture:
+        with Image.open(tmp_path / "lines" / sample["filepath"]) as picture:
             assert picture.size == (8, 8)

@@ -1,0 +1,58 @@
+"""Verdicts from elsewhere, such as Label Studio: all of a file or none, and only on what is published."""
+
+import json
+
+import pytest
+
+from vlm_assets.assets.truth import verdicts
+from vlm_results.export import Format, export
+from vlm_results.review import take_verdicts
+
+
+@pytest.fixture
+def answers(dataset, tmp_path):
+    """The answers of an export, by property."""
+    export(dataset.settings, dataset.catalog, tmp_path / "out", Format.jsonl)
+    lines = [line for path in (tmp_path / "out").glob("*.jsonl") for line in path.read_text().splitlines()]
+    return {row["property_id"]: row["answer"] for row in map(json.loads, lines)}
+
+
+@pytest.fixture
+def judged(call, tmp_path):
+    """Hands a file with these lines to the command, and gives what it said."""
+
+    def judge(*lines):
+        path = tmp_path / "verdicts.jsonl"
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        return json.loads(call("review", "--verdicts", str(path), "--json").stdout)
+
+    return judge
+
+
+def line(answers, name, **description):
+    return {"property_id": name, "answer": answers[name], "description": description}
+
+
+def test_verdicts_on_other_answers_than_the_published_are_not_kept(dataset, answers, judged):
+    """A property that was described anew meanwhile is to be judged anew; a failed one has no answer."""
+    assert answers["p4"] is None
+    dataset.describe(dataset.keys[1], settings="other")
+    lines = [line(answers, name, floors="2", has_pool=True) for name in ("p0", "p3")]
+    assert judged(*lines) == {"kept": 1, "known": 0, "replaced": 1}
+    (verdict,) = verdicts(dataset.settings.home).values()
+    assert (verdict.property_id, verdict.right, verdict.wrong) == ("p0", ("floors",), ("has_pool",))
+    assert judged(*lines) == {"kept": 0, "known": 1, "replaced": 1}
+    assert judged(line(answers, "p0", floors="2")) == {"kept": 1, "known": 0, "replaced": 0}
+
+
+@pytest.mark.parametrize("wrong", [{"description": {"garden": "x"}}, {"description": None}, {"answer": 1}])
+def test_a_file_with_a_wrong_line_is_refused_as_a_whole(dataset, answers, tmp_path, wrong):
+    """The line is named, and nothing of the file is kept: it can be put right and handed over once more."""
+    path = tmp_path / "verdicts.jsonl"
+    lines = [line(answers, "p0", floors="2"), {**line(answers, "p1"), **wrong}]
+    path.write_text("".join(f"{json.dumps(one)}\n" for one in lines))
+    with pytest.raises(Exception, match=r"line 2.*Nothing was kept"):
+        take_verdicts(dataset.settings, dataset.catalog, path)
+    assert verdicts(dataset.settings.home) == {}
+    with pytest.raises(Exception, match="cannot be read"):
+        take_verdicts(dataset.settings, dataset.catalog, tmp_path / "none.jsonl")
