@@ -142,6 +142,18 @@ def test_the_cores_unit_tests_need_no_extension():
     assert {path: names for path, names in importing.items() if names} == {}
 
 
+def test_no_test_module_imports_another():
+    """What several of them share lies in tests/support; a folder's own helper is imported there alone."""
+    crossing = set()
+    for path in (CHECKOUT / "tests").rglob("*.py"):
+        own = ".".join(path.parent.relative_to(CHECKOUT).parts)
+        for name in imported(path):
+            helper = name.rpartition(".")[0] == own and not name.rpartition(".")[2].startswith("test_")
+            if name.startswith("tests.") and not name.startswith("tests.support.") and not helper:
+                crossing.add((str(path.relative_to(CHECKOUT)), name))
+    assert crossing == set()
+
+
 def test_no_file_imports_one_that_imports_it():
     """An import inside a function hides a circle, and does not undo it: one file cannot be read first."""
     arrows = files_that_import()

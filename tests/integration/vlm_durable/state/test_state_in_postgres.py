@@ -6,7 +6,7 @@ import sys
 import pytest
 import sqlalchemy as sa
 
-from tests.unit.vlm_durable.state.test_database import ROUNDS, THREADS, as_version_5, count_by_threads
+from tests.support.control_states import ROUNDS, THREADS, as_version_5, count_by_threads
 from vlm_durable.state import tables
 from vlm_durable.state.database import ControlState, open_state
 from vlm_durable.state.sqlite_file import ControlStateError

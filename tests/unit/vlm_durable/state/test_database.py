@@ -8,13 +8,13 @@ import sqlite3
 import struct
 import subprocess
 import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
 
+from tests.support.control_states import ROUNDS, THREADS, as_version_5, count_by_threads
+from tests.support.damage import flip_bit
 from vlm_durable.state import tables
 from vlm_durable.state.database import COPY_SECONDS, ControlState, open_state
 from vlm_durable.state.sqlite_file import ControlStateError, refuse_network_file_system
@@ -37,45 +37,9 @@ def paused(state):
     return state.read(lambda connection: connection.execute(sa.select(tables.pause.c.reason)).all())
 
 
-def flip(path, position):
-    data = bytearray(path.read_bytes())
-    data[position] ^= 0x10
-    path.write_bytes(data)
-
-
 def close(state):
     """Leave the database as a machine that lost power does: files alone, no connection open."""
     state._store._file._engine.dispose()
-
-
-THREADS, ROUNDS = 8, 12
-
-
-def count_by_threads(opened):
-    """Count on one row with many threads, which all begin at once; gives what it counted to.
-
-    More of them than sensors of a daemon, each opens it, beats, reads and copies as they do.
-    """
-    begin = threading.Barrier(THREADS)
-
-    def work(number):
-        begin.wait()
-        for _ in range(ROUNDS):
-            state = opened()
-            state.write(count, copy=number == 0)
-            state.beat(lambda connection: connection.execute(tables.workers.delete()))
-            state.read_beats(lambda connection: connection.execute(sa.select(tables.workers)).all())
-            state.copy_if_due()
-
-    def count(connection):
-        at = connection.execute(sa.select(tables.pause.c.since)).scalar()
-        connection.execute(tables.pause.delete())
-        connection.execute(tables.pause.insert().values(id=1, since=(at or 0) + 1, reason="because"))
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        for done in [pool.submit(work, number) for number in range(THREADS)]:
-            done.result(60)
-    return opened().read(lambda connection: connection.execute(sa.select(tables.pause.c.since)).scalar())
 
 
 @pytest.fixture
@@ -142,7 +106,7 @@ def damage_truncate(path):
 
 
 def damage_header(path):
-    flip(path, 3)
+    flip_bit(path, 3)
 
 
 def damage_noise(path):
@@ -189,7 +153,7 @@ def test_every_flipped_byte_of_a_row_is_noticed(directory):
     assert whole.count(row) == 2
     for at in (whole.index(row), whole.rindex(row)):
         for offset in range(0, len(row), 3):
-            flip(directory / "state.db", at + offset)
+            flip_bit(directory / "state.db", at + offset)
             state = ControlState(directory)
             assert cancels(state) == written
             assert state.restorations(), f"byte {offset} was read as it is"
@@ -203,7 +167,7 @@ def test_damage_under_a_process_that_uses_the_database_costs_none_of_its_changes
     note_cancel(state, "a")
     note_cancel(state, "b")
     close(state)
-    flip(directory / "state.db", (directory / "state.db").read_bytes().index(_RUN_AND_TIME))
+    flip_bit(directory / "state.db", (directory / "state.db").read_bytes().index(_RUN_AND_TIME))
     note_cancel(state, "c")
     assert cancelled(ControlState(directory)) == {"a", "b", "c"}
     assert len(state.restorations()) == 1
@@ -216,7 +180,7 @@ def test_no_copy_is_made_of_a_damaged_database(directory):
     note_cancel(state, "a")
     note_cancel(state, "b")
     close(state)
-    flip(directory / "state.db", (directory / "state.db").read_bytes().index(_RUN_AND_TIME))
+    flip_bit(directory / "state.db", (directory / "state.db").read_bytes().index(_RUN_AND_TIME))
     now[0] += COPY_SECONDS + 60.0
     state.copy_if_due()
     assert cancelled(state) == {"a", "b"}
@@ -245,7 +209,7 @@ def test_without_a_good_copy_everything_is_paused(directory):
     close(state)
     (directory / "state.db").unlink()
     for copy in (directory / "copies").iterdir():
-        flip(copy, 5000)
+        flip_bit(copy, 5000)
     state = ControlState(directory)
     assert cancelled(state) == set()
     assert len(paused(state)) == 1
@@ -259,7 +223,7 @@ def test_with_only_the_older_copy_what_it_has_is_taken_and_everything_is_paused(
     note_cancel(state, "b")
     close(state)
     damage_noise(directory / "state.db")
-    flip(sorted((directory / "copies").iterdir())[-1], 5000)
+    flip_bit(sorted((directory / "copies").iterdir())[-1], 5000)
     state = ControlState(directory)
     assert cancelled(state) == {"a"}
     assert len(paused(state)) == 1
@@ -335,21 +299,6 @@ def test_a_schema_of_two_versions_ago_is_refused(directory):
     state.write(lambda connection: connection.execute(older))
     with pytest.raises(ControlStateError, match="too old a version"):
         cancelled(ControlState(directory))
-
-
-def as_version_5(connection):
-    """What the version before made of these tables: rows had seals, which SQLite's triggers kept."""
-    for table in tables.metadata.tables.values():
-        if connection.dialect.name == "sqlite":
-            connection.exec_driver_sql(f"DROP INDEX {table.name}_twice")
-        connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN seal TEXT")
-    connection.execute(tables.meta.update().where(tables.meta.c.name == "version").values(value="5"))
-    for table in tables.metadata.tables.values() if connection.dialect.name == "sqlite" else ():
-        for event in ("INSERT", "UPDATE"):
-            connection.exec_driver_sql(
-                f"CREATE TRIGGER {table.name}_{event.lower()} AFTER {event} ON {table.name}"
-                f" BEGIN UPDATE {table.name} SET seal = row_seal(NEW.rowid) WHERE rowid = NEW.rowid; END"
-            )
 
 
 def test_heartbeats_that_do_not_read_are_begun_anew(directory):
