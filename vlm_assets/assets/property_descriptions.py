@@ -369,6 +369,7 @@ class DescriptionWork:
         tries: Mapping[str, int] = MappingProxyType({}),
     ) -> pa.Table:
         """Results as rows, with where each came from. tries: of properties that were tried before."""
+        image_tokens = image_tokens_of(engine)
         provenance = {
             "model": engine.model,
             "model_revision": engine.revision,
@@ -388,7 +389,7 @@ class DescriptionWork:
                 "tries": tries.get(answer.property_id, 0) + 1,
                 "attempts": answer.attempts,
                 "images_seen": answer.images_seen,
-                **self._images_of(answer, image_tokens_of(engine)),
+                **self._images_of(answer, image_tokens),
                 "images_failed": [vars(failure) for failure in answer.images_failed],
                 "prompt_tokens": answer.prompt_tokens,
                 "output_tokens": answer.output_tokens,
