@@ -17,7 +17,7 @@ from faults import postgres_server
 from faults.postgres_server import PostgresServer
 from tests.support.homes import Dataset
 from tests.support.pictures import OPENED
-from tests.unit.vlm_results.test_recipes import PAGE, recipe
+from tests.support.recipes import PAGE, recipe
 from vlm_assets.services.withdrawal import prepare_withdrawal, withdraw
 from vlm_results.changes import Nothing, RowSnapshot, SnapshotWriter, changes, line_of
 from vlm_results.export import Format, export

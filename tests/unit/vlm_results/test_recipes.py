@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,19 +14,11 @@ from PIL import Image
 
 from tests.support.homes import Dataset
 from tests.support.pictures import COLOURS, OPENED
+from tests.support.recipes import recipe
 from vlm_assets.assets.truth import verdicts
-from vlm_assets.config.settings import CHECKOUT
 from vlm_results.export import Format, export
 from vlm_results.exported_images import Images
 from vlm_results.review import TakenVerdicts, accuracy, published_answers, take_verdicts
-
-PAGE = (CHECKOUT / "docs" / "after.md").read_text()
-
-
-def recipe(heading: str, number: int = 0) -> str:
-    """A block of Python below a heading of the page."""
-    section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-    return re.findall(r"```python\n(.*?)```", section, re.DOTALL)[number]
 
 
 @pytest.fixture
