@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from vlm_assets.config.extensions import DoctorCheck, Extension
+from vlm_assets.config.extensions import DoctorCheck, Extension, Findings
 from vlm_assets.config.settings import Settings
 
 
@@ -29,6 +29,22 @@ class ClusterExtension(Extension):
 
     def doctor_checks(self) -> Sequence[DoctorCheck]:
         """Whether as many runs may work at once as the nodes hold."""
-        from vlm_cluster.pool_check import examine_pool
-
         return (DoctorCheck("cluster", examine_pool),)
+
+
+def examine_pool(settings: Settings) -> Findings:
+    """Whether Dagster's queue lets as many runs work as the nodes hold.
+
+    Nothing where no cluster is set, or where Dagster does not run on this home.
+    """
+    from vlm_assets.config.resource_settings import control_state
+    from vlm_assets.services.doctor.service_checks import pool_findings
+    from vlm_assets.webserver.api import DagsterApi
+    from vlm_assets.webserver.home import POOL, running_address
+    from vlm_durable.state.nodes import Nodes
+
+    address = running_address(settings.dagster_home)
+    if settings.ray_address is None or address is None:
+        return
+    queue = DagsterApi(address, settings.dagster_home).queue(POOL)
+    yield from pool_findings(queue, Nodes(control_state(settings)).snapshot().slots)

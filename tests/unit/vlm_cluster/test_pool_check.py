@@ -6,16 +6,16 @@ import pytest
 
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
+from vlm_assets.webserver import home
 from vlm_assets.webserver.api import DagsterApi, Queue
-from vlm_cluster import pool_check
-from vlm_cluster.pool_check import examine_pool
+from vlm_cluster.cluster_extension import examine_pool
 from vlm_durable.state.nodes import NodeRecord, Nodes
 
 
 @pytest.fixture
 def clustered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """The settings of a head whose Dagster runs and lets three runs work at once."""
-    monkeypatch.setattr(pool_check, "running_address", lambda _: "http://127.0.0.1:1")
+    monkeypatch.setattr(home, "running_address", lambda _: "http://127.0.0.1:1")
     monkeypatch.setattr(DagsterApi, "queue", lambda api, pool: Queue(2, 1, 3, {}))
     return Settings(home=tmp_path, ray_address="http://127.0.0.1:8265")
 
