@@ -40,14 +40,16 @@ TESTS = {
     _END: ["tests/unit/sensors/test_run_end.py"],
     _SEARCH: ["tests/unit/vlm_results/test_search.py"],
     _EXPORT: [
-        f"tests/unit/vlm_results/test_export.py::test_{name}"
+        f"tests/unit/vlm_results/{name}"
         for name in (
-            "a_vector_is_given_on_with_the_text_that_it_was_made_from_alone",
-            "each_row_gets_its_own_vector_whatever_order_they_lie_in",
-            "a_shard_that_is_not_what_was_written_ends_the_export",
-            "fewer_rows_than_were_chosen_end_the_export",
-            "nothing_says_that_a_folder_is_whole_while_its_shards_are_replaced",
-            "no_cell_of_a_csv_is_a_formula",
+            "test_export.py::test_a_vector_is_given_on_with_the_text_that_it_was_made_from_alone",
+            "test_export.py::test_each_row_gets_its_own_vector_whatever_order_they_lie_in",
+            "test_export.py::test_a_shard_that_is_not_what_was_written_ends_the_export",
+            "test_export.py::test_fewer_rows_than_were_chosen_end_the_export",
+            "test_export.py::test_nothing_says_that_a_folder_is_whole_while_its_shards_are_replaced",
+            "test_export.py::test_no_cell_of_a_csv_is_a_formula",
+            "test_exported_images.py::test_an_image_that_is_back_is_tried_once_more_and_the_rest_is_kept",
+            "test_exported_images.py::test_a_copy_that_is_gone_or_left_over_is_put_right",
         )
     ],
     _TABLE: [
