@@ -148,5 +148,5 @@ def test_a_deleted_file_is_put_back_by_the_button(desk, page: Page, picture: Cal
     desk.wait_until(lambda: key not in api.partition_keys(DESCRIPTIONS).running, "the run has ended")
 
     page.goto(f"/assets/{DESCRIPTIONS}?view=partitions&partition={key}")
-    expect(page.get_by_role("row", name=re.compile(r"^verified"))).to_contain_text("second copy")
+    expect(page.get_by_role("row", name=re.compile(r"^verified"))).to_contain_text("was restored from")
     picture("retried-partition")
