@@ -23,7 +23,8 @@ class Watch:
 
     Times are monotonic seconds unless it says otherwise. at: of the last tick; since: of the first tick after
     which there was no gap; unix: of the last tick, in unix seconds.
-    ending: by run and process, when SIGTERM was sent. slow: by worker, since when it is slow.
+    ending: by run and process, when SIGTERM was sent; killed: when SIGKILL was first sent.
+    slow: by worker, since when it is slow.
     By device: sick: since when it is sick (unix seconds); sick_again: since when without a break;
     sound: since when it is sound again; cool: since when it is not too hot any more.
     blind_since: since when the driver does not answer (unix seconds). devices: those seen since this boot;
@@ -37,6 +38,7 @@ class Watch:
     since: float = 0.0
     unix: float = 0.0
     ending: dict[str, float] = field(default_factory=dict)
+    killed: dict[str, float] = field(default_factory=dict)
     slow: dict[str, float] = field(default_factory=dict)
     sick: dict[str, float] = field(default_factory=dict)
     sick_again: dict[str, float] = field(default_factory=dict)

@@ -97,6 +97,7 @@ class RunEnder:
             if key not in by_key and not ProcessIdentity(int(pid), int(start), boot_id()).lives():
                 self._signalled.pop(key, None)
                 del watch.ending[key]
+                watch.killed.pop(key, None)
                 sentences.append(f"Process {pid} of run {run_id} has ended; its device is free.")
         for key, run in by_key.items():
             sentences += [*self._take_step(key, run, watch, dagster), *self._tell(run)]
@@ -130,9 +131,11 @@ class RunEnder:
             ]
         if not kills:
             return [f"{run.who} {run.why}: it is told to end (SIGTERM)."]
+        # Counted from the kill: Dagster may have been away for long between the two signals.
+        killed_at = watch.killed.setdefault(key, watch.at)
         return [
             f"{run.who} {run.why}: it did not end when told to, and was killed (SIGKILL).",
-            *self._free(run, outlives_kill=waited >= 2 * self.grace),
+            *self._free(run, outlives_kill=watch.at - killed_at >= self.grace),
         ]
 
     def _free(self, run: RunToEnd, *, outlives_kill: bool) -> list[str]:

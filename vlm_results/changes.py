@@ -382,7 +382,7 @@ def changes_command(
     """
     current = chosen_settings(home)
     catalog = Catalog.open(current.home)
-    if following is not None and since is not None and following.absolute() == Path(since).absolute():
+    if following is not None and since is not None and following.resolve() == Path(since).resolve():
         raise CommandError(
             "--next names the snapshot of --since. Name another file: until what is told was taken over, the"
             " earlier snapshot is needed."

@@ -31,6 +31,7 @@ from vlm_durable.files.files import TemporaryFile, make_directory, publish_repla
 from vlm_engine.images.fetching import THREADS
 from vlm_engine.images.images import (
     HEAD_BYTES,
+    MAX_FILE_BYTES,
     ImageError,
     ImageErrorKind,
     open_image,
@@ -56,6 +57,9 @@ EMBEDDED_BYTES: Final = 16 << 20
 
 IMAGES_TOGETHER: Final = 32
 """Images to embed that are read at a time: as many rows as have them, or one."""
+
+_ROW_BYTES: Final = 1 << 30
+"""Embedded bytes of one property, at most: further images count as too large."""
 
 _GROUP_BYTES: Final = 64 << 20
 """Embedded bytes of a row group, about. A reader holds a whole one."""
@@ -194,12 +198,21 @@ class ExportedImages:
             for rows in _few_images_each(table):
                 listed = [row or () for row in rows["image_names"].to_pylist()]
                 names = list(dict.fromkeys(chain.from_iterable(listed)))
-                contents: dict[str, object] = {}
-                for name, outcome in zip(names, pool.map(_guarded(self._read), names), strict=True):
-                    if isinstance(outcome, ImageError):
-                        contents[name], shard.failed[name] = None, outcome.kind
-                    else:
-                        contents[name] = encoded(name, *outcome)
+                contents: dict[str, object] = dict.fromkeys(names)
+                room = _ROW_BYTES
+                for start in range(0, len(names), IMAGES_TOGETHER):
+                    few = names[start : start + IMAGES_TOGETHER] if room else ()
+                    for name, outcome in zip(few, pool.map(_guarded(self._read), few), strict=True):
+                        if isinstance(outcome, ImageError):
+                            shard.failed[name] = outcome.kind
+                        elif len(outcome[1]) <= room:
+                            contents[name] = encoded(name, *outcome)
+                            room -= len(outcome[1])
+                        else:
+                            room = 0
+                for name, content in contents.items():
+                    if content is None:
+                        shard.failed.setdefault(name, "too_large")
                 column = pa.array([[contents[name] for name in row] for row in listed], type_)
                 waiting.append(rows.append_column("images", column))
                 if sum(part["images"].nbytes for part in waiting) >= _GROUP_BYTES:
@@ -250,6 +263,8 @@ class ExportedImages:
                 for piece in pieces:
                     suffix = suffix or _format_of(piece, name)[0]
                     copy.write(piece)
+                    if copy.size > MAX_FILE_BYTES:
+                        raise ImageError("too_large", f"{name} grew while it was copied.")
                 file = f"{copy.seal()}{suffix}"
                 publish_replacing(copy.path, self._folder / key / file)
             except BaseException:

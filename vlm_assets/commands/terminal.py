@@ -36,6 +36,8 @@ _ESCAPED = {
     ord(character): character.encode("unicode_escape").decode()
     for character in (*_CONTROLS, *_BIDI, *_LINE_ENDS)
 }
+_DELETE_AND_C1 = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
+"""As JSON escapes them, which knows no ``\\x7f``. The controls below are escaped in any JSON."""
 _ESCAPED_IN_LINES = {code: shown for code, shown in _ESCAPED.items() if chr(code) not in "\n\t"}
 
 
@@ -143,7 +145,7 @@ def say(text: object = "", *, err: bool = False, **style: Any) -> None:
 def say_json(text: str) -> None:
     """Write JSON, or another text for programs, as it is but for what a terminal would obey."""
     doing_nothing()
-    typer.secho(visible(text))  # noqa: TID251 - here is where it is escaped
+    typer.secho(visible(text.translate(_DELETE_AND_C1)))  # noqa: TID251 - here is where it is escaped
 
 
 class TerminalConsole(Console):

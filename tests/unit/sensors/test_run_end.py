@@ -129,6 +129,15 @@ def test_the_grace_begins_with_the_signal():
     assert desk.tick(1)[0] == KILLED
 
 
+def test_a_late_kill_is_no_kill_that_was_outlived():
+    """Dagster was away for long after SIGTERM: the first SIGKILL leaves no sound device out."""
+    desk = Desk(Recorder())
+    assert desk.tick(0)[0] == SIGNALLED
+    assert desk.tick(5 * GRACE)[0] == KILLED
+    assert desk.tick(GRACE - 1)[0] == KILLED
+    assert desk.tick(1)[0] == OUTLIVED
+
+
 def test_one_run_that_cannot_be_ended_keeps_no_other():
     """Another user's process comes first: the next one is signalled in the same tick."""
     desk = Desk(Recorder("SIG", FOREIGN))

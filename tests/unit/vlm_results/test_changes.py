@@ -257,3 +257,13 @@ def test_the_command_writes_a_line_a_change_and_refuses_what_is_no_cursor(told, 
     with pytest.raises(CommandError, match="is no snapshot that can be read"):
         snapshot = changes_module.RowSnapshot(tmp_path / "damaged", dataset.catalog)
         list(changes_module.changes(dataset.settings, dataset.catalog, snapshot))
+
+
+def test_the_earlier_snapshot_is_not_written_over_under_another_name(told, call, tmp_path):
+    """Until its changes were taken over it is needed: a link to it is the same file."""
+    told(following="1")
+    (tmp_path / "latest").symlink_to("1")
+    before = (tmp_path / "1").read_bytes()
+    with pytest.raises(CommandError, match="names the snapshot of --since"):
+        call("changes", "--since", str(tmp_path / "latest"), "--next", str(tmp_path / "1"))
+    assert (tmp_path / "1").read_bytes() == before

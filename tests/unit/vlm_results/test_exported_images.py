@@ -129,6 +129,17 @@ def test_an_embedded_image_is_bounded_and_the_rows_that_wait_too(pictures, tmp_p
     assert not (folder / "images").exists()
 
 
+def test_the_embedded_images_of_one_property_are_bounded_together(pictures, tmp_path, monkeypatch):
+    """Thousands of large images would fill the memory: what comes after a limit is null and counted."""
+    first = pictures.settings.home.parent / "pictures" / "a" / "1.jpg"
+    monkeypatch.setattr(exported_images, "_ROW_BYTES", first.stat().st_size)
+    monkeypatch.setattr(exported_images, "IMAGES_TOGETHER", 1)
+    exported(pictures, tmp_path / "out", images=Images.embed)
+    images = rows_of(tmp_path / "out")["a"]["images"]
+    assert images[0] is not None
+    assert set(images[1:]) == {None}
+
+
 def test_embedded_images_of_json_lines_are_texts_that_a_browser_shows(pictures, tmp_path):
     """A data URI is what pages, pandas and Label Studio take; a CSV, whose cells are no place, refuses."""
     folder = tmp_path / "out"

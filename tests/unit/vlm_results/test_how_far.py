@@ -29,6 +29,7 @@ def without_a_page(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 TELLS: Mapping[str, Told] = {
+    "changes": Told("changes", {"comparing partitions": -1}),
     "explore": Told(
         "explore --export FOLDER/page",
         {"reading which properties have a vector, partitions": 3, "reading the sample, partitions": 3},

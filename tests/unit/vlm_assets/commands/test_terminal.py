@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import vlm_assets
 from vlm_assets.commands import main as cli
 from vlm_assets.commands import terminal
-from vlm_assets.commands.terminal import TerminalConsole, say, visible, visible_line
+from vlm_assets.commands.terminal import TerminalConsole, say, say_json, visible, visible_line
 from vlm_assets.services.progress import doing
 
 EVIL = "\x1b]0;owned\x07\u202eevil\x9b2J\x7f\r"
@@ -44,6 +44,14 @@ def test_every_character_that_steers_is_escaped_and_no_other():
         assert (visible_line(character) != character) == steers(character), hex(code)
         assert (visible(character) != character) == (steers(character) and character not in "\n\t"), hex(code)
         assert not any(map(steers, visible_line(character)))
+
+
+def test_json_with_what_steers_stays_json(capsys):
+    """An id such as CP1252 read as Latin-1 is in it: a program that follows must be able to read the line."""
+    say_json(json.dumps({"property_id": EVIL}, ensure_ascii=False))
+    line = capsys.readouterr().out
+    assert not [one for one in line if steers(one) and one != "\n"]
+    assert json.loads(line) == {"property_id": EVIL}
 
 
 def unsteered(text):
