@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +12,14 @@ import pytest
 from typer.core import TyperCommand, TyperGroup
 from typer.testing import CliRunner
 
+from tests.support.activity import commands_of
 from vlm_assets.commands import main as cli
 from vlm_assets.commands.terminal import given_command, note_given
 from vlm_durable.commands import command
 
-ROOT = Path(__file__).parents[4]
-PACKAGES = (
-    "vlm_durable",
-    "vlm_engine",
-    "resources",
-    "sensors",
-    "vlm_assets",
-    "vlm_results",
-    "vlm_training",
-    "vlm_cluster",
-)
+ROOT = Path(__file__).parents[2]
+CORE = ("vlm_durable", "vlm_engine", "resources", "sensors", "vlm_assets")
+EXTENSIONS = ("vlm_results", "vlm_training", "vlm_cluster")
 FILLED_IN = "3"
 """Stands for what a message or a person fills in: a key, a number, an id, a file."""
 SPREAD = {"*home": ["--home", "a home"], "*missing": ["--missing"]}
@@ -53,10 +47,10 @@ def suggested_words(call: ast.Call) -> list[str]:
     return words
 
 
-def suggestions() -> dict[str, str]:
-    """Each suggested command of the program, and where the first message with it is written."""
+def suggestions(packages: Iterable[str]) -> dict[str, str]:
+    """Each suggested command of these packages, and where the first message with it is written."""
     places: dict[str, str] = {}
-    for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+    for path in sorted(path for package in packages for path in (ROOT / package).rglob("*.py")):
         place = str(path.relative_to(ROOT))
         tree = ast.parse(path.read_text())
         passed_on = {
@@ -91,7 +85,7 @@ def parsed(monkeypatch):
     return parse
 
 
-@pytest.mark.parametrize("words", suggestions())
+@pytest.mark.parametrize("words", suggestions((*CORE, *EXTENSIONS)))
 def test_a_suggested_command_exists_and_keeps_its_home(words, parsed, tmp_path, monkeypatch):
     """No message names a command or an option that is not there, and none leads to another home."""
     home = tmp_path / "my home's folder"
@@ -108,8 +102,17 @@ def test_a_suggested_command_exists_and_keeps_its_home(words, parsed, tmp_path, 
 def test_suggestions_are_collected():
     """The test above runs what messages hold: one with a key, one with a home, one of an ingest."""
     assert {"run 3", "run --missing --home 'a home'", "ingest 3 --update", "withdraw --undo 3"} <= set(
-        suggestions()
+        suggestions(CORE)
     )
+
+
+def test_the_core_suggests_no_command_of_an_extension():
+    """Where no extension is installed, there is no such command."""
+    of_extensions = {name for package in EXTENSIONS for name in commands_of(package)}
+    assert "search" in of_extensions
+    for words, place in suggestions(CORE).items():
+        named = shlex.split(words)
+        assert not of_extensions & {named[0], " ".join(named[:2])}, place
 
 
 @pytest.mark.parametrize(
