@@ -30,7 +30,7 @@ def signature_of(file: os.stat_result) -> str:
 
 def is_settled(file: os.stat_result) -> bool:
     """Whether a further change of the file would show in its signature."""
-    return max(file.st_mtime_ns, file.st_ctime_ns) < time.time_ns() - _SETTLED_NS
+    return file.st_ctime_ns < time.time_ns() - _SETTLED_NS
 
 
 class SeenFiles:

@@ -192,20 +192,24 @@ class _SqliteStore:
         return self._liveness.transact(work, writing=False)
 
     def copy_if_due(self) -> None:
-        copied_at = max((copy.made_at for copy in self._copies.listed()), default=0.0)
-        if abs(self._clock() - copied_at) >= COPY_SECONDS and self._file.path.exists():
-            self._copy()
+        self._copy(only_if_due=True)
 
-    def _copy(self) -> None:
+    def _copy(self, *, only_if_due: bool = False) -> None:
         try:
+            if only_if_due and not self._is_due():
+                return
             self._file.transact(lambda connection: self._copies.make(driver(connection)), writing=False)
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, sqlite3.Error, sa.exc.DBAPIError) as error:
             _log.error(
                 "The control state could not be copied to %s (%s). What was changed is kept in the database"
                 " itself; the copy is tried again. Make room on that disk.",
                 self._copies.directory,
                 error,
             )
+
+    def _is_due(self) -> bool:
+        copied_at = max((copy.made_at for copy in self._copies.listed()), default=0.0)
+        return abs(self._clock() - copied_at) >= COPY_SECONDS and self._file.path.exists()
 
     def _check(self, connection: sa.Connection, alone: bool) -> None:
         """Check the schema's version, and that no copy has more changes."""
@@ -231,8 +235,6 @@ class _SqliteStore:
         doubtful = copy is None or copy.changes < listed[0].changes
         if copy is not None and doubtful:
             why = f"{why} Its newest copy was damaged too, so everything is paused: check what was cancelled."
-        for damaged in listed[: listed.index(copy) if copy is not None else None]:
-            set_aside(damaged.path, self._file.path.parent / "damaged")
         restoration = StateRestoration(self._clock(), why, copy.made_at if copy is not None else None)
 
         def fill(connection: sa.Connection) -> None:
@@ -252,6 +254,9 @@ class _SqliteStore:
                 connection.execute(pause.values(id=1, since=restoration.at, reason=reason))
 
         self._file.install(fill, start=copy.path if copy is not None else None)
+        # Afterwards: where the installation fails, the next one must find the damaged copies too.
+        for damaged in listed[: listed.index(copy) if copy is not None else None]:
+            set_aside(damaged.path, self._file.path.parent / "damaged")
         if not first:
             _log.error("%s", restoration.sentence())
 

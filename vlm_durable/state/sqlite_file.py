@@ -112,7 +112,12 @@ class SqliteFile:
             engine = self._engine_of(temporary)
             with engine.begin() as connection:
                 fill(connection)
-            engine.dispose()  # The last connection writes the log into the file.
+            with engine.connect() as connection:
+                # Closing writes the log into the file too, and says nothing where that fails.
+                busy = driver(connection).execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+                if busy:
+                    raise DatabaseDamagedError(f"{temporary} is in use, and nobody may use it yet.")
+            engine.dispose()
             sync_file(temporary)
             # The file before its log: a kill in between leaves a missing file, never an old one that seems
             # whole.

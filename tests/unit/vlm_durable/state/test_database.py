@@ -1,6 +1,7 @@
 """The control state survives kills, damage and deletion, and never takes what it cannot read for empty."""
 
 import contextlib
+import errno
 import multiprocessing
 import random
 import signal
@@ -15,7 +16,8 @@ import sqlalchemy as sa
 
 from tests.support.control_states import ROUNDS, THREADS, as_version_5, count_by_threads
 from tests.support.damage import flip_bit
-from vlm_durable.state import tables
+from vlm_durable.state import sqlite_file, tables
+from vlm_durable.state.copies import Copies
 from vlm_durable.state.database import COPY_SECONDS, ControlState, open_state
 from vlm_durable.state.sqlite_file import ControlStateError, refuse_network_file_system
 
@@ -229,6 +231,35 @@ def test_with_only_the_older_copy_what_it_has_is_taken_and_everything_is_paused(
     assert len(paused(state)) == 1
 
 
+def test_a_restoration_that_fails_is_tried_again_with_the_same_doubt(directory, monkeypatch):
+    """The newest copy is damaged, the disk full: once there is room, everything is paused all the same."""
+    state = ControlState(directory)
+    note_cancel(state, "a")
+    note_cancel(state, "b")
+    close(state)
+    damage_noise(directory / "state.db")
+    flip_bit(sorted((directory / "copies").iterdir())[-1], 5000)
+    with monkeypatch.context() as full:
+        full.setattr(sqlite_file, "publish_replacing", refuse_full_disk)
+        with pytest.raises(ControlStateError):
+            cancelled(ControlState(directory))
+    state = ControlState(directory)
+    assert cancelled(state) == {"a"}
+    assert len(paused(state)) == 1
+
+
+def refuse_full_disk(*paths):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_copy_that_is_due_and_fails_fails_no_change(state, directory, monkeypatch):
+    """The change is committed: whoever made it must not make it again because a folder cannot be read."""
+    note_cancel(state, "a")
+    monkeypatch.setattr(Copies, "listed", refuse_full_disk)
+    note_cancel(state, "b", copy=False)
+    assert cancelled(state) == {"a", "b"}
+
+
 def test_a_database_deleted_in_use_is_restored_and_nothing_goes_to_the_deleted_one(directory):
     """An open connection to a file that is gone would take changes that nobody else ever sees."""
     mine, other = ControlState(directory), ControlState(directory)
@@ -351,7 +382,8 @@ def test_no_change_of_many_processes_is_lost(directory):
 _COUNT = """
 import sys
 from pathlib import Path
-from vlm_durable.state import tables
+from vlm_durable.state import sqlite_file, tables
+from vlm_durable.state.copies import Copies
 from vlm_durable.state.database import ControlState
 state = ControlState(Path(sys.argv[1]))
 row = dict(partition="p", launches=0, attempts=0, interruptions=0, rows=0, not_before=0.0, given_up=False,
@@ -369,7 +401,8 @@ _NOTE_UNTIL_KILLED = """
 import sys
 from pathlib import Path
 import itertools
-from vlm_durable.state import tables
+from vlm_durable.state import sqlite_file, tables
+from vlm_durable.state.copies import Copies
 from vlm_durable.state.database import ControlState
 state = ControlState(Path(sys.argv[1]))
 for number in itertools.count(int(sys.argv[2])):
