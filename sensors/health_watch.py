@@ -59,7 +59,7 @@ class Watch:
             if "here" in fields:
                 fields["configured"] = fields.pop("here")  # as earlier versions named it
             for earlier in ("ended", "after_end_told"):
-                fields.pop(earlier, None)  # whoever was told to end is told once more
+                fields.pop(earlier, None)  # a process that was told to end gets SIGTERM once more
             watch = cls(**fields)
             for device in watch.devices.values():
                 Device(**device)  # another version's has other fields

@@ -265,7 +265,7 @@ class SnapshotWriter:
         publish_replacing(self._file.path, self._path.absolute())
 
     def _discard(self) -> None:
-        with contextlib.suppress(Exception):  # Closing raises once more where the disk is full.
+        with contextlib.suppress(OSError, pa.ArrowException):  # A full disk fails once more.
             self._writer.close()
         self._writer.is_open = False
         self._file.discard()

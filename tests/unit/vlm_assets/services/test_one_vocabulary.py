@@ -120,7 +120,7 @@ def audited_finding(dataset, kind: FindingKind) -> Finding:
 
 @pytest.mark.parametrize(("damage", "kind"), STATES, ids=[kind for _, kind in STATES])
 def test_all_say_the_same_of_the_same_disk(dataset, damage, kind):
-    """One sentence and one next step, whoever is asked."""
+    """All six speakers give the same sentence and the same next step."""
     settings = dataset.settings
     damage(dataset, settings.descriptions.partition(FIRST))
     finding = audited_finding(dataset, kind)
