@@ -31,6 +31,7 @@ from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, say
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.progress import doing
+from vlm_assets.services.withdrawal import pending_withdrawal
 from vlm_durable.commands import command
 from vlm_durable.files.files import TemporaryFile, make_directory, publish_replacing
 from vlm_durable.files.layout import VERSION_NUMBERS, AssetFolders
@@ -93,6 +94,9 @@ Rows = Mapping[int, Row]
 
 Version = tuple[str, str | None]
 """The digests of a partition's two files; None: it is not embedded."""
+
+_NOT_TOLD: Final[Version] = ("", None)
+"""The version of no file: the partition is compared next time."""
 
 
 class _NotKeptError(Exception):
@@ -290,15 +294,23 @@ def changes(
                 version = since.told[key] if record is None else _version(record, vectors)
                 following.add(key, version, since.rows(key) or {})
             continue
-        read = read_described(settings, key, _COLUMNS)
-        current = _rows_of(read)
+        read, before = read_described(settings, key, _COLUMNS), since.rows(key)
+        version, current = _version(read.described, read.embedded), _rows_of(read)
+        if read.vectors is None and read.embedded is not None and _is_being_withdrawn(settings, key):
+            # Until its vectors are rewritten too, all rows look as if they had lost theirs: told next time.
+            version, current = _NOT_TOLD, before or {}
         if following is not None:
-            following.add(key, _version(read.described, read.embedded), current)
-        yield from _compared(since.rows(key), current)
+            following.add(key, version, current)
+        yield from _compared(before, current)
 
 
 def _version(described: PublishedRecord, embedded: PublishedRecord | None) -> Version:
     return described.sha256, None if embedded is None else embedded.sha256
+
+
+def _is_being_withdrawn(settings: Settings, key: str) -> bool:
+    withdrawal = pending_withdrawal(settings)
+    return withdrawal is not None and key in withdrawal.slices
 
 
 def _compared(before: Rows | None, current: Rows) -> Iterator[Change]:

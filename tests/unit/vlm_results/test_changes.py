@@ -126,6 +126,26 @@ def test_a_withdrawn_id_is_told_by_the_snapshot_alone_and_is_in_none_after(datas
     assert len(listed) == 3
 
 
+def test_between_the_rewrites_of_a_withdrawal_no_row_is_told_twice(dataset, tell, tmp_path):
+    """A withdrawal rewrites descriptions, then vectors. What is asked in between is told once, after both."""
+    before = datetime.now(UTC)
+    tell(None, "1")
+    dataset.embed(dataset.keys[1], lambda rows: [{**row, "embedding": [2.0, 1.0]} for row in rows])
+    steps = withdraw(dataset.settings, prepare_withdrawal(dataset.settings, ["p4"]))
+    rewritten = str(dataset.settings.descriptions.partition(dataset.keys[1]).published)
+    assert any(rewritten in sentence for sentence in steps)  # Stops here, before the vectors.
+    assert tell(tmp_path / "1", "2") == []
+    assert tell(before, "from a time") == []
+    for _ in steps:
+        pass
+    for snapshot in ("2", "1"):
+        assert ids_by_kind(tell(tmp_path / snapshot, "3")) == {
+            "changed": {"p3", "p5"},
+            "withdrawn": {"p4"},
+        }, snapshot
+    assert tell(tmp_path / "3", "4") == []
+
+
 def test_a_time_is_compared_with_the_version_of_then(dataset, tell, tmp_path, monkeypatch):
     """As long as that version is kept only its differences are told; after it, every row of the partition."""
     key, times = dataset.keys[2], [datetime.now(UTC)]
