@@ -14,12 +14,13 @@ import time
 from pathlib import Path
 
 import dagster as dg
-import psutil
 import pytest
 
 from resources.alerts.alert import Alert
 from resources.alerts.delivery import LONGEST_WAIT_SECONDS
 from resources.alerts.outbox import Outbox
+from tests.support.processes import descendants, has_ended, kill
+from tests.support.waiting import wait_until
 from vlm_assets.assets.property_descriptions import ASSET
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
@@ -58,12 +59,11 @@ class KilledDaemon:
 
     def __exit__(self, *_: object) -> None:
         """As when the power goes: nobody is left to clean up."""
-        everyone = [*psutil.Process(self.process.pid).children(recursive=True), self.process]
-        for one in everyone:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                one.send_signal(signal.SIGKILL)
+        below = descendants(self.process.pid)
+        kill(below)
+        self.process.kill()
         assert self.process.wait() == -signal.SIGKILL, "it ended by itself: nothing was killed"
-        psutil.wait_procs([one for one in everyone if one is not self.process], timeout=30)
+        wait_until(lambda: all(map(has_ended, below)), "end of what the daemon started", seconds=60)
 
     def live(self, seconds: float) -> None:
         """Let it run for so long; it must not end by itself."""

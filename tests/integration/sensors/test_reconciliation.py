@@ -18,6 +18,7 @@ from examples.rendered_properties import write_example
 from resources.alerts.outbox import Outbox
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.partition_history import PartitionHistory
+from tests.support.processes import command_line, kill
 from tests.support.waiting import wait_until
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
@@ -77,11 +78,10 @@ def at_work(workers, *, other_than=""):
 
 def kill_code_server_and_worker(worker):
     """The code server first, so that nobody is left who would notice the worker's end."""
-    parents = [one for one in psutil.Process(worker.pid).parents() if one.pid != os.getpid()]
-    servers = [one for one in parents if {"code-server", "grpc"} & set(one.cmdline())]
+    parents = [process for process in psutil.Process(worker.pid).parents() if process.pid != os.getpid()]
+    servers = [process for process in parents if {"code-server", "grpc"} & set(command_line(process))]
     assert servers
-    for process in [*servers, psutil.Process(worker.pid)]:
-        process.send_signal(signal.SIGKILL)
+    kill([*servers, psutil.Process(worker.pid)])
 
 
 def assert_interrupted(instance, run_id):

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from resources.alerts.outbox import Outbox
+from tests.support.processes import has_ended
 from tests.support.waiting import wait_until
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
@@ -81,7 +82,7 @@ def test_a_frozen_run_that_is_terminated_stops_no_launch_and_keeps_no_device(
         wait(lambda: LAUNCHING in outbox.open_subjects(), "a person is told")
         wait(lambda: LAUNCHING not in outbox.open_subjects(), "runs are launched again")
         before = computed(beside)
-        wait(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, "killed")
+        wait(lambda: has_ended(process), "killed")
         assert instance.get_run_by_id(frozen).status is dg.DagsterRunStatus.CANCELED
         wait(lambda: next_key in server.api.partition_keys(DESCRIPTIONS).materialized, "launched meanwhile")
         wait(lambda: computed(beside) > before > 0, "the run beside it goes on")

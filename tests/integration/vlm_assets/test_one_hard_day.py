@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from tests.support.processes import command_line, descendants
 from tests.support.waiting import wait_until
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands.main import app
@@ -115,9 +117,9 @@ def test_runs_daemon_and_database_are_lost_and_every_row_comes_out_once(day: Day
         )
         # 3. The daemon is killed. Everything that this Dagster started ends with it.
         (daemon,) = (
-            one
-            for one in psutil.Process().children(recursive=True)
-            if any(part.endswith("dagster-daemon") for part in one.cmdline())
+            process
+            for process in descendants(os.getpid())
+            if any(word.endswith("dagster-daemon") for word in command_line(process))
         )
         daemon.kill()
         with pytest.raises(ProcessEndedError, match="daemon"):

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import dagster as dg
-import psutil
 import pytest
 from typer.testing import CliRunner
 
 from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY
 from sensors.retry_schedule import BUTTON, SCHEDULE
+from tests.support.processes import command_line, descendants
 from tests.support.waiting import wait_until
 from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.catalog.catalog import Catalog
@@ -214,8 +215,9 @@ def test_definitions_that_nobody_serves_are_loaded_again(
     """The process that serves them is killed, as it ends by itself: what is launched afterwards runs."""
     monkeypatch.setattr("vlm_assets.webserver.server._LOOK_AFTER_SECONDS", 2.0)
     api, light = running.server.api, running.keys[3]
-    children = psutil.Process().children(recursive=True)
-    (serving,) = (one for one in children if {"api", "grpc"} <= set(one.cmdline()))
+    (serving,) = (
+        process for process in descendants(os.getpid()) if {"api", "grpc"} <= set(command_line(process))
+    )
     serving.kill()
 
     def noticed() -> bool:

@@ -13,6 +13,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.processes import has_ended
 from tests.support.waiting import wait_until
 from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.catalog.catalog import Catalog
@@ -35,14 +36,6 @@ SETTINGS = {
 }
 
 pytestmark = [pytest.mark.serves, pytest.mark.long, pytest.mark.timeout(1200)]
-
-
-def ended(process: psutil.Process) -> bool:
-    """A zombie has ended: reaping it is its parent's matter."""
-    try:
-        return not process.is_running() or bool(process.status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
 
 
 def wait_for(server: DagsterServer, reached: Callable[[], bool], what: str) -> None:
@@ -81,7 +74,7 @@ def test_sigterm_commits_what_is_finished_and_the_next_start_goes_on(listing: Pa
         assert committed() == 0
         assert holds(worker.pid)
         os.kill(worker.pid, signal.SIGTERM)
-        wait_for(server, lambda: ended(process), "end of the run")
+        wait_for(server, lambda: has_ended(process), "end of the run")
         drained = committed()
         assert worker.computed <= drained < PROPERTIES
         # The last of its threads frees the lock, a moment after the first has ended. Somebody else, such as

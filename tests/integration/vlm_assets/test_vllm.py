@@ -1,16 +1,16 @@
 """Describing through vLLM, which decodes by the schema: `make test-vllm` installs it and runs this."""
 
 import logging
-import os
-import signal
 from pathlib import Path
 from typing import Literal
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 from pydantic import BaseModel, Field
 
+from tests.support.processes import command_line, descendants, has_ended, kill
 from vlm_assets.config.engine_choice import vllm_command
 from vlm_assets.config.resource_settings import build_vision_language_model
 from vlm_engine.devices.find import find_devices
@@ -117,33 +117,18 @@ def test_vllm_comes_back_whichever_of_its_processes_is_killed(vllm_desk):
         engine = model.load(CPU, schema=DescriptionSchema(Roof), prompt=Prompt("Describe."))
         record = servers.living_on(CPU.id)
         ours = [record.reaper.pid, record.supervisor.pid, record.server.pid]
-        pids = [*ours, *descendants(record.server.pid)]
-        if len(killed) >= len(pids):
+        processes = [*map(psutil.Process, ours), *descendants(record.server.pid)]
+        if len(killed) >= len(processes):
             break
-        victim = pids[len(killed)]
-        killed.append(command_line(victim))
-        os.kill(victim, signal.SIGKILL)
+        victim = processes[len(killed)]
+        killed.append(" ".join(command_line(victim)))
+        kill([victim])
         (answer,) = engine.describe([black(1)], attempt=Attempt(1, max_new_tokens=40))
         assert isinstance(answer, Answer), f"{killed[-1]}: {answer}"
         # Python's resource tracker, which only tidies up, may go alone.
-        if victim in ours or b"VLLM" in killed[-1]:
+        if victim.pid in ours or "VLLM" in killed[-1]:
             assert servers.living_on(CPU.id).server != record.server, killed[-1]
-            assert not any(command_line(pid) for pid in pids), killed[-1]
+            assert all(map(has_ended, processes)), killed[-1]
         engine.close()
     engine.close()
-    assert len({one for one in killed if b"VLLM" in one}) > 1, killed  # engine core and worker
-
-
-def descendants(pid: int) -> list[int]:
-    """Of all threads of a process, and of what they started."""
-    lists = [task.read_text().split() for task in Path(f"/proc/{pid}/task").glob("*/children")]
-    found = [int(one) for some in lists for one in some]
-    return found + [one for child in found for one in descendants(child)]
-
-
-def command_line(pid: int) -> bytes:
-    """Empty where there is no such process, or it only waits to be collected."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
+    assert len({line for line in killed if "VLLM" in line}) > 1, killed  # engine core and worker

@@ -10,6 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.processes import has_ended
+
 STARTER = Path(__file__).with_name("group_starter.py")
 
 
@@ -20,23 +22,15 @@ def _start(kind: str, folder: Path, grace: float) -> tuple[subprocess.Popen[str]
     said = json.loads(starter.stdout.readline())
     processes = [psutil.Process(pid) for pid in said["members"]]
     assert len(processes) == 3
-    assert not any(map(_ended, processes))
+    assert not any(map(has_ended, processes))
     return starter, processes
-
-
-def _ended(process: psutil.Process) -> bool:
-    """A zombie has ended: when init reaps it is not the group's matter."""
-    try:
-        return not process.is_running() or bool(process.status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
 
 
 def _gone(processes: list[psutil.Process], seconds: float) -> bool:
     deadline = time.monotonic() + seconds
-    while not all(map(_ended, processes)) and time.monotonic() < deadline:
+    while not all(map(has_ended, processes)) and time.monotonic() < deadline:
         psutil.wait_procs(processes, timeout=0.1)
-    return all(map(_ended, processes))
+    return all(map(has_ended, processes))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -61,4 +55,4 @@ def test_interrupted_starter_ends_the_group_itself(tmp_path: Path) -> None:
     starter, processes = _start("polite", tmp_path, 10.0)
     starter.send_signal(signal.SIGINT)
     assert starter.wait(15) != 0
-    assert all(map(_ended, processes))
+    assert all(map(has_ended, processes))

@@ -1,15 +1,14 @@
 """Sending with apprise's own command, to a real HTTP receiver."""
 
-import contextlib
 import os
 import subprocess
 import sys
 import threading
 
-import psutil
-
 from resources.alerts.alert import Message
 from resources.alerts.targets import Target, send
+from tests.support.processes import command_line, descendants, has_ended
+from tests.support.waiting import wait_until
 
 SECRET = "s3cret-pw"
 
@@ -57,14 +56,11 @@ def test_an_address_is_in_no_argument_of_a_process(receiver):
     )
     sender.start()
     assert receiver.asked.wait(20)
-    seen = []
-    for process in psutil.Process(os.getpid()).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            seen.append(" ".join(process.cmdline()))
+    lines = [" ".join(command_line(process)) for process in descendants(os.getpid())]
     receiver.released.set()
     sender.join()
-    assert any("apprise" in one for one in seen)
-    assert not [one for one in seen if SECRET in one]
+    assert any("apprise" in line for line in lines)
+    assert not any(SECRET in line for line in lines)
 
 
 def test_settings_of_apprise_in_the_environment_change_nothing(receiver, monkeypatch):
@@ -78,11 +74,10 @@ def test_what_a_killed_process_was_about_to_send_is_not_sent(receiver):
     """Another process sends it when its time is over: sent by both, it would come twice."""
     order = f"send(Target(1, {receiver.url()!r}), Message('i', 't', 'b', 'info'), seconds=20)"
     code = f"from resources.alerts.targets import Message, Target, send; {order}"
-    sender = psutil.Popen([sys.executable, "-c", code])
-    while not (children := sender.children()):
+    sender = subprocess.Popen([sys.executable, "-c", code])
+    while not (children := descendants(sender.pid)):
         assert sender.poll() is None
     sender.kill()
     sender.wait()
-    psutil.wait_procs(children, timeout=20)
-    assert not any(one.is_running() for one in children)
+    wait_until(lambda: all(map(has_ended, children)), "end of its child", seconds=60)
     assert receiver.requests == 0

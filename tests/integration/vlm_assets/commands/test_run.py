@@ -12,12 +12,12 @@ from datetime import timedelta
 from pathlib import Path
 
 import dagster as dg
-import psutil
 import pytest
 import yaml
 from rich.console import Console
 
 from examples.rendered_properties import write_example
+from tests.support.processes import descendants, has_ended
 from vlm_assets import webserver as dagster_server
 from vlm_assets.automation.dataset_progress import progress_metadata
 from vlm_assets.catalog.catalog import Catalog
@@ -61,11 +61,11 @@ def test_interrupted_backfill_is_gone_on_with(
         said.append(line)
         if " 1 running" in line:
             break
-    started = psutil.Process(first.pid).children(recursive=True)
+    started = descendants(first.pid)
     first.send_signal(signal.SIGINT)
     said += first.stdout.readlines()
     assert first.wait(60) == INTERRUPTED
-    assert not [one for one in started if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    assert all(map(has_ended, started))
     launched = next(line for line in said if line.startswith("Launched backfill")).split()[2]
 
     terminal = io.StringIO()

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from resources.alerts.outbox import Outbox
+from tests.support.processes import command_line, descendants, has_ended
 from tests.support.waiting import wait_until
 from vlm_assets.webserver.api import DagsterApi
 from vlm_durable.state.database import open_state
@@ -74,8 +74,8 @@ def test_one_dagster_serves_a_home_until_it_is_told_to_end(desk, served) -> None
     assert str(aside) in alerts["state/Dagster's history"].next_step
     assert desk.materialize().success
 
-    started = psutil.Process(served.pid).children(recursive=True)
-    assert any("dagster-daemon" in word for one in started for word in one.cmdline())
+    started = descendants(served.pid)
+    assert any("dagster-daemon" in word for process in started for word in command_line(process))
     served.send_signal(signal.SIGTERM)
     assert served.wait(60) == 0
-    assert not [one for one in started if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    assert all(map(has_ended, started))

@@ -18,6 +18,7 @@ import yaml
 
 from resources.alerts.outbox import Outbox
 from sensors.cluster import STARTING_SECONDS
+from tests.support.processes import has_ended
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands.terminal import TerminalConsole
 from vlm_assets.webserver import home as home_module
@@ -177,10 +178,10 @@ def test_a_daemon_whose_starter_and_watchdog_were_killed_is_ended_before_another
     assert running_address(tmp_path) == "http://127.0.0.1:3000", "its starter lives"
     starter.kill()
     starter.wait(10)
-    assert daemon.is_running(), "nobody was left to end it"
+    assert not has_ended(daemon), "nobody was left to end it"
     assert running_address(tmp_path) is None
     with only_dagster(tmp_path, wait_seconds=60.0):
-        assert not daemon.is_running() or daemon.status() == psutil.STATUS_ZOMBIE
+        assert has_ended(daemon)
     assert f"Ended process {daemon.pid} of an earlier Dagster" in caplog.text
 
 
