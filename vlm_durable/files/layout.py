@@ -93,11 +93,14 @@ class Home:
         return AssetFolders(self, name)
 
     def refuse_unusable(self) -> None:
-        """Raise UnusableHomeError where files would move between devices.
+        """Raise UnusableHomeError where a folder is on a disk that is not there, or on another device.
 
         Renames and hard links work within one device only. ``.state`` may be on another: nothing moves
         between it and the rest.
         """
+        for folder in (self.root, *self._private_folders()):
+            if problem := dangling_link(folder):
+                raise UnusableHomeError(problem)
         if other := next(self._on_other_devices(), None):
             raise UnusableHomeError(
                 f"{other} is on another device than {self.root} (EXDEV): a finished file could not be moved "
@@ -279,6 +282,16 @@ class PartitionPaths:
     def set_aside_note(self, generation: str) -> Path:
         """The note that a generation was set aside, and why: none of its rows is ever used."""
         return self.asset.set_aside_notes / self.key / f"{generation}.json"
+
+
+def dangling_link(folder: Path) -> str | None:
+    """What to do about a folder that is a link to nothing, which is not empty; None where it is none."""
+    if not folder.is_symlink() or folder.exists():
+        return None
+    return (
+        f"{folder} is a link to {folder.readlink()}, which is not there. Nothing was changed. Mount its disk,"
+        " or point the link to where that folder is, then do the same again."
+    )
 
 
 def _folders_in(folder: Path) -> list[Path]:

@@ -50,6 +50,9 @@ _CONNECT_SECONDS = 5
 _STATEMENT_MILLISECONDS = 10_000
 _ADVISORY_LOCK = 0x766C6D  # "vlm": any number that no other program of this Postgres uses
 
+_BEGIN_ANEW = f"End all processes, and move {NAME}* and copies out of that folder."
+"""How a home begins with an empty control state."""
+
 _COUNT_CHANGE = "UPDATE meta SET value = value + 1 WHERE name = 'changes'"
 
 _log = logging.getLogger(__name__)
@@ -163,6 +166,7 @@ class _SqliteStore:
 
     def read(self, work: Callable[[sa.Connection], T]) -> T:
         if not self._file.path.exists() and not self._copies.were_made:
+            self._file.refuse_lost_disk()
             return _read_empty(work)
         return self._file.transact(work, writing=False)
 
@@ -211,14 +215,11 @@ class _SqliteStore:
         copied_at = max((copy.made_at for copy in self._copies.listed()), default=0.0)
         return abs(self._clock() - copied_at) >= COPY_SECONDS and self._file.path.exists()
 
-    def _check(self, connection: sa.Connection, alone: bool) -> None:
+    def _check(self, connection: sa.Connection) -> None:
         """Check the schema's version, and that no copy has more changes."""
         path = self._file.path
-        version = _version(connection, str(path))
-        if version != tables.VERSION:
-            if version is None or not alone:
-                raise DatabaseDamagedError(f"{path} is of version {version}, not {tables.VERSION}.")
-            _bring_up_to_date(connection, str(path))
+        if not _has_schema(connection, str(path), _BEGIN_ANEW):
+            raise DatabaseDamagedError(f"{path} does not name the version of its schema.")
         changes = changes_of(driver(connection))
         for copy in self._copies.listed():
             if copy.changes > changes and copy.is_whole():
@@ -238,7 +239,7 @@ class _SqliteStore:
         restoration = StateRestoration(self._clock(), why, copy.made_at if copy is not None else None)
 
         def fill(connection: sa.Connection) -> None:
-            _bring_up_to_date(connection, str(self._file.path))
+            _create_tables(connection, str(self._file.path), _BEGIN_ANEW)
             if copy is None:
                 connection.execute(tables.meta.insert().values(name="changes", value="0"))
             if first:
@@ -335,7 +336,8 @@ class _PostgresStore:
             with engine.begin() as connection:
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
                 tables.liveness.create_all(connection)
-                _bring_up_to_date(connection, "The database of VLM_ASSETS_STATE_URL")
+                place = "The database of VLM_ASSETS_STATE_URL"
+                _create_tables(connection, place, "Set it to an empty database.")
             self._engine, self._pid = engine, os.getpid()
         return self._engine
 
@@ -357,32 +359,31 @@ def _empty() -> sa.Engine:
     return engine
 
 
-def _bring_up_to_date(connection: sa.Connection, place: str) -> None:
-    """Create missing tables; turn those of the version before into this one's. Raises ControlStateError."""
+def _create_tables(connection: sa.Connection, place: str, begin_anew: str) -> None:
+    """Create missing tables. Raises ControlStateError as ``_has_schema`` does."""
     tables.metadata.create_all(connection)
-    version = _version(connection, place)
-    if version is None:
+    if not _has_schema(connection, place, begin_anew):
         connection.execute(tables.meta.insert().values(name="version", value=str(tables.VERSION)))
-    elif version < tables.VERSION:
-        tables.upgrade(connection)
-        update = tables.meta.update().where(tables.meta.c.name == "version")
-        connection.execute(update.values(value=str(tables.VERSION)))
 
 
-def _version(connection: sa.Connection, place: str) -> int | None:
-    """The version of a schema. Raises ControlStateError where this program does not know that version."""
-    value = connection.scalar(sa.select(tables.meta.c.value).where(tables.meta.c.name == "version"))
-    if value is None:
-        return None
-    version = int(value)
-    if not tables.VERSION - 1 <= version <= tables.VERSION:
-        other = "a newer version" if version > tables.VERSION else "too old a version"
+def _has_schema(connection: sa.Connection, place: str, begin_anew: str) -> bool:
+    """Whether a database names the version of its schema. Raises ControlStateError where it is another one.
+
+    begin_anew: how a person begins with an empty database.
+    """
+    version = connection.scalar(sa.select(tables.meta.c.value).where(tables.meta.c.name == "version"))
+    if version is not None and int(version) > tables.VERSION:
         raise ControlStateError(
-            f"{place} was written by {other} of this program (schema {version}; this one reads"
-            f" {tables.VERSION - 1} and {tables.VERSION}). Install the version that wrote it, or one in"
-            " between; nothing was changed."
+            f"{place} was written by a newer version of this program (schema {version}; this one reads"
+            f" {tables.VERSION}). Install the version that wrote it; nothing was changed."
         )
-    return version
+    if version is not None and int(version) < tables.VERSION:
+        raise ControlStateError(
+            f"{place} has schema {version}, and this version of the program reads {tables.VERSION} alone."
+            " Nothing was changed. Go on with the version that wrote it, or begin anew: pauses, cancels,"
+            f" devices left out and rows in doubt are then forgotten, and no property is. {begin_anew}"
+        )
+    return version is not None
 
 
 def _when(at: float) -> str:

@@ -19,6 +19,7 @@ import sqlalchemy as sa
 
 from vlm_durable.files.file_systems import MOUNTS, NETWORK, mount_of
 from vlm_durable.files.files import make_directory, publish_replacing, set_aside, sync_file, temporary_name
+from vlm_durable.files.layout import dangling_link
 from vlm_durable.files.lock_files import acquire_lock
 
 T = TypeVar("T")
@@ -54,9 +55,9 @@ class SqliteFile:
     """A shared SQLite file. Transactions share a lock: a process that holds it alone may replace the file.
 
     durable: every commit is on the disk when it returns. metadata: the tables that it has.
-    check: called after SQLite's own check when a process uses the file first, with whether it holds the lock
-    alone; raises DatabaseDamagedError. replace: called with the reason where the file is missing or damaged,
-    holding the lock alone; puts a new file there with ``install``.
+    check: called after SQLite's own check when a process uses the file first; raises DatabaseDamagedError.
+    replace: called with the reason where the file is missing or damaged, holding the lock alone; puts a new
+    file there with ``install``.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class SqliteFile:
         *,
         durable: bool,
         busy_seconds: float = BUSY_SECONDS,
-        check: Callable[[sa.Connection, bool], None] = lambda connection, alone: None,
+        check: Callable[[sa.Connection], None] = lambda connection: None,
         replace: Callable[[str], None] | None = None,
     ) -> None:
         self.path = path
@@ -86,7 +87,7 @@ class SqliteFile:
         for _ in range(3):
             try:
                 with self._locked(shared=True), self._explained():
-                    self._check_once(alone=False)
+                    self._check_once()
                     with self._engine.execution_options(immediate=writing).begin() as connection:
                         return work(connection)
             except DatabaseDamagedError:
@@ -129,13 +130,18 @@ class SqliteFile:
         finally:
             temporary.unlink(missing_ok=True)
 
+    def refuse_lost_disk(self) -> None:
+        """Raise ControlStateError where the file's folder is a link to a disk that is not mounted."""
+        if problem := dangling_link(self.path.parent):
+            raise ControlStateError(problem)
+
     def _mend(self) -> None:
         """Have the file replaced, unless another process has done so meanwhile. Raises ControlStateError."""
         self._checked = None
         with self._locked(shared=False):
             try:
                 with self._explained():
-                    self._check_once(alone=True)
+                    self._check_once()
             except DatabaseDamagedError as damage:
                 try:
                     self._replace(str(damage))
@@ -146,7 +152,7 @@ class SqliteFile:
                         " that."
                     ) from error
 
-    def _check_once(self, *, alone: bool) -> None:
+    def _check_once(self) -> None:
         """Check the file when this process uses it first. Raises DatabaseDamagedError."""
         try:
             status = self.path.stat()
@@ -159,7 +165,7 @@ class SqliteFile:
         self._engine.dispose(close=self._checked is None or self._checked[0] == os.getpid())
         with self._explained(checking=True), self._engine.begin() as connection:
             check_pages(driver(connection), self.path)
-            self._check(connection, alone)
+            self._check(connection)
             for table in self._metadata.tables.values():
                 connection.execute(sa.select(table).limit(0))
         self._checked = identity
@@ -207,8 +213,11 @@ class SqliteFile:
         path = self.path.with_suffix(".lock")
         try:
             if not self.path.parent.is_dir():
+                self.refuse_lost_disk()
                 make_directory(self.path.parent)
             lock = acquire_lock(path, seconds=self._busy_seconds, shared=shared)
+        except ControlStateError:
+            raise
         except OSError as error:
             raise ControlStateError(
                 f"{path} cannot be opened ({error.strerror}). Give this user the right to write in"

@@ -6,7 +6,7 @@ import sys
 import pytest
 import sqlalchemy as sa
 
-from tests.support.control_states import ROUNDS, THREADS, as_version_5, count_by_threads
+from tests.support.control_states import ROUNDS, THREADS, count_by_threads, with_version
 from vlm_durable.state import tables
 from vlm_durable.state.database import ControlState, open_state
 from vlm_durable.state.sqlite_file import ControlStateError
@@ -38,13 +38,11 @@ def test_no_change_of_many_processes_is_lost_and_all_begin_at_once(postgres_url)
     assert len(state.read_beats(lambda connection: connection.execute(sa.select(tables.workers)).all())) == 1
 
 
-def test_a_schema_of_the_version_before_is_brought_up_to_date(postgres_url):
-    """After an upgrade a cluster goes on with what it had."""
-    ControlState(None, postgres_url).write(as_version_5)
-    query = sa.select(tables.cancels)
-    for _ in range(2):
-        state = ControlState(None, postgres_url)
-        assert state.read(lambda connection: connection.scalars(query).all()) == []
+def test_a_schema_of_another_version_is_refused(postgres_url):
+    """Neither read nor changed: the sentence says how a cluster begins anew."""
+    ControlState(None, postgres_url).write(with_version(tables.VERSION - 1))
+    with pytest.raises(ControlStateError, match="Set it to an empty database"):
+        ControlState(None, postgres_url).read(lambda connection: None)
 
 
 def test_a_postgres_that_is_away_is_named_without_its_password(tmp_path):

@@ -80,3 +80,16 @@ def test_a_folder_on_another_device_is_refused(tmp_path: Path) -> None:
         with pytest.raises(UnusableHomeError, match=rf"{place} is on another device than {tmp_path}"):
             asset.home.refuse_unusable()
         place.unlink()
+
+
+@pytest.mark.parametrize("name", [".state", ".journal", ""])
+def test_a_folder_on_a_disk_that_is_not_mounted_is_refused(tmp_path: Path, name: str) -> None:
+    """A dangling link is not an empty folder: pauses, marks or unfinished rows would count as none."""
+    home = tmp_path / "home"
+    if name:
+        home.mkdir()
+    (home / name).symlink_to(tmp_path / "disk")
+    with pytest.raises(UnusableHomeError, match="Mount its disk"):
+        Home(home).refuse_unusable()
+    (tmp_path / "disk").mkdir()
+    Home(home).refuse_unusable()
