@@ -67,6 +67,20 @@ def wilson(count: int, total: int) -> Share:
     return Share(count / total, *_wilson_limits(count / total, total), total)
 
 
+def weighted_share(yes: Sequence[bool], weights: Sequence[float]) -> Share:
+    """The share of "yes" in a population, from a sample whose members were drawn with unequal chances.
+
+    weights: proportional to one divided by each one's chance. Unequal weights make the sample count for fewer
+    (Kish 1965); with equal ones the result is that of ``wilson``. A weight of 0 says nothing of others.
+    """
+    sizes = np.asarray(weights, dtype=float)
+    if not sizes.sum() > 0:
+        return Share(0.0, 0.0, 1.0, 0)
+    share = float(np.average(np.asarray(yes, dtype=float), weights=sizes))
+    effective = float(sizes.sum() ** 2 / (sizes**2).sum())
+    return Share(share, *_wilson_limits(share, effective), int(np.count_nonzero(sizes)))
+
+
 def mean_share(shares: Sequence[float]) -> Share:
     """The mean of the shares of properties, each from 0 to 1, such as the share of right fields.
 
