@@ -4,6 +4,11 @@ Fence: Dagster is told first, so that the end is no failed attempt and overrules
 at which a run commits. Kill: SIGKILL, after a grace. Free: a device whose process outlives even that is left
 out. Tell: people and Dagster, last, so that a message that cannot be written keeps no process alive.
 
+Others send the first signal too: Dagster or Ray at a run that a person terminates, which Dagster has fenced as
+being cancelled, and a node that stops, whose runs say themselves that they were interrupted. Each run hears
+its first signal alone (``interrupt_once`` in ``vlm_assets/assets/run_watch.py``). What does not end is killed
+here.
+
 What does not live here: who is to end. Workers that stand still are in ``worker_health.py``, processes that
 outlive their run in ``leases_after_end.py`` and ``vlm_cluster/node.py``, runs whose process is gone in
 ``reconciliation.py``, ``cluster.py`` and ``node.py``. Processes that are no runs have owners of their own.
@@ -72,7 +77,7 @@ class RunEnder:
         run.process is not None and run.process.send(number)
     )
     _signalled: dict[str, float] = field(default_factory=dict, init=False)
-    """As ``Watch.ending``. A failed tick loses its cursor, and a second SIGTERM would interrupt a commit."""
+    """As ``Watch.ending``. A failed tick loses its cursor, and the grace would begin again at each."""
 
     def is_ending(self, watch: Watch, run_id: str, process: ProcessIdentity) -> bool:
         """Whether this process was told to end: it is ended then, whatever it does meanwhile."""
@@ -123,7 +128,10 @@ class RunEnder:
             self._signalled[key] = watch.ending[key] = watch.at
         try:
             if not self.send(run, signal.SIGKILL if kills else signal.SIGTERM):
-                return []
+                return [
+                    f"{run.who} {run.why}. This process cannot be seen from here: it has just ended, or it runs"
+                    " in another container. If this is said again, end it there."
+                ]
         except PermissionError:
             return [
                 f"{run.who} {run.why}. It is another user's process and cannot be ended from here: end it as"

@@ -31,6 +31,7 @@ from vlm_assets.assets.materialize import Metadata
 from vlm_assets.assets.run_watch import (
     DeviceWait,
     end_if_paused,
+    interrupt_once,
     note_run,
     wait_for_store,
     wait_while_paused,
@@ -109,6 +110,7 @@ def build_description_model(settings: Settings) -> dg.AssetsDefinition | None:
     def description_model(
         context: dg.AssetExecutionContext, gpu: dg.ResourceParam[GpuResource]
     ) -> dg.MaterializeResult[None]:
+        interrupt_once()
         name = context.partition_key
         wait_while_paused(context, control_state(settings))
 

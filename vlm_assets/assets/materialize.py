@@ -37,6 +37,7 @@ from vlm_assets.assets.rows_in_doubt import RowsInDoubt, alert_failed_canaries
 from vlm_assets.assets.run_watch import (
     ImagesAwayError,
     RunProgress,
+    interrupt_once,
     note_run,
     wait_for_store,
     wait_while_paused,
@@ -217,6 +218,7 @@ class Materialization:
         Raises RunRefusedError, BeingWithdrawnError, dg.Failure where an older version was put back, and
         MachineDiffersError where the store is worked with under other settings.
         """
+        interrupt_once()
         if options.recompute and options.retry_failed:
             note_run(context, NEEDS_PERSON)
             raise RunRefusedError("recompute computes every row again, failed ones too: set only one.")

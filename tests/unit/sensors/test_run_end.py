@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -147,7 +148,7 @@ def test_one_run_that_cannot_be_ended_keeps_no_other():
 
 @pytest.mark.parametrize("lost", ["cursor", "process"])
 def test_no_process_is_told_to_end_twice(lost):
-    """A second SIGTERM interrupts its commit: a tick that failed lost the cursor, a restart all else."""
+    """Its grace would begin again: a tick that failed lost the cursor, a restart all else."""
     desk = Desk(Recorder())
     assert desk.tick(0)[0] == SIGNALLED
     assert desk.ender.is_ending(desk.watch, "r1", PROCESS)
@@ -195,6 +196,17 @@ def test_a_process_that_is_not_ours_to_end_is_told_of_alone():
         done, said = desk.tick(GRACE, replace(STUCK, process=None))
         assert done == ["tell"]
         assert "not ended from here" in said
+
+
+def test_a_process_that_cannot_be_seen_from_here_is_told_of():
+    """A worker in another pid namespace of the same boot: no signal reaches it, so a person has to know."""
+    child = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE)
+    elsewhere = replace(STUCK, process=ProcessIdentity.from_pid(child.pid), alert=None)
+    child.communicate()
+    ender, watch = RunEnder(Recorder(), Recorder(), grace=GRACE), Watch(at=100.0)
+    for _ in range(3):
+        assert "end it there" in " ".join(ender.end([elsewhere], watch, Recorder()))
+        watch.at += GRACE
 
 
 def test_a_kill_that_is_not_the_devices_fault_is_not_held_against_it():

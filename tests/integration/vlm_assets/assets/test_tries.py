@@ -1,6 +1,8 @@
 """Failed rows of a transient kind are tried three times; rows whose inputs did not change are kept."""
 
 import json
+import os
+import signal
 
 import pyarrow.parquet as pq
 import pytest
@@ -13,6 +15,7 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands.property_view import lines, read_property
 from vlm_assets.config.resource_settings import build_vision_language_model, control_state
+from vlm_durable.journal.journal import Journal
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_engine import batches
 from vlm_engine.batches import BEGUN, BatchSize, Measured, MeasuredSizes
@@ -31,6 +34,8 @@ together: list[int] = []
 """How many properties each question was about."""
 interrupted_at: set[str] = set()
 """Properties at which the run is ended from outside."""
+terminated_at: set[str] = set()
+"""Properties at which the run gets SIGTERM."""
 
 
 class AilingModel(VisionLanguageModel):
@@ -44,6 +49,8 @@ class AilingModel(VisionLanguageModel):
             asked = {one.property_id for one in batch}
             if asked & interrupted_at:
                 raise DagsterExecutionInterruptedError("told to end")
+            if asked & terminated_at:
+                os.kill(os.getpid(), signal.SIGTERM)
             if asked & (ailing | ails_once):
                 if len(batch) == 1:
                     ails_once.difference_update(asked)
@@ -59,7 +66,7 @@ class AilingModel(VisionLanguageModel):
 @pytest.fixture
 def ids(desk):
     """The properties of the first range; none is in trouble yet."""
-    for told in (ailing, ails_once, interrupted_at, described):
+    for told in (ailing, ails_once, interrupted_at, terminated_at, described):
         told.clear()
     catalog = Catalog.open(desk.settings.home)
     return catalog.slice(catalog.ranges[0])["property_id"].to_pylist()
@@ -230,6 +237,28 @@ def test_other_settings_adopt_nothing(desk, ids, materialize):
     described.clear()
     assert desk.changed(prompt="Describe the property.").materialize(vision_language_model=model).success
     assert sorted(described) == sorted(ids)
+
+
+def test_a_run_that_is_told_to_end_once_more_commits_all_the_same(desk, ids, materialize, monkeypatch):
+    """Ray's SIGTERM at a cancel, then the node's or the sensor's: the second one keeps no row from the disk."""
+    close = Journal.close
+
+    def told_again(journal):
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        close(journal)
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(Journal, "close", told_again)
+    terminated_at.add(ids[6])
+    assert not materialize().success
+    monkeypatch.undo()
+    assert signal.getsignal(signal.SIGINT) is before, "the next run of this process can be interrupted"
+    finished = set(described)
+    assert 0 < len(finished) < 8
+    terminated_at.clear()
+    assert materialize().success
+    assert set(described) == set(ids) - finished
 
 
 def test_unfinished_work_of_a_former_image_list_is_adopted(desk, ids, materialize, listing):
