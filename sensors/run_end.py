@@ -4,10 +4,10 @@ Fence: Dagster is told first, so that the end is no failed attempt and overrules
 at which a run commits. Kill: SIGKILL, after a grace. Free: a device whose process outlives even that is left
 out. Tell: people and Dagster, last, so that a message that cannot be written keeps no process alive.
 
-Others send the first signal too: Dagster or Ray at a run that a person terminates, which Dagster has fenced as
-being cancelled, and a node that stops, whose runs say themselves that they were interrupted. Each run hears
-its first signal alone (``interrupt_once`` in ``vlm_assets/assets/run_watch.py``). What does not end is killed
-here.
+Others send the first signal too: Dagster or Ray at a run that a person terminates, which Dagster has fenced
+as being cancelled, and a node that stops, whose runs say themselves that they were interrupted. Each run
+hears its first signal alone (``interrupt_once`` in ``vlm_assets/assets/run_watch.py``). What does not end is
+killed here.
 
 What does not live here: who is to end. Workers that stand still are in ``worker_health.py``, processes that
 outlive their run in ``leases_after_end.py`` and ``vlm_cluster/node.py``, runs whose process is gone in
@@ -129,8 +129,8 @@ class RunEnder:
         try:
             if not self.send(run, signal.SIGKILL if kills else signal.SIGTERM):
                 return [
-                    f"{run.who} {run.why}. This process cannot be seen from here: it has just ended, or it runs"
-                    " in another container. If this is said again, end it there."
+                    f"{run.who} {run.why}. This process cannot be seen from here: it has just ended, or it"
+                    " runs in another container. If this is said again, end it there."
                 ]
         except PermissionError:
             return [

@@ -240,7 +240,7 @@ def test_other_settings_adopt_nothing(desk, ids, materialize):
 
 
 def test_a_run_that_is_told_to_end_once_more_commits_all_the_same(desk, ids, materialize, monkeypatch):
-    """Ray's SIGTERM at a cancel, then the node's or the sensor's: the second one keeps no row from the disk."""
+    """Ray's SIGTERM at a cancel, then the node's or the sensor's: the second keeps no row from the disk."""
     close = Journal.close
 
     def told_again(journal):
