@@ -6,6 +6,7 @@ child calls the module's ``work(order, report)``; what it reports comes over a p
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import os
@@ -14,6 +15,8 @@ import sys
 import threading
 from pathlib import Path
 from types import ModuleType
+
+import pyarrow as pa
 
 STOPPED: dict[int, int] = {}
 """Children that stopped themselves, and the pipe that each reports over."""
@@ -73,6 +76,9 @@ def wake(child: int) -> dict:
 
 if __name__ == "__main__":
     working = loaded(Path(sys.argv[1]))
+    # Its first array has pyarrow import pandas where that is installed: 0.2 s here, or else in each child.
+    pa.array([0])
+    gc.freeze()  # so that children share these pages
     for line in sys.stdin:
         order = json.loads(line)
         print(json.dumps(wake(order["wake"]) if "wake" in order else run(working, order)), flush=True)

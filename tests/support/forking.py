@@ -47,14 +47,23 @@ class ForkServer:
         answer: dict[str, Any] = json.loads(self._process.stdout.readline())
         return answer
 
+    def kill_at(self, operation: int, **order: Any) -> dict[str, Any] | None:
+        """Have a child killed at one of its file operations; its answer, or None if it had ended by then."""
+        answer = self.ask(at=operation, **order)
+        assert answer["killed"] or not answer["said"], answer["said"]
+        return answer if answer["killed"] else None
+
     def close(self) -> None:
         """End it, and a child that a failed test left."""
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
 
+StartForkServer = Callable[[Path], AbstractContextManager[ForkServer]]
+
+
 @pytest.fixture(scope="session")
-def fork_server() -> Callable[[Path], AbstractContextManager[ForkServer]]:
+def fork_server() -> StartForkServer:
     """A function that starts a fork server for a module, on the storage under test."""
     # A kill leaves the page cache alone, so memory shows the same states as a disk, without its waits.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

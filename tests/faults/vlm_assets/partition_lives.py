@@ -21,6 +21,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import dagster as dg
 import duckdb  # noqa: F401  # the checks import it late
+import pyarrow as pa
 from PIL import Image
 
 from faults.file_operations import FileOperations, die, strike_at
@@ -36,6 +37,9 @@ from vlm_engine.prompt import Prompt, build_prompt
 from vlm_engine.protocol import Engine
 from vlm_engine.schema import DescriptionSchema, load_schema
 from vlm_engine.transformers.transformers_engine import TransformersEngine
+
+# Its first array has pyarrow import pandas where that is installed: 0.2 s here, or else in each child.
+pa.array([0])
 
 ASSET = "property_descriptions"
 _loaded: list[Engine] = []

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
-import subprocess
-import sys
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.forking import ForkServer, StartForkServer
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
 from vlm_assets.catalog.catalog_copies import backup_paths, known_versions
 from vlm_assets.catalog.catalog_file import UNREADABLE, CatalogHeader, verify_file
@@ -34,22 +36,27 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
-def killed_homes(source: Path, home: Path, results: Path) -> dict[Path, str]:
-    """The homes that ingests killed at every operation left behind, each with that operation."""
-    results.mkdir()
-    script = Path(__file__).with_name("ingest_killed_at.py")
-    run = subprocess.run(
-        [sys.executable, str(script), str(source), str(home), str(results)],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    lines = [line.split() for line in run.stdout.splitlines()]
-    assert lines[-1][1] == "completed"
-    return {results / number: operation for number, operation in lines}
+def killed_homes(ingests: ForkServer, source: Path, home: Path, results: Path) -> dict[Path, str]:
+    """The homes that ingests killed at every operation left behind, each with that operation.
+
+    The last is that of the first one which ran through.
+    """
+    homes = {}
+    for number in itertools.count(1):
+        shutil.copytree(home, killed := results / str(number))
+        answer = ingests.kill_at(number, source=str(source), home=str(killed))
+        if answer is None:
+            return {**homes, killed: "completed"}
+        (report,) = answer["said"]
+        homes[killed] = report["operation"]
+    raise AssertionError("unreachable")
+
+
+@pytest.fixture(scope="module")
+def ingests(fork_server: StartForkServer) -> Iterator[ForkServer]:
+    """Ingests that are killed."""
+    with fork_server(Path(__file__).with_name("killed_ingest.py")) as server:
+        yield server
 
 
 def intact_backups(home: Path) -> list[CatalogHeader]:
@@ -61,14 +68,16 @@ def intact_backups(home: Path) -> list[CatalogHeader]:
     return found
 
 
-def test_an_update_killed_anywhere_leaves_the_old_or_the_new_catalogue(home: Path, tmp_path: Path) -> None:
+def test_an_update_killed_anywhere_leaves_the_old_or_the_new_catalogue(
+    ingests: ForkServer, home: Path, tmp_path: Path
+) -> None:
     """The old catalogue reads wholly before the rename, the new one after it, and each has a second copy.
 
     A re-run ends where an ingest that was never killed ends.
     """
     source = tmp_path / "images" / "list.jsonl"
     old = Catalog.open(home)
-    homes = killed_homes(source, home, tmp_path / "results")
+    homes = killed_homes(ingests, source, home, tmp_path / "results")
     new = Catalog.open(list(homes)[-1])
     assert new.rows == 8
     assert {"write", "fsync", "create", "replace"} <= set(homes.values())
@@ -89,13 +98,13 @@ def test_an_update_killed_anywhere_leaves_the_old_or_the_new_catalogue(home: Pat
 
 
 def test_a_first_ingest_killed_anywhere_leaves_no_catalogue_or_a_whole_one(
-    home: Path, tmp_path: Path
+    ingests: ForkServer, home: Path, tmp_path: Path
 ) -> None:
     """A home never holds half a catalogue, and the next ingest goes through without a person's help."""
     source = tmp_path / "images" / "list.jsonl"
     (tmp_path / "fresh").mkdir()
     seen = set()
-    for killed in killed_homes(source, tmp_path / "fresh", tmp_path / "results"):
+    for killed in killed_homes(ingests, source, tmp_path / "fresh", tmp_path / "results"):
         try:
             catalog = Catalog.open(killed)
         except CatalogMissingError:

@@ -1,15 +1,10 @@
-"""Publishes once for each folder it is handed, in a forked child that kills itself at one operation.
+"""Publishes once, or verifies, and kills itself at one file operation; run by fork_server.py.
 
-``killed_publisher.py KEY TEXT START FOLDER…``: the first folder's child dies at operation START, the second's
-at the next one, and so on; half of a write's bytes reach the file before. Prints, for each folder, ``killed``
-or ``finished``. With ``--verify`` as TEXT the child only verifies: it dies while it recovers.
+Half of a write's bytes reach the file before.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,29 +16,14 @@ from vlm_durable.versions.published import PublishedPartitions
 SCHEMA = pa.schema([("property_id", pa.string()), ("text", pa.string())])
 
 
-def publish(folder: Path, key: str, text: str) -> None:
+def work(order: dict, report) -> None:
+    """Publish the order's text; without one, verify, and die while that recovers."""
+    folder, key, text = Path(order["folder"]), order["key"], order["text"]
+    FileOperations(folder, strike_at(order["at"], torn=True)).install()
     partitions = PublishedPartitions(Home(folder).asset("a"))
-    if text == "--verify":
+    if text is None:
         partitions.verify(key)
         return
     batch = pa.record_batch([["x", "y"], [text, text]], schema=SCHEMA)
     staged = partitions.stage(key, [batch], SCHEMA, expected_ids=["x", "y"], fingerprint=text)
     partitions.publish(staged)
-
-
-def main(key: str, text: str, start: int, folders: list[Path]) -> None:
-    for number, folder in enumerate(folders, start):
-        child = os.fork()
-        if child == 0:
-            FileOperations(folder, strike_at(number, torn=True)).install()
-            publish(folder, key, text)
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
-            print("killed")
-        else:
-            print("finished" if status == 0 else f"failed with {status}")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), [Path(one) for one in sys.argv[4:]])

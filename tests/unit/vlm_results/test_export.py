@@ -5,8 +5,6 @@ import errno
 import fcntl
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from tests.support.damage import flip_bit
-from tests.support.shares import share_of
+from tests.support.shares import count_share
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands.main import find_command
 from vlm_assets.config.settings import CHECKOUT, load_settings
@@ -24,25 +22,7 @@ from vlm_durable.files.sealed_json import read_sealed, write_sealed
 from vlm_results import export as export_module
 from vlm_results import published_table
 from vlm_results.export import Format, export
-
-KILLED = """
-import os, sys
-from pathlib import Path
-from faults.file_operations import FileOperations, strike_at
-from vlm_assets.catalog.catalog import Catalog
-from vlm_results.export import Format, export
-from vlm_assets.config.settings import load_settings
-settings, results = load_settings(model="example", home=Path(sys.argv[1])), Path(sys.argv[2])
-for number in range(1, 10_000):
-    child = os.fork()  # Before pyarrow has started a thread.
-    if child == 0:
-        FileOperations(results, strike_at(number, torn=True)).install()
-        export(settings, Catalog.open(settings.home), results / str(number), Format.jsonl)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    if os.WIFEXITED(status):
-        sys.exit(os.WEXITSTATUS(status))
-"""
+from vlm_results.exported_images import Images
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -50,23 +30,13 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-def test_an_export_killed_at_any_file_operation_goes_on_to_the_same_files(dataset, tmp_path):
+def test_an_export_killed_at_any_file_operation_goes_on_to_the_same_files(dataset, tmp_path, killed_exports):
     """SIGKILL before any of its operations: what it said is true, and the next one finishes."""
-    results = tmp_path / "results"
-    results.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, dataset.settings.home, results],
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    folders = sorted(results.iterdir(), key=lambda one: int(one.name))
-    whole = content(folders.pop())
-    assert len(folders) > 30
+    *folders, last = killed_exports(dataset, tmp_path / "results", Images.link, count_share(1, 5))
+    whole = content(last)
+    assert len(folders) > 6
     kept = set()
-    for folder in share_of(folders, 5):
+    for folder in folders:
         left = content(folder)
         if "export.json" in left:
             assert json.loads(left["export.json"])["rows"] == 9

@@ -8,9 +8,6 @@ import errno
 import hashlib
 import io
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -20,8 +17,8 @@ from PIL import Image
 
 from tests.support.homes import DESCRIPTIONS, Dataset, publish
 from tests.support.pictures import LISTED, OPENED
+from tests.support.shares import count_share
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.config.settings import CHECKOUT
 from vlm_assets.services.command_error import CommandError
 from vlm_durable.files.files import DurableWriteError
 from vlm_results import export as export_module
@@ -279,41 +276,10 @@ def test_roots_that_moved_are_followed(pictures, tmp_path):
     assert uris_of(folder)["a/1.jpg"] == str(tmp_path / "moved" / "a" / "1.jpg")
 
 
-KILLED = """
-import os, sys
-from pathlib import Path
-from faults.file_operations import FileOperations, strike_at
-from vlm_assets.catalog.catalog import Catalog
-from vlm_results.export import Format, export
-from vlm_results.exported_images import Images
-from vlm_assets.config.settings import load_settings
-settings, results = load_settings(model="example", home=Path(sys.argv[1])), Path(sys.argv[2])
-for number in range(1, 10_000, 5):
-    child = os.fork()  # Before pyarrow has started a thread.
-    if child == 0:
-        FileOperations(results, strike_at(number, torn=True)).install()
-        export(settings, Catalog.open(settings.home), results / str(number), Format.jsonl, images=Images.copy)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    if os.WIFEXITED(status):
-        sys.exit(os.WEXITSTATUS(status))
-"""
-
-
-def test_a_killed_export_leaves_no_torn_copy_and_goes_on(pictures, tmp_path):
-    """SIGKILL before every fifth operation: what has a name is whole, and the next one ends the same."""
-    results = tmp_path / "results"
-    results.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, pictures.settings.home, results],
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
-    folders = sorted(results.iterdir(), key=lambda one: int(one.name))
-    whole = files_of(folders.pop())
+def test_a_killed_export_leaves_no_torn_copy_and_goes_on(pictures, tmp_path, killed_exports):
+    """SIGKILL before a fifth of the operations: what has a name is whole, the next one ends the same."""
+    *folders, last = killed_exports(pictures, tmp_path / "results", Images.copy, count_share(1, 5))
+    whole = files_of(last)
     assert len(folders) > 10
     rows_and_images = [name for name in whole if name.endswith((".jsonl", ".jpg", ".png"))]
     for folder in folders:

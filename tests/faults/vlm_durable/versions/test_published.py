@@ -6,9 +6,7 @@ import errno
 import os
 import random
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +17,15 @@ import pytest
 from faults.file_operations import FileOperations
 from faults.lossy_disk import LossyDisk
 from tests.support.damage import flip_bit
+from tests.support.forking import StartForkServer
 from vlm_durable.files.files import DurableWriteError
 from vlm_durable.files.layout import Home
 from vlm_durable.versions.findings import FindingKind
 from vlm_durable.versions.partition_files import PartitionFiles, RecordDamagedError
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.versions.version_mark import mark_copies
+
+RunKilled = Callable[..., list[bool]]
 
 ASSET = "a"
 KEY = "000000000-000000001"
@@ -110,17 +111,21 @@ def assert_recovers(directory: Path, base: Path, *, go_on: bool = True) -> str:
     return settled
 
 
-def run_killed(folders: list[Path], text: str, *, start: int = 1) -> list[str]:
-    child = Path(__file__).parents[1] / "killed_publisher.py"
-    done = subprocess.run(
-        [sys.executable, child, KEY, text, str(start), *folders],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split("\n")[:-1]
+@pytest.fixture(scope="module")
+def run_killed(fork_server: StartForkServer) -> Iterator[RunKilled]:
+    """A function that publishes a text in each folder, or verifies it, and says which were killed.
+
+    The first folder's process dies at operation ``start``, the second's at the next one, and so on.
+    """
+    with fork_server(Path(__file__).parents[1] / "killed_publisher.py") as server:
+
+        def run(folders: list[Path], text: str | None, *, start: int = 1) -> list[bool]:
+            return [
+                server.kill_at(number, folder=str(folder), key=KEY, text=text) is not None
+                for number, folder in enumerate(folders, start)
+            ]
+
+        yield run
 
 
 def copies(base: Path, count: int) -> list[Path]:
@@ -139,20 +144,19 @@ def operations_of(root: Path, action: Callable[[], None]) -> list[Any]:
 
 
 @pytest.mark.promise("Readers see the whole old file or the whole new one")
-def test_killed_at_every_operation(base: Path) -> None:
+def test_killed_at_every_operation(base: Path, run_killed: RunKilled) -> None:
     """SIGKILL at any file operation leaves the whole old or new file, and the next run goes on."""
     shutil.copytree(base, trial := base.parent / "trial")
     count = len(operations_of(trial, lambda: publish(trial, "d")))
     folders = copies(base, count + 1)
-    ends = run_killed(folders, "d")
-    assert ends == ["killed"] * count + ["finished"]
+    assert run_killed(folders, "d") == [True] * count + [False]
     states = [assert_recovers(folder, base) for folder in folders]
     old, new = expected(base)
     assert states == sorted(states, key=[old, new].index), "the change happens once"
     assert {old, new} == set(states)
 
 
-def test_killed_while_recovering(memory_path: Path) -> None:
+def test_killed_while_recovering(memory_path: Path, run_killed: RunKilled) -> None:
     """A second kill, at any operation of the recovery from the first, changes nothing of the promise."""
     base = memory_path / "base"
     base.mkdir()
@@ -161,18 +165,16 @@ def test_killed_while_recovering(memory_path: Path) -> None:
     shutil.copytree(base, trial := memory_path / "trial")
     count = len(operations_of(trial, lambda: publish(trial, "d")))
     stopped = copies(base, count)
-    assert run_killed(stopped, "d") == ["killed"] * count
+    assert all(run_killed(stopped, "d"))
     chance = random.Random(7)
     again = []
     for number in range(66):
         shutil.copytree(chance.choice(stopped[count // 2 :]), folder := memory_path / f"again{number}")
         again.append(folder)
-    ends = [
-        end for start in range(0, len(again), 22) for end in run_killed(again[start : start + 22], "--verify")
-    ]
-    assert ends.count("killed") > 30
-    for folder, end in zip(again, ends, strict=True):
-        if end == "killed":
+    ends = [end for start in range(0, len(again), 22) for end in run_killed(again[start : start + 22], None)]
+    assert sum(ends) > 30
+    for folder, was_killed in zip(again, ends, strict=True):
+        if was_killed:
             assert_recovers(folder, base)
 
 
@@ -196,14 +198,14 @@ def assert_brought_up(directory: Path) -> None:
     assert not list(files_of(directory).quarantine.glob("*"))
 
 
-def test_stopped_while_an_older_record_is_brought_up(memory_path: Path) -> None:
+def test_stopped_while_an_older_record_is_brought_up(memory_path: Path, run_killed: RunKilled) -> None:
     """A kill or a power cut at any operation of that: it is done again, and comes out the same."""
     older_record(base := memory_path / "base")
     shutil.copytree(base, trial := memory_path / "trial")
     log = operations_of(trial, lambda: published(trial).verify(KEY))
     assert len(log) > 10
     folders = copies(base, len(log))
-    assert set(run_killed(folders, "--verify")) == {"killed"}
+    assert all(run_killed(folders, None))
     for folder in folders:
         assert_brought_up(folder)
     disk = LossyDisk.holding(base)
@@ -400,7 +402,7 @@ def test_every_damaged_record_is_found(memory_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", ["published", "slot0", "slot1", "record", "copy"])
-def test_killed_and_then_damaged(memory_path: Path, bad: str) -> None:
+def test_killed_and_then_damaged(memory_path: Path, run_killed: RunKilled, bad: str) -> None:
     """A kill at any operation and damage to any one file besides: a whole version is still restored."""
     base = memory_path / "base"
     base.mkdir()
@@ -411,7 +413,7 @@ def test_killed_and_then_damaged(memory_path: Path, bad: str) -> None:
     # Before the record of the publication under way is written, there is nothing to settle.
     start = count // 2
     folders = copies(base, count - start + 1)
-    assert set(run_killed(folders, "d", start=start)) == {"killed"}
+    assert all(run_killed(folders, "d", start=start))
     damaged = 0
     for folder in folders:
         partition = files_of(folder)
