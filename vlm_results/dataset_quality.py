@@ -6,7 +6,7 @@ on, else every six hours. The findings are computed in ``vlm_results/quality.py`
 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 import dagster as dg
@@ -23,6 +23,9 @@ from vlm_assets.config.settings import Settings
 from vlm_durable.state.pause import pause_of
 from vlm_durable.state.workers import Workers
 from vlm_durable.wording import counted
+from vlm_results.calibration import Calibration, learn_curves
+from vlm_results.confidence_statistics import calibration_error
+from vlm_results.labels import read_judged
 from vlm_results.quality import FieldAnswers, Kind, Quality, Suspicion, assess_quality
 from vlm_results.review import Accuracy, accuracy, published_answers
 
@@ -35,6 +38,7 @@ _CHECKS = {
     "alike": "No partition answers otherwise than all others, beyond chance and by far.",
     "answers": "No field is always the same, always null, or the same text again and again.",
     "consistent": "No description contradicts itself, by the conditions that the schema names.",
+    "sure": "No partition is surer or less sure than all others, beyond chance and by far.",
 }
 _SHOWN, _SHOWN_VALUES = 20, 4
 
@@ -62,13 +66,34 @@ def _frequent_answers(answers: FieldAnswers, ok: int) -> str:
     return ", ".join(f"{value} {count / total:.0%}" for value, count in frequent)
 
 
-def quality_metadata(quality: Quality, reviewed: Accuracy) -> dict[str, dg.MetadataValue]:
+def calibration_table(calibrations: Sequence[Calibration]) -> Markdown:
+    """Each field with a curve: its labels, and the error of the raw and of the calibrated confidences."""
+    rows = [
+        (
+            calibration.field,
+            f"{len(calibration.labels):,}",
+            f"{calibration_error(calibration.before):.1%}",
+            f"{calibration_error(calibration.after):.1%}",
+            f"{calibration.version} of {calibration.learned_at[:10]}, answers of {calibration.made_with}",
+        )
+        for calibration in calibrations
+    ]
+    return table(("field", "labels", "error of raw confidence", "after calibration", "curve"), rows)
+
+
+def quality_metadata(
+    quality: Quality, reviewed: Accuracy, calibrations: Sequence[Calibration] = ()
+) -> dict[str, dg.MetadataValue]:
     """The metadata of a materialization. Dagster plots its numbers over time."""
     picture = quality_picture(quality)
     metadata: dict[str, dg.MetadataValue] = {}
     if picture is not None:
         metadata["picture"] = markdown.metadata(markdown.picture(picture, alt="what the descriptions say"))
     metadata["fields"] = markdown.metadata(quality_table(quality, reviewed))
+    if calibrations:
+        diagrams = markdown.picture(reliability_picture(calibrations), alt="how sure and how often right")
+        metadata["reliability"] = markdown.metadata(diagrams)
+        metadata["calibration"] = markdown.metadata(calibration_table(calibrations))
     if quality.findings:
         metadata["odd"] = markdown.metadata(markdown.bullets(map(_sentence, quality.findings[:_SHOWN])))
     metadata["findings"] = dg.MetadataValue.int(len(quality.findings))
@@ -137,7 +162,10 @@ def build_dataset_quality(settings: Settings) -> dg.AssetsDefinition:
         quality = assess_quality(settings, catalog)
         for finding in quality.findings[:_SHOWN]:
             context.log.warning(_sentence(finding))
-        metadata = quality_metadata(quality, accuracy(settings.home, published_answers(settings, catalog)))
+        judged = read_judged(settings, catalog)
+        calibrations = learn_curves(settings, quality, judged)
+        right = accuracy(settings.home, published_answers(settings, catalog))
+        metadata = quality_metadata(quality, right, calibrations)
         metadata["changed"] = dg.MetadataValue.float(changed)
         yield dg.MaterializeResult(metadata=metadata, check_results=check_results(quality))
 
@@ -259,6 +287,47 @@ def quality_picture(quality: Quality) -> bytes | None:
         over_time.set(ylim=(0, 1), xlim=(0, max(1, steps - 1)))
     grid[0][0].set_title("all descriptions", size=8, color=_FAINT)
     grid[0][1].set_title("in the order of their publication", size=8, color=_FAINT)
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png")
+    return stream.getvalue()
+
+
+_DIAGRAMS, _IN_A_ROW = 12, 4
+
+
+def reliability_picture(calibrations: Sequence[Calibration]) -> bytes:
+    """Reliability diagrams as PNG: how often answers of a confidence are right, raw and calibrated.
+
+    Calibrated means by cross-validation: no label was used for its own curve.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    shown = calibrations[:_DIAGRAMS]
+    rows = -(-len(shown) // _IN_A_ROW)
+    size = (2.3 * min(len(shown), _IN_A_ROW), 2.5 * rows)
+    figure = Figure(figsize=size, dpi=100, facecolor=_CARD, layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(rows, min(len(shown), _IN_A_ROW), squeeze=False).flat
+    for axes, calibration in zip(grid, shown, strict=False):
+        axes.plot((0, 1), (0, 1), color=_COLOURS[-1], linewidth=1)
+        for bins, colour, label in (
+            (calibration.before, _COLOURS[1], "raw"),
+            (calibration.after, _COLOURS[0], "calibrated"),
+        ):
+            points = [one.confidence for one in bins], [one.share for one in bins]
+            axes.plot(*points, color=colour, marker="o", markersize=3, linewidth=1, label=label)
+        axes.set(xlim=(0, 1.02), ylim=(0, 1.02), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1), facecolor="none")
+        axes.tick_params(labelsize=6, colors=_FAINT)
+        axes.spines[:].set_visible(False)
+        name = calibration.field
+        label = name if len(name) < 26 else f"{name[:24]}…"
+        axes.set_title(label, size=8, color=_INK, parse_math=False)
+    for axes in grid:
+        axes.set_visible(False)  # those that are left of the last row
+    figure.axes[0].legend(fontsize=6, frameon=False)
+    figure.supxlabel("confidence", size=7, color=_FAINT)
+    figure.supylabel("share of right answers", size=7, color=_FAINT)
     stream = io.BytesIO()
     figure.savefig(stream, format="png")
     return stream.getvalue()

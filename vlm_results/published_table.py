@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import typer
 
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 NAME = "properties"
 """The view that a person's SQL may name."""
+
+CONFIDENCE = "confidence"
+"""The column with the confidence of each field; files of earlier versions lack it."""
 
 MEMORY = "1GB"
 
@@ -131,6 +135,19 @@ def answer_digest(row: Mapping[str, Any]) -> str:
     # The inputs too: a new model gives some answers like the last. If verdicts counted for these alone, the
     # accuracy would leave out its other answers.
     return digest_of([row[INPUTS], row["description"]])
+
+
+def field_confidences(column: pa.ChunkedArray, name: str) -> npt.NDArray[np.float64]:
+    """The confidences of a field, by its dotted name; NaN where there is none."""
+    type_ = column.type
+    for part in name.split("."):
+        place = type_.get_field_index(part) if pa.types.is_struct(type_) else -1
+        if place < 0:
+            return np.full(len(column), np.nan)
+        type_, column = type_[place].type, pc.struct_field(column, part)
+    if not pa.types.is_floating(type_):
+        return np.full(len(column), np.nan)
+    return np.asarray(pc.fill_null(column.cast(pa.float64()), np.nan), np.float64)
 
 
 def matching_rows(settings: Settings, catalog: Catalog, where: str) -> Mask:

@@ -11,7 +11,7 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 import sqlalchemy as sa
 from pydantic import TypeAdapter
 
-from vlm_assets.assets.fingerprint import digest_of
+from vlm_assets.assets.fingerprint import digest_of, settings_digest
 from vlm_assets.assets.truth import Descriptions, read_truth
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.resource_settings import control_state
@@ -38,6 +38,8 @@ from vlm_durable.versions.partition_files import RecordDamagedError
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.wording import counted
 from vlm_engine.schema import DescriptionSchema, load_schema, same
+from vlm_results.confidence_statistics import GRID, cell_counts
+from vlm_results.published_table import CONFIDENCE, field_confidences
 
 CONTRADICTIONS = "CONTRADICTIONS"
 """Name of a class variable of the user's schema: the name of each contradiction, and its condition in SQL."""
@@ -59,6 +61,9 @@ _SHOWN_IDS = 3
 _WITH_EXAMPLES = 20
 _TOGETHER = 1000
 """Partitions in memory at a time."""
+
+_CONTENT = 2
+"""Raised when summaries have more than before: kept ones of fewer are made anew."""
 
 Kind = Literal["values", "numbers", "texts"]
 Numbers = npt.NDArray[np.int64]
@@ -83,7 +88,9 @@ class FieldSummary:
 class PartitionSummary:
     """One published partition. published_at: the time in its record. failed: rows by kind of error.
 
-    contradictions: how many descriptions contradict themselves, by the name of the contradiction.
+    contradictions: how many descriptions contradict themselves, by the name of the contradiction. made_with:
+    a digest of the model and of the other settings that decided the answers. confidences: of each field that
+    has some, how many lie in each cell of the grid.
     """
 
     key: str
@@ -92,6 +99,8 @@ class PartitionSummary:
     failed: Mapping[str, int]
     fields: Mapping[str, FieldSummary]
     contradictions: Mapping[str, int]
+    made_with: str = ""
+    confidences: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 class FieldAnswers:
@@ -214,7 +223,7 @@ class _PartitionComparison(NamedTuple):
 class Suspicion:
     """An odd field. check: the check that it belongs to. key: the partition. examples: property ids."""
 
-    check: Literal["alike", "answers", "consistent"]
+    check: Literal["alike", "answers", "consistent", "sure"]
     field: str
     sentence: str
     key: str | None = None
@@ -225,7 +234,8 @@ class Suspicion:
 class Quality:
     """The quality of all published descriptions. published: when each partition was published.
 
-    unread: why a partition's record or file cannot be read. The audit says more about these.
+    unread: why a partition's record or file cannot be read. The audit says more about these. confidences: by
+    what the answers were made with and by field, how many confidences lie in each cell of the grid.
     """
 
     published: Mapping[str, str]
@@ -234,6 +244,7 @@ class Quality:
     failed: Mapping[str, int]
     findings: tuple[Suspicion, ...]
     unread: tuple[str, ...]
+    confidences: Mapping[str, Mapping[str, Numbers]] = field(default_factory=dict)
 
     def findings_of(self, check: str) -> list[Suspicion]:
         """The findings of one check."""
@@ -271,7 +282,7 @@ def _summaries(
     truth: Descriptions,
 ) -> Iterator[PartitionSummary | str]:
     """The summary of each published partition, or why it cannot be read. Kept summaries come first."""
-    questions = digest_of([schema.digest, dict(conditions), str(sorted(truth.items()))])
+    questions = digest_of([schema.digest, dict(conditions), str(sorted(truth.items())), _CONTENT])
     published = PublishedPartitions(settings.descriptions)
     published_keys = frozenset(settings.descriptions.published_keys())
     made_of = dict[str, str]()
@@ -295,7 +306,13 @@ def _summaries(
             record = published.record(key)
             if record is not None:
                 summary = summarize(
-                    published.path(key), schema, key, record.published_at, conditions=conditions, truth=truth
+                    published.path(key),
+                    schema,
+                    key,
+                    record.published_at,
+                    conditions=conditions,
+                    truth=truth,
+                    made_with=settings_digest(record.metadata.get("parts", {})),
                 )
                 _keep(settings, summary, state)
                 yield summary
@@ -312,6 +329,8 @@ def judge(
     """Judge the summaries. path_of: the file of a partition, from which examples are taken."""
     published, unread = dict[str, str](), list[str]()
     fields, rows = dict[str, FieldAnswers](), FieldAnswers("values")
+    sureness = dict[str, FieldAnswers]()
+    confidences: dict[str, dict[str, Numbers]] = {}
     contradicting: dict[str, Counter[str]] = {}
     for summary in summaries:
         if isinstance(summary, str):
@@ -325,6 +344,11 @@ def judge(
             answers.add(number, of_field.counts, of_field.nulls)
             answers.right += of_field.right
             answers.judged += of_field.judged
+        of_settings = confidences.setdefault(summary.made_with, {})
+        for name, cells in summary.confidences.items():
+            of_settings[name] = of_settings.get(name, 0) + np.asarray(cells, np.int64)
+            answers = sureness.setdefault(name, FieldAnswers("values"))
+            answers.add(number, {_cell_text(cell): count for cell, count in enumerate(cells) if count})
         for name, count in summary.contradictions.items():
             if count:
                 contradicting.setdefault(name, Counter())[summary.key] = count
@@ -333,9 +357,10 @@ def judge(
     findings = [
         *_odd_answers(fields, ok),
         *_odd_partitions({**fields, FAILURE: rows}, list(published), path_of),
+        *_odd_confidences(sureness, list(published)),
         *_contradictions(contradicting, path_of, conditions),
     ]
-    return Quality(published, fields, ok, failed, tuple(findings), tuple(unread))
+    return Quality(published, fields, ok, failed, tuple(findings), tuple(unread), confidences)
 
 
 def summarize(
@@ -346,15 +371,22 @@ def summarize(
     *,
     conditions: Mapping[str, str],
     truth: Descriptions,
+    made_with: str = "",
 ) -> PartitionSummary:
     """Read one published file. Raises OSError, ArrowException."""
-    table = pq.read_table(file, columns=["property_id", "status", "error_kind", "description"])
+    columns = ["property_id", "status", "error_kind", "description"]
+    has_confidence = CONFIDENCE in pq.read_schema(file).names
+    table = pq.read_table(file, columns=[*columns, *([CONFIDENCE] if has_confidence else [])])
     ok = table.filter(pc.equal(table["status"], "ok"))
     failed = Counter(table.filter(pc.not_equal(table["status"], "ok"))["error_kind"].to_pylist())
     ids = ok["property_id"].to_pylist()
     described = ok["description"].combine_chunks()
     fields = {}
+    confidences = {}
     for name, kind, column in _columns(schema.json_schema, described):
+        sure = field_confidences(ok[CONFIDENCE], name) if has_confidence else np.zeros(0)
+        if np.isfinite(sure).any():
+            confidences[name] = tuple(cell_counts(sure[np.isfinite(sure)]).tolist())
         values = column.to_pylist()
         right = [
             same(value, true_fields[name])
@@ -371,6 +403,8 @@ def summarize(
         {str(kind): count for kind, count in failed.items()},
         fields,
         {name: len(contradicting) for name, contradicting in _contradicting(ok, conditions).items()},
+        made_with,
+        confidences,
     )
 
 
@@ -447,10 +481,44 @@ def _odd_answers(fields: Mapping[str, FieldAnswers], ok: int) -> Iterator[Suspic
             )
 
 
+def _cell_text(cell: int) -> str:
+    """A cell of the grid, for people."""
+    return f"{GRID[cell]:g} to {GRID[cell + 1] if cell + 1 < len(GRID) else 1:g}"
+
+
 def _odd_partitions(
     fields: Mapping[str, FieldAnswers], keys: Sequence[str], path_of: Callable[[str], Path] | None
 ) -> Iterator[Suspicion]:
     """Partitions whose answers in a field differ from all others, beyond chance and by far."""
+    for number, (comparison, name) in enumerate(_far_off(fields)):
+        key = keys[comparison.partition]
+        value = "null" if comparison.value is None else comparison.value
+        yield Suspicion(
+            "alike",
+            name,
+            f"In {key}, {name} is {value!r} in {comparison.own_share:.0%} of the properties, elsewhere in"
+            f" {comparison.other_share:.0%}.",
+            key,
+            _examples(path_of, key, name, value) if number < _WITH_EXAMPLES else (),
+        )
+
+
+def _odd_confidences(fields: Mapping[str, FieldAnswers], keys: Sequence[str]) -> Iterator[Suspicion]:
+    """Partitions whose confidences in a field differ from all others, beyond chance and by far."""
+    for comparison, name in _far_off(fields):
+        key = keys[comparison.partition]
+        yield Suspicion(
+            "sure",
+            name,
+            f"In {key}, the confidence of {name} is {comparison.value} in {comparison.own_share:.0%} of the"
+            f" properties, elsewhere in {comparison.other_share:.0%}: what labels of other partitions show"
+            " may not hold there.",
+            key,
+        )
+
+
+def _far_off(fields: Mapping[str, FieldAnswers]) -> list[tuple[_PartitionComparison, str]]:
+    """Comparisons that differ beyond chance and by far, farthest first, each with its field."""
     tested = [
         (comparison, name)
         for name, answers in fields.items()
@@ -464,18 +532,7 @@ def _odd_partitions(
         if comparison.chance <= _ERROR_RATE * rank / len(tested):
             last = rank
     odd = [(comparison, name) for comparison, name in tested[:last] if comparison.distance >= LEAST_DISTANCE]
-    odd.sort(key=lambda test: -test[0].distance)
-    for number, (comparison, name) in enumerate(odd):
-        key = keys[comparison.partition]
-        value = "null" if comparison.value is None else comparison.value
-        yield Suspicion(
-            "alike",
-            name,
-            f"In {key}, {name} is {value!r} in {comparison.own_share:.0%} of the properties, elsewhere in"
-            f" {comparison.other_share:.0%}.",
-            key,
-            _examples(path_of, key, name, value) if number < _WITH_EXAMPLES else (),
-        )
+    return sorted(odd, key=lambda test: -test[0].distance)
 
 
 def _examples(path_of: Callable[[str], Path] | None, key: str, name: str, value: str) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -28,7 +28,7 @@ from vlm_assets.assets.truth import REVIEWS, FieldVerdict, verdicts
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
-from vlm_assets.services.intervals import Share, wilson
+from vlm_assets.services.intervals import Share, weighted_share
 from vlm_assets.services.progress import doing_each
 from vlm_durable.commands import command
 from vlm_durable.files.files import make_directory, sync_directory, write_replacing
@@ -52,7 +52,8 @@ class VerdictError(ValueError):
 class Reviewed:
     """A property of the sample.
 
-    answer: the digest that a verdict on it names. why: why it is suspicious; empty if chance drew it.
+    answer: the digest that a verdict on it names. why: why it was chosen; empty if chance drew it. weight,
+    by_chance: see ``FieldVerdict``.
     """
 
     property_id: str
@@ -61,6 +62,8 @@ class Reviewed:
     answer: str
     description: Mapping[str, Any] = field(repr=False)
     why: str = ""
+    weight: float = 1.0
+    by_chance: bool = True
 
 
 def draw_sample(
@@ -93,7 +96,7 @@ def draw_sample(
         drawn = chance.sample(rows, min(counts[key], len(rows)))
         others += [_reviewed(key, row) for row in drawn]
         first += [
-            _reviewed(key, row, suspects[row["property_id"]])
+            _reviewed(key, row, suspects[row["property_id"]], weight=0.0, by_chance=False)
             for row in rows
             # A suspicious row that chance drew stays among the others: the accuracy is that of all rows.
             if row["property_id"] in suspects and row not in drawn
@@ -110,10 +113,13 @@ def _rows(settings: Settings, key: str, ordinals: Sequence[int] | None = None) -
     return rows
 
 
-def _reviewed(key: str, row: Mapping[str, Any], why: str = "") -> Reviewed:
+def _reviewed(
+    key: str, row: Mapping[str, Any], why: str = "", *, weight: float = 1.0, by_chance: bool = True
+) -> Reviewed:
     return Reviewed(
-        row["property_id"], key, row["ordinal"], answer_digest(row), row["description"] or {}, why
-    )
+        row["property_id"], key, row["ordinal"], answer_digest(row), row["description"] or {}, why, weight,
+        by_chance,
+    )  # fmt: skip
 
 
 def verdict_of(
@@ -140,6 +146,8 @@ def verdict_of(
         wrong=tuple(sorted(wrong)),
         true_fields={name: reviewed.description[name] for name in right} | dict(corrections),
         why=reviewed.why,
+        weight=reviewed.weight,
+        by_chance=reviewed.by_chance,
     )
 
 
@@ -203,7 +211,8 @@ def take_verdicts(settings: Settings, catalog: Catalog, path: Path) -> TakenVerd
         }
         try:
             verdict = verdict_of(
-                reviewed,
+                # Who judged elsewhere may have chosen what to judge.
+                replace(reviewed, by_chance=False),
                 right=sorted(fields.keys() - corrections),
                 wrong=sorted(corrections),
                 corrections=corrections,
@@ -211,7 +220,7 @@ def take_verdicts(settings: Settings, catalog: Catalog, path: Path) -> TakenVerd
         except VerdictError as error:
             raise CommandError(f"{path}, line {number}: {error}. Nothing was kept.") from error
         before = kept_before.get(verdict.property_id)
-        if before is not None and replace(before, at=verdict.at, why="") == verdict:
+        if before is not None and before.judgement == verdict.judgement:
             known += 1
         else:
             judged.append(verdict)
@@ -293,19 +302,21 @@ def published_answers(settings: Settings, catalog: Catalog) -> dict[str, str]:
 def accuracy(home: Path, published: Mapping[str, str]) -> Accuracy:
     """How often each field of the published answers was judged right.
 
-    A verdict counts only for the answer that it judged, not for that of another model. Properties that were
-    judged because they were suspicious are left out. Raises TruthError, FormatVersionError, OSError.
+    A verdict counts only for the answer that it judged, not for that of another model, and for as much as the
+    drawing of its property says. Raises TruthError, FormatVersionError, OSError.
     """
-    right: Counter[str] = Counter()
-    judged: Counter[str] = Counter()
+    judged = defaultdict[str, list[tuple[bool, float]]](list)
     replaced = 0
     for verdict in verdicts(home).values():
         if verdict.answer != published.get(verdict.property_id):
             replaced += 1
-        elif not verdict.why:  # Suspicious properties say nothing about the others.
-            right.update(verdict.right)
-            judged.update((*verdict.right, *verdict.wrong))
-    return Accuracy({name: wilson(right[name], judged[name]) for name in sorted(judged)}, replaced)
+        elif verdict.weight > 0:
+            for is_right, fields in ((True, verdict.right), (False, verdict.wrong)):
+                for name in fields:
+                    judged[name].append((is_right, verdict.weight))
+    return Accuracy(
+        {name: weighted_share(*zip(*judged[name], strict=True)) for name in sorted(judged)}, replaced
+    )
 
 
 def forget_verdicts(home: Path, ids: Collection[str]) -> int:

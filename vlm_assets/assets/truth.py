@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ _REVIEWS_FORMAT: Final = 2
 _IDS: Final = ("property_id", "id")
 _STRUCTS: Final = ("description", "truth")
 _NO_FIELDS: Final = frozenset({"hard", "status"})
+_MODEL: Final = "model"
 
 Descriptions = Mapping[str, Mapping[str, Any] | None]
 """Descriptions by property; None where a property failed."""
@@ -39,8 +40,9 @@ class FieldVerdict:
     """A person's verdict on a property. true_fields: the right values, corrections included.
 
     answer: a digest of the answer that was judged and of its inputs; empty in format 1, which did not keep
-    it. right, wrong: names of fields. why: the reason why the property was suspicious; empty where it was
-    drawn at random.
+    it. right, wrong: names of fields. why: the reason why the property was chosen; empty where it was not
+    chosen. weight: what it counts for in the accuracy of all; 0 where it says nothing of others. by_chance:
+    whether chance alone drew it, so that it may certify a promise.
     """
 
     property_id: str
@@ -50,6 +52,13 @@ class FieldVerdict:
     wrong: tuple[str, ...]
     true_fields: Mapping[str, Any]
     why: str = ""
+    weight: float = 1.0
+    by_chance: bool = True
+
+    @property
+    def judgement(self) -> tuple[object, ...]:
+        """What was judged and how, whenever and why."""
+        return self.answer, self.right, self.wrong, self.true_fields
 
     def line(self) -> bytes:
         """The line of the file; training reads its ``description``."""
@@ -61,6 +70,8 @@ class FieldVerdict:
             "right": self.right,
             "wrong": self.wrong,
             "why": self.why,
+            "weight": self.weight,
+            "by_chance": self.by_chance,
             "description": self.true_fields,
         }
         return (json.dumps(content, ensure_ascii=False) + "\n").encode()
@@ -108,6 +119,13 @@ def _listed(path: Path, *, hard_too: bool) -> dict[str, dict[str, Any]]:
     return fields_of
 
 
+def names_a_model(path: Path) -> bool:
+    """Whether the rows name the model that gave them, as published and exported rows do. Raises OSError."""
+    if path.suffix == ".parquet":
+        return _MODEL in pq.read_schema(path).names
+    return any(row.get(_MODEL) for row in _rows(path))
+
+
 def _rows(path: Path) -> list[dict[str, Any]]:
     if path.suffix == ".parquet":
         rows: list[dict[str, Any]] = pq.read_table(path, partitioning=None).to_pylist()
@@ -142,7 +160,7 @@ def verdicts(home: Path) -> dict[str, FieldVerdict]:
     path = home / REVIEWS
     if not path.exists():
         return {}
-    verdicts = {}
+    verdicts: dict[str, FieldVerdict] = {}
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
@@ -150,9 +168,13 @@ def verdicts(home: Path) -> dict[str, FieldVerdict]:
             try:
                 content = json.loads(line)
                 refuse_newer_format(content.get("format", 0), _REVIEWS_FORMAT, path)
+                # Earlier versions kept no weight: what was chosen for being suspicious did not count.
+                why = content.get("why", "")
                 verdict = FieldVerdict(
                     content["property_id"], content["at"], content.get("answer", ""), tuple(content["right"]),
-                    tuple(content["wrong"]), content["description"], content.get("why", ""),
+                    tuple(content["wrong"]), content["description"], why,
+                    weight=float(content.get("weight", 0.0 if why else 1.0)),
+                    by_chance=bool(content.get("by_chance", not why)),
                 )  # fmt: skip
             except FormatVersionError:
                 raise
@@ -161,5 +183,10 @@ def verdicts(home: Path) -> dict[str, FieldVerdict]:
                     f"{path}: line {number} does not read ({error}). Put it right or take it out: the other"
                     " lines are not lost."
                 ) from error
+            earlier = verdicts.get(verdict.property_id)
+            if earlier is not None and earlier.by_chance and earlier.answer == verdict.answer:
+                # It stays in the random sample. Properties that are chosen are wrong more often than others:
+                # without them the sample would look too good.
+                verdict = replace(verdict, why="", weight=earlier.weight, by_chance=True)
             verdicts[verdict.property_id] = verdict
     return verdicts

@@ -16,7 +16,7 @@ DAY = 86_400.0
 
 
 def test_a_look_shows_every_field_and_stops_nothing(dataset):
-    """The run succeeds whatever is odd; each of the three checks says passed or warns."""
+    """The run succeeds whatever is odd; each of the checks says passed or warns."""
     quality = build_dataset_quality(dataset.settings)
     done = dg.materialize([quality])
     assert done.success
@@ -24,7 +24,7 @@ def test_a_look_shows_every_field_and_stops_nothing(dataset):
     assert shown.metadata["picture"].value.startswith("![")
     assert shown.metadata["described"].value + shown.metadata["failed"].value == dataset.catalog.rows
     checks = done.get_asset_check_evaluations()
-    assert {one.check_name for one in checks} == {"alike", "answers", "consistent"}
+    assert {one.check_name for one in checks} == {"alike", "answers", "consistent", "sure"}
     assert {one.severity for one in checks} == {dg.AssetCheckSeverity.WARN}
 
 

@@ -83,7 +83,7 @@ def test_the_latest_verdict_counts_and_earlier_ones_stay(tmp_path):
 def test_what_was_judged_for_being_suspicious_does_not_count_as_drawn(tmp_path):
     """Suspicious answers are wrong more often than others: the accuracy of all would look too low."""
     say(tmp_path, right=["floors"])
-    odd = replace(HOUSE, property_id="p2", why="In k, floors is 9.")
+    odd = replace(HOUSE, property_id="p2", why="In k, floors is 9.", weight=0.0, by_chance=False)
     append_verdict(tmp_path, verdict_of(odd, right=[], wrong=["floors"], corrections={}))
     assert accuracy(tmp_path, PUBLISHED).fields["floors"].total == 1
     assert verdicts(tmp_path)["p2"].wrong == ("floors",)

@@ -1,0 +1,76 @@
+"""A dataset of made rows with confidences, of which some answers are wrong: four ranges, no model."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from pydantic import BaseModel
+
+from tests.support.homes import DESCRIPTIONS, Dataset, publish
+from vlm_assets.catalog.ingest import ingest
+from vlm_assets.config.settings import load_settings
+
+
+class House(BaseModel):
+    """The schema of these answers."""
+
+    floors: int
+    has_pool: bool
+
+
+SURE = DESCRIPTIONS.append(
+    pa.field("confidence", pa.struct([(name, pa.float32()) for name in ("floors", "has_pool")]))
+)
+
+
+@dataclass
+class SureDataset(Dataset):
+    """Each property has two floors and no pool. A wrong answer says three, or that there is a pool."""
+
+    def answer(self, key, *, model="s", shift=1.0, without_confidence=False, seed=1):
+        """Publish answers of a range. shift: the larger, the surer. Each is right as often as it is sure."""
+        rows = self.rows(key)
+        chance = np.random.default_rng([seed, rows[0]["ordinal"]])
+        sure = chance.beta(8 * shift, 0.5, (len(rows), 2)).astype(np.float32)
+        right = chance.random(sure.shape) < sure
+        rows = [
+            {
+                **row,
+                "status": "ok",
+                "description": {"floors": 3 - int(is_right[0]), "has_pool": not is_right[1]},
+                "inputs_digest": f"in-{model}",
+                "model": f"model-{model}",
+                "fingerprint": f"fp-{model}",
+                "images_seen": 2,
+                "confidence": None
+                if without_confidence
+                else dict(zip(("floors", "has_pool"), confidences.tolist(), strict=True)),
+            }
+            for row, confidences, is_right in zip(rows, sure, right, strict=True)
+        ]
+        parts = {"catalogue_slice": key, "maker": model}
+        schema = DESCRIPTIONS if without_confidence else SURE
+        return publish(self.descriptions, key, rows, schema, f"fp-{model}", parts, texts="t")
+
+    def write_truth(self, path, ids, **columns):
+        """A truth file of these properties."""
+        lines = [{"property_id": name, "floors": 2, "has_pool": False, **columns} for name in ids]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return path
+
+
+def sure_dataset(folder: Path, **settings) -> SureDataset:
+    """Four ranges of 500 properties, published. settings: more of them."""
+    listing = folder / "listing.jsonl"
+    lines = [{"property_id": f"p{number}", "images": [f"{number}.jpg"]} for number in range(2000)]
+    listing.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ingest(listing, folder / "home", range_size=500)
+    schema = "tests.support.sure_answers:House"
+    dataset = SureDataset(
+        load_settings(model="example", home=folder / "home", description_schema=schema, **settings)
+    )
+    for key in dataset.keys:
+        dataset.answer(key)
+    return dataset

@@ -1,0 +1,121 @@
+"""Calibration: curves that say how often answers of a confidence are right, kept with what taught them.
+
+The file ``HOME/.state/calibration.json`` holds them. Raw confidences stay as they are in the rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from vlm_assets.config.settings import Settings
+from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, write_sealed
+from vlm_results.confidence_statistics import Bin, Curve, cross_calibrated, reliability
+from vlm_results.labels import FieldLabels, Judged, field_labels
+from vlm_results.quality import Quality
+
+_FILE: Final = "calibration.json"
+
+LEAST_LABELS: Final = 50
+"""With fewer labels of a field a curve would say more of chance than of the model."""
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """The curve of a field, for answers that were made with the same settings.
+
+    version: counts up from 1 as the labels change. learned_at: when this version came to be.
+    """
+
+    made_with: str
+    field: str
+    version: int
+    learned_at: str
+    labels: FieldLabels
+    curve: Curve
+
+    @cached_property
+    def before(self) -> list[Bin]:
+        """The reliability of the raw confidences."""
+        return reliability(self.labels.confidences, self.labels.right, self.labels.weights)
+
+    @cached_property
+    def after(self) -> list[Bin]:
+        """The reliability of calibrated confidences, by curves that did not see the label."""
+        labels = self.labels
+        calibrated = cross_calibrated(labels.confidences, labels.right, labels.weights)
+        return reliability(calibrated, labels.right, labels.weights)
+
+
+def learn_curves(
+    settings: Settings, quality: Quality, judged: Mapping[str, Sequence[Judged]]
+) -> list[Calibration]:
+    """Learn the curve of each field with enough labels, and keep those that are new. Raises OSError.
+
+    Only for answers that are published: curves of others are dropped.
+    """
+    path = settings.state_directory / _FILE
+    kept = {(curve.made_with, curve.field): curve for curve in read_curves(settings)}
+    calibrations = []
+    for made_with, fields in quality.confidences.items():
+        for field in fields:
+            labels = field_labels(judged.get(made_with, ()), field)
+            before = kept.get((made_with, field))
+            if before is not None and before.labels.digest == labels.digest:
+                calibrations.append(before)
+            elif len(labels) >= LEAST_LABELS:
+                curve = Curve.fit(labels.confidences, labels.right, labels.weights)
+                version = 1 if before is None else before.version + 1
+                now = datetime.now(UTC).isoformat(timespec="seconds")
+                calibrations.append(Calibration(made_with, field, version, now, labels, curve))
+    if calibrations != list(kept.values()):  # A curve that stays is the object that was read.
+        write_sealed(path, {"curves": [_as_json(calibration) for calibration in calibrations]})
+    return calibrations
+
+
+def read_curves(settings: Settings) -> list[Calibration]:
+    """The curves that are kept. Those of a damaged file are learned anew. Raises FormatVersionError."""
+    with contextlib.suppress(FileNotFoundError, BrokenSealError):
+        content = read_sealed(settings.state_directory / _FILE)
+        return [_from_json(curve) for curve in content["curves"]]
+    return []
+
+
+def _as_json(calibration: Calibration) -> dict[str, Any]:
+    labels = calibration.labels
+    return {
+        "made_with": calibration.made_with,
+        "field": calibration.field,
+        "version": calibration.version,
+        "learned_at": calibration.learned_at,
+        "curve": asdict(calibration.curve),
+        "labels": {
+            "digest": labels.digest,
+            "confidences": labels.confidences.tolist(),
+            "right": labels.right.tolist(),
+            "weights": labels.weights.tolist(),
+        },
+    }
+
+
+def _from_json(content: Mapping[str, Any]) -> Calibration:
+    labels, curve = content["labels"], content["curve"]
+    return Calibration(
+        content["made_with"],
+        content["field"],
+        content["version"],
+        content["learned_at"],
+        FieldLabels(
+            np.array(labels["confidences"], np.float64),
+            np.array(labels["right"], np.bool_),
+            np.array(labels["weights"], np.float64),
+            labels["digest"],
+        ),
+        Curve(tuple(curve["confidences"]), tuple(curve["shares"])),
+    )

@@ -1,0 +1,161 @@
+"""Labels: fields of published answers that are known to be right or wrong, with their confidences.
+
+They come from the truth file and from verdicts of ``review``. Curves and promises learn from them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vlm_assets.assets.fingerprint import settings_digest
+from vlm_assets.assets.partition import INPUTS, OK
+from vlm_assets.assets.truth import REVIEWS, names_a_model, read_truth, verdicts
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.config.settings import Settings
+from vlm_assets.services.progress import doing
+from vlm_durable.versions.partition_files import PublishedError
+from vlm_durable.versions.published import PublishedPartitions
+from vlm_engine.schema import same
+from vlm_results.confidence_statistics import Flags, Floats
+from vlm_results.published_table import CONFIDENCE, answer_digest, field_confidences
+
+_COLUMNS: Final = ("property_id", "ordinal", "status", "description", INPUTS, CONFIDENCE)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A property of which it is known how far its published answer is right.
+
+    right: by field. confidences: by field; a field without one is left out. weight: what it counts for in a
+    mean over all properties; 0 where it says nothing of others. is_random: drawn by chance alone, and judged
+    by no model, so that it may certify.
+    """
+
+    answer: str
+    right: Mapping[str, bool]
+    confidences: Mapping[str, float]
+    weight: float
+    is_random: bool
+
+
+@dataclass(frozen=True, eq=False)
+class FieldLabels:
+    """The labels of one field, in the order in which they count.
+
+    digest: of what was judged and how; labels that are the same have the same.
+    """
+
+    confidences: Floats
+    right: Flags
+    weights: Floats
+    digest: str
+
+    def __len__(self) -> int:
+        return len(self.right)
+
+
+def field_labels(judged: Iterable[Judged], field: str, *, certifying: int | None = None) -> FieldLabels:
+    """The labels of a field. certifying: only those that may certify, the first so many of them."""
+    chosen = [
+        property_
+        for property_ in judged
+        if field in property_.right
+        and field in property_.confidences
+        and (property_.is_random if certifying is not None else property_.weight > 0)
+    ][:certifying]
+    content = "".join(f"{one.answer}{one.right[field]:d}{one.weight:g};" for one in chosen)
+    return FieldLabels(
+        np.array([one.confidences[field] for one in chosen], np.float64),
+        np.array([one.right[field] for one in chosen], np.bool_),
+        np.array([one.weight for one in chosen], np.float64),
+        hashlib.sha256(content.encode()).hexdigest()[:16],
+    )
+
+
+def read_judged(settings: Settings, catalog: Catalog) -> dict[str, list[Judged]]:
+    """The judged properties, by what their answers were made with (see ``PartitionSummary.made_with``).
+
+    Those of the truth file come first, in an order that their ids decide and nobody else. Then come verdicts,
+    in the order in which they were first given, which is that of the shuffled sample. A property in both
+    counts by the truth file. Raises TruthError, FormatVersionError, OSError.
+    """
+    truth: Mapping[str, Mapping[str, Any]] = {}
+    # The verdicts as a truth file would let those certify that were chosen for being suspicious.
+    if settings.truth is not None and settings.truth.name != REVIEWS:
+        truth = read_truth(settings.truth)
+    may_certify = settings.truth is None or not names_a_model(settings.truth)
+    given = verdicts(settings.home)
+    ordered = [
+        *sorted(truth, key=lambda name: hashlib.sha256(name.encode()).digest()),
+        *(name for name in given if name not in truth),
+    ]
+    if not ordered:
+        return {}
+    rows = {row["property_id"]: row for row in _published_rows(settings, catalog, ordered)}
+    judged: dict[str, list[Judged]] = {}
+    for name in ordered:
+        row = rows.get(name)
+        if row is None:
+            continue
+        answer = answer_digest(row)
+        if name in truth:
+            true_fields, described = truth[name], row["description"]
+            right = {
+                field: same(described[field], true_fields[field])
+                for field in described
+                if field in true_fields
+            }
+            weight, is_random = 1.0, may_certify
+        else:
+            verdict = given[name]
+            if verdict.answer != answer:
+                continue
+            right = dict.fromkeys(verdict.right, True) | dict.fromkeys(verdict.wrong, False)
+            weight, is_random = verdict.weight, verdict.by_chance
+        judged.setdefault(row["made_with"], []).append(
+            Judged(answer, right, row["confidences"], weight, is_random)
+        )
+    return judged
+
+
+def _published_rows(settings: Settings, catalog: Catalog, ids: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The described rows of these properties, with ``made_with`` and the confidences of their fields.
+
+    Only their partitions are read. One that cannot be read gives no rows: the audit says why.
+    """
+    ordinals = catalog.ordinals_of(set(ids))
+    published = PublishedPartitions(settings.descriptions)
+    for catalog_range, group in groupby(ordinals, catalog.range_of):
+        with contextlib.suppress(PublishedError, OSError, pa.ArrowException):
+            record = published.record(catalog_range.key)
+            if record is None:
+                continue
+            doing("reading what was judged")
+            table = published.read(catalog_range.key).to_table(list(_COLUMNS))
+            table = table.filter(
+                pc.and_(
+                    pc.is_in(table["ordinal"], value_set=pa.array(list(group), pa.int64())),
+                    pc.equal(table["status"], OK),
+                )
+            )
+            made_with = settings_digest(record.metadata.get("parts", {}))
+            if CONFIDENCE not in table.column_names:
+                continue
+            type_ = table.schema.field("description").type
+            sure = {field.name: field_confidences(table[CONFIDENCE], field.name) for field in type_}
+            for number, row in enumerate(table.drop_columns([CONFIDENCE]).to_pylist()):
+                confidences = {
+                    name: float(values[number])
+                    for name, values in sure.items()
+                    if np.isfinite(values[number])
+                }
+                yield {**row, "made_with": made_with, "confidences": confidences}
