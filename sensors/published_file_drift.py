@@ -143,11 +143,14 @@ class DriftWatched(Protocol):
     def look(self) -> contextlib.AbstractContextManager[Callable[[str], Verification | None]]:
         """Gives the verdict on a partition by its key; None while a publication is under way.
 
-        Every byte of a file that changed since it was last verified is read.
+        Every byte of a file is read that changed, or came into doubt, since it was last verified.
         """
 
     def check_store(self) -> tuple[Mapping[str, str], list[str]]:
         """Check the store. Returns a sentence for each partition that is damaged there, and what was done."""
+
+    def doubtful(self) -> frozenset[str]:
+        """Partitions whose file has to be read though it did not change, or that was found damaged."""
 
     def expectation(self) -> str:
         """A cheap digest of everything that a published file is compared with, except its record."""
@@ -203,6 +206,8 @@ class DriftWatcher:
         troubles, sentences = watched.check_store()
         for key, sentence in troubles.items():
             standing[key] = f"{standing.get(key, '')} {_digest_of(sentence)}"
+        for key in watched.doubtful():
+            standing[key] = f"{standing.get(key, '')} in doubt"
         changed = [key for key in watched.keys if _is_changed(snapshot, key, standing, expectation)]
         if not changed:
             return sentences

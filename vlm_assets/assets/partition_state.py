@@ -160,7 +160,7 @@ class PartitionStates:
         self._described, self._embedded = settings.descriptions, settings.embeddings
         self._embeds = settings.embedding_model is not None
         self._workers = Workers(control_state(settings))
-        self._verified = None if deep else verified
+        self._verified = verified
         self._deep = deep
         self.meanings = meanings or Meanings.from_settings(settings)
 
@@ -265,6 +265,7 @@ class PartitionStates:
         is_settled = not reading.damaged and not reading.unsettled
         is_unchanged = (
             self._verified is not None
+            and not self._deep
             and record is not None
             and is_settled
             and self._verified.is_unchanged(files, record)

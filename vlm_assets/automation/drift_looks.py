@@ -61,6 +61,10 @@ class DriftLooks:
         self._stored.update({(self.asset.name, key): trouble for key, trouble in troubles.items()})
         return troubles, notes
 
+    def doubtful(self) -> frozenset[str]:
+        """The partitions whose file was verified too long ago, or was found damaged by whoever read it."""
+        return VerifiedFiles(self.settings.state_directory).doubtful(self.asset.name)
+
     def expectation(self) -> str:
         """Digest of the catalogue's version and the settings."""
         catalog = self._catalog()
@@ -69,7 +73,7 @@ class DriftLooks:
 
     @contextlib.contextmanager
     def look(self) -> Iterator[Callable[[str], Verification | None]]:
-        """Gives verdicts by key. Only files that changed since anyone verified them are read."""
+        """Gives verdicts by key. A file is read if it changed, or is in doubt, since it was verified."""
         verified = VerifiedFiles(self.settings.state_directory, seconds=math.inf)
         states = PartitionStates(
             self.settings, self._catalog(), meanings=self.meanings, verified=verified, stored=self._stored

@@ -144,10 +144,10 @@ class Audit:
 
 
 def audit(settings: Settings, catalog: Catalog, *, deep: bool = False) -> Audit:
-    """Audit a home, changing nothing. Raises CatalogError.
+    """Audit a home, changing nothing but the note of what was verified. Raises CatalogError.
 
     deep: read every byte of files, copies and journals; otherwise of the files that changed since they were
-    verified.
+    verified, or were verified long ago.
     """
     assets = settings.descriptions, settings.embeddings
     descriptions, embeddings = (asset.name for asset in assets)
@@ -156,6 +156,7 @@ def audit(settings: Settings, catalog: Catalog, *, deep: bool = False) -> Audit:
     stored, of_store = _look_at_store(settings, deep=deep)
     partition_states = PartitionStates(settings, catalog, verified=verified, deep=deep, stored=stored)
     states = partition_states.all(partial(doing, "looking at the files and journals of partitions"))
+    verified.save()
     files = [
         RowsFile(state.asset, state.key, state.path, state.record.fingerprint if state.record else None)
         for state in states

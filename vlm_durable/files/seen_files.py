@@ -10,6 +10,8 @@ import contextlib
 import math
 import os
 import time
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, write_sealed
@@ -36,7 +38,8 @@ def is_settled(file: os.stat_result) -> bool:
 class SeenFiles:
     """What was found in each file, by a name, under its signature. note: where it is kept between processes.
 
-    trusted_seconds: after which a file is read again all the same.
+    trusted_seconds: after at most which a file is read again all the same; some half of that, by its name, so
+    that not all are read at once.
     """
 
     def __init__(self, note: Path, *, trusted_seconds: float = math.inf) -> None:
@@ -48,8 +51,13 @@ class SeenFiles:
     def found(self, name: str, signature: str) -> str | None:
         """What was found in a file; None where it was not read, or changed since."""
         seen_signature, found, at = self._seen.get(name, ("", "", 0.0))
-        is_trusted = 0.0 <= time.time_ns() / 1e9 - at < self._trusted_seconds
-        return found if seen_signature == signature and is_trusted else None
+        return found if seen_signature == signature and self._is_trusted(name, at) else None
+
+    def doubtful(self, damaged: str) -> Iterator[str]:
+        """The names of files in which ``damaged`` was found, or which were read too long ago."""
+        for name, (_, found, at) in self._seen.items():
+            if found == damaged or not self._is_trusted(name, at):
+                yield name
 
     def keep(self, name: str, signature: str, found: str, file: os.stat_result) -> None:
         """Remember what was found. signature: of before the file was read. file: its state after that."""
@@ -64,6 +72,10 @@ class SeenFiles:
             with contextlib.suppress(OSError):
                 write_sealed(self._note, {"about": _ABOUT, "seen": seen})
                 self._new = {}
+
+    def _is_trusted(self, name: str, at: float) -> bool:
+        share = zlib.crc32(name.encode()) / 2**32
+        return 0.0 <= time.time_ns() / 1e9 - at < self._trusted_seconds * (1.0 + share) / 2.0
 
     def _read(self) -> dict[str, tuple[str, str, float]]:
         try:

@@ -15,16 +15,22 @@ from vlm_durable.versions.partition_findings import size_of
 _READ_SECONDS = 5.0
 """How long one look of a command reads files that were not verified before; the next look goes on."""
 
+TRUSTED_SECONDS = 7 * 86_400.0
+"""A bit that rots changes no time of its file: each file is read whole at least so often."""
+
+_DAMAGED = ""
+
 
 class VerifiedFiles:
     """Published files that were read and are the newest version, by signature.
 
-    The version mark counts as part of a file. A look reads only files that changed since, for ``seconds`` at
-    most; ``unread`` counts the rest.
+    The version mark counts as part of a file. A look reads only files that changed since, or that were read
+    too long ago, for ``seconds`` at most; ``unread`` counts the rest.
     """
 
     def __init__(self, state_directory: Path, *, seconds: float = _READ_SECONDS) -> None:
-        self._seen = SeenFiles(state_directory / "verified_files.json")
+        note = state_directory / "verified_files.json"
+        self._seen = SeenFiles(note, trusted_seconds=TRUSTED_SECONDS)
         self._seconds_left = seconds
         self._marks: dict[str, dict[str, str]] = {}
         self.unread = 0
@@ -34,8 +40,13 @@ class VerifiedFiles:
         signature = self._signature(files)
         return signature is not None and self._seen.found(_name(files), signature) == record.sha256
 
+    def doubtful(self, asset: str) -> frozenset[str]:
+        """The partitions whose file is to be read again though it did not change, or was found damaged."""
+        names = (name.rpartition("/") for name in self._seen.doubtful(_DAMAGED))
+        return frozenset(key for folder, _, key in names if folder == asset)
+
     def judge(self, files: PartitionFiles, record: PublishedRecord) -> Finding | None:
-        """What is wrong with a published file that changed, or None; reads its bytes while there is time."""
+        """What is wrong with a published file, or None; reads its bytes while there is time, and notes it."""
         path = files.published
         if self._seconds_left <= 0 and size_of(path) == record.bytes:
             self.unread += 1
@@ -43,9 +54,10 @@ class VerifiedFiles:
         began, signature = time.monotonic(), self._signature(files)
         finding = judge(path, record, deep=True, asset=files.asset)
         self._seconds_left -= time.monotonic() - began
-        if finding is None and signature is not None:
+        found = record.sha256 if finding is None else _DAMAGED
+        if signature is not None and self._seen.found(_name(files), signature) != found:
             with contextlib.suppress(FileNotFoundError):
-                self._seen.keep(_name(files), signature, record.sha256, path.stat())
+                self._seen.keep(_name(files), signature, found, path.stat())
         return finding
 
     def save(self) -> None:

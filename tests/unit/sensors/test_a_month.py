@@ -101,6 +101,7 @@ class Month:
             made_from=None,
             look=lambda: contextlib.nullcontext(self.verdict),
             check_store=lambda: ({}, []),
+            doubtful=frozenset,
             expectation=lambda: "the settings",
         )
         self.drift = DriftWatcher([drift], self, self.outbox, monotonic=self.clock)

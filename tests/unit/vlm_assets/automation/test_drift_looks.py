@@ -13,11 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from resources.alerts.outbox import Outbox
+from sensors import published_file_drift
 from sensors.published_file_drift import Snapshot, evaluation, kind_of
 from tests.support.damage import flip_bit
 from vlm_assets.assets import fingerprint, property_descriptions, property_embeddings
 from vlm_assets.assets.fingerprint import Meaning
+from vlm_assets.assets.partition_state import State
 from vlm_assets.automation.sensors import build_drift_watcher
+from vlm_assets.services.home_audit import audit
 from vlm_assets.services.status import read_status
 from vlm_durable.files import seen_files
 from vlm_durable.files.files import make_directory, write_replacing
@@ -192,6 +195,43 @@ def test_what_status_read_is_not_read_again_until_it_changes(dataset, monkeypatc
     flip_bit(path, 40)
     assert desk.tick() == [(ASSET, dataset.keys[1], "digest_differs", "ERROR")]
     assert read[2 * len(dataset.keys) :] == [path]
+
+
+@pytest.fixture
+def rotten(dataset, monkeypatch):
+    """A dataset that was verified, and of whose file a bit has rotted since: only its bytes differ."""
+    monkeypatch.setattr(seen_files, "_SETTLED_NS", -(10**9))
+    for module in (verified_files, published_file_drift):
+        monkeypatch.setattr(module, "signature_of", lambda stat: str(stat.st_size))
+    desk = Desk(dataset, monkeypatch)
+    assert desk.tick() == []
+    flip_bit(dataset.descriptions.path(dataset.keys[1]), 40)
+    return desk
+
+
+def test_a_bit_that_rots_is_found_within_a_week(rotten, monkeypatch):
+    """Each file is read whole again within it, though nothing says that it changed; it is told once."""
+    assert rotten.tick() == [], "nothing is read that was verified a moment ago"
+    now = time.time_ns() + int(verified_files.TRUSTED_SECONDS * 1e9)
+    monkeypatch.setattr(seen_files.time, "time_ns", lambda: now)
+    assert rotten.tick() == [(ASSET, rotten.dataset.keys[1], "digest_differs", "ERROR")]
+    assert [rotten.tick() for _ in range(2)] == [[], []]
+
+
+def test_what_a_deep_audit_finds_is_known_to_all(rotten):
+    """The note that called the file whole is corrected: status and the sensor say what the audit said."""
+    key, catalog = rotten.dataset.keys[1], rotten.dataset.catalog
+
+    def state():
+        partitions = read_status(rotten.settings, catalog).partitions
+        return next(one.state for one in partitions if (one.asset, one.key) == (ASSET, key))
+
+    assert state() is State.DONE
+    found = {finding.kind: finding.key for finding in audit(rotten.settings, catalog, deep=True).wrong}
+    assert found["digest_differs"] == key
+    assert state() is State.DAMAGED
+    assert rotten.tick() == [(ASSET, key, "digest_differs", "ERROR")]
+    assert [rotten.tick() for _ in range(2)] == [[], []]
 
 
 def lose(desk):

@@ -17,6 +17,7 @@ from tests.support.damage import damage_rows, flip_bit
 from vlm_assets.assets import partition_state
 from vlm_assets.assets.partition_state import State
 from vlm_assets.services.home_audit import Audit, audit
+from vlm_durable.files import seen_files
 from vlm_durable.journal.high_water_mark import HighWaterMark, write_mark
 from vlm_durable.versions.findings import OF_THE_FILE, FindingKind
 from vlm_durable.versions.version_mark import mark_copies
@@ -354,13 +355,16 @@ def test_a_range_whose_images_were_updated_is_a_warning(dataset, tmp_path):
     assert warned(found) == {(FindingKind.STALE, DESCRIBED, THIRD)}
 
 
-def test_it_changes_nothing(dataset):
-    """An audit reads: no file, no lock, no repair, whatever it finds."""
+def test_it_changes_nothing(dataset, monkeypatch):
+    """An audit reads: no file, no lock, no repair, whatever it finds; the note of what it verified alone."""
+    monkeypatch.setattr(seen_files, "_SETTLED_NS", -(10**9))
     dataset.descriptions.path(FIRST).write_bytes(b"")
     dataset.settings.descriptions.partition(SECOND).record.unlink()
 
     def stamps() -> dict[Path, tuple[int, int]]:
-        return {p: (p.stat().st_size, p.stat().st_mtime_ns) for p in dataset.settings.home.rglob("*")}
+        paths = set(dataset.settings.home.rglob("*"))
+        paths -= {dataset.settings.state_directory, dataset.settings.state_directory / "verified_files.json"}
+        return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in paths}
 
     before = stamps()
     look(dataset, deep=True)

@@ -78,6 +78,21 @@ def test_what_was_found_long_ago_or_later_than_now_is_not_trusted(
         assert recall(note, file, trusted_seconds=DAY_SECONDS) is None
 
 
+def test_files_that_were_read_together_are_read_again_apart(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand files that were verified in one night are not all read in another one."""
+    note, now = tmp_path / "note.json", seen_files.time.time_ns()
+    seen = SeenFiles(note, trusted_seconds=DAY_SECONDS)
+    for number in range(100):
+        seen.keep(str(number), signature_of(file.stat()), "sound", file.stat())
+    due = []
+    for days in (0.49, 0.75, 1.01):
+        monkeypatch.setattr(seen_files.time, "time_ns", lambda days=days: now + int(days * DAY_SECONDS * 1e9))
+        due.append(len(list(seen.doubtful("damaged"))))
+    assert due[0] == 0 < due[1] < due[2] == 100
+
+
 def test_a_damaged_note_counts_as_none(file: Path, tmp_path: Path) -> None:
     """Then everything is read again, and nothing stops."""
     note = tmp_path / "note.json"
