@@ -68,7 +68,7 @@ def _measure_runs(settings: Settings) -> None:
     """Materialize both assets, and print the canary's share of each whole run."""
     import dagster as dg
 
-    from vlm_assets.definitions import build_defs
+    from vlm_assets.home_definitions import build_defs
 
     taken: list[float] = []
 

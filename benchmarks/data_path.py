@@ -22,7 +22,7 @@ import dagster as dg
 from examples.rendered_properties import write_example
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.settings import Settings, load_settings
-from vlm_assets.definitions import build_defs
+from vlm_assets.home_definitions import build_defs
 
 ASSET = "property_descriptions"
 SIZES = (4, 16)

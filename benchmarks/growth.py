@@ -69,7 +69,7 @@ def _run(home: Path) -> None:
 
     from vlm_assets.catalog.catalog import Catalog
     from vlm_assets.config.settings import EXAMPLE_MODEL, load_settings
-    from vlm_assets.definitions import build_defs
+    from vlm_assets.home_definitions import build_defs
 
     settings = load_settings(home=home, model=str(EXAMPLE_MODEL), devices="cpu:1", commit_seconds=5)
     defs = build_defs(settings)

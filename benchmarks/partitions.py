@@ -108,7 +108,7 @@ def materialize(
     settings: Settings, key: str, assets: Sequence[str], instance: dg.DagsterInstance, **options: bool
 ) -> dict[str, Any]:
     """Materialize a partition, and return the metadata of its descriptions. options: RunOptions."""
-    from vlm_assets.definitions import build_defs  # it builds those of the environment's home
+    from vlm_assets.home_definitions import build_defs
 
     defs = build_defs(settings)
     done = dg.materialize(

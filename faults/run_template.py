@@ -134,7 +134,7 @@ def _import_all() -> None:
         importlib.import_module(name)
     from transformers import AutoProcessor, Idefics3ForConditionalGeneration, Idefics3Processor
 
-    import vlm_assets.definitions
+    import vlm_assets.home_definitions
 
     del AutoProcessor, Idefics3ForConditionalGeneration, Idefics3Processor, vlm_assets
 
@@ -163,7 +163,7 @@ def _live(order: Order) -> int:
     import dagster as dg
 
     from vlm_assets.config.settings import current_settings
-    from vlm_assets.definitions import build_defs
+    from vlm_assets.home_definitions import build_defs
     from vlm_durable.files.processes import boot_id
     from vlm_durable.state.nodes import RunLocks
 

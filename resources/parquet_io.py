@@ -16,6 +16,7 @@ from dagster import (
     OutputContext,
 )
 
+from resources.dagster_names import UNPREFIXED, DagsterNames
 from resources.run_tags import NO_ATTEMPT
 from vlm_durable.files.layout import Home
 from vlm_durable.mirror.bucket import StoreAwayError, StoreError
@@ -28,16 +29,22 @@ from vlm_durable.wording import counted
 
 
 class ParquetIOManager(IOManager):
-    """One parquet file per partition: ``HOME/<asset key>/KEY.parquet``.
+    """One parquet file per partition: ``HOME/<asset>/KEY.parquet``.
 
     An asset returns a StagedFile, or the Publication that stands if its partition is complete already. An
     asset that loads one partition gets PartitionRows; one that loads several gets a dict by partition key.
     """
 
-    def __init__(self, home: Home, store: Mirror = NO_MIRROR) -> None:
+    def __init__(
+        self,
+        home: Home,
+        store: Mirror = NO_MIRROR,
+        names: DagsterNames = UNPREFIXED,
+    ) -> None:
         """home: holds a folder for each asset. store: every partition is copied there too."""
         self._home = home
         self._store = store
+        self._names = names
 
     def handle_output(self, context: OutputContext, obj: StagedFile | Publication) -> None:
         """Publish the staged file here and then in the store, after the last checks of it.
@@ -111,7 +118,10 @@ class ParquetIOManager(IOManager):
 
     def partitions(self, asset_key: AssetKey) -> PublishedPartitions:
         """The published partitions of an asset."""
-        return PublishedPartitions(self._home.asset("/".join(asset_key.path)))
+        asset = self._names.asset(asset_key)
+        if asset is None:
+            raise PublishedError(f"asset {asset_key.to_user_string()} is none of the home {self._home.root}")
+        return PublishedPartitions(self._home.asset(asset))
 
     def _one_partition(self, asset_key: AssetKey, keys: Sequence[str]) -> str:
         if len(keys) != 1:

@@ -18,6 +18,7 @@ import dagster as dg
 from resources.alerts.alert import DAY_SECONDS, Alert
 from resources.alerts.delivery import Delivery
 from resources.alerts.outbox import Outbox
+from resources.dagster_names import UNPREFIXED, DagsterNames
 from sensors.dagster_internals.events import FOUND_AT, CheckEvaluation, DagsterFacts
 from sensors.dagster_internals.runs import UNDER_WAY, RunState
 from sensors.device_health import NONE_LEFT
@@ -77,6 +78,7 @@ class AlertScan:
     assets: the partitioned assets; by_hand: those of them that only a person tries again. watched: the other
     sensors and schedules, and their intervals in seconds. paused: whether a person has paused everything.
     working: the runs that have a heartbeat; silence: seconds that a run may be under way without a heartbeat.
+    names: those in Dagster.
     """
 
     outbox: Outbox
@@ -86,9 +88,10 @@ class AlertScan:
     working: Callable[[], Collection[str]]
     silence: float
     by_hand: Sequence[str] = ()
+    names: DagsterNames = UNPREFIXED
 
     def __post_init__(self) -> None:
-        self.ticks = Ticks(self.outbox.state)
+        self.ticks = Ticks(self.outbox.state, self.names)
         self._history = PartitionHistory(self.assets)
         self._since: float | None = None
         self._seen_runs: set[str] = set()
@@ -104,7 +107,9 @@ class AlertScan:
         # If a failed check made a run fail, only the check is told.
         told_run_ids = {evaluation.run_id for evaluation in evaluations if evaluation.stops} | self._seen_runs
         told_run_ids |= {alert.occurrence for alert in opened.values() if alert.kind == CHECK_FAILED}
-        alerts = [alert for evaluation in evaluations if (alert := alert_of(evaluation)) is not None]
+        alerts = [
+            alert for evaluation in evaluations if (alert := alert_of(evaluation, self.names)) is not None
+        ]
         alerts += self._of_failed_runs(dagster, [run for run in failed if run.run_id not in told_run_ids])
         alerts += self.ticks.silent_sensors(self.watched, since=self._since, now=now)
 
@@ -262,12 +267,12 @@ def new_evaluations(
     return dagster.evaluations_since(cursor, look_back=LOOK_BACK)
 
 
-def alert_of(evaluation: CheckEvaluation) -> Alert | None:
+def alert_of(evaluation: CheckEvaluation, names: DagsterNames = UNPREFIXED) -> Alert | None:
     """The alert about a check's result; None if it passed."""
     if evaluation.passed:
         return None
     checked = f"{evaluation.asset} {evaluation.partition}" if evaluation.partition else evaluation.asset
-    page = f"assets/{evaluation.asset}?view=checks&checkDetail={evaluation.check}"
+    page = f"assets/{'/'.join(names.path(evaluation.asset))}?view=checks&checkDetail={evaluation.check}"
     if evaluation.run_id:
         page = f"runs/{evaluation.run_id}"
     return Alert(

@@ -74,7 +74,7 @@ class NewRanges:
 
 def build_new_ranges_sensor(new_ranges: NewRanges, *, ticks: Ticks) -> dg.SensorDefinition:
     """The sensor. ticks: where each sensor notes that it ticked."""
-    assets = [dg.AssetKey(asset) for asset in new_ranges.assets]
+    assets = [ticks.names.key(asset) for asset in new_ranges.assets]
 
     def decide(situation: Situation) -> Decided:
         keys, sentence = new_ranges.tick(situation.dagster, situation.now)

@@ -65,7 +65,7 @@ def run_request(dagster: DagsterFacts, launch: Launch, run_config: RunConfigOf) 
     return dg.RunRequest(
         run_key=launch.run_key,
         partition_key=launch.key,
-        asset_selection=[dg.AssetKey(asset) for asset in launch.assets],
+        asset_selection=[dagster.names.key(asset) for asset in launch.assets],
         run_config=dict(config),
         tags=tags,
     )
@@ -97,15 +97,16 @@ def build_retrying(
     ticks: Ticks,
 ) -> Retrying:
     """Schedule and button over the watched assets."""
-    watched = failed_partitions.watched.assets
+    names = ticks.names
+    watched = [names.key(asset) for asset in failed_partitions.watched.assets]
     job = dg.define_asset_job(
-        JOB,
+        names.name(JOB),
         selection=dg.AssetSelection.assets(*watched),
         description="One partition, materialized again. Launched by the schedule and the button beside it.",
     )
 
     @dg.schedule(
-        name=SCHEDULE,
+        name=names.name(SCHEDULE),
         cron_schedule=f"*/{every_minutes} * * * *" if every_minutes < 60 else "0 * * * *",
         job=job,
         default_status=dg.DefaultScheduleStatus.RUNNING,
@@ -116,7 +117,7 @@ def build_retrying(
     )
     def failed_partitions_again(context: dg.ScheduleEvaluationContext):  # type: ignore[no-untyped-def]
         scheduled_at = context.scheduled_execution_time
-        dagster = DagsterFacts(context.instance)
+        dagster = DagsterFacts(context.instance, names)
         tick_result = failed_partitions.tick(dagster, tick=scheduled_at.isoformat(), now=time.time())
         if tick_result.launches:
             context.log.info(tick_result.sentence)
@@ -135,18 +136,22 @@ def build_retrying(
         ANSWER,
         lambda situation: answer_button(failed_partitions, run_config, situation),
         interval_seconds=ANSWER_SECONDS,
-        description=f"Looks for partitions to materialize again when a person has launched {BUTTON}.",
+        description=(
+            f"Looks for partitions to materialize again when a person has launched {names.name(BUTTON)}."
+        ),
         ticks=ticks,
         job=job,
     )
 
-    @dg.op
+    @dg.op(name=names.name("ask_for_a_look"))
     def ask_for_a_look(context: dg.OpExecutionContext, config: FailedPartitionsNow) -> None:
         request_tick(failed_partitions.state, TickRequest(context.run.run_id, config.at_once))
-        context.log.info(f"Asked: the sensor {ANSWER} looks within seconds and says what it launches.")
+        context.log.info(
+            f"Asked: the sensor {names.name(ANSWER)} looks within seconds and says what it launches."
+        )
 
     @dg.job(
-        name=BUTTON,
+        name=names.name(BUTTON),
         description=(
             "Asks for a look at once, as the schedule takes one every few minutes. With `at_once: true` it"
             " waits for no back-off and tries again what was given up."

@@ -62,14 +62,15 @@ def build_sensor(
     clock: Callable[[], float] = time.time,
     **target: Any,
 ) -> dg.SensorDefinition:
-    """The sensor. ticks: where it notes that it ticked. target: further arguments of ``dg.sensor``.
+    """The sensor. ticks: where it notes that it ticked, and its names in Dagster. target: further
+    arguments of ``dg.sensor``.
 
     A tick that raises is not noted, so that a sensor that fails each time counts as silent. after_note: gets
     the error if the tick could not be noted, else None; and the time.
     """
 
     def tick(context: dg.SensorEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason | dg.SensorResult:
-        decided = decide(Situation(DagsterFacts(context.instance), clock(), context.cursor))
+        decided = decide(Situation(DagsterFacts(context.instance, ticks.names), clock(), context.cursor))
         for sentence in decided.logged:
             context.log.info(sentence)
         error = ticks.note(name, clock(), interval_seconds=interval_seconds, log=lambda: context.log)
@@ -82,7 +83,7 @@ def build_sensor(
 
     tick.__name__ = name
     return dg.sensor(
-        name=name,
+        name=ticks.names.name(name),
         minimum_interval_seconds=interval_seconds,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=description,

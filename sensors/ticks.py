@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 import sqlalchemy as sa
 
 from resources.alerts.alert import Alert
+from resources.dagster_names import UNPREFIXED, DagsterNames
 from vlm_durable.state.database import ControlState
 from vlm_durable.state.tables import ticks as _table
 
@@ -48,10 +49,14 @@ class Tick:
 
 
 class Ticks:
-    """The ticks of one home. They may be lost: a sensor that ticks notes it again."""
+    """The ticks of one home. They may be lost: a sensor that ticks notes it again.
 
-    def __init__(self, state: ControlState) -> None:
+    names: under which Dagster knows the sensors and schedules, and their assets.
+    """
+
+    def __init__(self, state: ControlState, names: DagsterNames = UNPREFIXED) -> None:
         self._state = state
+        self.names = names
 
     def record(self, name: str, now: float, *, interval_seconds: float = 60.0) -> None:
         """Note that ``name`` has ticked, after its work; without fsync. Raises ControlStateError.
@@ -111,9 +116,9 @@ class Ticks:
                 expected=f"a tick every {interval:.0f} s",
                 actual=f"no tick since {_clock(tick.at)}" if tick else "no tick ever",
                 next_step=(
-                    f"Open Automation > {name}: its last ticks show an error, or it was switched off there."
-                    " Switch it on; after an error, reload the definitions; restart Dagster if it stays"
-                    " silent."
+                    f"Open Automation > {self.names.name(name)}: its last ticks show an error, or it was"
+                    " switched off there. Switch it on; after an error, reload the definitions; restart"
+                    " Dagster if it stays silent."
                 ),
                 page="automation",
                 at=now,

@@ -185,14 +185,15 @@ def build_worker_health_sensor(
     watcher: HealthWatcher,
     leases: LeasesAfterEnd,
     *,
-    pool: str,
+    pool: str | None,
     ticks: Ticks,
     prepared: Callable[[], int] = lambda: 0,
     clock: Callable[[], float] = time.time,
 ) -> dg.SensorDefinition:
     """The sensor. ticks: where it notes that it ticked.
 
-    pool: its limit follows the devices in use. prepared: how many more runs the pool lets begin than devices.
+    pool: its limit follows the devices in use; None: none is changed. prepared: how many more runs the pool
+    lets begin than devices.
     """
 
     def decide(situation: Situation) -> Decided:
@@ -208,7 +209,7 @@ def build_worker_health_sensor(
         sentences += watcher.check(watch, dagster, late)
         leases.tell_freed(watch)
         # At each tick while a device is left out: a new start sets the limit for all devices again.
-        if left_out_before or watch.left_out:
+        if pool is not None and (left_out_before or watch.left_out):
             previous, devices = usable_devices(watch, left_out_before), usable_devices(watch, watch.left_out)
             more = prepared()
             dagster.fit_pool(pool, previous=previous and previous + more, slots=devices and devices + more)

@@ -1,110 +1,11 @@
-"""Where everything meets: settings, catalogue, assets, checks and resources become one set of definitions.
-
-Loaded by every process of a run, so nothing here imports torch or transformers.
-"""
+"""The definitions that Dagster loads in this project: those of the environment's settings."""
 
 from __future__ import annotations
 
-import logging
-import os
-from collections.abc import Mapping
-from pathlib import Path
-
-import dagster as dg
-
-from vlm_assets.assets import property_catalog as catalog_asset
-from vlm_assets.assets import property_descriptions, property_embeddings
-from vlm_assets.assets.property_catalog import build_property_catalog
-from vlm_assets.automation.dataset_audit import build_audit_sensor, build_dataset_audit
-from vlm_assets.automation.dataset_plan import build_dataset_plan
-from vlm_assets.automation.dataset_progress import build_dataset_progress, build_progress_sensor
-from vlm_assets.automation.retries import build_retries
-from vlm_assets.automation.sensors import build_alerts, build_sensors
-from vlm_assets.catalog.catalog import Catalog, CatalogMissingError, catalog_path
-from vlm_assets.catalog.ranges import PropertyRange, partitions_definition
-from vlm_assets.catalog.stored_catalog import pull_catalog
-from vlm_assets.config.extensions import installed
-from vlm_assets.config.resource_settings import build_resources, fixed
-from vlm_assets.config.settings import Settings, current_settings
-from vlm_assets.webserver.home import claim_for_catalog
+from vlm_assets.config.settings import current_settings
+from vlm_assets.home_definitions import build_defs, check_dagster_home
 from vlm_durable.files.files import restrict_umask
-from vlm_durable.mirror.bucket import StoreAwayError
-
-_log = logging.getLogger(__name__)
-
-
-def build_defs(
-    settings: Settings, *, resource_overrides: Mapping[str, object] | None = None
-) -> dg.Definitions:
-    """All definitions for these settings. Raises CatalogUnreadableError; a missing catalogue has no ranges.
-
-    resource_overrides: resources by key, in place of the ones made from the settings.
-    """
-    ranges = _ranges(settings)
-    partitions = partitions_definition(ranges)
-    watched = build_sensors(settings, [property_range.key for property_range in ranges])
-    retrying = build_retries(settings, partitions)
-    watched.append(retrying.sensor)
-    progress = build_dataset_progress(settings)
-    watched.append(build_progress_sensor(settings, progress))
-    audit = build_dataset_audit(settings, audited=[property_descriptions.ASSET, property_embeddings.ASSET])
-    watched.append(build_audit_sensor(settings, audit))
-    extending = [extension.definitions(settings) for extension in installed()]
-    extension_sensors = [sensor for definitions in extending for sensor in definitions.sensors or ()]
-    ticking = {retrying.schedule.name: settings.retry_every_minutes * 60.0}
-    core = dg.Definitions(
-        assets=[
-            build_property_catalog(settings),
-            property_descriptions.build_property_descriptions(
-                settings, partitions, upstream=catalog_asset.ASSET
-            ),
-            property_embeddings.build_property_embeddings(
-                settings, partitions, descriptions=property_descriptions.ASSET
-            ),
-            audit,
-            progress,
-            build_dataset_plan(settings),
-        ],
-        jobs=[*retrying.jobs],
-        schedules=[retrying.schedule],
-        sensors=[*watched, build_alerts(settings, [*watched, *extension_sensors], schedules=ticking)],
-        # One process a run: the device is leased by the process, and both assets of a partition share it.
-        executor=dg.in_process_executor,
-        resources=fixed({**build_resources(settings), **(resource_overrides or {})}),
-    )
-    return dg.Definitions.merge(core, *extending)
-
-
-def _ranges(settings: Settings) -> tuple[PropertyRange, ...]:
-    try:
-        pull_catalog(settings.home, settings.mirror)
-    except StoreAwayError as error:
-        _log.warning("The catalogue of this home is shown as it was: %s", error)
-    try:
-        return Catalog.open(settings.home).ranges
-    except CatalogMissingError as error:
-        # The catalogue's own asset must be there to be materialized, so this is no error yet.
-        _log.warning("%s", error)
-        return ()
-
-
-def _check_dagster_home(settings: Settings) -> None:
-    """Refuse a DAGSTER_HOME of another catalogue; warn where none is set.
-
-    Raises DagsterHomeError.
-    """
-    dagster_home = os.environ.get("DAGSTER_HOME")
-    if not dagster_home:
-        _log.warning(
-            "DAGSTER_HOME is not set, so Dagster forgets this run when it ends. The results are kept in %s."
-            " To keep the history too: export DAGSTER_HOME=%s",
-            settings.home,
-            settings.dagster_home,
-        )
-    elif Path(dagster_home).is_dir() and catalog_path(settings.home).exists():
-        claim_for_catalog(Path(dagster_home), Catalog.open(settings.home).catalog_id)
-
 
 restrict_umask()
-_check_dagster_home(current_settings())
+check_dagster_home(current_settings())
 defs = build_defs(current_settings())

@@ -141,14 +141,15 @@ def build_dataset_quality(settings: Settings) -> dg.AssetsDefinition:
     """The asset."""
 
     @dg.asset(
-        name=ASSET,
-        deps=[property_descriptions.ASSET],
-        group_name="properties",
+        key=settings.names.key(ASSET),
+        deps=[settings.names.key(property_descriptions.ASSET)],
+        group_name=settings.names.name("properties"),
         kinds={"duckdb"},
         owners=settings.owner_list,
         tags=settings.tag_values,
         check_specs=[
-            dg.AssetCheckSpec(name, asset=ASSET, description=expected) for name, expected in _CHECKS.items()
+            dg.AssetCheckSpec(name, asset=settings.names.key(ASSET), description=expected)
+            for name, expected in _CHECKS.items()
         ],
         description=(
             "What the published descriptions say, field by field, over the whole and over time; partitions"
@@ -222,7 +223,7 @@ def build_quality_sensor(settings: Settings, quality: dg.AssetsDefinition) -> dg
             "Judges what the descriptions say, when partitions were published and everything is at rest,"
             " and every six hours while something works."
         ),
-        ticks=Ticks(state),
+        ticks=Ticks(state, settings.names),
         target=quality,
     )
 

@@ -91,13 +91,15 @@ def build_description_model(settings: Settings) -> dg.AssetsDefinition | None:
     variants = read_variants(settings)
     if not variants:
         return None
+    names = settings.names
 
     @dg.asset(
-        name=ASSET,
+        key=names.key(ASSET),
         partitions_def=dg.StaticPartitionsDefinition(list(variants)),
-        deps=[property_catalog.ASSET],
+        deps=[names.key(property_catalog.ASSET)],
+        required_resource_keys={names.name("gpu")},
         pool="gpu",
-        group_name="properties",
+        group_name=names.name("properties"),
         kinds={"safetensors", "pytorch"},
         owners=settings.owner_list,
         tags=settings.tag_values,
@@ -107,10 +109,9 @@ def build_description_model(settings: Settings) -> dg.AssetsDefinition | None:
             " variant is verified and left alone. VLM_ASSETS_MODEL=variant:NAME describes with it."
         ),
     )
-    def description_model(
-        context: dg.AssetExecutionContext, gpu: dg.ResourceParam[GpuResource]
-    ) -> dg.MaterializeResult[None]:
+    def description_model(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
         interrupt_once()
+        gpu: GpuResource = names.resource(context, "gpu")
         name = context.partition_key
         wait_while_paused(context, control_state(settings))
 

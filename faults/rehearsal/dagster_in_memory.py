@@ -14,6 +14,7 @@ from typing import Any
 import dagster as dg
 from dagster import DagsterRunStatus
 
+from resources.dagster_names import UNPREFIXED
 from sensors.dagster_internals.events import CheckEvaluation, DagsterFacts, MaterializationEvent
 from sensors.dagster_internals.runs import FINISHED, RunState
 from vlm_durable.markdown_text import plain
@@ -37,7 +38,7 @@ class DagsterInMemory(DagsterFacts):
     """``DagsterFacts`` without an instance: what a simulation asks and tells."""
 
     def __init__(self, clock: SimulatedClock) -> None:
-        self.clock = clock
+        self.clock, self.names = clock, UNPREFIXED
         self.runs: dict[str, RunState] = {}
         self.run_configs: dict[str, Mapping[str, Any]] = {}
         self.processes: dict[str, tuple[int, float]] = {}

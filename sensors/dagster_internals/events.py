@@ -25,7 +25,9 @@ from dagster import AssetCheckEvaluation, AssetKey, AssetMaterialization, EventL
 from dagster import DagsterEventType as EventType
 from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, SqlEventLogStorageTable
 from dagster._serdes import deserialize_value
+from dagster_shared.record import replace
 
+from resources.dagster_names import DagsterNames
 from sensors.dagster_internals.launchers import job_launcher_of
 from sensors.dagster_internals.runs import InstanceRuns, unix
 from vlm_durable.markdown_text import plain
@@ -103,7 +105,7 @@ class DagsterFacts(InstanceRuns):
         query = (
             db.select(events.c.id, events.c.dagster_event_type, events.c.partition, events.c.run_id)
             .where(
-                events.c.asset_key == AssetKey(asset).to_string(),
+                events.c.asset_key == self.names.key(asset).to_string(),
                 events.c.dagster_event_type.in_([done, EventType.ASSET_MATERIALIZATION_PLANNED.value]),
                 events.c.id > cursor,
                 events.c.partition.is_not(None),
@@ -119,7 +121,7 @@ class DagsterFacts(InstanceRuns):
 
     def latest_materialization(self, asset: str) -> tuple[float, Mapping[str, str]] | None:
         """When an asset was last materialized (unix seconds), and its metadata as text."""
-        entry = self.instance.get_latest_materialization_event(AssetKey(asset))
+        entry = self.instance.get_latest_materialization_event(self.names.key(asset))
         if entry is None or entry.asset_materialization is None:
             return None
         metadata = entry.asset_materialization.metadata
@@ -127,11 +129,12 @@ class DagsterFacts(InstanceRuns):
 
     def materialized_partitions(self, asset: str) -> Collection[str]:
         """The partitions that Dagster knows as materialized."""
-        return self.instance.get_materialized_partitions(AssetKey(asset))
+        return self.instance.get_materialized_partitions(self.names.key(asset))
 
     def report_materialization(self, materialization: AssetMaterialization) -> None:
         """Report a materialization that no run made."""
-        self.instance.report_runless_asset_event(materialization)
+        key = self.names.key(materialization.asset_key.to_user_string())
+        self.instance.report_runless_asset_event(materialization._replace(asset_key=key))
 
     def evaluations_since(self, cursor: int, *, look_back: int = 0) -> tuple[list[CheckEvaluation], int]:
         """Check results written after ``cursor`` (0: from the start), oldest first, and the new cursor.
@@ -141,7 +144,7 @@ class DagsterFacts(InstanceRuns):
         visible since. The caller handles results that it has read before.
         """
         rows = self._rows_of_evaluations(cursor - look_back)
-        evaluations = [evaluation for row in rows if (evaluation := _evaluation(row)) is not None]
+        evaluations = [evaluation for row in rows if (evaluation := _evaluation(row, self.names)) is not None]
         return evaluations, max([cursor, *(row["id"] for row in rows)])
 
     def latest_results(
@@ -153,7 +156,7 @@ class DagsterFacts(InstanceRuns):
         because only the events of failed results are read.
         """
         executions = AssetCheckExecutionsTable
-        of_these = executions.c.asset_key.in_([AssetKey(asset).to_string() for asset in assets or ()])
+        of_these = executions.c.asset_key.in_([self.names.key(asset).to_string() for asset in assets or ()])
         newest = (
             db.select(db.func.max(executions.c.id))
             .where(
@@ -172,7 +175,7 @@ class DagsterFacts(InstanceRuns):
         ).where(executions.c.id.in_(newest), db.true() if passed else has_failed)
         for row in self._rows(query):
             read = _evaluation if row["execution_status"] == "FAILED" else _passed
-            if row["id"] is not None and (evaluation := read(row)) is not None:
+            if row["id"] is not None and (evaluation := read(row, self.names)) is not None:
                 yield evaluation
 
     def report_evaluation(self, evaluation: AssetCheckEvaluation) -> None:
@@ -182,6 +185,10 @@ class DagsterFacts(InstanceRuns):
         asset, check, partition and run, and the run is the same empty name for all of them. The earlier event
         stays in its log.
         """
+        key = self.names.key(evaluation.asset_key.to_user_string())
+        self._replace_evaluation(replace(evaluation, asset_key=key))
+
+    def _replace_evaluation(self, evaluation: AssetCheckEvaluation) -> None:
         executions = AssetCheckExecutionsTable
         is_earlier = (
             executions.c.asset_key == evaluation.asset_key.to_string(),
@@ -228,11 +235,12 @@ class DagsterFacts(InstanceRuns):
                     _log.warning("A check result in Dagster's database cannot be read: %s", error)
                     continue
                 evaluation = event.event_specific_data if event else None
-                if isinstance(evaluation, AssetCheckEvaluation) and evaluation.passed:
-                    self.report_evaluation(evaluation)
-                    restored.append(
-                        (evaluation.asset_key.to_user_string(), evaluation.check_name, row["partition"])
-                    )
+                if not isinstance(evaluation, AssetCheckEvaluation) or not evaluation.passed:
+                    continue
+                asset = self.names.asset(evaluation.asset_key)
+                if asset is not None:
+                    self._replace_evaluation(evaluation)
+                    restored.append((asset, evaluation.check_name, row["partition"]))
         return restored
 
     def _rows_of_evaluations(self, after: int) -> Sequence[Row]:
@@ -268,13 +276,14 @@ def _entry(text: str) -> EventLogEntry:
     return deserialize_value(text, EventLogEntry)
 
 
-def _passed(row: Row) -> CheckEvaluation | None:
-    """A result that passed, by the columns of its row."""
-    asset = AssetKey.from_db_string(row["asset_key"])
+def _passed(row: Row, names: DagsterNames) -> CheckEvaluation | None:
+    """A result that passed, by the columns of its row; None if its asset is another home's."""
+    key = AssetKey.from_db_string(row["asset_key"])
+    asset = None if key is None else names.asset(key)
     if asset is None:
         return None
     return CheckEvaluation(
-        asset=asset.to_user_string(),
+        asset=asset,
         check=row["check_name"],
         partition=row["partition"],
         passed=True,
@@ -287,7 +296,7 @@ def _passed(row: Row) -> CheckEvaluation | None:
     )
 
 
-def _evaluation(row: Row) -> CheckEvaluation | None:
+def _evaluation(row: Row, names: DagsterNames) -> CheckEvaluation | None:
     try:
         entry = _entry(row["event"])
     except Exception as error:  # private to Dagster: whatever it raises, the other rows count
@@ -296,8 +305,11 @@ def _evaluation(row: Row) -> CheckEvaluation | None:
     evaluation = entry.dagster_event.event_specific_data if entry.dagster_event else None
     if not isinstance(evaluation, AssetCheckEvaluation):
         return None
+    asset = names.asset(evaluation.asset_key)
+    if asset is None:
+        return None
     return CheckEvaluation(
-        asset=evaluation.asset_key.to_user_string(),
+        asset=asset,
         check=evaluation.check_name,
         partition=evaluation.partition,
         passed=evaluation.passed,

@@ -27,8 +27,10 @@ from typing import Any
 import dagster as dg
 import sqlalchemy as db
 from dagster import DagsterInstance, DagsterRunStatus
+from dagster._core.storage.event_log.schema import SqlEventLogStorageTable
 from dagster._core.storage.runs.schema import RunsTable, RunTagsTable
 
+from resources.dagster_names import UNPREFIXED, DagsterNames
 from resources.run_tags import NEEDS_PERSON, NO_ATTEMPT
 
 LAUNCHED_BY = "vlm-assets/launched-by"
@@ -172,10 +174,15 @@ def tagged_ray_job(run_id: str, tags: Mapping[str, str]) -> str | None:
 
 
 class InstanceRuns:
-    """The part of ``DagsterFacts`` about runs. All times are in unix seconds."""
+    """The part of ``DagsterFacts`` about runs. All times are in unix seconds.
 
-    def __init__(self, instance: DagsterInstance) -> None:
+    Assets go by their own names. With a prefix in ``names``, only runs of this home's assets are found; a run
+    whose id is given is read whatever it materializes.
+    """
+
+    def __init__(self, instance: DagsterInstance, names: DagsterNames = UNPREFIXED) -> None:
         self.instance = instance
+        self.names = names
 
     def run_states(self, run_ids: Collection[str]) -> dict[str, RunState]:
         """Runs by id; one that was deleted is left out."""
@@ -194,7 +201,7 @@ class InstanceRuns:
         for start in range(0, len(keys), _CHUNK):
             chunk = keys[start : start + _CHUNK]
             of_keys = db.select(tags.c.run_id).where(tags.c.key == _RUN_KEY, tags.c.value.in_(chunk))
-            for run in self._runs_where(RunsTable.c.run_id.in_(of_keys)):
+            for run in self._own(self._runs_where(RunsTable.c.run_id.in_(of_keys))):
                 if run.run_key is not None:
                     states[run.run_key] = run
         return states
@@ -207,7 +214,7 @@ class InstanceRuns:
         for start in range(0, len(keys), _CHUNK):
             chunk = keys[start : start + _CHUNK]
             of_keys = db.select(tags.c.run_id).where(tags.c.key == _PARTITION, tags.c.value.in_(chunk))
-            for run in self._runs_where(RunsTable.c.run_id.in_(of_keys)):
+            for run in self._own(self._runs_where(RunsTable.c.run_id.in_(of_keys))):
                 if run.partition is not None:
                     states[run.partition] = run
         return states
@@ -215,15 +222,15 @@ class InstanceRuns:
     def runs_ended_since(self, since: float, statuses: Collection[DagsterRunStatus]) -> list[RunState]:
         """Runs in one of these states that changed at or after ``since`` (unix seconds), oldest first."""
         is_in_state = RunsTable.c.status.in_([status.value for status in statuses])
-        return self._runs_where(is_in_state, RunsTable.c.update_timestamp >= _naive(since))
+        return self._own(self._runs_where(is_in_state, RunsTable.c.update_timestamp >= _naive(since)))
 
     def runs_created_since(self, since: float) -> list[RunState]:
         """Runs that were created at or after ``since`` (unix seconds), oldest first."""
-        return self._runs_where(RunsTable.c.create_timestamp >= _naive(since))
+        return self._own(self._runs_where(RunsTable.c.create_timestamp >= _naive(since)))
 
     def runs_in(self, statuses: Collection[DagsterRunStatus]) -> list[RunState]:
         """Runs that are in one of these states now, oldest first."""
-        return self._runs_where(RunsTable.c.status.in_([status.value for status in statuses]))
+        return self._own(self._runs_where(RunsTable.c.status.in_([status.value for status in statuses])))
 
     def awaited_partitions(self, assets: Sequence[str]) -> set[str]:
         """Partitions of these assets for which an unfinished backfill will launch a run."""
@@ -237,7 +244,8 @@ class InstanceRuns:
                 continue
             subsets = (data.target_subset, data.requested_subset, data.failed_and_downstream_subset)
             for asset in assets:
-                targeted, requested, failed = (_partitions_of(subset, asset) for subset in subsets)
+                key = self.names.key(asset)
+                targeted, requested, failed = (_partitions_of(subset, key) for subset in subsets)
                 awaited |= targeted - requested - failed
         return awaited
 
@@ -252,7 +260,8 @@ class InstanceRuns:
         for start in range(0, len(run_ids), _CHUNK):
             chunk = list(run_ids[start : start + _CHUNK])
             for run in self.instance.get_runs(dg.RunsFilter(run_ids=chunk)):
-                selected = sorted(key.to_user_string() for key in run.asset_selection or ())
+                assets = (self.names.asset(key) for key in run.asset_selection or ())
+                selected = sorted(asset for asset in assets if asset is not None)
                 selections[run.run_id] = (run.job_name, selected)
         return selections
 
@@ -349,6 +358,27 @@ class InstanceRuns:
         if limit is not None and limit != slots and (limit > slots or limit in (previous, 0)):
             set_pool(self.instance, pool, slots)
 
+    def _own(self, runs: list[RunState]) -> list[RunState]:
+        """Those of the runs that were launched for an asset of this home: all, where no prefix is set.
+
+        Dagster notes at the creation of a run which assets it is to materialize.
+        """
+        if not self.names.prefix:
+            return runs
+        events, own = SqlEventLogStorageTable, set[str]()
+        beginning = self.names.key("").to_string().removesuffix('""]')
+        storage = self.instance.event_log_storage
+        with storage.index_connection() as connection:  # type: ignore[attr-defined]
+            for start in range(0, len(runs), _CHUNK):
+                run_ids = [run.run_id for run in runs[start : start + _CHUNK]]
+                query = db.select(events.c.run_id).where(
+                    events.c.run_id.in_(run_ids),
+                    events.c.dagster_event_type == dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED.value,
+                    events.c.asset_key.startswith(beginning, autoescape=True),
+                )
+                own.update(connection.execute(query.distinct()).scalars())
+        return [run for run in runs if run.run_id in own]
+
     def _runs_where(self, *conditions: Any) -> list[RunState]:
         """Runs by conditions on their table, oldest first."""
         runs, tags = RunsTable, RunTagsTable
@@ -366,9 +396,9 @@ class InstanceRuns:
         return [_run_state(row, tags_of.get(row["run_id"], {})) for row in rows]
 
 
-def _partitions_of(subset: Any, asset: str) -> frozenset[str]:
+def _partitions_of(subset: Any, asset: dg.AssetKey) -> frozenset[str]:
     """The partitions of one asset in a graph subset of a backfill."""
-    partitions = subset.partitions_subsets_by_asset_key.get(dg.AssetKey(asset))
+    partitions = subset.partitions_subsets_by_asset_key.get(asset)
     return frozenset(partitions.get_partition_keys()) if partitions else frozenset()
 
 

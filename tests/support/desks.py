@@ -14,7 +14,7 @@ from examples.rendered_properties import write_example
 from resources.vision_language_model import VisionLanguageModel
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.settings import Settings, load_settings
-from vlm_assets.definitions import build_defs
+from vlm_assets.home_definitions import build_defs
 from vlm_durable.files.layout import PartitionPaths
 
 KEY = "000000000-000000007"

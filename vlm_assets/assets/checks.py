@@ -341,7 +341,7 @@ def _not_run(name: str, because: str) -> CheckOutcome:
 
 
 def check_specs(
-    asset: str, descriptions: dict[str, str], partitions: dg.PartitionsDefinition[str]
+    asset: dg.AssetKey, descriptions: dict[str, str], partitions: dg.PartitionsDefinition[str]
 ) -> list[dg.AssetCheckSpec]:
     """Blocking, inline checks of an asset, each with the asset's partitions and a sentence for people.
 
@@ -358,7 +358,7 @@ def check_specs(
         ]
 
 
-def check_result(asset: str, outcome: CheckOutcome) -> dg.AssetCheckResult:
+def check_result(asset: dg.AssetKey, outcome: CheckOutcome) -> dg.AssetCheckResult:
     """An outcome as Dagster shows it, with expected, found and the first offending ids.
 
     Dagster's pages read the description as markdown, and it names ids; metadata are plain text.
@@ -378,7 +378,7 @@ def check_result(asset: str, outcome: CheckOutcome) -> dg.AssetCheckResult:
     )
 
 
-def published_file_result(asset: str, verification: Verification) -> dg.AssetCheckResult:
+def published_file_result(asset: dg.AssetKey, verification: Verification) -> dg.AssetCheckResult:
     """The result of the check of the file that is published when a materialization ends."""
     finding = verification.worst
     outcome = CheckOutcome(

@@ -11,6 +11,7 @@ from typing import Final
 
 import dagster as dg
 
+from resources.dagster_names import DagsterNames
 from vlm_assets.assets.fingerprint import (
     OF_THE_PARTITION,
     TEXTS,
@@ -73,15 +74,18 @@ def version_tags(record: PublishedRecord, parts: Mapping[str, str]) -> dict[str,
     }
 
 
-def tags_of_found(record: PublishedRecord, parts: Mapping[str, str], *, newest_event: int) -> dict[str, str]:
+def tags_of_found(
+    record: PublishedRecord, parts: Mapping[str, str], names: DagsterNames, *, newest_event: int
+) -> dict[str, str]:
     """The tags of a published partition that Dagster's database does not know: as a run would have made them.
 
     newest_event: the id of Dagster's latest event, which the descriptions that were embedded precede.
     """
     texts = record.metadata.get("parts", {}).get(TEXTS)
-    upstream, version = (
+    asset, version = (
         ("property_catalog", CATALOG_VERSION.value) if texts is None else ("property_descriptions", texts)
     )
+    upstream = names.key(asset).to_user_string()
     return {
         **version_tags(record, parts),
         f"{_INPUT_DATA}/{upstream}": version,

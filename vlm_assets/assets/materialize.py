@@ -194,6 +194,7 @@ class Materialization:
         self._options = options
         self._beat = beat
         self._settings = settings
+        self._key = settings.names.key(partition.asset)
         self._published = PublishedPartitions(partition.paths.asset)
         self._record = self._published.settled(partition.key)
         alert_failed_canaries(settings)  # of a run that was killed before it could
@@ -230,7 +231,7 @@ class Materialization:
             asset=partition.asset,
             partition=partition.key,
             expected=len(partition.expected_ids),
-            began=_began(context, asset),
+            began=_began(context, settings.names.key(asset)),
         ) as beat:
             # A withdrawal that begins later sees the heartbeat.
             _refuse_withdrawn(context, settings, partition)
@@ -288,25 +289,23 @@ class Materialization:
             yield self._output(Publication(record, changed=False), verified)
             # The file was not made with the current settings, which the checks know: they only warn.
             for outcome in self._work.check(file, accepted=self._accepted_before):
-                yield check_result(
-                    self.partition.asset, replace(outcome, severity=dg.AssetCheckSeverity.WARN)
-                )
-            yield published_file_result(self.partition.asset, Verification(key, record))
+                yield check_result(self._key, replace(outcome, severity=dg.AssetCheckSeverity.WARN))
+            yield published_file_result(self._key, Verification(key, record))
             return
         self._context.log.info(f"{message} Complete and unchanged: no device was needed.")
         outcomes, refusal = self._check(file, accepted=self._accepted_before)
-        results = [check_result(self.partition.asset, outcome) for outcome in outcomes]
+        results = [check_result(self._key, outcome) for outcome in outcomes]
         if refusal is not None:
             # Computed again it would come out the same.
             note_run(self._context, NEEDS_PERSON)
             yield from results
-            yield published_file_result(self.partition.asset, Verification(key, record))
+            yield published_file_result(self._key, Verification(key, record))
             raise refusal
         verified = {"verified": dg.MetadataValue.text(f"{message} No device was needed.")}
         metadata = self._work.metadata(file) | verified | self._internals
         yield self._output(Publication(record, changed=False), metadata)
         yield from results
-        yield published_file_result(self.partition.asset, Verification(key, record))
+        yield published_file_result(self._key, Verification(key, record))
 
     def _fetch(self, record: PublishedRecord) -> bytes | None:
         """The file of a version from the store; waits while the store is away."""
@@ -509,7 +508,7 @@ class Materialization:
         # The device that made the restored rows may have failed since this run began.
         self._refuse_rows_in_doubt(journal)
         self._beat.enter(Phase.PUBLISHING)
-        key, asset = self.partition.key, self.partition.asset
+        key = self.partition.key
         staged = self._published.stage(
             key,
             journal.read_ordered(),
@@ -532,7 +531,7 @@ class Materialization:
             if self._work.would_refuse(failed, accepted=NOT_ACCEPTED) and failed <= accepted.rows:
                 staged.remember({ACCEPTED_FAILED: asdict(replace(accepted, rows=failed))})
             outcomes, refusal = self._check(staged.path, accepted=accepted)
-            results = [check_result(asset, outcome) for outcome in outcomes]
+            results = [check_result(self._key, outcome) for outcome in outcomes]
             if refusal is not None:
                 findings = {outcome.name: outcome.sentence() for outcome in outcomes if not outcome.passed}
                 Refusal(self._generation, findings).write(self.partition.paths)
@@ -540,7 +539,7 @@ class Materialization:
                     note_run(self._context, NEEDS_PERSON)
                 yield from results
                 standing = Verification(key, None) if self._record is None else self._published.verify(key)
-                yield published_file_result(asset, standing)
+                yield published_file_result(self._key, standing)
                 raise refusal
             clear_refusal(self.partition.paths)
             metadata = self._work.metadata(staged.path) | self._restored | computed | self._internals
@@ -553,7 +552,7 @@ class Materialization:
         journal.retire()
         self._retire_stored(self._copying.retire)
         yield from results
-        yield published_file_result(asset, Verification(key, self._published.record(key)))
+        yield published_file_result(self._key, Verification(key, self._published.record(key)))
 
     def _output(
         self, published: StagedFile | Publication, metadata: Metadata
@@ -666,9 +665,9 @@ def root_run_of(context: dg.AssetExecutionContext) -> str:
     return run.get_root_run_id() or run.run_id
 
 
-def _began(context: dg.AssetExecutionContext, asset: str) -> float:
+def _began(context: dg.AssetExecutionContext, asset: dg.AssetKey) -> float:
     """When the work on this asset began, in unix seconds: for a run's first asset, its launch."""
-    first = min(key.to_user_string() for key in context.selected_asset_keys)
+    first = min(context.selected_asset_keys, key=dg.AssetKey.to_user_string)
     stats = context.instance.get_run_stats(context.run.run_id)
     launched = stats.launch_time or stats.start_time
     # Descriptions come first in a run over both, also by their name.

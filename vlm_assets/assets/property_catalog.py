@@ -82,8 +82,8 @@ def build_property_catalog(settings: Settings) -> dg.AssetsDefinition:
     """The asset. With a source in the settings it ingests it; without, it reports the catalogue."""
 
     @dg.asset(
-        name=ASSET,
-        group_name="properties",
+        key=settings.names.key(ASSET),
+        group_name=settings.names.name("properties"),
         kinds={"parquet"},
         owners=settings.owner_list,
         tags=settings.tag_values,

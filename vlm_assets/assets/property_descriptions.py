@@ -60,7 +60,7 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import WITHDRAWN, is_tombstone
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.engine_choice import keep_engine
-from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.resource_settings import IO_MANAGER, control_state
 from vlm_assets.config.settings import Settings
 from vlm_durable.journal.journal import Journal
 from vlm_durable.versions.partition_rows import PartitionRows
@@ -123,32 +123,31 @@ def build_property_descriptions(
     settings: Settings, partitions: dg.PartitionsDefinition[str], *, upstream: str
 ) -> dg.AssetsDefinition:
     """The asset. ``upstream``: the catalogue's asset, which lists the properties."""
+    names = settings.names
 
     @dg.asset(
-        name=ASSET,
+        key=names.key(ASSET),
         partitions_def=partitions,
-        deps=[upstream],
+        deps=[names.key(upstream)],
+        io_manager_key=names.name(IO_MANAGER),
+        required_resource_keys={names.name("gpu"), names.name("vision_language_model")},
         pool="gpu",
-        group_name="properties",
+        group_name=names.name("properties"),
         kinds={"parquet", "transformers"},
         owners=settings.owner_list,
         tags=settings.tag_values,
         code_version=description_code_version(settings),
         metadata=_metadata(settings),
-        check_specs=check_specs(ASSET, DESCRIPTION_CHECKS, partitions),
+        check_specs=check_specs(names.key(ASSET), DESCRIPTION_CHECKS, partitions),
         description=(
             "One structured description a property, by a vision-language model that looks at all of its"
             " images together. One partition is one range of the catalogue and one parquet file. Materialize"
             " resumes what was interrupted; a complete partition is verified and left alone."
         ),
     )
-    def property_descriptions(
-        context: dg.AssetExecutionContext,
-        config: RunOptions,
-        gpu: dg.ResourceParam[GpuResource],
-        vision_language_model: dg.ResourceParam[VisionLanguageModel],
-    ) -> Iterator[Event]:
-        model = vision_language_model
+    def property_descriptions(context: dg.AssetExecutionContext, config: RunOptions) -> Iterator[Event]:
+        gpu: GpuResource = names.resource(context, "gpu")
+        model: VisionLanguageModel = names.resource(context, "vision_language_model")
         catalog, property_range = range_of_run(context, settings)
         work = wait_until_available(
             context,

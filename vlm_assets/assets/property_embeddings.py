@@ -32,6 +32,7 @@ from vlm_assets.assets.materialize import Event, Materialization, Metadata, RunO
 from vlm_assets.assets.partition import INPUTS, OK
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.config.resource_settings import IO_MANAGER
 from vlm_assets.config.settings import Settings
 from vlm_durable.journal.journal import Journal
 from vlm_durable.versions.partition_rows import PartitionRows
@@ -53,21 +54,24 @@ def build_property_embeddings(
     settings: Settings, partitions: dg.PartitionsDefinition[str], *, descriptions: str
 ) -> dg.AssetsDefinition:
     """The asset. ``descriptions``: the asset whose text is embedded."""
+    names = settings.names
     unnamed = f" {NO_EMBEDDER}" if settings.embedding_model is None else ""
 
     @dg.asset(
-        name=ASSET,
+        key=names.key(ASSET),
         partitions_def=partitions,
-        ins={"descriptions": dg.AssetIn(descriptions)},
+        ins={"descriptions": dg.AssetIn(names.key(descriptions))},
+        io_manager_key=names.name(IO_MANAGER),
+        required_resource_keys=set(map(names.name, ("gpu", "vision_language_model", "text_embedding_model"))),
         pool="gpu",
-        group_name="properties",
+        group_name=names.name("properties"),
         kinds={"parquet", "transformers"},
         owners=settings.owner_list,
         tags=settings.tag_values,
         code_version=embedding_code_version(settings),
         # The width is the model's, and asking for it can take a download.
         metadata=table_metadata(settings, ASSET, embedding_rows(1), EMBEDDINGS),
-        check_specs=check_specs(ASSET, EMBEDDING_CHECKS, partitions),
+        check_specs=check_specs(names.key(ASSET), EMBEDDING_CHECKS, partitions),
         description=(
             "One vector a property, made from the text of its description by a text-embedding model. A"
             f" property whose description failed has a row with a null vector.{unnamed}"
@@ -76,11 +80,11 @@ def build_property_embeddings(
     def property_embeddings(
         context: dg.AssetExecutionContext,
         config: RunOptions,
-        gpu: dg.ResourceParam[GpuResource],
-        vision_language_model: dg.ResourceParam[VisionLanguageModel],
-        text_embedding_model: dg.ResourceParam[TextEmbeddingModel],
         descriptions: PartitionRows,
     ) -> Iterator[Event]:
+        gpu: GpuResource = names.resource(context, "gpu")
+        vision_language_model: VisionLanguageModel = names.resource(context, "vision_language_model")
+        text_embedding_model: TextEmbeddingModel = names.resource(context, "text_embedding_model")
         catalog, property_range = range_of_run(context, settings)
         work = EmbeddingWork.for_range(catalog, property_range, descriptions, text_embedding_model)
         with Materialization.begin(context, settings, ASSET, work, config) as run:

@@ -88,9 +88,9 @@ def build_dataset_audit(settings: Settings, *, audited: Sequence[str]) -> dg.Ass
     """The asset. ``audited``: the assets whose files it reads."""
 
     @dg.asset(
-        name=ASSET,
-        deps=list(audited),
-        group_name="properties",
+        key=settings.names.key(ASSET),
+        deps=[settings.names.key(asset) for asset in audited],
+        group_name=settings.names.name("properties"),
         kinds={"duckdb"},
         owners=settings.owner_list,
         tags=settings.tag_values,
@@ -99,7 +99,7 @@ def build_dataset_audit(settings: Settings, *, audited: Sequence[str]) -> dg.Ass
         check_specs=[
             dg.AssetCheckSpec(
                 CHECK,
-                asset=ASSET,
+                asset=settings.names.key(ASSET),
                 description=(
                     "Over all partitions: every published id is there once, ok or failed, no other is, and"
                     " every file is what was published."
@@ -187,6 +187,6 @@ def build_audit_sensor(settings: Settings, audit_asset: dg.AssetsDefinition) -> 
             "Audits the data set once a day, and each hour while something is wrong, so that the alert of a"
             " fault closes by itself."
         ),
-        ticks=Ticks(state),
+        ticks=Ticks(state, settings.names),
         target=audit_asset,
     )

@@ -63,8 +63,8 @@ def build_dataset_plan(settings: Settings) -> dg.AssetsDefinition:
     """The asset. It measures nothing: no device is taken for a look at a page."""
 
     @dg.asset(
-        name=ASSET,
-        group_name="properties",
+        key=settings.names.key(ASSET),
+        group_name=settings.names.name("properties"),
         kinds={"duckdb"},
         owners=settings.owner_list,
         tags=settings.tag_values,

@@ -98,8 +98,8 @@ def build_dataset_progress(settings: Settings) -> dg.AssetsDefinition:
     """The asset. It has no upstream, else its button would ask about each missing partition."""
 
     @dg.asset(
-        name=ASSET,
-        group_name="properties",
+        key=settings.names.key(ASSET),
+        group_name=settings.names.name("properties"),
         kinds={"duckdb"},
         owners=settings.owner_list,
         tags=settings.tag_values,
@@ -164,7 +164,7 @@ def build_progress_sensor(settings: Settings, progress: dg.AssetsDefinition) -> 
         began = (drawn.began or at.now) if works or moved != drawn.seen else 0.0
         if is_due:
             status = read_status(settings, Catalog.open(settings.home))
-            picture = dg.AssetMaterialization(ASSET, metadata=_page(settings, status))
+            picture = dg.AssetMaterialization(settings.names.key(ASSET), metadata=_page(settings, status))
             cursor = json.dumps(asdict(Drawn(moved, moved, at.now, paused, began)))
             return Decided("Drawn.", cursor, events=[picture])
         why = f"Nothing is started: {paused}." if paused else "Nothing has moved, or the picture is young."
@@ -179,7 +179,7 @@ def build_progress_sensor(settings: Settings, progress: dg.AssetsDefinition) -> 
             " every half hour, and once everything is at rest or paused. A tick that draws nothing opens no"
             " partition."
         ),
-        ticks=Ticks(state),
+        ticks=Ticks(state, settings.names),
         target=progress,
     )
 
@@ -192,9 +192,8 @@ def _to_begin(settings: Settings, drawn: Drawn, now: float) -> Decided:
         return Decided("Nothing was ever started.")
     page = {"what to do first": markdown.metadata(markdown.bullets(steps))}
     cursor = json.dumps(asdict(Drawn(shown, shown, now)))
-    return Decided(
-        "What to do first is shown.", cursor, events=[dg.AssetMaterialization(ASSET, metadata=page)]
-    )
+    shown_page = dg.AssetMaterialization(settings.names.key(ASSET), metadata=page)
+    return Decided("What to do first is shown.", cursor, events=[shown_page])
 
 
 def first_steps(settings: Settings) -> list[str]:

@@ -6,10 +6,12 @@ The answers come from what is on disk. The schedule itself is in ``sensors``.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import dagster as dg
 
+from resources.dagster_names import UNPREFIXED, DagsterNames
 from resources.gpu import GpuResource
 from sensors.failed_partitions import FailedPartitions, Watched
 from sensors.retry_decision import ATTEMPTS, Policy
@@ -77,25 +79,30 @@ def build_retries(settings: Settings, partitions: dg.PartitionsDefinition[str]) 
     return build_retrying(
         build_failed_partitions(settings, partitions.get_partition_keys()),
         every_minutes=settings.retry_every_minutes,
-        run_config=retry_config,
-        ticks=Ticks(control_state(settings)),
+        run_config=partial(retry_config, names=settings.names),
+        ticks=Ticks(control_state(settings), settings.names),
     )
 
 
-def retry_config(assets: Sequence[str], before: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
+def retry_config(
+    assets: Sequence[str],
+    before: Mapping[str, Any],
+    *,
+    names: DagsterNames = UNPREFIXED,
+) -> tuple[Mapping[str, Any], bool]:
     """The run config of a new attempt, and whether it repeats what a person had asked of the attempt before.
 
     Finished rows are kept. A recomputation that was cut short or refused is asked for again: otherwise the
     old file would be verified and the request forgotten. So is the decision on stale partitions.
     """
     ops = before.get("ops", {})
-    configs = {asset: ops.get(asset, {}).get("config", {}) for asset in assets}
+    configs = {op: ops.get(op, {}).get("config", {}) for op in map(names.op, assets)}
     if any(config.get("recompute") or config.get("retry_failed") for config in configs.values()):
-        return {"ops": {asset: {"config": config} for asset, config in configs.items()}}, True
+        return {"ops": {op: {"config": config} for op, config in configs.items()}}, True
     if decides_on_stale(before):
         stale_ops = {
-            asset: {"config": {"stale": config["stale"]} if "stale" in config else {}}
-            for asset, config in configs.items()
+            op: {"config": {"stale": config["stale"]} if "stale" in config else {}}
+            for op, config in configs.items()
         }
         return {"ops": stale_ops}, False
     return {}, False

@@ -74,7 +74,7 @@ def build_sensors(settings: Settings, keys: Sequence[str]) -> list[dg.SensorDefi
     too.
     """
     state = control_state(settings)
-    workers, outbox, ticks = Workers(state), Outbox(state), Ticks(state)
+    workers, outbox, ticks = Workers(state), Outbox(state), Ticks(state, settings.names)
     assets = (settings.descriptions, settings.embeddings)
     drift = build_drift_watcher(settings, keys, workers, outbox)
     catalog = CatalogWatch(
@@ -109,7 +109,7 @@ def build_tags_of(settings: Settings) -> TagsOf:
     """The tags by which Dagster compares the versions of what is found on disk, under these settings."""
     meanings = Meanings.from_settings(settings)
     return lambda asset, record, newest_event: tags_of_found(
-        record, meanings.of_asset(asset).parts, newest_event=newest_event
+        record, meanings.of_asset(asset).parts, settings.names, newest_event=newest_event
     )
 
 
@@ -128,7 +128,11 @@ def _liveness_sensors(
     leases = LeasesAfterEnd(Path(gpu.leases_directory), health.ender, silence=health.limits.loading)
     watching = [
         build_worker_health_sensor(
-            health, leases, pool=POOL, ticks=ticks, prepared=lambda: prepared_runs(settings)
+            health,
+            leases,
+            pool=None if settings.names.prefix else POOL,
+            ticks=ticks,
+            prepared=lambda: prepared_runs(settings),
         )
     ]
     if settings.mirror.keeps_copies:
@@ -163,16 +167,18 @@ def build_alerts(
     """
     state = control_state(settings)
     delivery = build_delivery(settings)
+    names = settings.names
     intervals = {sensor.name: float(sensor.minimum_interval_seconds or _USUAL_INTERVAL) for sensor in watched}
     by_hand = tuple(asset for extension in installed() for asset in extension.assets_by_hand(settings))
     scan = AlertScan(
         delivery.outbox,
         assets=(*ASSETS, *by_hand),
         by_hand=by_hand,
-        watched={**intervals, **schedules},
+        watched={names.plain(name): seconds for name, seconds in {**intervals, **schedules}.items()},
         paused=lambda: pause_of(state) is not None,
         working=lambda: {worker.run_id for worker in Workers(state).living()},
         silence=settings.device_wait_seconds + _START_SECONDS,
+        names=names,
     )
     return build_alerts_sensor(scan, delivery, address=lambda: pages_address(settings))
 

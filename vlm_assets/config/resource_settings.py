@@ -157,7 +157,7 @@ def build_resources(settings: Settings) -> dict[str, object]:
     from resources.parquet_io import ParquetIOManager
 
     return {
-        IO_MANAGER: ParquetIOManager(settings.layout, settings.mirror),
+        IO_MANAGER: ParquetIOManager(settings.layout, settings.mirror, settings.names),
         "gpu": build_gpu(settings),
         "vision_language_model": build_vision_language_model(settings),
         "text_embedding_model": build_text_embedding_model(settings),

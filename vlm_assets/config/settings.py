@@ -30,6 +30,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from resources.dagster_names import UNPREFIXED, DagsterNames
 from vlm_durable.commands import command
 from vlm_durable.files.layout import AssetFolders, Home, UnusableHomeError
 from vlm_durable.mirror.bucket import S3Folder, place_of
@@ -347,6 +348,11 @@ class Settings(BaseSettings):
         A divisor of 60, because the schedule's cron begins anew at every full hour: all intervals are equal.
         """
         return max(every for every in _DIVISORS_OF_60 if every <= max(1.0, self.retry_minutes))
+
+    @property
+    def names(self) -> DagsterNames:
+        """How Dagster names what these settings define."""
+        return UNPREFIXED
 
     @property
     def layout(self) -> Home:

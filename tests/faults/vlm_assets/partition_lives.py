@@ -29,7 +29,7 @@ from resources.text_embedding import TextEmbedder, TextEmbeddingModel
 from resources.vision_language_model import VisionLanguageModel
 from vlm_assets.assets import partition, property_descriptions
 from vlm_assets.config.settings import Settings, load_settings
-from vlm_assets.definitions import build_defs
+from vlm_assets.home_definitions import build_defs
 from vlm_durable.journal.journal import Journal
 from vlm_engine.devices.find import Device
 from vlm_engine.model_source import ModelSource

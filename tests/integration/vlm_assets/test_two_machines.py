@@ -43,7 +43,7 @@ from vlm_assets.catalog.withdrawn_ids import (
 from vlm_assets.commands import run as run_module
 from vlm_assets.commands.main import app
 from vlm_assets.config.resource_settings import build_vision_language_model
-from vlm_assets.definitions import build_defs
+from vlm_assets.home_definitions import build_defs
 from vlm_assets.services.home_audit import audit
 from vlm_assets.services.journal_losses import accept_loss, find_losses
 from vlm_assets.services.withdrawal import prepare_withdrawal, undo_withdrawal, withdraw

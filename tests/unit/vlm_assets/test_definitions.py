@@ -14,7 +14,7 @@ from vlm_assets.catalog.ingest import ingest
 from vlm_assets.catalog.ranges import cut_ranges
 from vlm_assets.config.resource_settings import build_resources
 from vlm_assets.config.settings import load_settings
-from vlm_assets.definitions import build_defs
+from vlm_assets.home_definitions import build_defs
 
 LOADING = """
 import json, sys
@@ -111,7 +111,7 @@ def test_without_a_catalogue_the_definitions_load_and_say_what_to_do(tmp_path):
 def test_twenty_thousand_partitions_cost_a_load_nothing_each(home, tmp_path, monkeypatch):
     """Definitions load in every run: with 20,000 ranges they read no file of a partition."""
     ranges = cut_ranges(0, 20_000, 1)
-    monkeypatch.setattr("vlm_assets.definitions._ranges", lambda settings: ranges)
+    monkeypatch.setattr("vlm_assets.home_definitions._ranges", lambda settings: ranges)
     opened: list[str] = []
     settings = load_settings(home=home)
     build_defs(settings)  # what is imported and noted once is there

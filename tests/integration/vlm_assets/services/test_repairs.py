@@ -8,7 +8,7 @@ import dagster as dg
 import pytest
 
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.definitions import build_defs
+from vlm_assets.home_definitions import build_defs
 from vlm_assets.services.home_audit import audit
 from vlm_assets.services.journal_losses import accept_loss, find_losses
 from vlm_assets.services.repairing import put_right, recomputations

@@ -14,7 +14,7 @@ from vlm_assets.assets.property_descriptions import description_rows
 from vlm_assets.assets.property_embeddings import embedding_rows
 from vlm_assets.catalog.catalog_file import SCHEMA
 from vlm_assets.config.settings import load_settings
-from vlm_assets.definitions import build_defs
+from vlm_assets.home_definitions import build_defs
 from vlm_engine.schema import DescriptionSchema, load_schema
 
 

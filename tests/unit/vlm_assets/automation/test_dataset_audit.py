@@ -6,7 +6,7 @@ import dagster as dg
 import pytest
 
 from tests.support.damage import flip_bit
-from vlm_assets.definitions import build_defs
+from vlm_assets.home_definitions import build_defs
 
 FIRST = "000000000-000000002"
 

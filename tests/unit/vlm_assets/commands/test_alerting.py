@@ -164,7 +164,7 @@ def test_the_targets_are_secret_in_the_settings_and_in_their_errors(told):
 
 def test_bad_targets_are_refused_when_the_definitions_load(home, monkeypatch):
     """Refused at load, by position and scheme."""
-    from vlm_assets.definitions import build_defs
+    from vlm_assets.home_definitions import build_defs
 
     monkeypatch.setenv("VLM_ASSETS_ALERT_TARGETS", f"json://host/ slack://{SECRET}")
     with pytest.raises(SettingsError, match=r"VLM_ASSETS_ALERT_TARGETS.*number 2 \(slack\)") as refused:

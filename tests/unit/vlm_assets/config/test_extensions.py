@@ -20,7 +20,7 @@ from vlm_assets.config import extensions
 from vlm_assets.config.engine_choice import require_models
 from vlm_assets.config.resource_settings import build_vision_language_model, control_state
 from vlm_assets.config.settings import SettingsError
-from vlm_assets.definitions import build_defs
+from vlm_assets.home_definitions import build_defs
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.home_backup import back_up
 from vlm_assets.services.withdrawal import prepare_withdrawal, withdraw
