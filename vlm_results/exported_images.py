@@ -31,7 +31,6 @@ from vlm_durable.files.files import TemporaryFile, make_directory, publish_repla
 from vlm_engine.images.fetching import THREADS
 from vlm_engine.images.images import (
     HEAD_BYTES,
-    MAX_FILE_BYTES,
     ImageError,
     ImageErrorKind,
     open_image,
@@ -263,8 +262,6 @@ class ExportedImages:
                 for piece in pieces:
                     suffix = suffix or _format_of(piece, name)[0]
                     copy.write(piece)
-                    if copy.size > MAX_FILE_BYTES:
-                        raise ImageError("too_large", f"{name} grew while it was copied.")
                 file = f"{copy.seal()}{suffix}"
                 publish_replacing(copy.path, self._folder / key / file)
             except BaseException:

@@ -435,6 +435,9 @@ def _named_errors(where: str, *, listing: bool = False) -> Iterator[None]:
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         may_pass = status >= 500 or status == 429 or code in _THROTTLED
         raise _away_error(where, why, may_pass=may_pass) from error
+    except RecursionError as error:  # botocore follows each redirection from within the last one.
+        why = "it redirects each request to an address that redirects it again"
+        raise _away_error(where, why) from error
     except FlexibleChecksumError as error:
         raise ObjectDamagedError(f"{where} is not what its checksum says: {error}") from error
     except BotoCoreError as error:

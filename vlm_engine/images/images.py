@@ -46,6 +46,9 @@ TRANSIENT_IMAGE_KINDS: Final[frozenset[ImageErrorKind]] = frozenset(
 """Kinds that another try may cure; the others stay as they are until a person changes the file."""
 
 MAX_FILE_BYTES: Final = 512 << 20
+_PIECE_BYTES: Final = 4 << 20
+"""Most photographs are one piece, which is not copied."""
+
 MAX_JPEG_SCANS: Final = 500
 """A progressive JPEG has about ten. Each is decoded over the whole image: 6,400 took 99 s."""
 
@@ -309,24 +312,27 @@ def open_image(path: Path | str) -> Iterator[io.FileIO]:
         os.close(descriptor)
 
 
-def read_pieces(
-    stream: io.RawIOBase | io.BytesIO, path: Path | str, *, size: int = 1 << 20
-) -> Iterator[bytes]:
-    """The bytes of an open image in pieces. Raises ImageError where it cannot be read, or is empty."""
-    empty = True
+def read_pieces(stream: io.RawIOBase | io.BytesIO, path: Path | str) -> Iterator[bytes]:
+    """The bytes of an open image in pieces, MAX_FILE_BYTES at most: a file may grow while it is read.
+
+    Raises ImageError where it cannot be read, is empty, or has more.
+    """
+    count = 0
     try:
-        while piece := stream.read(size):
+        while piece := stream.read(_PIECE_BYTES):
+            count += len(piece)
+            if count > MAX_FILE_BYTES:
+                raise ImageError("too_large", f"{path} grew beyond {MAX_FILE_BYTES:,} bytes as it was read.")
             yield piece
-            empty = False
     except OSError as error:
         raise _read_error(path, error) from error
-    if empty:
+    if not count:
         raise ImageError("empty", f"{path} has no bytes in it.")
 
 
 def _read_regular_file(path: Path | str) -> bytes:
     with open_image(path) as stream:
-        return b"".join(read_pieces(stream, path, size=-1))
+        return b"".join(read_pieces(stream, path))
 
 
 def _read_error(path: Path | str, error: OSError) -> ImageError:

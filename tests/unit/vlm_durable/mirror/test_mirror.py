@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pytest
 
 from vlm_durable.files.layout import Home
 from vlm_durable.journal.journal import Journal
-from vlm_durable.mirror.bucket import NoObjectError, S3Folder
+from vlm_durable.mirror.bucket import NoObjectError, S3Folder, StoreAwayError, client
 from vlm_durable.mirror.mirror import NO_MIRROR
 from vlm_durable.mirror.stored_journal import Copying, StoredJournal, pull_others, stored_generations
 from vlm_durable.versions.stored import StoredPartitions
@@ -83,3 +84,47 @@ def test_others_read_a_file_in_the_store_where_there_is_one(tmp_path):
     path = tmp_path / "asset" / "KEY.parquet"
     assert S3Folder("bucket", "home/").uri_of(path, tmp_path) == "s3://bucket/home/asset/KEY.parquet"
     assert NO_MIRROR.uri_of(path, tmp_path) == f"file://{path}"
+
+
+class _Redirecting(BaseHTTPRequestHandler):
+    """Answers each request with a redirection to itself."""
+
+    def do_GET(self) -> None:
+        self.send_response(307)
+        self.send_header("Location", self.path)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.do_GET()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+def test_a_store_that_redirects_for_ever_is_away(monkeypatch: pytest.MonkeyPatch):
+    """The error is one sentence that says what the store does, whatever is asked of it."""
+    server = HTTPServer(("127.0.0.1", 0), _Redirecting)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
+        monkeypatch.setenv(name, "us-east-1")
+    client.cache_clear()
+    folder = S3Folder.parse("s3://bucket/folder")
+    try:
+        for ask in (
+            lambda: folder.get("name", most=9),
+            lambda: folder.head("name"),
+            lambda: folder.put("name", b"content", over=None),
+            lambda: list(folder.names()),
+        ):
+            with pytest.raises(StoreAwayError, match="redirects each request"):
+                ask()
+    finally:
+        server.shutdown()
+        server.server_close()
+        client.cache_clear()

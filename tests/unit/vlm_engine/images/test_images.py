@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
 
+from vlm_engine.images import images
 from vlm_engine.images.images import (
     FORMATS,
     MAX_SOURCE_PIXELS,
@@ -23,6 +24,7 @@ from vlm_engine.images.images import (
     ImageError,
     fitted_size,
     load_image,
+    read_pieces,
     recognised_format,
 )
 
@@ -472,3 +474,14 @@ def test_a_file_is_recognised_by_what_is_in_it(kind, tmp_path):
 def test_what_is_no_image_is_not_recognised(head):
     """Guards: text, pages and programs are not taken for images."""
     assert recognised_format(head) is None
+
+
+def test_a_file_that_grows_while_it_is_read_is_bounded(monkeypatch):
+    """Whoever appends to an image fills no worker's memory, and no shard of an export."""
+    monkeypatch.setattr(images, "MAX_FILE_BYTES", 100)
+    monkeypatch.setattr(images, "_PIECE_BYTES", 10)
+    assert b"".join(read_pieces(io.BytesIO(bytes(100)), "p.jpg")) == bytes(100)
+    endless = io.BytesIO(bytes(1000))
+    with pytest.raises(images.ImageError, match="grew beyond 100 bytes"):
+        list(read_pieces(endless, "p.jpg"))
+    assert endless.tell() <= 110
