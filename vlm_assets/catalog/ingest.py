@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import compress
@@ -67,7 +67,7 @@ from vlm_durable.files.files import make_directory
 from vlm_durable.files.home_claim import claim_home
 from vlm_durable.files.layout import Home
 from vlm_durable.files.lock_files import acquire_lock
-from vlm_durable.mirror.bucket import Place, S3Folder
+from vlm_durable.mirror.bucket import Place, S3Folder, StoredObject
 from vlm_durable.mirror.mirror import NO_MIRROR, Mirror
 from vlm_durable.wording import counted
 
@@ -315,9 +315,9 @@ def ingest(
     source's folder, or for a listing those of the catalogue if it has several. ``skip_bad`` writes the
     entries that cannot be taken to a reject file in the home, and takes the rest. ``options``: how a source
     is read. ``max_images``: the report counts the properties that have more. ``progress`` is told how far it
-    is. ``before_update`` is asked before known properties get other images; what it raises ends the ingest
-    with nothing changed. ``store``: where the catalogue of several machines lies; it is extended first.
-    Nothing is written where nothing changed.
+    is. ``before_update`` is asked before known properties get other images, without the ingest lock; what it
+    raises ends the ingest with nothing changed. ``store``: where the catalogue of several machines lies; it
+    is extended first. Nothing is written where nothing changed.
 
     Raises ListingError (a family: what is wrong with the source, by line), IngestBusyError,
     CatalogUnreadableError, StoreAwayError, and DurableWriteError where the disk refuses; then the catalogue
@@ -329,66 +329,74 @@ def ingest(
     requested_roots = _asked_roots(source, chosen)
     now = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     rejects = home / "rejected" / f"{source.name}-{now}.csv" if skip_bad else None
+    work = f"source {source}"
     flags = {"--update": update, "--close": close, "--skip-bad": skip_bad}
     request = IngestRequest.from_arguments(source, chosen, range_size, options, flags)
     with (
         Problems(source, rejects, request.command("--skip-bad")) as problems,
         ThreadPoolExecutor(_THREADS) as pool,
+        ExitStack() as stack,
     ):
         # With several roots, each path is looked up by its whole name.
         prefix = str(requested_roots[0]) if len(requested_roots) == 1 else ""
         listing = open_listing(source, image_root=prefix, pool=pool, problems=problems, options=options)
-        with only_ingest(home, f"source {source}"):
-            restored = [restore_withdrawn(home)]
-            stored = pull_catalog(home, store)
-            current = _current_catalog(home)
-            root = _roots_for(current, requested_roots, source, request)
+        stack.enter_context(only_ingest(home, work))
+        restored = [restore_withdrawn(home)]
+        before = stored, current, withdrawn = _standing(home, store)
+        root = _roots_for(current, requested_roots, source, request)
 
-            def advance(done: int, properties: int, images: int) -> None:
-                progress(IngestProgress("reading", done, listing.total, properties, images))
+        def advance(done: int, properties: int, images: int) -> None:
+            progress(IngestProgress("reading", done, listing.total, properties, images))
 
-            listed = gather(listing, root, pool=pool, problems=problems, advance=advance)
-            problems.refuse()
-            _check_not_empty(listed, source, problems)
-            counts = len(listed.codes), len(listed.sizes)
-            progress(IngestProgress("writing the catalogue", listing.total, listing.total, *counts))
+        listed = gather(listing, root, pool=pool, problems=problems, advance=advance)
+        problems.refuse()
+        _check_not_empty(listed, source, problems)
+        counts = len(listed.codes), len(listed.sizes)
+        progress(IngestProgress("writing the catalogue", listing.total, listing.total, *counts))
 
-            unlisted = unlisted_ids(home, current, store)
-            merge = _Merge(listed, update, close, unlisted, source, read_withdrawn(home))
-            header = _header(current, home, root, range_size, unlisted)
-            roots, roots_before = _roots(header), _roots(current.header) if current is not None else ()
-            moved = current is not None and roots != roots_before
-            is_wider = roots[: len(roots_before)] == roots_before
-            data = merge.next_catalog(current, header)
-            _refuse_unsafe(merge, root, home, changes_roots=moved and not is_wider)
-            if merge.stale:
-                next_header = CatalogHeader.from_footer(pq.read_metadata(pa.BufferReader(data)))
-                path = catalog_path(home).absolute()
-                before_update(NextCatalog(home.absolute(), path, next_header, data), merge.stale)
-            if merge.withdrawn is not None and merge.unknown_tombstones:
-                save_withdrawn(home, merge.withdrawn)
-                share_withdrawn(home, store)
-                restored.append(
-                    f"{counted(merge.unknown_tombstones, 'properties were', 'property was')} missing from"
-                    " the list of withdrawn ids,"
-                    " and were restored from the tombstones of the catalogue."
+        unlisted = unlisted_ids(home, current, store)
+        merge = _Merge(listed, update, close, unlisted, source, withdrawn)
+        header = _header(current, home, root, range_size, unlisted)
+        roots, roots_before = _roots(header), _roots(current.header) if current is not None else ()
+        moved = current is not None and roots != roots_before
+        is_wider = roots[: len(roots_before)] == roots_before
+        data = merge.next_catalog(current, header)
+        _refuse_unsafe(merge, root, home, changes_roots=moved and not is_wider)
+        if merge.stale:
+            next_header = CatalogHeader.from_footer(pq.read_metadata(pa.BufferReader(data)))
+            path = catalog_path(home).absolute()
+            stack.close()  # A person who is asked may be away for hours: nobody else waits for the lock.
+            before_update(NextCatalog(home.absolute(), path, next_header, data), merge.stale)
+            stack.enter_context(only_ingest(home, work))
+            if _standing(home, store) != before:
+                raise IngestBusyError(
+                    f"The catalogue of {home} was changed while you were asked. This ingest changed nothing."
+                    f" Do it again: {request.command()}."
                 )
-            written = bool(merge.new or merge.new_ranges or merge.stale or merge.changed_in_tail or moved)
-            if written:
-                extend_catalog(home, data, store=store, over=stored)
-            else:
-                check_copies(home)
-            before = header.range_size if current is None else current.header.range_size
-            report = _report(Catalog.open(home), request, merge, listing, problems, max_images)
-            return replace(
-                report,
-                written=written,
-                moved=moved,
-                withdrawn=merge.left_out,
-                restored=tuple(filter(None, restored)),
-                range_size_before=before,
-                range_size_asked=None if range_size in (None, before) else range_size,
+        if merge.withdrawn is not None and merge.unknown_tombstones:
+            save_withdrawn(home, merge.withdrawn)
+            share_withdrawn(home, store)
+            restored.append(
+                f"{counted(merge.unknown_tombstones, 'properties were', 'property was')} missing from"
+                " the list of withdrawn ids,"
+                " and were restored from the tombstones of the catalogue."
             )
+        written = bool(merge.new or merge.new_ranges or merge.stale or merge.changed_in_tail or moved)
+        if written:
+            extend_catalog(home, data, store=store, over=stored)
+        else:
+            check_copies(home)
+        size_before = header.range_size if current is None else current.header.range_size
+        report = _report(Catalog.open(home), request, merge, listing, problems, max_images)
+        return replace(
+            report,
+            written=written,
+            moved=moved,
+            withdrawn=merge.left_out,
+            restored=tuple(filter(None, restored)),
+            range_size_before=size_before,
+            range_size_asked=None if range_size in (None, size_before) else range_size,
+        )
 
 
 def _refuse_unsafe(merge: _Merge, root: AnyImageRoot, home: Path, *, changes_roots: bool) -> None:
@@ -570,11 +578,14 @@ def _rows(columns: list[Any]) -> Any:
     return with_inputs_digest(pa.table(columns, schema=pa.schema([SCHEMA.field(at) for at in range(4)])))
 
 
-def _current_catalog(home: Path) -> Catalog | None:
+def _standing(home: Path, store: Mirror) -> tuple[StoredObject | None, Catalog | None, WithdrawnIds | None]:
+    """The catalogue in the store, the one in the home, and the list of withdrawn ids."""
+    stored = pull_catalog(home, store)
     try:
-        return Catalog.open(home)
+        current = Catalog.open(home)
     except CatalogMissingError:
-        return None
+        current = None
+    return stored, current, read_withdrawn(home)
 
 
 @contextmanager

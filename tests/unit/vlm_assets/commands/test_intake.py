@@ -6,12 +6,13 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest, only_ingest
+from vlm_assets.catalog.ingest import IngestBusyError, ingest, only_ingest
 from vlm_assets.commands import intake
 from vlm_assets.commands.main import app
 from vlm_assets.services.status import read_status
@@ -128,6 +129,24 @@ def test_an_update_is_asked_about_on_a_terminal(dataset, update, monkeypatch, an
     assert images_of(dataset) == (("new.jpg",) if answer else ("7.jpg",))
     with only_ingest(dataset.settings.home, "another one"):
         pass
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_nobody_waits_for_the_one_who_is_asked(dataset, update, tmp_path, monkeypatch, changes: bool) -> None:
+    """While a person thinks, another ingest may run. Then what was agreed to is of a former catalogue."""
+    other = tmp_path / "other.jsonl"
+    other.write_text(json.dumps({"property_id": "p99" if changes else "p1", "images": ["1.jpg"]}) + "\n")
+    root = dataset.catalog.images.path
+
+    def agreed(question: str, yes: bool) -> bool:
+        ingest(other, dataset.settings.home, image_root=Path(root))
+        return True
+
+    monkeypatch.setattr(intake, "agreed", agreed)
+    done = CliRunner().invoke(app, update)
+    assert (type(done.exception) is IngestBusyError) is changes
+    assert images_of(dataset) == (("7.jpg",) if changes else ("new.jpg",))
+    assert dataset.catalog.rows == (10 if changes else 9)
 
 
 def test_an_update_as_json_is_never_done_unasked(dataset, update) -> None:
