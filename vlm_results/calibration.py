@@ -17,7 +17,7 @@ import numpy as np
 from vlm_assets.config.settings import Settings
 from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, write_sealed
 from vlm_results.confidence_statistics import Bin, Curve, cross_calibrated, reliability
-from vlm_results.labels import FieldLabels, Judged, field_labels
+from vlm_results.labels import FieldLabels, Judged, teaching_labels
 from vlm_results.quality import Quality
 
 _FILE: Final = "calibration.json"
@@ -65,7 +65,7 @@ def learn_curves(
     calibrations = []
     for made_with, fields in quality.confidences.items():
         for field in fields:
-            labels = field_labels(judged.get(made_with, ()), field)
+            labels = teaching_labels(judged.get(made_with, ()), field)
             before = kept.get((made_with, field))
             if before is not None and before.labels.digest == labels.digest:
                 calibrations.append(before)

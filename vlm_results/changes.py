@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import typer
 
+from vlm_assets.assets.fingerprint import digest_of
 from vlm_assets.assets.partition import INPUTS
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import is_tombstone
@@ -39,6 +40,7 @@ from vlm_durable.files.sealed_json import BrokenSealError, refuse_newer_format, 
 from vlm_durable.versions.partition_files import PartitionFiles, PublishedRecord, highest
 from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_durable.wording import counted
+from vlm_results.guarantee import CONFIDENCE, EVERYTHING, RAW, Guarantee, shown_rows
 from vlm_results.published_table import (
     DescribedRows,
     answer_digest,
@@ -160,7 +162,8 @@ class PointInTime(Nothing):
         vectors = None
         if embedded is not None and are_vectors_of(embedded[0], record):
             vectors = PartitionRows(embedded[1]).to_table(["ordinal", "embedding"])
-        rows = PartitionRows(path).to_table(list(_COLUMNS))
+        guarantee = Guarantee.read(self._settings)
+        rows = shown_rows(PartitionRows(path).to_table([*_COLUMNS, CONFIDENCE]), guarantee.of(record))
         return _rows_of(DescribedRows(rows, vectors, record, embedded and embedded[0]))
 
     def _file(self, asset: AssetFolders, key: str) -> tuple[PublishedRecord, Path] | None:
@@ -186,8 +189,9 @@ class PointInTime(Nothing):
 class RowSnapshot:
     """What a caller was told until then, in a file: one row group a partition. Raises CommandError."""
 
-    def __init__(self, path: Path, catalog: Catalog) -> None:
+    def __init__(self, path: Path, catalog: Catalog, guarantee: Guarantee = EVERYTHING) -> None:
         self.path = path
+        self._guarantee = guarantee
         try:
             # One file for all partitions: its footer is large, and is read with each opening.
             self._file = pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=False)
@@ -206,7 +210,7 @@ class RowSnapshot:
 
     def has(self, described: PublishedRecord, embedded: PublishedRecord | None) -> bool:
         """Whether this version was told."""
-        return self.told.get(described.key) == _version(described, embedded)
+        return self.told.get(described.key) == _version(self._guarantee, described, embedded)
 
     def rows(self, key: str) -> Rows:
         """The rows of a partition that were told."""
@@ -282,6 +286,7 @@ def changes(
 
     Raises CommandError, PublishedError, OSError.
     """
+    guarantee = Guarantee.read(settings)
     described = published_records(settings.descriptions, catalog)
     embedded = published_records(settings.embeddings, catalog)
     keys = sorted({*described, *since.told})
@@ -291,11 +296,11 @@ def changes(
         # A partition that was told and has no record is a case for the audit: nothing of it is told.
         if record is None or since.has(record, vectors):
             if following is not None:
-                version = since.told[key] if record is None else _version(record, vectors)
+                version = since.told[key] if record is None else _version(guarantee, record, vectors)
                 following.add(key, version, since.rows(key) or {})
             continue
         read, before = read_described(settings, key, _COLUMNS), since.rows(key)
-        version, current = _version(read.described, read.embedded), _rows_of(read)
+        version, current = _version(guarantee, read.described, read.embedded), _rows_of(read)
         if read.vectors is None and read.embedded is not None and _is_being_withdrawn(settings, key):
             # Until its vectors are rewritten too, all rows look as if they had lost theirs: told next time.
             version, current = _NOT_TOLD, before or {}
@@ -304,8 +309,10 @@ def changes(
         yield from _compared(before, current)
 
 
-def _version(described: PublishedRecord, embedded: PublishedRecord | None) -> Version:
-    return described.sha256, None if embedded is None else embedded.sha256
+def _version(guarantee: Guarantee, described: PublishedRecord, embedded: PublishedRecord | None) -> Version:
+    """The digests of the files, the first with that of what the guarantee shows of it."""
+    shown = f"{described.sha256}{guarantee.version_of(described)}"
+    return shown, None if embedded is None else embedded.sha256
 
 
 def _is_being_withdrawn(settings: Settings, key: str) -> bool:
@@ -338,7 +345,8 @@ def _rows_of(read: DescribedRows) -> Rows:
     rows = {}
     for row in read.rows.to_pylist():
         ordinal, vector = row["ordinal"], vectors.get(row["ordinal"], b"")
-        content = f"{row['status']}\0{answer_digest({INPUTS: None, **row})}\0".encode() + vector
+        shown = digest_of(row["description"]) if RAW in row else ""
+        content = f"{row['status']}\0{answer_digest({INPUTS: None, **row})}\0{shown}".encode() + vector
         digest = hashlib.sha256(content).digest()[:_DIGEST_BYTES]
         rows[ordinal] = Row(row["property_id"], digest, row["status"], bool(vector))
     return rows
@@ -358,7 +366,7 @@ def _since(text: str | None, settings: Settings, catalog: Catalog) -> Since:
     if text is None:
         return Nothing()
     if Path(text).exists():
-        return RowSnapshot(Path(text), catalog)
+        return RowSnapshot(Path(text), catalog, Guarantee.read(settings))
     try:
         time = datetime.fromisoformat(text)
     except ValueError:

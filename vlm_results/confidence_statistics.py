@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
-Positions = npt.NDArray[np.int64]
+Counts = npt.NDArray[np.int64]
 
 GRID: Final = (
     0.0, 0.3, 0.4, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.825, 0.85, 0.875, 0.9, 0.91, 0.92, 0.93, 0.94,
@@ -36,7 +36,7 @@ BINS: Final = 10
 _FOLDS: Final = 5
 
 
-def cell_counts(confidences: Floats) -> npt.NDArray[np.int64]:
+def cell_counts(confidences: Floats) -> Counts:
     """How many confidences lie from each threshold of the grid up to the next."""
     cells = np.searchsorted(GRID, confidences, side="right") - 1
     return np.bincount(np.clip(cells, 0, None), minlength=len(GRID)).astype(np.int64)
@@ -86,7 +86,7 @@ class Certified:
 
 
 def certify(
-    confidences: Floats, right: Flags, population: npt.NDArray[np.int64], *, target: float, risk: float
+    confidences: Floats, right: Flags, population: Counts, *, target: float, risk: float
 ) -> Certified | None:
     """The lowest threshold above which at least the target's share of all answers is right; None if none is.
 
@@ -194,7 +194,7 @@ class Draw:
     weights: what each counts for in a mean over the population; 1 where all have the same chance.
     """
 
-    positions: Positions
+    positions: Counts
     is_random: Flags
     weights: Floats
 

@@ -24,6 +24,7 @@ from vlm_durable.state.pause import pause_of
 from vlm_durable.state.workers import Workers
 from vlm_durable.wording import counted
 from vlm_results.calibration import Calibration, learn_curves
+from vlm_results.certification import FieldPromise, certify_promises
 from vlm_results.confidence_statistics import calibration_error
 from vlm_results.labels import read_judged
 from vlm_results.quality import FieldAnswers, Kind, Quality, Suspicion, assess_quality
@@ -82,7 +83,10 @@ def calibration_table(calibrations: Sequence[Calibration]) -> Markdown:
 
 
 def quality_metadata(
-    quality: Quality, reviewed: Accuracy, calibrations: Sequence[Calibration] = ()
+    quality: Quality,
+    reviewed: Accuracy,
+    calibrations: Sequence[Calibration] = (),
+    promises: Sequence[FieldPromise] = (),
 ) -> dict[str, dg.MetadataValue]:
     """The metadata of a materialization. Dagster plots its numbers over time."""
     picture = quality_picture(quality)
@@ -94,6 +98,8 @@ def quality_metadata(
         diagrams = markdown.picture(reliability_picture(calibrations), alt="how sure and how often right")
         metadata["reliability"] = markdown.metadata(diagrams)
         metadata["calibration"] = markdown.metadata(calibration_table(calibrations))
+    if promises:
+        metadata["guarantee"] = markdown.metadata(markdown.bullets(one.sentence() for one in promises))
     if quality.findings:
         metadata["odd"] = markdown.metadata(markdown.bullets(map(_sentence, quality.findings[:_SHOWN])))
     metadata["findings"] = dg.MetadataValue.int(len(quality.findings))
@@ -166,7 +172,8 @@ def build_dataset_quality(settings: Settings) -> dg.AssetsDefinition:
         judged = read_judged(settings, catalog)
         calibrations = learn_curves(settings, quality, judged)
         right = accuracy(settings.home, published_answers(settings, catalog))
-        metadata = quality_metadata(quality, right, calibrations)
+        promises = certify_promises(settings, quality, judged)
+        metadata = quality_metadata(quality, right, calibrations, promises)
         metadata["changed"] = dg.MetadataValue.float(changed)
         yield dg.MaterializeResult(metadata=metadata, check_results=check_results(quality))
 

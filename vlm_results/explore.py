@@ -32,7 +32,8 @@ from vlm_durable.commands import command
 from vlm_durable.files.files import make_directory, write_replacing
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.wording import counted
-from vlm_results.published_table import are_vectors_of, published_records
+from vlm_results.guarantee import Guarantee
+from vlm_results.published_table import are_vectors_of, published_records, read_rows
 from vlm_results.search import comparable
 from vlm_results.word_index import forget_words
 
@@ -65,7 +66,9 @@ def explore_table(settings: Settings, catalog: Catalog, *, sample: int) -> pa.Ta
         for key, vectors_record in embedded.items()
         if key in described and are_vectors_of(vectors_record, described[key])
     ]
-    made_of = [_FORMAT, sample, *((key, described[key].sha256, embedded[key].sha256) for key in keys)]
+    guarantee = Guarantee.read(settings)
+    shown_as = {key: f"{described[key].sha256}{guarantee.version_of(described[key])}" for key in keys}
+    made_of = [_FORMAT, sample, *((key, shown_as[key], embedded[key].sha256) for key in keys)]
     kept = _folder(settings) / f"{digest_of(made_of)}.parquet"
     if kept.exists():
         return pq.read_table(kept)
@@ -85,7 +88,7 @@ def explore_table(settings: Settings, catalog: Catalog, *, sample: int) -> pa.Ta
     for bounds in doing_each("reading the sample, partitions", ranges):
         drawn_here = drawn[(drawn >= bounds.start) & (drawn < bounds.stop)]
         if len(drawn_here):
-            tables.append(_rows(settings, bounds.key, pa.array(drawn_here)))
+            tables.append(_rows(settings, guarantee, bounds.key, pa.array(drawn_here)))
     # Permissive: a field that is null in all rows of a partition has no type of its own in this partition.
     table = pa.concat_tables(tables, promote_options="permissive")
     doing("laying out the map")
@@ -100,12 +103,13 @@ def explore_table(settings: Settings, catalog: Catalog, *, sample: int) -> pa.Ta
     return table
 
 
-def _rows(settings: Settings, key: str, drawn: pa.Array) -> pa.Table:
+def _rows(settings: Settings, guarantee: Guarantee, key: str, drawn: pa.Array) -> pa.Table:
     """The drawn rows of a partition: fields as columns, and the vector last."""
-    described, embedded = PublishedPartitions(settings.descriptions), PublishedPartitions(settings.embeddings)
-    table = described.read(key).to_table(["property_id", "ordinal", "description", *_OWN])
-    table = table.filter(pc.is_in(table["ordinal"], value_set=drawn))
-    vectors = embedded.read(key).to_table(["ordinal", "embedding"]).combine_chunks()
+    columns = ["property_id", "ordinal", "description", *_OWN]
+    table = read_rows(settings, guarantee, key, columns, ordinals=drawn).select(columns)
+    vectors = (
+        PublishedPartitions(settings.embeddings).read(key).to_table(["ordinal", "embedding"]).combine_chunks()
+    )
     positions = pc.index_in(table["ordinal"], value_set=vectors["ordinal"].chunk(0))
     rows = []
     for row in table.to_pylist():

@@ -46,6 +46,7 @@ from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.wording import counted
 from vlm_engine.schema import description_text
 from vlm_results.exported_images import FOLDER, ExportedImages, Images, ShardImages, huggingface_features
+from vlm_results.guarantee import RAW, Guarantee, as_json
 from vlm_results.published_table import (
     Mask,
     Where,
@@ -94,7 +95,7 @@ _LATER_COLUMNS: Final = {
 """Columns that files of earlier versions may lack: null there."""
 
 _EXPORTED: Final = (
-    "property_id", "ordinal", "status", "description", "text", "answer", "error_kind", "error", "model",
+    "property_id", "ordinal", "status", "description", RAW, "text", "answer", "error_kind", "error", "model",
     "model_revision", "described_at", "image_names", "image_uris", "images_used", "images_failed",
     "embedding", "embedding_model",
 )  # fmt: skip
@@ -131,6 +132,12 @@ class _Task:
     images: ExportedImages
     embedded: Mapping[str, PublishedRecord]
     width: int
+    guarantee: Guarantee
+
+    def guarantee_of(self, described: PublishedRecord) -> dict[str, str]:
+        """What is shown of a partition's answers; nothing without a guarantee."""
+        version = self.guarantee.version_of(described)
+        return {"guarantee": version} if version else {}
 
 
 def export(
@@ -175,7 +182,7 @@ def export(
     embedded = published_records(settings.embeddings, catalog)
     task = _Task(
         settings, catalog, folder, format_, mask, raw_cells, exported_images, embedded,
-        _width(settings, embedded),
+        _width(settings, embedded), Guarantee.read(settings),
     )  # fmt: skip
     expected = sum(rows.values())
     with _locked(folder):
@@ -197,7 +204,8 @@ def export(
             images=total("images"),
             images_missing=total("images_missing"),
         )
-        _finish(folder, {**question, "image_roots": exported_images.roots}, notes, exported)
+        promised = as_json(settings)
+        _finish(folder, {**question, **promised, "image_roots": exported_images.roots}, notes, exported)
     return exported
 
 
@@ -334,6 +342,7 @@ def _sources(
 ) -> dict[str, object]:
     """What the rows of a shard come from: digests, and where the images are."""
     return {
+        **task.guarantee_of(described),
         "listed": task.catalog.slice_digest(PropertyRange.from_key(key)),
         "described": described.sha256,
         "embedded": None if embedded is None else embedded.sha256,
@@ -359,7 +368,7 @@ def _shard(task: _Task, key: str) -> tuple[pa.Table, dict[str, object]]:
         for description in rows["description"].to_pylist()
     ]
     rows = rows.append_column("text", pa.array(texts, pa.string()))
-    decided = rows.select([name for name in (INPUTS, "description") if name in rows.schema.names])
+    decided = rows.select([name for name in (INPUTS, "description", RAW) if name in rows.schema.names])
     answers = [
         None if row["description"] is None else answer_digest({INPUTS: None, **row})
         for row in decided.to_pylist()

@@ -26,7 +26,8 @@ from vlm_durable.versions.partition_files import PublishedError
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_engine.schema import same
 from vlm_results.confidence_statistics import Flags, Floats
-from vlm_results.published_table import CONFIDENCE, answer_digest, field_confidences
+from vlm_results.guarantee import CONFIDENCE
+from vlm_results.published_table import answer_digest, field_confidences
 
 _COLUMNS: Final = ("property_id", "ordinal", "status", "description", INPUTS, CONFIDENCE)
 
@@ -63,15 +64,18 @@ class FieldLabels:
         return len(self.right)
 
 
-def field_labels(judged: Iterable[Judged], field: str, *, certifying: int | None = None) -> FieldLabels:
-    """The labels of a field. certifying: only those that may certify, the first so many of them."""
-    chosen = [
-        property_
-        for property_ in judged
-        if field in property_.right
-        and field in property_.confidences
-        and (property_.is_random if certifying is not None else property_.weight > 0)
-    ][:certifying]
+def teaching_labels(judged: Iterable[Judged], field: str) -> FieldLabels:
+    """The labels of a field that say something of all answers, by their weights."""
+    return _labels([one for one in judged if one.weight > 0], field)
+
+
+def certifying_labels(judged: Iterable[Judged], field: str, most: int | None = None) -> FieldLabels:
+    """The labels of a field's random sample, in which each has the same weight: the first so many of them."""
+    return _labels([one for one in judged if one.is_random], field, most)
+
+
+def _labels(judged: Sequence[Judged], field: str, most: int | None = None) -> FieldLabels:
+    chosen = [one for one in judged if field in one.right and field in one.confidences][:most]
     content = "".join(f"{one.answer}{one.right[field]:d}{one.weight:g};" for one in chosen)
     return FieldLabels(
         np.array([one.confidences[field] for one in chosen], np.float64),

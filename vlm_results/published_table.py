@@ -29,15 +29,22 @@ from vlm_durable.commands import command
 from vlm_durable.files.layout import AssetFolders
 from vlm_durable.versions.partition_files import PublishedRecord, RecordDamagedError
 from vlm_durable.versions.published import PublishedPartitions
+from vlm_results.guarantee import (
+    CONFIDENCE,
+    RAW,
+    Guarantee,
+    Thresholds,
+    limits_by_file,
+    quoted,
+    shown_description,
+    shown_rows,
+)
 
 if TYPE_CHECKING:
     import duckdb
 
 NAME = "properties"
 """The view that a person's SQL may name."""
-
-CONFIDENCE = "confidence"
-"""The column with the confidence of each field; files of earlier versions lack it."""
 
 MEMORY = "1GB"
 
@@ -101,7 +108,7 @@ def are_vectors_of(vectors: PublishedRecord, described: PublishedRecord) -> bool
 class DescribedRows:
     """A partition as it was published at one moment. vectors: None if there are none of these descriptions.
 
-    rows: the asked columns that the file has. vectors: ``ordinal``, ``embedding`` and ``model``.
+    rows: as ``read_rows`` gives them. vectors: ``ordinal``, ``embedding`` and ``model``.
     """
 
     rows: pa.Table
@@ -110,12 +117,42 @@ class DescribedRows:
     embedded: PublishedRecord | None
 
 
+def read_rows(
+    settings: Settings,
+    guarantee: Guarantee,
+    key: str,
+    columns: Sequence[str],
+    *,
+    ordinals: pa.Array | None = None,
+) -> pa.Table:
+    """Read rows of a partition as they are shown. Everything that shows answers to others reads them here.
+
+    columns: those that the file has are read. With a guarantee and a description, RAW is one more column.
+    ordinals: of the rows, all unless given. Raises PublishedError.
+    """
+    published = PublishedPartitions(settings.descriptions)
+    read = dict.fromkeys((*columns, *((CONFIDENCE,) if guarantee.targets else ())))
+    for _ in range(_ATTEMPTS):
+        record = published.record(key) if guarantee.targets else None
+        rows = published.read(key).to_table(list(read))
+        # The thresholds are those of these rows, not those of rows that were published before.
+        if not guarantee.targets or published.record(key) == record:
+            break
+    else:
+        raise _changes_all_the_time(key)
+    if ordinals is not None:
+        rows = rows.filter(pc.is_in(rows["ordinal"], value_set=ordinals))
+    rows = shown_rows(rows, guarantee.of(record))
+    return rows.select([name for name in rows.column_names if name in columns or name == RAW])
+
+
 def read_described(settings: Settings, key: str, columns: Sequence[str]) -> DescribedRows:
     """Read a partition's descriptions and their vectors, both of one moment. Raises PublishedError."""
+    guarantee = Guarantee.read(settings)
     described, embedded = PublishedPartitions(settings.descriptions), PublishedPartitions(settings.embeddings)
     for _ in range(_ATTEMPTS):
         record, vectors_record = described.record(key), embedded.record(key)
-        rows = described.read(key).to_table(list(columns))
+        rows = read_rows(settings, guarantee, key, columns)
         vectors = (
             None if vectors_record is None else embedded.read(key).to_table(["ordinal", "embedding", "model"])
         )
@@ -123,18 +160,25 @@ def read_described(settings: Settings, key: str, columns: Sequence[str]) -> Desc
         if (described.record(key), embedded.record(key)) == (record, vectors_record):
             break
     else:
-        raise CommandError(f"Partition {key} changes all the time. Do it again when its runs are over.")
+        raise _changes_all_the_time(key)
     assert record is not None
     if vectors_record is not None and not are_vectors_of(vectors_record, record):
         vectors = None  # They were made from other texts than those of these rows.
     return DescribedRows(rows.combine_chunks(), vectors, record, vectors_record)
 
 
+def _changes_all_the_time(key: str) -> CommandError:
+    return CommandError(f"Partition {key} changes all the time. Do it again when its runs are over.")
+
+
 def answer_digest(row: Mapping[str, Any]) -> str:
-    """A digest of what was answered for a property, and of what decided it. row: with INPUTS."""
+    """A digest of what was answered for a property, and of what decided it. row: with INPUTS.
+
+    Of the raw answer where the row has it: what is shown of it may change.
+    """
     # The inputs too: a new model gives some answers like the last. If verdicts counted for these alone, the
     # accuracy would leave out its other answers.
-    return digest_of([row[INPUTS], row["description"]])
+    return digest_of([row[INPUTS], row[RAW] if RAW in row else row["description"]])
 
 
 def field_confidences(column: pa.ChunkedArray, name: str) -> npt.NDArray[np.float64]:
@@ -160,7 +204,10 @@ def matching_rows(settings: Settings, catalog: Catalog, where: str) -> Mask:
     keys = published_records(settings.descriptions, catalog)
     if not keys:
         raise CommandError(f"No description is published yet: {command('run')}.")
-    paths = [settings.descriptions.partition(key).published for key in keys]
+    guarantee = Guarantee.read(settings)
+    paths = {
+        settings.descriptions.partition(key).published: guarantee.of(record) for key, record in keys.items()
+    }
     doing(f"looking for which properties --where holds, {SECONDS:g} s at most")
     mask = np.zeros(catalog.rows, dtype=np.bool_)
     with table(paths) as connection:
@@ -192,20 +239,27 @@ def matching_rows(settings: Settings, catalog: Catalog, where: str) -> Mask:
 
 
 @contextmanager
-def table(paths: list[Path]) -> Iterator[duckdb.DuckDBPyConnection]:
+def table(files: Mapping[Path, Thresholds]) -> Iterator[duckdb.DuckDBPyConnection]:
     """A connection with the view over these files of descriptions, and access to nothing else.
+
+    files: with the thresholds of the guarantee, below which an answer is null in the view.
 
     Run only one SELECT on it: a COPY could write to the files that it may read.
     """
     import duckdb
 
-    columns = _view_columns(paths)
-    names = [str(path) for path in paths]
+    columns, types = _view_columns(list(files))
+    names = [str(path) for path in files]
+    limits = limits_by_file({str(path): thresholds for path, thresholds in files.items()})
+    rows = "SELECT *"
+    if limits:
+        rows = f"SELECT * REPLACE ({shown_description(limits, types)} AS description), description AS {RAW}"
+        columns += f", {RAW}"
     with duckdb.connect(config={"memory_limit": MEMORY, "preserve_insertion_order": False}) as connection:
-        listed = ", ".join(_quoted(name, "'") for name in names)
+        listed = ", ".join(quoted(name, "'") for name in names)
         connection.execute(
-            f"CREATE VIEW {NAME} AS SELECT {columns}"  # noqa: S608 - names quoted
-            f" FROM read_parquet([{listed}], union_by_name=true, hive_partitioning=false)"
+            f"CREATE VIEW {NAME} AS SELECT {columns} FROM ({rows}"  # noqa: S608 - names quoted
+            f" FROM read_parquet([{listed}], union_by_name=true, hive_partitioning=false, filename=true))"
         )
         connection.execute(f"SET allowed_paths=[{listed}]")
         connection.execute("SET enable_external_access=false")
@@ -213,19 +267,21 @@ def table(paths: list[Path]) -> Iterator[duckdb.DuckDBPyConnection]:
         yield connection
 
 
-def _view_columns(paths: list[Path]) -> str:
-    """The row's own columns, the description, and each of its fields that has no column's name."""
-    fields: Mapping[str, None] = {}
+def _view_columns(paths: list[Path]) -> tuple[str, dict[str, pa.StructType]]:
+    """The row's own columns, the description, and each of its fields that has no column's name.
+
+    With them the types of description and confidence, of all fields.
+    """
+    types: dict[str, pa.StructType] = {}
     for path in (paths[0], paths[-1]):
         schema = pq.read_schema(path)
-        described = schema.field("description").type if "description" in schema.names else ()
-        fields = {**fields, **dict.fromkeys(field.name for field in described)}
+        for name in ("description", CONFIDENCE):
+            if name in schema.names:
+                fields = {field.name: field for field in [*types.get(name, ()), *schema.field(name).type]}
+                types[name] = pa.struct(list(fields.values()))
     last = set(pq.read_schema(paths[-1]).names)
     own = [name for name in _COLUMNS if name in last]
-    nested = [f"description.{_quoted(name)} AS {_quoted(name)}" for name in fields if name not in own]
+    fields_shown = [field.name for field in types.get("description", ()) if field.name not in own]
+    nested = [f"description.{quoted(name)} AS {quoted(name)}" for name in fields_shown]
     description = ["description"] if "description" in last else []
-    return ", ".join([*own, *description, *nested])
-
-
-def _quoted(name: str, mark: str = '"') -> str:
-    return mark + name.replace(mark, mark * 2) + mark
+    return ", ".join([*own, *description, *nested]), types

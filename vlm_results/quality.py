@@ -39,7 +39,8 @@ from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.wording import counted
 from vlm_engine.schema import DescriptionSchema, load_schema, same
 from vlm_results.confidence_statistics import GRID, cell_counts
-from vlm_results.published_table import CONFIDENCE, field_confidences
+from vlm_results.guarantee import CONFIDENCE
+from vlm_results.published_table import field_confidences
 
 CONTRADICTIONS = "CONTRADICTIONS"
 """Name of a class variable of the user's schema: the name of each contradiction, and its condition in SQL."""

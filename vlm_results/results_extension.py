@@ -40,10 +40,13 @@ class ResultsExtension(Extension):
         return dg.Definitions(assets=[quality], sensors=[build_quality_sensor(settings, quality)])
 
     def doctor_checks(self) -> Sequence[DoctorCheck]:
-        """Whether the known truth reads, which answers are compared with."""
-        from vlm_results.truth_check import examine_truth
+        """Whether the known truth reads, and whether promised fields exist."""
+        from vlm_results.truth_check import examine_guarantee, examine_truth
 
-        return (DoctorCheck("truth", examine_truth, is_quick=True),)
+        return (
+            DoctorCheck("truth", examine_truth, is_quick=True),
+            DoctorCheck("guarantee", examine_guarantee, is_quick=True),
+        )
 
     def forget(self, settings: Settings, ids: Collection[str], keys: Sequence[str]) -> Iterator[str]:
         """All tables and words, and every verdict on these properties."""

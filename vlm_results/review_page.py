@@ -26,6 +26,7 @@ from vlm_assets.services.command_error import CommandError
 from vlm_assets.webserver.server import serve_page
 from vlm_durable.files.sealed_json import FormatVersionError
 from vlm_durable.wording import counted
+from vlm_results.certification import certify_published
 from vlm_results.review import (
     Reviewed,
     VerdictError,
@@ -220,6 +221,7 @@ def review_command(
             say(f"{taken.known} were kept before.")
         if taken.replaced:
             say(f"{taken.replaced} are of answers that are published no more, and were not taken.")
+        _say_promises(current, catalog)
         return
     # Read before the page opens: a damaged line is reported before a person begins.
     right = accuracy(current.home, published_answers(current, catalog))
@@ -238,3 +240,10 @@ def review_command(
         say(f"{name}: right in {share.sentence()} of {share.total}")
     if right.note:
         say(right.note)
+    _say_promises(current, catalog)
+
+
+def _say_promises(settings: Settings, catalog: Catalog) -> None:
+    """What the labels show of each promised field, and how many are missing."""
+    for promise in certify_published(settings, catalog):
+        say(promise.sentence())

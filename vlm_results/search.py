@@ -39,7 +39,8 @@ from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.wording import counted
 from vlm_engine.model_source import NO_EMBEDDER
-from vlm_results.published_table import Mask, Where, matching_rows, readable_records
+from vlm_results.guarantee import Guarantee
+from vlm_results.published_table import Mask, Where, matching_rows, read_rows, readable_records
 from vlm_results.word_index import find_words
 
 BATCH_ROWS: Final = 8192
@@ -195,7 +196,7 @@ def _by_words(settings: Settings, catalog: Catalog, request: _Request, *, every:
     """
     described, damaged = readable_records(settings.descriptions, catalog)
     words = find_words(
-        settings.descriptions,
+        settings,
         described,
         request.text or "",
         mask=request.mask,
@@ -413,13 +414,13 @@ def descriptions_of(
     ordinals_by_key = defaultdict[str, list[int]](list)
     for hit in hits:
         ordinals_by_key[catalog.range_of(hit.ordinal).key].append(hit.ordinal)
-    published = PublishedPartitions(settings.descriptions)
+    guarantee = Guarantee.read(settings)
     descriptions: dict[int, dict[str, object]] = {}
     for key, ordinals in ordinals_by_key.items():
         with contextlib.suppress(PublishedError, OSError, pa.ArrowException):
-            for batch in published.read(key).iter_batches(["ordinal", "description"]):
-                rows = batch.filter(pc.is_in(batch["ordinal"], pa.array(ordinals, pa.int64())))
-                descriptions |= {row["ordinal"]: dict(row["description"] or {}) for row in rows.to_pylist()}
+            chosen = pa.array(ordinals, pa.int64())
+            rows = read_rows(settings, guarantee, key, ["ordinal", "description"], ordinals=chosen)
+            descriptions |= {row["ordinal"]: dict(row["description"] or {}) for row in rows.to_pylist()}
     return descriptions
 
 

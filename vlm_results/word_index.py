@@ -18,13 +18,14 @@ import pyarrow as pa
 
 from vlm_assets.assets.partition import OK
 from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.config.settings import Settings
 from vlm_assets.services.progress import doing
 from vlm_durable.files.files import make_directory
-from vlm_durable.files.layout import AssetFolders, Home
+from vlm_durable.files.layout import Home
 from vlm_durable.files.lock_files import locked
 from vlm_durable.versions.partition_files import PublishedError, PublishedRecord
-from vlm_durable.versions.published import PublishedPartitions
-from vlm_results.published_table import Mask
+from vlm_results.guarantee import Guarantee
+from vlm_results.published_table import Mask, read_rows
 
 _FORMAT: Final = 1
 """Raise this number when the same description gets other words."""
@@ -67,7 +68,7 @@ class WordMatches:
 
 
 def find_words(
-    asset: AssetFolders,
+    settings: Settings,
     records: Mapping[str, PublishedRecord],
     text: str,
     *,
@@ -80,16 +81,17 @@ def find_words(
     every: only rows that have all of its words. Words that most rows have are passed over in any case.
     Raises OSError if the index can be neither read nor written.
     """
-    with _locked(asset.home):
+    home = settings.descriptions.home
+    with _locked(home):
         try:
-            return _find(asset, records, text, mask, most, every)
+            return _find(settings, records, text, mask, most, every)
         except sqlite3.DatabaseError:
             # It is damaged or of an earlier version, and can be built again.
-            _remove(asset.home)
+            _remove(home)
         try:
-            return _find(asset, records, text, mask, most, every)
+            return _find(settings, records, text, mask, most, every)
         except sqlite3.DatabaseError as error:
-            raise OSError(f"{asset.home.word_index} cannot be written: {error}") from error
+            raise OSError(f"{home.word_index} cannot be written: {error}") from error
 
 
 def forget_words(home: Home) -> None:
@@ -134,32 +136,36 @@ def _remove(home: Home) -> None:
 
 
 def _find(
-    asset: AssetFolders,
+    settings: Settings,
     records: Mapping[str, PublishedRecord],
     text: str,
     mask: Mask | None,
     most: int,
     every: bool,
 ) -> WordMatches:
-    with contextlib.closing(sqlite3.connect(asset.home.word_index, isolation_level=None)) as connection:
-        asset.home.word_index.chmod(0o600)
+    index = settings.descriptions.home.word_index
+    with contextlib.closing(sqlite3.connect(index, isolation_level=None)) as connection:
+        index.chmod(0o600)
         if connection.execute("PRAGMA user_version").fetchone()[0] != _FORMAT:
             if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 raise sqlite3.DatabaseError("of another version")
             connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version={_FORMAT}; COMMIT")
-        unread = _follow(connection, asset, records)
+        unread = _follow(connection, settings, records)
         rows = connection.execute("SELECT count(*) FROM words_docsize").fetchone()[0]
         return WordMatches(tuple(_ranked(connection, text, rows, mask, most, every)), rows, unread)
 
 
 def _follow(
-    connection: sqlite3.Connection, asset: AssetFolders, records: Mapping[str, PublishedRecord]
+    connection: sqlite3.Connection, settings: Settings, records: Mapping[str, PublishedRecord]
 ) -> dict[str, str]:
     """Bring the index up to date. Returns why a partition cannot be read, by its key."""
+    guarantee = Guarantee.read(settings)
+    # The column has the digest of the file, and of the thresholds below which its answers have no words.
+    versions = {key: record.sha256 + guarantee.version_of(record) for key, record in records.items()}
     indexed = dict(connection.execute("SELECT key, sha256 FROM partitions"))
     removed = [key for key in indexed if key not in records]
-    changed = [key for key, record in records.items() if indexed.get(key) != record.sha256]
-    published, unread = PublishedPartitions(asset), {}
+    changed = [key for key, version in versions.items() if indexed.get(key) != version]
+    unread = {}
     work = [*removed, *changed]
     for start in range(0, len(work), _PARTITIONS_TOGETHER):
         if len(work) > _PARTITIONS_TOGETHER:
@@ -176,22 +182,22 @@ def _follow(
                 continue
             try:
                 # Read all rows before the first is written: the index has a whole partition or nothing of it.
-                rows = list(_rows(published, key))
+                rows = list(_rows(settings, guarantee, key))
             except (PublishedError, OSError, pa.ArrowException) as error:
                 unread[key] = str(error)
                 continue
             connection.executemany("INSERT INTO words(rowid, text) VALUES (?, ?)", rows)
-            connection.execute("INSERT INTO partitions VALUES (?, ?)", (key, records[key].sha256))
+            connection.execute("INSERT INTO partitions VALUES (?, ?)", (key, versions[key]))
         connection.execute("COMMIT")
     return unread
 
 
-def _rows(published: PublishedPartitions, key: str) -> Iterator[tuple[int, str]]:
-    for batch in published.read(key).iter_batches(["ordinal", "status", "description"]):
-        columns = (batch[name].to_pylist() for name in ("ordinal", "status", "description"))
-        for ordinal, status, description in zip(*columns, strict=True):
-            if status == OK:
-                yield ordinal, words_of(description)
+def _rows(settings: Settings, guarantee: Guarantee, key: str) -> Iterator[tuple[int, str]]:
+    names = ("ordinal", "status", "description")
+    rows = read_rows(settings, guarantee, key, names)
+    for ordinal, status, description in zip(*(rows[name].to_pylist() for name in names), strict=True):
+        if status == OK:
+            yield ordinal, words_of(description)
 
 
 def _ranked(

@@ -174,7 +174,7 @@ MUTANTS = (
     Mutant(_EXPORT, "            task.images.remove(key)\n", "            pass\n", "copies of what is exported no more are removed"),
     Mutant(_REVIEW, 'reviewed is None or reviewed.answer != line["answer"]', "reviewed is None", "a verdict is of the answer that was judged"),
     Mutant(_REVIEW, "before.judgement == verdict.judgement", "False", "a verdict is not taken twice"),
-    Mutant(_CHANGES, "self.told.get(described.key) == _version(described, embedded)", "described.key in self.told",
+    Mutant(_CHANGES, "self.told.get(described.key) == _version(self._guarantee, described, embedded)", "described.key in self.told",
            "a new version of a partition is compared"),
     Mutant(_CHANGES, "digest()[:_DIGEST_BYTES]", "digest()[:0].ljust(16)", "a row that differs is told"),
     Mutant(_CHANGES, ".encode() + vector", ".encode()", "another vector is told"),

@@ -128,6 +128,12 @@ class Settings(BaseSettings):
     truth: Path | None = None
     """What is right of some properties (CSV, JSONL or parquet with property_id and fields): dataset_quality
     says how far the descriptions agree."""
+    guarantee: str = ""
+    """Shares of right answers, as FIELD>=SHARE with commas between, such as 'roof>=0.95, has_pool>=0.98':
+    search, export and explore show null for answers of these fields that are not sure enough, with the raw
+    answer beside (docs/confidence.md). Default: every answer is shown."""
+    guarantee_risk: Annotated[float, Field(gt=0.0, le=0.5)] = 0.05
+    """Chance that any of these fields has fewer right answers than the guarantee says."""
     max_new_tokens: PositiveInt = Field(512, le=100_000)
     """Tokens an answer may have in its first attempt."""
     max_images: PositiveInt = Field(12, le=500)
@@ -325,6 +331,23 @@ class Settings(BaseSettings):
             if not re.fullmatch(r"[A-Za-z0-9_.-]{1,63}=[A-Za-z0-9_.-]{0,63}", tag):
                 raise ValueError(f"{tag!r} is no tag: write NAME=VALUE, of letters, digits, '_', '.' and '-'")
         return tags
+
+    @field_validator("guarantee")
+    @classmethod
+    def _shares_by_field(cls, guarantee: str) -> str:
+        for part in guarantee.split(",") if guarantee.strip() else ():
+            match = re.fullmatch(r"\s*([^\s>=,]+)\s*>=\s*(0?\.\d+)\s*", part)
+            if match is None or not 0 < float(match[2]) < 1:
+                raise ValueError(f"{part!r} is no promise: write FIELD>=SHARE with a share below 1")
+        if len({part.split(">=")[0].strip() for part in guarantee.split(",")}) <= guarantee.count(","):
+            raise ValueError("a field is named twice")
+        return guarantee
+
+    @property
+    def guarantee_targets(self) -> dict[str, float]:
+        """The promised share of right answers, by field."""
+        pairs = (part.split(">=") for part in self.guarantee.split(",") if part.strip())
+        return {field.strip(): float(share) for field, share in pairs}
 
     @property
     def owner_list(self) -> list[str]:

@@ -12,7 +12,7 @@ from vlm_results import calibration
 from vlm_results.calibration import LEAST_LABELS, learn_curves, read_curves
 from vlm_results.confidence_statistics import calibration_error
 from vlm_results.dataset_quality import ASSET, build_dataset_quality
-from vlm_results.labels import field_labels, read_judged
+from vlm_results.labels import certifying_labels, read_judged, teaching_labels
 from vlm_results.quality import assess_quality
 from vlm_results.review import append_verdict, draw_sample, verdict_of
 
@@ -86,7 +86,7 @@ def test_a_truth_file_and_a_larger_model_teach_but_a_model_does_not_certify(tmp_
         curves = learn(dataset)
         assert {len(one.labels) for one in curves} == {len(ids)}
         (judged,) = read_judged(dataset.settings, dataset.catalog).values()
-        assert len(field_labels(judged, "floors", certifying=10**6)) == certifying
+        assert len(certifying_labels(judged, "floors")) == certifying
 
 
 def test_only_what_chance_drew_certifies_and_a_verdict_that_is_given_again_stays_in_the_sample(tmp_path):
@@ -97,8 +97,8 @@ def test_only_what_chance_drew_certifies_and_a_verdict_that_is_given_again_stays
     judge_sample(dataset, 40, seed=2, why="floors: 0.61", weight=0.0, by_chance=False)
     (judged,) = read_judged(dataset.settings, dataset.catalog).values()
     ids = {one.property_id for one in drawn}
-    assert len(field_labels(judged, "floors", certifying=10**6)) == len(ids)
-    assert len(field_labels(judged, "floors")) == len(ids)
+    assert len(certifying_labels(judged, "floors")) == len(ids)
+    assert len(teaching_labels(judged, "floors")) == len(ids)
     assert len(judged) > len(ids)
 
 
@@ -109,7 +109,7 @@ def test_verdicts_as_truth_file_do_not_let_suspicious_ones_certify(tmp_path, kep
     dataset = sure_dataset(tmp_path, truth=truth)
     judge_sample(dataset, 60, weight=0.0, by_chance=False)
     (judged,) = read_judged(dataset.settings, dataset.catalog).values()
-    assert len(field_labels(judged, "floors", certifying=10**6)) == 0
+    assert len(certifying_labels(judged, "floors")) == 0
 
 
 def test_rows_without_confidence_teach_nothing_and_stop_nothing(tmp_path):

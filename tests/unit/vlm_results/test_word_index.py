@@ -40,7 +40,7 @@ def home(dataset):
 
 def find(home, text="a pool", **asked) -> list[str]:
     records, _ = readable_records(home.settings.descriptions, home.catalog)
-    found = find_words(home.settings.descriptions, records, text, **{"most": 20, **asked})
+    found = find_words(home.settings, records, text, **{"most": 20, **asked})
     names = [row["property_id"] for key in home.keys for row in home.rows(key)]
     return sorted(names[ordinal] for _, ordinal in found.ranked)
 
@@ -50,7 +50,7 @@ def test_words_follow_what_is_published(home, monkeypatch) -> None:
     assert find(home) == sorted(POOLS)
     read = []
     rows = word_index._rows
-    monkeypatch.setattr(word_index, "_rows", lambda published, key: read.append(key) or rows(published, key))
+    monkeypatch.setattr(word_index, "_rows", lambda *of, rows=rows: read.append(of[-1]) or rows(*of))
     assert find(home) == sorted(POOLS)
     assert read == []
     home.describe(home.keys[0], with_pools({"p0"}), text="other", settings="t")
@@ -129,14 +129,14 @@ def test_two_searches_at_once_and_a_kill_in_the_middle(home) -> None:
         "from vlm_results.published_table import readable_records\n"
         "settings = load_settings(home=sys.argv[1])\n"
         "rows = word_index._rows\n"
-        "def killed(published, key):\n"
+        "def killed(settings, guarantee, key):\n"
         "    if key == sys.argv[2]:\n"
         "        os.kill(os.getpid(), 9)\n"
-        "    return rows(published, key)\n"
+        "    return rows(settings, guarantee, key)\n"
         "word_index._rows = killed\n"
         "word_index._PARTITIONS_TOGETHER = 1\n"
         "records, _ = readable_records(settings.descriptions, Catalog.open(settings.home))\n"
-        "word_index.find_words(settings.descriptions, records, 'pool', most=9)\n"
+        "word_index.find_words(settings, records, 'pool', most=9)\n"
     )
     ended = subprocess.run([sys.executable, "-c", script, str(home.settings.home), home.keys[1]], timeout=120)
     assert ended.returncode == -9

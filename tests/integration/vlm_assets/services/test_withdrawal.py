@@ -99,7 +99,7 @@ def keep_beside(settings, gone, stays):
     (checkpoint,) = (training / "checkpoints").iterdir()
     set_aside(checkpoint, paths.quarantine, keep=True)
     records, _ = readable_records(settings.descriptions, Catalog.open(settings.home))
-    find_words(settings.descriptions, records, "a house", most=1)
+    find_words(settings, records, "a house", most=1)
     return [settings.home / "review.jsonl", shown, training / "samples.jsonl", checkpoint]
 
 

@@ -1,0 +1,230 @@
+"""What is shown keeps the promise: null below a threshold that labels have shown, and for nothing else."""
+
+import json
+from collections import Counter
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.support.sure_answers import sure_dataset
+from vlm_assets.config.settings import Settings, SettingsError, load_settings
+from vlm_results import explore
+from vlm_results.certification import certify_published
+from vlm_results.changes import Nothing, RowSnapshot, SnapshotWriter, changes
+from vlm_results.export import Format, export
+from vlm_results.exported_images import Images
+from vlm_results.guarantee import FILE, Guarantee
+from vlm_results.published_table import matching_rows, published_records, read_described, read_rows
+from vlm_results.review import published_answers
+from vlm_results.search import Hit, descriptions_of
+from vlm_results.truth_check import examine_guarantee
+from vlm_results.word_index import find_words
+
+PROMISE = {"guarantee": "has_pool>=0.9", "guarantee_risk": 0.05}
+COLUMNS = ("property_id", "ordinal", "status", "description", "inputs_digest")
+
+
+@pytest.fixture(scope="module")
+def promised(tmp_path_factory):
+    """A home whose truth file, of a random sample of 700, has shown the promise."""
+    folder = tmp_path_factory.mktemp("promised")
+    dataset = sure_dataset(folder, truth=folder / "truth.jsonl", guarantee="has_pool>=0.95")
+    dataset.write_truth(dataset.settings.truth, [f"p{number}" for number in range(0, 2000, 3)])
+    (promise,) = certify_published(dataset.settings, dataset.catalog)
+    assert promise.threshold is not None
+    return dataset, promise
+
+
+def raw_rows(dataset):
+    """The rows of all files as they are."""
+    paths = [dataset.settings.descriptions.partition(key).published for key in dataset.keys]
+    return [row for path in paths for row in pq.read_table(path).to_pylist()]
+
+
+def shown_by_id(dataset, threshold):
+    """What should be shown of ``has_pool``, by the raw confidence alone."""
+    return {
+        row["property_id"]: row["description"]["has_pool"]
+        if row["confidence"]["has_pool"] >= threshold
+        else None
+        for row in raw_rows(dataset)
+    }
+
+
+def test_every_reader_shows_the_same_nulls_and_keeps_the_raw_answer(promised, tmp_path):
+    """Search, its conditions and its words, export, explore and changes: none shows what is not promised."""
+    dataset, promise = promised
+    settings, catalog = dataset.settings, dataset.catalog
+    expected = shown_by_id(dataset, promise.threshold)
+    assert 0 < sum(value is None for value in expected.values()) < len(expected)
+    assert promise.shown == sum(value is not None for value in expected.values())
+    raw = {row["property_id"]: row["description"] for row in raw_rows(dataset)}
+
+    rows = [row for key in dataset.keys for row in read_described(settings, key, COLUMNS).rows.to_pylist()]
+    assert {row["property_id"]: row["description"]["has_pool"] for row in rows} == expected
+    assert {row["property_id"]: row["raw_description"] for row in rows} == raw
+    assert all(row["description"]["floors"] == raw[row["property_id"]]["floors"] for row in rows)
+
+    ordinals = {row["property_id"]: row["ordinal"] for row in rows}
+    for condition, value in (("has_pool IS NULL", None), ("has_pool", True), ("NOT has_pool", False)):
+        mask = matching_rows(settings, catalog, condition)
+        assert {name for name, at in ordinals.items() if mask[at]} == {
+            name for name, shown in expected.items() if shown is value
+        }
+    mask = matching_rows(settings, catalog, "description.has_pool IS NULL AND raw_description.has_pool")
+    assert mask.sum() == sum(expected[name] is None and raw[name]["has_pool"] for name in raw)
+
+    hits = [Hit(name, at, 1.0) for name, at in ordinals.items()]
+    found = descriptions_of(settings, catalog, hits)
+    assert {name: found[at]["has_pool"] for name, at in ordinals.items()} == expected
+
+    words = find_words(
+        settings, published_records(settings.descriptions, catalog), "pool", most=5000, every=True
+    )
+    assert {at for _, at in words.ranked} == {ordinals[name] for name, shown in expected.items() if shown}
+
+    exported = tmp_path / "out"
+    export(settings, catalog, exported, Format.jsonl, images=Images.none)
+    lines = [json.loads(line) for path in exported.glob("*.jsonl") for line in path.read_text().splitlines()]
+    assert {line["property_id"]: line["description"]["has_pool"] for line in lines} == expected
+    assert {line["property_id"]: line["raw_description"] for line in lines} == raw
+    assert all(
+        ("has_pool" in json.loads(line["text"])) is (expected[line["property_id"]] is not None)
+        for line in lines
+    )
+    about = json.loads((exported / "export.json").read_text())
+    assert about["guarantee"] == {"shares": {"has_pool": 0.95}, "risk": 0.05}
+
+    dataset.embed(dataset.keys[0])
+    drawn = explore._rows(settings, Guarantee.read(settings), dataset.keys[0], pa.array(range(500)))
+    explored = dict(zip(drawn["property_id"].to_pylist(), drawn["has_pool"].to_pylist(), strict=True))
+    assert explored == {name: expected[name] for name in explored}
+
+    assert Counter(change.change for change in changes(settings, catalog, Nothing())) == {"new": 2000}
+
+
+def test_without_the_setting_every_answer_is_shown_as_it_is(promised):
+    """No column more, no null more, and no file is read for it."""
+    dataset, _ = promised
+    settings = dataset.settings.model_copy(update={"guarantee": ""})
+    guarantee = Guarantee.read(settings)
+    rows = [row for key in dataset.keys for row in read_rows(settings, guarantee, key, COLUMNS).to_pylist()]
+    assert [row["description"] for row in rows] == [row["description"] for row in raw_rows(dataset)]
+    assert set(rows[0]) == set(COLUMNS)
+
+
+def test_answers_of_another_model_or_without_confidence_are_promised_nothing(tmp_path):
+    """The labels are on the first model's answers. Both kinds of rows are null until there are labels."""
+    dataset = sure_dataset(tmp_path, truth=tmp_path / "truth.jsonl", **PROMISE)
+    dataset.write_truth(dataset.settings.truth, [f"p{number}" for number in range(1000)])
+    dataset.answer(dataset.keys[2], model="other")
+    dataset.answer(dataset.keys[3], without_confidence=True)
+    certify_published(dataset.settings, dataset.catalog)
+    guarantee = Guarantee.read(dataset.settings)
+    shares = []
+    for key in dataset.keys:
+        rows = read_rows(dataset.settings, guarantee, key, COLUMNS).to_pylist()
+        shares.append(sum(row["description"]["has_pool"] is not None for row in rows) / len(rows))
+    assert min(shares[:2]) > 0.5
+    assert shares[2:] == [0.0, 0.0]
+    mask = matching_rows(dataset.settings, dataset.catalog, "has_pool IS NOT NULL")
+    assert (mask[:1000].mean() > 0.5, mask[1000:].any()) == (True, False)
+
+
+def test_with_too_few_labels_nothing_is_promised_and_their_number_is_said(tmp_path):
+    """120 of the 300 of the first look: all is null, and 180 are missing."""
+    dataset = sure_dataset(tmp_path, truth=tmp_path / "truth.jsonl", **PROMISE)
+    dataset.write_truth(dataset.settings.truth, [f"p{number}" for number in range(120)])
+    (promise,) = certify_published(dataset.settings, dataset.catalog)
+    assert (promise.threshold, promise.missing) == (None, 180)
+    assert "180 labels of a random sample are missing" in promise.sentence()
+    rows = read_described(dataset.settings, dataset.keys[0], COLUMNS).rows.to_pylist()
+    assert {row["description"]["has_pool"] for row in rows} == {None}
+
+
+def test_a_look_is_done_once_and_again_only_when_its_labels_change(promised):
+    """Partitions that are added later do not test the same labels again, at another population."""
+    dataset, promise = promised
+    path = dataset.settings.state_directory / FILE
+    before = path.read_bytes()
+    (again,) = certify_published(dataset.settings, dataset.catalog)
+    assert again.looks == promise.looks
+    assert path.read_bytes() == before
+    path.write_bytes(before[:-5])  # A damaged file promises nothing until the next look.
+    assert set(Guarantee.read(dataset.settings).of(None).values()) == {None}
+    (again,) = certify_published(dataset.settings, dataset.catalog)
+    assert [look.threshold for look in again.looks] == [look.threshold for look in promise.looks]
+
+
+def test_labels_that_are_gone_promise_nothing_any_more(tmp_path):
+    """A withdrawal takes labels away: the look that they were enough for does not count."""
+    dataset = sure_dataset(tmp_path, truth=tmp_path / "truth.jsonl", **PROMISE)
+    for labels, promises in ((300, True), (299, False)):
+        dataset.write_truth(dataset.settings.truth, [f"p{number}" for number in range(labels)])
+        (promise,) = certify_published(dataset.settings, dataset.catalog)
+        assert (promise.threshold is not None) is promises
+        shown = Guarantee.read(dataset.settings).of(dataset.descriptions.record(dataset.keys[0]))
+        assert (shown["has_pool"] is not None) is promises
+
+
+def test_who_follows_is_told_when_other_answers_are_shown(tmp_path):
+    """A threshold changes no file. Rows whose answer is shown or hidden now are changed, and no others."""
+    dataset = sure_dataset(tmp_path, truth=tmp_path / "truth.jsonl", **PROMISE)
+    dataset.write_truth(dataset.settings.truth, [f"p{number}" for number in range(100)])
+    certify_published(dataset.settings, dataset.catalog)
+    settings, catalog = dataset.settings, dataset.catalog
+    with SnapshotWriter.opened(tmp_path / "seen", catalog) as writer:
+        assert len(list(changes(settings, catalog, Nothing(), writer))) == 2000
+        writer.finish()
+
+    def told():
+        since = RowSnapshot(tmp_path / "seen", catalog, Guarantee.read(settings))
+        return [change.property_id for change in changes(settings, catalog, since)]
+
+    assert told() == []
+    dataset.write_truth(settings.truth, [f"p{number}" for number in range(600)])
+    (promise,) = certify_published(settings, catalog)
+    expected = shown_by_id(dataset, promise.threshold)
+    assert set(told()) == {name for name, shown in expected.items() if shown is not None}
+
+
+def test_an_exported_shard_is_written_anew_when_other_answers_are_shown(tmp_path):
+    """The digest of the partition is the same, the rows are not."""
+    dataset = sure_dataset(tmp_path, truth=tmp_path / "truth.jsonl", **PROMISE)
+    dataset.write_truth(dataset.settings.truth, [f"p{number}" for number in range(600)])
+    settings, catalog = dataset.settings, dataset.catalog
+    folder = tmp_path / "out"
+    kept = [export(settings, catalog, folder, Format.csv, images=Images.none).kept for _ in range(2)]
+    certify_published(settings, catalog)
+    kept += [export(settings, catalog, folder, Format.csv, images=Images.none).kept for _ in range(2)]
+    assert kept == [0, 4, 0, 4]
+
+
+def test_verdicts_are_on_the_raw_answer(promised):
+    """What is shown may change with each look; what was judged does not."""
+    dataset, _ = promised
+    rows = read_described(dataset.settings, dataset.keys[0], COLUMNS).rows.to_pylist()
+    assert any(row["description"] != row["raw_description"] for row in rows)
+    plain = dataset.settings.model_copy(update={"guarantee": ""})
+    assert published_answers(dataset.settings, dataset.catalog) == published_answers(plain, dataset.catalog)
+
+
+@pytest.mark.parametrize(
+    "text", ["roof", "roof>0.9", "roof>=1", "roof>=0", "roof>=95", "roof>=.9,roof>=.8", ","]
+)
+def test_a_promise_that_is_none_is_refused(monkeypatch, text):
+    """A share of 1 can be shown by no sample; a percentage or a field named twice is a slip."""
+    with pytest.raises(SettingsError, match="GUARANTEE"):
+        load_settings(guarantee=text)
+
+
+def test_doctor_says_that_a_promised_field_is_none_of_the_schema():
+    """A slip in a name would show nobody what the field says."""
+    settings = Settings(
+        guarantee="floors>=0.9, rof>=0.95", description_schema="tests.support.sure_answers:House"
+    )
+    ((level, sentence),) = examine_guarantee(settings)
+    assert level == "error"
+    assert "'rof'" in sentence
+    assert settings.guarantee_targets == {"floors": 0.9, "rof": 0.95}

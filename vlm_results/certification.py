@@ -1,0 +1,146 @@
+"""Certification: what labels of a random sample show of each promised field, and how many are missing.
+
+Looks are at fixed numbers of labels, and each is done once (``confidence_statistics.looks``). So it costs
+nothing to look at the results while one labels: between two looks nothing is tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+import numpy as np
+
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.config.settings import Settings
+from vlm_durable.commands import command
+from vlm_durable.wording import counted
+from vlm_results.confidence_statistics import GRID, Counts, certify, looks, next_look
+from vlm_results.guarantee import LookResult, field_risk, lowest_threshold, read_looks, write_looks
+from vlm_results.labels import Judged, certifying_labels, read_judged
+from vlm_results.quality import Quality, assess_quality
+
+
+@dataclass(frozen=True, eq=False)
+class FieldPromise:
+    """What is promised of a field's answers that were made with the same settings.
+
+    population: how many of these answers have a confidence in each cell of the grid. labels: those of the
+    random sample. looks: those that were done, in their order.
+    """
+
+    made_with: str
+    field: str
+    target: float
+    risk: float
+    population: Counts
+    labels: int
+    looks: tuple[LookResult, ...]
+
+    @property
+    def threshold(self) -> float | None:
+        """The confidence from which on answers are shown; None if nothing is promised."""
+        return lowest_threshold(self.looks)
+
+    @property
+    def answers(self) -> int:
+        """The answers that have a confidence."""
+        return int(self.population.sum())
+
+    @property
+    def shown(self) -> int:
+        """The answers that are shown."""
+        return 0 if self.threshold is None else int(self.population[GRID.index(self.threshold) :].sum())
+
+    @property
+    def missing(self) -> int:
+        """How many labels are missing for the next test."""
+        return next_look(self.labels, target=self.target, risk=self.risk).labels - self.labels
+
+    def sentence(self) -> str:
+        """For people: what is promised, or what is missing for it."""
+        name = f"{self.field}, of answers made with {self.made_with}"
+        if self.threshold is not None:
+            return (
+                f"{name}: {self.shown:,} of {self.answers:,} are shown, those with a confidence of at least"
+                f" {self.threshold:g}. At least {self.target:.1%} of them are right."
+            )
+        if not self.answers:
+            return (
+                f"{name}: nothing is promised, and none is shown, for none has a confidence. Rows of earlier"
+                " versions have none, and some servers give none."
+            )
+        more = (
+            f"{counted(self.missing, 'labels')} of a random sample are missing for the next test:"
+            f" {command('review', '--sample', 'N')}."
+        )
+        if not self.looks:
+            return f"{name}: nothing is promised yet, and none is shown. {more}"
+        return (
+            f"{name}: {counted(self.looks[-1].labels, 'labels')} do not show that {self.target:.1%} of the"
+            f" surest are right. Nothing is promised, and none is shown. {more}"
+        )
+
+
+def certify_published(settings: Settings, catalog: Catalog) -> list[FieldPromise]:
+    """``certify_promises`` for what is published and judged. Only new partitions are read for it.
+
+    Raises CommandError, CatalogError, SchemaError, TruthError, FormatVersionError, OSError.
+    """
+    if not settings.guarantee_targets:
+        return []
+    return certify_promises(settings, assess_quality(settings, catalog), read_judged(settings, catalog))
+
+
+def certify_promises(
+    settings: Settings, quality: Quality, judged: Mapping[str, Sequence[Judged]]
+) -> list[FieldPromise]:
+    """Do the looks that are due, keep them, and say what is promised. Raises FormatVersionError, OSError."""
+    targets, risk = settings.guarantee_targets, field_risk(settings)
+    if not targets:
+        return []
+    kept = read_looks(settings)
+    promises = []
+    for made_with, populations in quality.confidences.items():
+        for field, target in targets.items():
+            population = populations.get(field, np.zeros(len(GRID), np.int64))
+            of_field = judged.get(made_with, ())
+            labels = len(certifying_labels(of_field, field))
+            promise = FieldPromise(made_with, field, target, risk, population, labels, ())
+            promises.append(replace(promise, looks=tuple(_results(promise, of_field, kept))))
+    current = {(promise.made_with, promise.field, promise.target, promise.risk) for promise in promises}
+    # Looks for other targets or other answers stay: these may come back, and are not tested twice then.
+    others = [look for look in kept if (look.made_with, look.field, look.target, look.risk) not in current]
+    done = [*others, *(look for promise in promises for look in promise.looks)]
+    if set(done) != set(kept):
+        write_looks(settings, done)
+    return promises
+
+
+def _results(
+    promise: FieldPromise, judged: Sequence[Judged], kept: Sequence[LookResult]
+) -> Iterator[LookResult]:
+    """The looks that the labels are enough for.
+
+    A look is done again only if its labels changed, because a person corrected a verdict for example. One
+    whose labels are gone shows nothing any more.
+    """
+    for look in looks(promise.risk):
+        if look.labels > promise.labels:
+            return
+        first = certifying_labels(judged, promise.field, look.labels)
+        test = promise.made_with, promise.field, promise.target, promise.risk, look.labels, first.digest
+        done = next((result for result in kept if result.test == test), None)
+        if done is None:
+            certified = certify(
+                first.confidences, first.right, promise.population, target=promise.target, risk=look.risk
+            )
+            threshold, right, above = (
+                (None, 0, 0)
+                if certified is None
+                else (certified.threshold, certified.right, certified.labels)
+            )
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            done = LookResult(*test, threshold, right, above, now)
+        yield done

@@ -1,0 +1,201 @@
+"""The guarantee: which answers are shown, so that as many of them are right as ``VLM_ASSETS_GUARANTEE`` says.
+
+An answer whose confidence is below its field's threshold is shown as null, and the raw answer stays in the
+column ``raw_description``. ``certification.py`` finds the thresholds; they are kept in
+``HOME/.state/guarantee.json``. Without the setting everything is shown as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Self
+
+import pyarrow as pa
+
+from vlm_assets.assets.fingerprint import digest_of, settings_digest
+from vlm_assets.config.settings import Settings
+from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, write_sealed
+from vlm_durable.versions.partition_files import PublishedRecord
+
+FILE: Final = "guarantee.json"
+
+CONFIDENCE: Final = "confidence"
+"""The column with the confidence of each field; files of earlier versions lack it."""
+
+RAW: Final = "raw_description"
+"""The column with the answers as the model gave them, beside those that are shown."""
+
+Thresholds = Mapping[str, float | None]
+"""By promised field: the confidence from which on its answers are shown; None: nothing is promised yet."""
+
+
+@dataclass(frozen=True)
+class LookResult:
+    """What one look at the labels of a field showed. It stays as long as its labels do.
+
+    made_with: see ``PartitionSummary``. target, risk: of the field; a look spends its part of the risk.
+    digest: of the labels. threshold: the lowest that is good, None if none is; right, above: the labels above
+    it. at: when.
+    """
+
+    made_with: str
+    field: str
+    target: float
+    risk: float
+    labels: int
+    digest: str
+    threshold: float | None
+    right: int
+    above: int
+    at: str
+
+    @property
+    def test(self) -> tuple[str, str, float, float, int, str]:
+        """What was tested: nothing is tested twice."""
+        return self.made_with, self.field, self.target, self.risk, self.labels, self.digest
+
+
+def lowest_threshold(looks: Iterable[LookResult]) -> float | None:
+    """The lowest threshold that any look of a field has shown to be good.
+
+    The risks of all looks are parts of the field's, so what each of them showed holds.
+    """
+    return min((look.threshold for look in looks if look.threshold is not None), default=None)
+
+
+def read_looks(settings: Settings) -> list[LookResult]:
+    """All looks that are kept. Raises FormatVersionError, OSError.
+
+    Those of a damaged file are done again: until then nothing is promised.
+    """
+    with contextlib.suppress(FileNotFoundError, BrokenSealError):
+        content = read_sealed(settings.state_directory / FILE)
+        return [LookResult(**look) for look in content["looks"]]
+    return []
+
+
+def write_looks(settings: Settings, looks: Iterable[LookResult]) -> None:
+    """Keep these looks in place of those before, durably. Raises OSError."""
+    write_sealed(settings.state_directory / FILE, {"looks": [asdict(look) for look in looks]})
+
+
+def field_risk(settings: Settings) -> float:
+    """The risk of one field: that of all, divided by their number."""
+    return settings.guarantee_risk / max(1, len(settings.guarantee_targets))
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """The thresholds of the promised fields. targets: the promised shares, by field.
+
+    thresholds: by what answers were made with, and by field.
+    """
+
+    targets: Mapping[str, float]
+    thresholds: Mapping[tuple[str, str], float | None]
+
+    @classmethod
+    def read(cls, settings: Settings) -> Self:
+        """The thresholds that labels have shown for these settings. Raises FormatVersionError, OSError."""
+        targets, risk = settings.guarantee_targets, field_risk(settings)
+        looks: dict[tuple[str, str], list[LookResult]] = {}
+        for look in read_looks(settings) if targets else ():
+            if (look.target, look.risk) == (targets.get(look.field), risk):
+                looks.setdefault((look.made_with, look.field), []).append(look)
+        return cls(targets, {key: lowest_threshold(of_field) for key, of_field in looks.items()})
+
+    def of(self, record: PublishedRecord | None) -> Thresholds:
+        """The thresholds for a partition's rows; empty without a guarantee."""
+        if not self.targets:
+            return {}
+        made_with = settings_digest({} if record is None else record.metadata.get("parts", {}))
+        return {field: self.thresholds.get((made_with, field)) for field in self.targets}
+
+    def version_of(self, record: PublishedRecord) -> str:
+        """What a partition's shown rows depend on beside the partition; empty without a guarantee."""
+        return digest_of(self.of(record)) if self.targets else ""
+
+
+EVERYTHING: Final = Guarantee({}, {})
+"""No guarantee: every answer is shown."""
+
+
+def shown_rows(rows: pa.Table, thresholds: Thresholds) -> pa.Table:
+    """The rows with null for answers below their threshold, and the raw answers beside them.
+
+    rows: with the description, and with the confidence if the file has it. They stay as they are without a
+    threshold.
+    """
+    if not thresholds or "description" not in rows.column_names:
+        return rows
+    import duckdb
+
+    types = {
+        name: rows.schema.field(name).type
+        for name in ("description", CONFIDENCE)
+        if name in rows.column_names
+    }
+    limits = {field: _sql(threshold) for field, threshold in thresholds.items()}
+    with duckdb.connect(config={"enable_external_access": "false"}) as connection:
+        connection.register("rows", rows.select(list(types)))
+        shown = connection.sql(
+            f"SELECT {shown_description(limits, types)} AS description FROM rows"  # noqa: S608 - names quoted
+        ).to_arrow_table()
+    place = rows.column_names.index("description")
+    raw = rows["description"]
+    rows = rows.set_column(place, rows.schema.field("description"), shown["description"].cast(raw.type))
+    return rows.append_column(RAW, raw)
+
+
+def shown_description(limits: Mapping[str, str], types: Mapping[str, pa.DataType]) -> str:
+    """The description in SQL, with null for answers below their threshold.
+
+    limits: by field, the threshold in SQL. types: of the columns description and confidence.
+    """
+    confidence = types.get(CONFIDENCE)
+    shown = []
+    for field, limit in limits.items():
+        if types["description"].get_field_index(field) < 0:
+            continue
+        name = quoted(field)
+        answer = "NULL"
+        if confidence is not None and confidence.get_field_index(field) >= 0:
+            # As doubles on both sides, as in the tests: 0.95 as a float is less than 0.95.
+            sure = f"CAST({CONFIDENCE}.{name} AS DOUBLE) >= CAST({limit} AS DOUBLE)"
+            answer = f"CASE WHEN {sure} THEN description.{name} END"
+        shown.append(f"{name} := {answer}")
+    if not shown:
+        return "description"
+    return f"CASE WHEN description IS NOT NULL THEN struct_update(description, {', '.join(shown)}) END"
+
+
+def limits_by_file(thresholds: Mapping[str, Thresholds]) -> dict[str, str]:
+    """By field, the threshold in SQL for a table of several files. thresholds: by the name of the file."""
+    limits: dict[str, str] = {}
+    for field in next(iter(thresholds.values()), {}):
+        files: dict[float | None, list[str]] = {}
+        for name, of_file in thresholds.items():
+            files.setdefault(of_file[field], []).append(quoted(name, "'"))
+        limits[field] = _sql(next(iter(files)))
+        if len(files) > 1:
+            cases = (f"WHEN filename IN ({', '.join(names)}) THEN {_sql(at)}" for at, names in files.items())
+            limits[field] = f"CASE {' '.join(cases)} END"
+    return limits
+
+
+def _sql(threshold: float | None) -> str:
+    return "NULL" if threshold is None else repr(threshold)
+
+
+def quoted(name: str, mark: str = '"') -> str:
+    """A name, or with ``'`` a text, as SQL has it."""
+    return mark + name.replace(mark, mark * 2) + mark
+
+
+def as_json(settings: Settings) -> dict[str, Any]:
+    """What is promised, for the files of an export; empty without a guarantee."""
+    if not settings.guarantee_targets:
+        return {}
+    return {"guarantee": {"shares": dict(settings.guarantee_targets), "risk": settings.guarantee_risk}}
