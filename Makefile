@@ -13,8 +13,8 @@ BIN := .venv/bin
 # Both names of the same wish: newer pips take the second for the isolated build of this package.
 # Bytecode is compiled when it is first imported, which is a small part of what is installed: by COMPILE, or else
 # by each of the runs and servers that start first, 20 s of a core for each.
-PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
-	$(BIN)/python -m pip -qq install --no-compile
+INSTALL ?= $(BIN)/python -m pip -qq install --no-compile
+PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(INSTALL)
 # The core is a distribution, and so is each extension.
 EXTENSIONS := $(patsubst distributions/%/pyproject.toml,%,$(wildcard distributions/*/pyproject.toml))
 PROJECTS := pyproject.toml $(EXTENSIONS:%=distributions/%/pyproject.toml)
