@@ -536,11 +536,6 @@ def _card(models: Sequence[str], question: Mapping[str, object], exported: Expor
 license: other
 license_name: fill-in
 pretty_name: Property descriptions
-configs:
-- config_name: default
-  data_files:
-  - split: train
-    path: data/train-*.parquet
 ---
 
 # Property descriptions

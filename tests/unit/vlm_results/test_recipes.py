@@ -70,9 +70,8 @@ def test_duckdb_finds_every_picture(run, images):
     found = run("DuckDB", Format.huggingface, images=images)["images"]
     if images == "link":  # A page that was saved as .jpg is linked too, and no picture.
         found = [row for row in found if not row[2].endswith("page.jpg")]
-    paths = [Path("out") / path.removeprefix("out/") for _, _, path in found]
-    assert len(paths) == len(OPENED)
-    for path in paths:
+    assert len(found) == len(OPENED)
+    for _, _, path in found:
         with Image.open(path) as picture:
             assert picture.size == (8, 8)
 
@@ -94,6 +93,15 @@ def test_huggingface_opens_pictures_by_their_uris(run, images, datasets):
     assert names["rows"][1]["image_uris"][1] is None
 
 
+def test_huggingface_reads_an_export_anew_that_was_brought_up_to_date(run, pictures, datasets):
+    """Its cache asks when each file changed: only if the card names no files."""
+    assert run("Hugging Face", Format.huggingface, number=1)["rows"]["text"][0] is not None
+    pictures.describe(
+        pictures.keys[0], lambda rows: [{**row, "description": None, "status": "failed"} for row in rows]
+    )
+    assert run("Hugging Face", Format.huggingface, number=1)["rows"]["text"][0] is None
+
+
 def test_tasks_of_label_studio_name_files_that_it_serves(run, tmp_path):
     """Its import format is a list of tasks with ``data``; each URL is a file below its document root."""
     url = "/data/local-files/?d=lines/"
@@ -111,13 +119,15 @@ def test_tasks_of_label_studio_name_files_that_it_serves(run, tmp_path):
 
 
 def test_answers_of_label_studio_become_verdicts(run, pictures, tmp_path):
-    """An unchanged field is right, a changed one is corrected; taken once more, nothing is kept twice."""
+    """An unchanged field is right, a changed one corrected; skipped, or taken once more, nothing is kept."""
     run("Label Studio", Format.jsonl, folder="lines", images=Images.copy)
-    tasks = json.loads((tmp_path / "tasks.json").read_text())
-    (b,) = [task for task in tasks if task["data"]["property_id"] == "b"]
-    result = b["predictions"][0]["result"]
-    result[0]["value"]["text"] = ["3"]
-    (tmp_path / "answers.json").write_text(json.dumps([{**b, "annotations": [{"result": result}]}]))
+    answers = json.loads((tmp_path / "tasks.json").read_text())[1:3]
+    for task in answers:
+        result = task["predictions"][0]["result"]
+        is_skipped = task["data"]["property_id"] == "c"
+        task["annotations"] = [{"result": result, "was_cancelled": is_skipped}]
+    answers[0]["annotations"][0]["result"][0]["value"]["text"] = ["3"]
+    (tmp_path / "answers.json").write_text(json.dumps(answers))
     exec(compile(recipe("Label Studio", 1), "docs/after.md", "exec"), {})
     taken = [take_verdicts(pictures.settings, pictures.catalog, tmp_path / "verdicts.jsonl") for _ in (1, 2)]
     assert taken == [TakenVerdicts(1, 0, 0), TakenVerdicts(0, 1, 0)]
