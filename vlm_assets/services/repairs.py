@@ -21,8 +21,9 @@ from vlm_durable.journal.high_water_mark import read_marks
 from vlm_durable.mirror.bucket import StoreError
 from vlm_durable.mirror.mirror import Mirror
 from vlm_durable.versions.findings import OF_THE_FILE, Finding, FindingKind
-from vlm_durable.versions.partition_files import PartitionFiles, PublishedRecord
-from vlm_durable.versions.stored import StoredPartitions
+from vlm_durable.versions.partition_files import PartitionFiles, PublishedError, PublishedRecord
+from vlm_durable.versions.published import PublishedPartitions
+from vlm_durable.versions.stored import OlderInStoreError, StoredPartitions
 from vlm_durable.wording import counted
 
 
@@ -217,3 +218,28 @@ def _refused(audited: Audit) -> Iterator[Repair]:
                 f"Committed and not published: {counted(partition.counts.expected, 'rows')}. A check refused."
             )
             yield Repair(partition.asset, partition.key, remedy, (why,))
+
+
+def older_versions(
+    settings: Settings, key: str
+) -> Iterator[tuple[PublishedPartitions | StoredPartitions, str]]:
+    """Where an older version of a partition stands, here or in the store, with a sentence for each place.
+
+    Raises PublishedError, StoreError, OSError.
+    """
+    for asset in (settings.descriptions, settings.embeddings):
+        published = PublishedPartitions(asset)
+        verification = published.verify(key)
+        if not verification.ok:
+            stored = StoredPartitions(asset, settings.mirror)
+            try:
+                stored.pull(key)
+            except OlderInStoreError as error:
+                yield stored, str(error)
+                continue
+            except PublishedError:
+                pass  # What stands here is the newer one, or all that there is.
+            verification = published.verify(key)
+        findings = {finding.kind: finding.text for finding in verification.findings}
+        if FindingKind.PUT_BACK in findings:
+            yield published, findings[FindingKind.PUT_BACK]

@@ -9,12 +9,24 @@ ordinals stay, every count adds up, and an ingest of the same listing knows that
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from vlm_assets.assets.fingerprint import TEXTS
 from vlm_assets.catalog.catalog import Catalog, CatalogError
-from vlm_assets.catalog.catalog_file import is_tombstone, withdrawal_note
-from vlm_assets.catalog.tombstones import replace_by_tombstones
+from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path, publish_catalog, quarantine
+from vlm_assets.catalog.catalog_file import (
+    SCHEMA,
+    CatalogWriter,
+    inputs_digest,
+    is_tombstone,
+    withdrawal_note,
+)
+from vlm_assets.catalog.ingest import only_ingest
+from vlm_assets.catalog.stored_catalog import extend_catalog, pull_catalog
 from vlm_assets.catalog.withdrawn_ids import (
     WithdrawnIds,
     lost_list,
@@ -32,6 +44,7 @@ from vlm_assets.services.withdrawn_rows import withdraw_journals, withdraw_publi
 from vlm_durable.commands import command
 from vlm_durable.files.files import sync_directory
 from vlm_durable.files.sealed_json import read_sealed, write_sealed
+from vlm_durable.mirror.mirror import Mirror
 from vlm_durable.mirror.stored_journal import pull_others
 from vlm_durable.state.nodes import Nodes
 from vlm_durable.state.tables import quality_summaries
@@ -183,7 +196,7 @@ def withdraw(settings: Settings, withdrawal: Withdrawal) -> Iterator[str]:
     save_withdrawn(settings.home, withdrawn.changed(withdrawal.tombstones, withdrawn=True))
     share_withdrawn(settings.home, settings.mirror)
     doing("removing the properties from the catalogue and its copies")
-    for path in replace_by_tombstones(settings.home, withdrawal.tombstones, settings.mirror):
+    for path in _replace_by_tombstones(settings.home, withdrawal.tombstones, settings.mirror):
         yield f"Removed {counted(len(withdrawal.tombstones), 'properties')} from {path}."
     store, catalog = settings.mirror, Catalog.open(settings.home)
     for key in doing_each("removing the properties from partitions", withdrawal.keys):
@@ -217,6 +230,57 @@ def withdraw(settings: Settings, withdrawal: Withdrawal) -> Iterator[str]:
     end_withdrawal(state)
     note.unlink(missing_ok=True)
     sync_directory(note.parent)
+
+
+def _replace_by_tombstones(home: Path, tombstones: Mapping[str, str], store: Mirror) -> Iterator[Path]:
+    """Take these properties out of the catalogue and its copies; gives each file that had them.
+
+    tombstones: by the id of each. The store's catalogue goes first. Safe to repeat. Raises CatalogError,
+    IngestBusyError, StoreError, OSError.
+    """
+    with only_ingest(home, "withdrawing properties"):
+        in_store = pull_catalog(home, store)
+        catalog = Catalog.open(home)
+        if _has_any(catalog_path(home), tombstones):
+            writer = CatalogWriter()
+            for range_, table in catalog.slices(with_tail=True):
+                rows = _with_tombstones(table, tombstones)
+                if catalog.header.tail is not None and range_ == catalog.tail:
+                    writer.add_tail(range_, rows, since=catalog.header.tail.since)
+                else:
+                    writer.add(range_, rows)
+            data = writer.finish(replace(catalog.header, sequence=catalog.header.sequence + 1))
+            extend_catalog(home, data, store=store, over=in_store)
+            yield catalog_path(home)
+        for path in backup_paths(home):
+            if path.exists() and _has_any(path, tombstones):
+                # Published once more, it is its own previous version.
+                publish_catalog(home, catalog_path(home).read_bytes())
+                yield path
+        for path in sorted(quarantine(home).glob("*")):
+            if path.is_file():
+                path.unlink()
+                yield path
+
+
+def _has_any(path: Path, ids: Collection[str]) -> bool:
+    """Whether a file has a row of these properties; one that does not read may have."""
+    try:
+        listed_ids = pq.read_table(path, columns=["property_id"])["property_id"]
+    except (OSError, pa.ArrowException):
+        return True
+    return any(property_id in ids for property_id in listed_ids.to_pylist())
+
+
+def _with_tombstones(table: pa.Table, tombstones: Mapping[str, str]) -> pa.Table:
+    gone = {"image_uris": [], "image_bytes": [], "inputs_digest": inputs_digest((), ())}
+    rows = [
+        {**row, **gone, "property_id": tombstones[row["property_id"]]}
+        if row["property_id"] in tombstones
+        else row
+        for row in table.to_pylist()
+    ]
+    return pa.Table.from_pylist(rows, schema=SCHEMA)
 
 
 def _refuse_without_extensions(settings: Settings) -> None:

@@ -15,7 +15,7 @@ from typing import NoReturn
 import pytest
 
 from vlm_assets.config.settings import Settings
-from vlm_assets.services.doctor import settings_checks
+from vlm_assets.services.doctor import examination
 from vlm_assets.webserver.home import prepare_dagster_home
 from vlm_durable.files.layout import Home
 
@@ -97,11 +97,11 @@ def test_the_doctor_names_what_others_may_read_or_write(
     file = tmp_path / ".env"
     file.touch()
     file.chmod(mode)
-    monkeypatch.setattr(settings_checks, "ENV_FILE", file)
+    monkeypatch.setattr(examination, "ENV_FILE", file)
     settings = Settings(home=home)
-    findings = list(settings_checks.examine_neighbours(settings))
+    findings = list(examination.examine_neighbours(settings))
     levels = [level for level, message in findings if str(file) in message]
     assert levels == ([] if level is None else [level])
     home.chmod(0o777)
-    findings = list(settings_checks.examine_neighbours(settings))
+    findings = list(examination.examine_neighbours(settings))
     assert [level for level, message in findings if f"{home}:" in message] == ["error"]

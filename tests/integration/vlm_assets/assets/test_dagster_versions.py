@@ -27,7 +27,7 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.home_definitions import build_defs
-from vlm_assets.services.retry_notes import RetryNotes
+from vlm_assets.services.status import RetryNotes
 from vlm_durable.state.workers import Workers
 from vlm_engine.protocol import EngineLostError
 
