@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from vlm_durable.commands import command
 from vlm_durable.mirror.bucket import StoreAwayError
 from vlm_durable.wording import counted
+from vlm_engine.confidence import Confidence, confidence_of
 from vlm_engine.devices.left_out import ImpossibleResultError
 from vlm_engine.images.images import TRANSIENT_IMAGE_KINDS, ImageFailure, LoadedProperty
 from vlm_engine.protocol import (
@@ -71,6 +72,7 @@ class Described:
     the commonest kind of image failure. raw_text: the last answer, where it failed. images_seen: images in
     the last attempt. fewer_images: why the last attempt had fewer images than could be read; None: it had
     all. prompt_tokens, output_tokens: over all attempts. seconds: this property's share of the engine's time.
+    confidence: of each field of the description, where the engine knows it.
     """
 
     property_id: str
@@ -88,6 +90,7 @@ class Described:
     finish_reason: str | None
     seconds: float
     fewer_images: str | None = None
+    confidence: Confidence | None = field(default=None, compare=False)
 
 
 def describe_batch(
@@ -141,7 +144,8 @@ class _Climb:
             kind, error = _kind_of(answer, verdict)
             self._climb_or_fail(kind, error, answer, max_new_tokens)
         else:
-            self._end("ok", None, None, description, answer)
+            confidence = confidence_of(schema.fields, answer.text, answer.tokens)
+            self._end("ok", None, None, description, answer, confidence)
 
     def _climb_or_fail(
         self,
@@ -166,6 +170,7 @@ class _Climb:
         error: str | None,
         description: dict[str, Any] | None,
         answer: Answer | None,
+        confidence: Confidence | None = None,
     ) -> None:
         self.result = Described(
             property_id=self.loaded.property_id,
@@ -183,6 +188,7 @@ class _Climb:
             finish_reason=answer.finish_reason if answer is not None else None,
             seconds=self.seconds,
             fewer_images=self.fewer_images,
+            confidence=confidence,
         )
 
 

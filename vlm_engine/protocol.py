@@ -137,13 +137,43 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerTokens:
+    """The tokens of an answer's text: their bytes, and the probability of each in its place.
+
+    Outside a free text it is that among the tokens that the grammar allowed. bounds: where the options of
+    each token lie, from one bound to the next: the tokens that the grammar allowed in its place, or the
+    likeliest of them, itself among them. There are none where the probability of the token alone counts.
+    """
+
+    texts: list[bytes] = field(default_factory=list)
+    probabilities: list[float] = field(default_factory=list)
+    bounds: list[int] = field(default_factory=lambda: [0])
+    option_texts: list[bytes] = field(default_factory=list)
+    option_probabilities: list[float] = field(default_factory=list)
+
+    def add(
+        self, text: bytes, probability: float, option_texts: Sequence[bytes], probabilities: Sequence[float]
+    ) -> None:
+        """Add a token with its options and their probabilities."""
+        self.texts.append(text)
+        self.probabilities.append(probability)
+        self.option_texts.extend(option_texts)
+        self.option_probabilities.extend(probabilities)
+        self.bounds.append(len(self.option_texts))
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer for one property. finish_reason: ``stop``, or ``length`` where the limit cut it off."""
+    """The answer for one property. finish_reason: ``stop``, or ``length`` where the limit cut it off.
+
+    tokens: None where the engine does not know their probabilities.
+    """
 
     text: str
     finish_reason: FinishReason
     prompt_tokens: int
     output_tokens: int
+    tokens: AnswerTokens | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from typing import Any
 import pyarrow as pa
 import pydantic
 
+from vlm_engine.confidence import AnswerField, answer_fields
 from vlm_engine.protocol import InvalidDescription
 
 _TRUE, _FALSE = frozenset({"true", "yes", "1"}), frozenset({"false", "no", "0"})
@@ -61,6 +62,11 @@ class DescriptionSchema:
         inlined = _inlined(schema, definitions)
         assert isinstance(inlined, dict)
         return inlined
+
+    @cached_property
+    def fields(self) -> tuple[AnswerField, ...]:
+        """The fields of an answer, as their confidence needs them."""
+        return answer_fields(self.json_schema, self.arrow_type)
 
     @cached_property
     def digest(self) -> str:
@@ -221,6 +227,16 @@ def _unsupported(annotation: Any, where: str) -> SchemaError:
     return SchemaError(
         f"{where} has the type {shown}, which no column can hold; use str, int, float, bool, a Literal or "
         "Enum of one of these, Optional, list[...] or a nested model"
+    )
+
+
+def confidence_type(description: pa.StructType) -> pa.StructType:
+    """The struct of confidences for a description: a float a field, a struct for a nested object."""
+    return pa.struct(
+        [
+            (field.name, confidence_type(field.type) if pa.types.is_struct(field.type) else pa.float32())
+            for field in description
+        ]
     )
 
 

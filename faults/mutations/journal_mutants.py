@@ -69,7 +69,7 @@ MUTANTS = (
     Mutant(_SEGMENTS, " or key_set_digest(ids) != record.key_set_digest:", ":", "a listed segment's ids are compared"),
     Mutant(_SEGMENTS, '    if match is None or match["sha256"] != sha256[:32]:\n', "    if match is None:\n", "an unlisted segment's SHA-256 is that in its name"),
     Mutant(_SEGMENTS, "    if (table.schema.metadata or {}).get(_OWNER) != identity.segment_metadata:\n", "    if False:\n", "another journal's segment is not adopted"),
-    Mutant(_SEGMENTS, "    if not table.schema.remove_metadata().equals(identity.schema.remove_metadata()):\n", "    if False:\n", "a segment of another schema is not adopted"),
+    Mutant(_SEGMENTS, "    if not any(table.schema.equals(schema) for schema in (identity.schema, identity.earlier_schema)):\n", "    if False:\n", "a segment of another schema is not adopted"),
     Mutant(_SEGMENTS, "    if _keys_in(data) != keys:\n", "    if False:\n", "the ids in a footer are those of the rows"),
     Mutant(_SEGMENTS, "    if not segment.ids or len(set(segment.ids)) != table.num_rows:\n", "    if False:\n", "a segment with an id twice is not adopted"),
     Mutant(_SEGMENTS, "    if not identity.expected_ids.issuperset(segment.ids):\n", "    if False:\n", "a segment with foreign ids is not adopted"),

@@ -38,6 +38,7 @@ DESCRIPTIONS: Final = {
     "error_kind": "Kind of failure; null where the status is ok.",
     "error": "Why the property failed, in a sentence.",
     "description": "The model's answer; null where the property failed.",
+    "confidence": "How probable the model found each field of it, from 0 to 1; null where that is not known.",
     "raw_text": "The model's answer as it came.",
     "tries": "Runs that tried the property, this one included.",
     "attempts": "Attempts of the last of these.",

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from vlm_assets.assets.row_counts import DESCRIPTIONS, EMBEDDINGS, FIRST, Counted, RowsFile, count_rows
 from vlm_durable.commands import command
+from vlm_durable.journal.segments import is_later
 from vlm_durable.markdown_text import sentence
 from vlm_durable.versions.partition_files import PUBLISHED_FILE
 from vlm_durable.versions.partition_rows import PartitionRows
@@ -215,7 +216,11 @@ def _row_schema(staged: Path, schema: pa.Schema) -> CheckOutcome:
         f"{field.name}: {columns.field(field.name).type if field.name in columns.names else 'not there'}"
         f" where {field.type} belongs"
         for field in schema
-        if field.name not in columns.names or columns.field(field.name).type != field.type
+        if (
+            columns.field(field.name).type != field.type
+            if field.name in columns.names
+            else not is_later(field)
+        )
     ]
     differences += [f"{name}: unknown column" for name in columns.names if name not in schema.names]
     return CheckOutcome(

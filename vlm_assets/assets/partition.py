@@ -21,7 +21,7 @@ from vlm_durable.files.layout import PartitionPaths
 from vlm_durable.journal.high_water_mark import read_mark
 from vlm_durable.journal.journal import Journal, clear_retired
 from vlm_durable.journal.journal_errors import SegmentUnreadableError
-from vlm_durable.journal.segments import segment_paths, verified_rows
+from vlm_durable.journal.segments import segment_paths, verified_rows, with_later_columns
 from vlm_durable.journal.setting_aside import is_set_aside
 from vlm_durable.versions.partition_files import NotPublishedError, PublishedError, PublishedRecord
 from vlm_durable.versions.partition_rows import PartitionRows
@@ -173,7 +173,7 @@ def adopt_rows(
             )
             fits = [fit and not doubt for fit, doubt in zip(fits, doubts, strict=True)]
         if any(fits):
-            taken = table.filter(pa.array(fits)).select(schema.names).cast(schema)
+            taken = with_later_columns(table.filter(pa.array(fits)), schema)
             journal.submit(_with_fingerprint(taken, partition.fingerprint.digest))
             journal.flush()
             adopted += taken.num_rows

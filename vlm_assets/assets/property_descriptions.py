@@ -63,6 +63,7 @@ from vlm_assets.config.engine_choice import keep_engine
 from vlm_assets.config.resource_settings import IO_MANAGER, control_state
 from vlm_assets.config.settings import Settings
 from vlm_durable.journal.journal import Journal
+from vlm_durable.journal.segments import later_column
 from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_engine.batches import BatchSizes, MeasuredSizes
 from vlm_engine.describing import Describing
@@ -73,10 +74,13 @@ from vlm_engine.images.worker_pool import WorkerPool
 from vlm_engine.ladder import AnswerGuard, Described
 from vlm_engine.prompt import Prompt, build_prompt
 from vlm_engine.protocol import Engine, ImageTokens, ModelLoadError, image_tokens_of
-from vlm_engine.schema import DescriptionSchema, SchemaError, load_schema
+from vlm_engine.schema import DescriptionSchema, SchemaError, confidence_type, load_schema
 from vlm_engine.server.running_server import ServerUnreachableError
 
 ASSET = "property_descriptions"
+
+CONFIDENCE = "confidence"
+"""The column with the confidence of each field of ``description``. It is no part of the fingerprint."""
 
 INVALID_SHARE = 0.5
 """Share of the model's last answers that may be no descriptions, else the run stops: most mean a model,
@@ -97,6 +101,7 @@ def description_rows(description: pa.StructType) -> pa.Schema:
             ("error_kind", pa.string()),
             ("error", pa.string()),
             ("description", description),
+            later_column(CONFIDENCE, confidence_type(description)),
             ("raw_text", pa.string()),
             ("tries", pa.int32()),
             ("attempts", pa.int32()),
@@ -384,6 +389,7 @@ class DescriptionWork:
                 "error_kind": WITHDRAWN if is_tombstone(answer.property_id) else answer.error_kind,
                 "error": answer.error,
                 "description": answer.description,
+                CONFIDENCE: answer.confidence,
                 "raw_text": answer.raw_text,
                 "tries": tries.get(answer.property_id, 0) + 1,
                 "attempts": answer.attempts,

@@ -39,11 +39,35 @@ TRIES = "tries"
 """Columns by which a row says that it may be superseded: it failed, and this was its n-th try (from 1)."""
 
 
+_LATER = b"vlm_assets.later"
+
+
+def later_column(name: str, kind: pa.DataType) -> pa.Field:
+    """A column that files of earlier versions lack. Their rows have null there, and are not refused."""
+    return pa.field(name, kind, metadata={_LATER: b""})
+
+
+def is_later(column: pa.Field) -> bool:
+    """Whether files of earlier versions may lack a column."""
+    return _LATER in (column.metadata or {})
+
+
+def with_later_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The rows of a file, perhaps of an earlier version, with all columns of ``schema`` and no others."""
+    columns = [
+        pa.nulls(table.num_rows, column.type)
+        if is_later(column) and column.name not in table.column_names
+        else table.column(column.name)
+        for column in schema
+    ]
+    return pa.table(columns, names=schema.names).cast(schema)
+
+
 @dataclass(frozen=True)
 class JournalIdentity:
     """Whose rows a journal holds; only the identity that began it continues it.
 
-    ``schema`` is a pyarrow schema; its metadata is ignored.
+    ``schema`` is a pyarrow schema; of its metadata only ``later_column`` counts.
     """
 
     key: str
@@ -65,13 +89,18 @@ class JournalIdentity:
             "key": self.key,
             "generation": self.generation,
             "fingerprints": dict(sorted(self.fingerprints.items())),
-            "schema": self.schema.remove_metadata().to_string(show_field_metadata=False),
+            "schema": _without_metadata(self.schema),
             "id_column": ID,
             "order_column": ORDER,
             "expected_rows": len(self.expected_ids),
             "expected_ids_sha256": key_set_digest(self.expected_ids),
         }
         object.__setattr__(self, "described", described)
+
+    @cached_property
+    def earlier_schema(self) -> pa.Schema:
+        """The schema without the columns that files of earlier versions lack."""
+        return pa.schema([column for column in self.schema if not is_later(column)])
 
     def failed_tries(self, table: Any) -> list[int]:
         """For each row: 0 where it is final, else the number of the try that failed.
@@ -97,7 +126,7 @@ class JournalIdentity:
         differences = []
         for name, expected in self.described.items():
             actual = on_disk.get(name)
-            if actual == expected:
+            if actual == expected or (name == "schema" and actual == _without_metadata(self.earlier_schema)):
                 continue
             if isinstance(expected, dict) and isinstance(actual, dict):
                 differences += [
@@ -113,6 +142,11 @@ class JournalIdentity:
                 f"{'; '.join(differences)}. Nothing was mixed. Open another generation for other settings, "
                 "or put the settings and the catalogue back that began this one."
             )
+
+
+def _without_metadata(schema: pa.Schema) -> str:
+    text: str = schema.remove_metadata().to_string(show_field_metadata=False)
+    return text
 
 
 def key_set_digest(ids: Iterable[str]) -> str:
@@ -287,7 +321,7 @@ def verify_unlisted(path: Path, identity: JournalIdentity, *, name: str | None =
     table = decode(data, path)
     if (table.schema.metadata or {}).get(_OWNER) != identity.segment_metadata:
         raise SegmentUnreadableError(f"{path} belongs to another journal")
-    if not table.schema.remove_metadata().equals(identity.schema.remove_metadata()):
+    if not any(table.schema.equals(schema) for schema in (identity.schema, identity.earlier_schema)):
         raise SegmentUnreadableError(f"{path} has another schema")
     try:
         keys = _keys_of(table, identity)
@@ -388,10 +422,11 @@ def read_in_order(
         parts, positions = [], []
         for owner in pc.unique(locations["owner"]).to_pylist():
             owned = locations.filter(pc.equal(locations["owner"], owner))
-            parts.append(cache.rows(segments[owner].record).take(owned["place"]))
+            rows = cache.rows(segments[owner].record).take(owned["place"])
+            parts.append(with_later_columns(rows, schema))
             positions.append(owned["at"].combine_chunks())
         gathered = pa.concat_tables(parts).take(pc.sort_indices(pa.concat_arrays(positions)))
-        yield from gathered.cast(schema).combine_chunks().to_batches()
+        yield from gathered.combine_chunks().to_batches()
 
 
 def _read(path: Path) -> bytes:

@@ -7,17 +7,22 @@ schema.py: a guided answer can still be cut off at the length limit.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vlm_engine.transformers.token_scores import BatchScores
+
 if TYPE_CHECKING:
     import torch
 
 _SEPARATORS = (",", ":")
 _CONTROL = frozenset(range(0x20))
+_ANY_CHARACTER = "\ue000"
+"""Of private use: no value that a schema names has it, and a text may."""
 
 
 class Grammar:
@@ -62,6 +67,8 @@ class Grammar:
         self._plain = _bit_mask(logits_width, cleared=self._never)
         self._stop_tokens = frozenset(stop_token_ids)
         self._width = logits_width
+        self._token_bytes = list(map(bytes, vocabulary.decoded_vocab))
+        self._quotes = frozenset(index for index, token in enumerate(self._token_bytes) if b'"' in token)
 
     def for_batch(self, size: int) -> GuidedBatch:
         """The logits processor of one call of ``generate`` with ``size`` sequences."""
@@ -70,7 +77,13 @@ class Grammar:
         matchers = [xgrammar.GrammarMatcher(self._compiled) for _ in range(size)]
         bitmask = xgrammar.allocate_token_bitmask(size, self._width)
         return GuidedBatch(
-            matchers, bitmask, never=self._never, plain=self._plain, stop_tokens=self._stop_tokens
+            matchers,
+            bitmask,
+            never=self._never,
+            plain=self._plain,
+            stop_tokens=self._stop_tokens,
+            quotes=self._quotes,
+            scores=BatchScores(size, self._token_bytes),
         )
 
 
@@ -79,7 +92,8 @@ class GuidedBatch:
 
     matchers: the state of each row's answer in the grammar. bitmask: room for a mask of each row [rows,
     words]. never: tokens that are never chosen. plain: the mask of all other tokens [words]. stop_tokens:
-    what ends an answer. open_rows: rows whose answers the grammar has not ended.
+    what ends an answer. quotes: tokens with a quotation mark. scores: of the tokens that are chosen.
+    open_rows: rows whose answers the grammar has not ended.
     """
 
     def __init__(
@@ -90,6 +104,8 @@ class GuidedBatch:
         never: Collection[int],
         plain: torch.Tensor,
         stop_tokens: Collection[int],
+        quotes: Collection[int],
+        scores: BatchScores,
     ) -> None:
         self.matchers = list(matchers)
         self.bitmask = bitmask
@@ -97,6 +113,9 @@ class GuidedBatch:
         self.plain = plain
         self.stop_tokens = stop_tokens
         self.open_rows = set(range(len(self.matchers)))
+        self.scores = scores
+        self._quotes = quotes
+        self._rows_in_texts: set[int] = set()
         self._only_stop = ~_bit_mask(32 * bitmask.shape[-1], cleared=stop_tokens)
         self._started = False
 
@@ -116,16 +135,42 @@ class GuidedBatch:
             # kernels. Nobody writes to the mask before the chosen tokens are back on the host, which is after
             # the copy.
             self.bitmask = self.bitmask.pin_memory()
+        self._keep_scores(scores)
         mask_scores(scores, self.bitmask.to(scores.device, non_blocking=True))
         return scores
 
+    def _keep_scores(self, scores: torch.Tensor) -> None:
+        """Keep the scores of the tokens that are chosen next."""
+        rows = sorted(self.open_rows)
+        for row in set(range(len(self.matchers))) - self.open_rows:
+            self.scores.add_unknown(row)
+        if rows:
+            is_choice = [not self.is_in_text(row) for row in rows]
+            masks = self.bitmask[list(itertools.compress(rows, is_choice))].numpy()
+            self.scores.add(rows, is_choice, masks, scores[rows])
+
+    def is_in_text(self, row: int) -> bool:
+        """Whether the row's next token is one of a free text."""
+        if row not in self._rows_in_texts and self.matchers[row].accept_string(_ANY_CHARACTER):
+            self.matchers[row].rollback()
+            self._rows_in_texts.add(row)
+        return row in self._rows_in_texts
+
+    def accepts(self, row: int, token: int) -> bool:
+        """Accept a token of an open row, if the grammar allows it."""
+        if not self.matchers[row].accept_token(token):
+            return False
+        if token in self._quotes:
+            self._rows_in_texts.discard(row)  # It may have ended the text.
+        return True
+
     def accept_tokens(self, tokens: Sequence[int]) -> None:
         """Accept one token of each row of the batch."""
+        self.scores.settle(tokens)
         for row in sorted(self.open_rows):
-            matcher = self.matchers[row]
             # A refusal means that no token could go on (a vocabulary without some byte): end the answer. The
             # verdict on its text comes later, and its neighbours must not suffer.
-            if not matcher.accept_token(tokens[row]) or matcher.is_terminated():
+            if not self.accepts(row, tokens[row]) or self.matchers[row].is_terminated():
                 self.end_answer(row)
 
     def end_answer(self, row: int) -> None:

@@ -25,6 +25,7 @@ from vlm_engine.images.images import Pixels
 from vlm_engine.model_source import ModelSource, exact_revision
 from vlm_engine.protocol import (
     Answer,
+    AnswerTokens,
     Attempt,
     CanaryAnswer,
     EngineError,
@@ -44,7 +45,7 @@ from vlm_engine.transformers.attention import (
 )
 from vlm_engine.transformers.drafting import Drafting
 from vlm_engine.transformers.greedy_decoding import GreedyDecoding, are_sound
-from vlm_engine.transformers.guided import Grammar, SampledBatch
+from vlm_engine.transformers.guided import Grammar, GuidedBatch, SampledBatch
 from vlm_engine.transformers.image_tokens import agree_on_images, fitted_processor
 from vlm_engine.transformers.model_inputs import InputPreparation, ModelInputs
 from vlm_engine.transformers.model_loading import (
@@ -296,10 +297,11 @@ class TransformersEngine:
             _log.warning("This model keeps its own attention, which is slower: %s", error)
             return self._generated_answers(batch, attempt, inputs)
         generated = sequences[:, inputs.tensors["input_ids"].shape[1] :].tolist()
-        return [
-            self._answer(tokens[:limit], prompt)
-            for tokens, limit, prompt in zip(generated, limits, prompts, strict=True)
-        ]
+        answers = [tokens[:limit] for tokens, limit in zip(generated, limits, strict=True)]
+        scored: list[AnswerTokens | None] = [None] * len(answers)
+        if isinstance(guide, GuidedBatch):
+            scored = guide.scores.of_answers([self._before_stop(tokens) for tokens in answers])
+        return list(map(self._answer, answers, prompts, scored))
 
     def _generate(self, inputs: ModelInputs, processors: Any, most: int, decoding: GreedyDecoding) -> Any:
         """Prompts and answers as tokens [properties, tokens]."""
@@ -351,15 +353,22 @@ class TransformersEngine:
             images=int(room * shown / max(1, prompt_tokens - text)),
         )
 
-    def _answer(self, tokens: list[int], prompt_tokens: int) -> Answer:
-        ends = [index for index, token in enumerate(tokens) if token in self._stop_token_ids]
-        answer = tokens[: ends[0]] if ends else tokens
+    def _answer(
+        self, tokens: Sequence[int], prompt_tokens: int, scored: AnswerTokens | None = None
+    ) -> Answer:
+        answer = self._before_stop(tokens)
         return Answer(
             text=self._tokenizer.decode(answer, skip_special_tokens=True, clean_up_tokenization_spaces=False),
-            finish_reason="stop" if ends else "length",
+            finish_reason="stop" if len(answer) < len(tokens) else "length",
             prompt_tokens=prompt_tokens,
             output_tokens=len(answer),
+            tokens=scored,
         )
+
+    def _before_stop(self, tokens: Sequence[int]) -> Sequence[int]:
+        """The tokens before the first that ends an answer."""
+        ends = (index for index, token in enumerate(tokens) if token in self._stop_token_ids)
+        return tokens[: next(ends, None)]
 
 
 def _accepted(batch: Sequence[LoadedProperty]) -> list[LoadedProperty]:

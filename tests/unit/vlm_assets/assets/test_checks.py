@@ -18,6 +18,7 @@ from vlm_assets.assets.checks import (
     check_embeddings,
     check_result,
 )
+from vlm_durable.journal.segments import later_column
 
 KEY = "000000000-000000009"
 IDS = [f"p{number}" for number in range(10)]
@@ -131,6 +132,16 @@ def test_another_column_type_is_named(tmp_path):
     staged = descriptions(tmp_path / "staged", schema=other)
     found = failing(check_descriptions(staged, IDS, DESCRIPTIONS, LIMITS, key=KEY))
     assert found["row_schema"].actual == "ordinal: int32 where int64 belongs"
+
+
+def test_a_file_of_an_earlier_version_lacks_a_column_and_passes(tmp_path, described):
+    """What was published before rows had a confidence is verified as it was."""
+    newer = DESCRIPTIONS.append(later_column("confidence", pa.struct([("roof", pa.float32())])))
+    assert failing(check_descriptions(described, IDS, newer, LIMITS, key=KEY)) == {}
+    other = DESCRIPTIONS.append(pa.field("confidence", pa.float32()))
+    staged = descriptions(tmp_path / "staged", schema=other)
+    found = failing(check_descriptions(staged, IDS, newer, LIMITS, key=KEY))
+    assert found["row_schema"].actual == "confidence: float where struct<roof: float> belongs"
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,15 @@ import pytest
 from tests.support.damage import flip_bit
 from vlm_durable.journal import segments
 from vlm_durable.journal.commits import newest_manifest
-from vlm_durable.journal.journal_errors import SegmentUnreadableError
-from vlm_durable.journal.segments import decode, encode, segment_name, verify_listed, verify_unlisted
+from vlm_durable.journal.journal_errors import JournalError, SegmentUnreadableError
+from vlm_durable.journal.segments import (
+    decode,
+    encode,
+    later_column,
+    segment_name,
+    verify_listed,
+    verify_unlisted,
+)
 
 
 def test_page_checksums_are_written_and_verified(home):
@@ -110,3 +117,30 @@ def test_an_empty_journal_reads_as_nothing(home):
     """No rows, no batches, no error."""
     with home.open() as journal:
         assert list(journal.read_ordered()) == []
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_a_journal_of_an_earlier_version_goes_on(home, is_listed):
+    """Its rows stay, null in a column that they lack, and rows with that column come after them."""
+    home.commit((0, 1), (2, 3))
+    if not is_listed:
+        home.manifests()[-1].unlink()
+    schema = home.rows().schema.insert(2, later_column("sureness", pa.float32()))
+    newer = home.rows(4, 5).add_column(2, "sureness", pa.chunked_array([[0.5, 0.25]], pa.float32()))
+    with home.open(schema=schema) as journal:
+        assert journal.committed_rows == 4
+        journal.submit(newer)
+    with home.open(schema=schema) as journal:
+        (rows,) = journal.read_ordered()
+    assert rows.schema.equals(schema)
+    assert rows["sureness"].to_pylist() == [None] * 4 + [0.5, 0.25]
+    assert (
+        pa.Table.from_batches([rows]).drop_columns("sureness").to_pylist() == home.rows(*range(6)).to_pylist()
+    )
+
+
+def test_a_column_that_was_always_there_may_not_be_missing(home):
+    """Rows of other work are not mixed in as if they were of an earlier version."""
+    home.commit((0, 1))
+    with pytest.raises(JournalError, match="belongs to other work"):
+        home.open(schema=home.rows().schema.append(pa.field("sureness", pa.float32())))

@@ -271,7 +271,7 @@ def test_guesses_change_nothing_of_what_is_said(engine, load_property, monkeypat
     tokens = []
     answer = engine._answer
     with monkeypatch.context() as watched:
-        watched.setattr(engine, "_answer", lambda said, prompt: tokens.append(said) or answer(said, prompt))
+        watched.setattr(engine, "_answer", lambda said, *rest: tokens.append(said) or answer(said, *rest))
         expected = engine.describe(batch, attempt=GREEDY)
     plain, widths[:] = len(widths), []
     monkeypatch.setattr(engine._drafting, "drafts", WrongAtTimes(tokens))

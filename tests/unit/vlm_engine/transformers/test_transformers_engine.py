@@ -10,6 +10,7 @@ import pydantic
 import pytest
 
 from vlm_engine.batches import BatchSizes
+from vlm_engine.confidence import confidence_of
 from vlm_engine.describing import Describing
 from vlm_engine.ladder import describe_batch
 from vlm_engine.model_source import ModelSource, exact_revision
@@ -24,7 +25,7 @@ from vlm_engine.protocol import (
 )
 from vlm_engine.schema import DescriptionSchema
 from vlm_engine.transformers import model_inputs
-from vlm_engine.transformers.drafting import Drafts
+from vlm_engine.transformers.drafting import Drafting, Drafts
 from vlm_engine.transformers.transformers_engine import TransformersEngine
 
 GREEDY = Attempt(number=1, max_new_tokens=60)
@@ -101,6 +102,27 @@ def test_answers_do_not_depend_on_the_batch(engine, batch, temperature):
     alone = [engine.describe([one], attempt=attempt)[0] for one in batch]
     backwards = engine.describe(batch[::-1], attempt=attempt)[::-1]
     assert together == alone == backwards
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_confidence_does_not_depend_on_the_way_of_decoding(engine, batch, monkeypatch, temperature):
+    """Alone, in a batch that is halved, with drafts, and by transformers' own loop it is the same."""
+    attempt = Attempt(number=2, max_new_tokens=60, temperature=temperature)
+
+    def confidences(batch):
+        answers = engine.describe(batch, attempt=attempt)
+        return [confidence_of(SCHEMA.fields, answer.text, answer.tokens) for answer in answers]
+
+    expected = confidences(batch)
+    assert all(0 < value < 1 for confidence in expected for value in confidence.values())
+    ways = [[confidences([one])[0] for one in batch], confidences(batch[:3]) + confidences(batch[3:])]
+    for name, value in (("_drafting", Drafting(engine._model, 5)), ("_decodes_itself", False)):
+        with monkeypatch.context() as patched:
+            patched.setattr(engine, name, value)
+            ways += [confidences(batch), confidences(batch)]  # The second time drafts are known.
+    for way in ways:
+        for confidence, other in zip(expected, way, strict=True):
+            assert other == pytest.approx(confidence, abs=1e-6)
 
 
 def test_images_matter(engine, load_property):
