@@ -1,6 +1,6 @@
 """Which branches of recovery a campaign reached, and how often.
 
-The functions of three modules that put right what a crash or damage left are given other bytecode: each arm
+The functions of five modules that put right what a crash or damage left are given other bytecode: each arm
 of an ``if``, a loop or an ``except`` first counts that it was reached. It is made from the product's own
 source, whose files stay as they are. The counts lie in memory that all children share: no kill takes one.
 """
@@ -17,6 +17,8 @@ from typing import Any
 
 import vlm_durable.journal.recovery as recovery
 import vlm_durable.versions.partition_files as partition_files
+import vlm_durable.versions.version_mark as version_mark
+import vlm_durable.versions.versioned_object as versioned_object
 
 NOT_BY_FAULTS = frozenset(
     {
@@ -29,7 +31,8 @@ NOT_BY_FAULTS = frozenset(
         "partition_files.PartitionFiles.accept: if older is None or"
         " (newest is not None and self.whole_file(newest) is not None)",
         # Rights that were taken away: root, which mounts file systems here, has all.
-        "partition_files.PartitionFiles._content: if error.errno != errno.EIO",
+        "versioned_object.VersionedObject.whole_records:"
+        " if isinstance(copy.damage, OSError) and copy.damage.errno != errno.EIO",
         "partition_files.PartitionFiles.holds: if error.errno != errno.EIO",
         # A store: tests with a real one have them.
         "catalog_copies._is_explained: if files.mark is not None and"
@@ -37,7 +40,7 @@ NOT_BY_FAULTS = frozenset(
         "catalog_copies.note_store: if mark is not None",
         "partition_files.PartitionFiles._newest: if place is None and fetch is not None and"
         " ((content := fetch(newest)) is not None)",
-        "partition_files.PartitionFiles.note_store: if mark is not None and mark.store != store",
+        "version_mark.VersionMarkFile.note_store: if mark is not None and mark.store != store",
         # Bytes were read back as they were handed in the moment before: these were a wrong program's.
         "catalog_copies._verify_written: except UNREADABLE",
     }
@@ -157,5 +160,5 @@ def counted() -> Branches:
     if _branches is None:
         from vlm_assets.catalog import catalog_copies
 
-        _branches = Branches((recovery, partition_files, catalog_copies))
+        _branches = Branches((recovery, partition_files, version_mark, versioned_object, catalog_copies))
     return _branches

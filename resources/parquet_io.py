@@ -21,10 +21,11 @@ from resources.run_tags import NO_ATTEMPT
 from vlm_durable.files.layout import Home
 from vlm_durable.mirror.bucket import StoreAwayError, StoreError
 from vlm_durable.mirror.mirror import NO_MIRROR, Mirror
-from vlm_durable.versions.partition_files import PublishedError
+from vlm_durable.versions.fenced_object import OvertakenError
 from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_durable.versions.published import Publication, PublishedPartitions, StagedFile
-from vlm_durable.versions.stored import OvertakenError, StoredPartitions
+from vlm_durable.versions.stored import StoredPartitions
+from vlm_durable.versions.versioned_object import PublishedError
 from vlm_durable.wording import counted
 
 

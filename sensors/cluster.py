@@ -27,8 +27,8 @@ from sensors.ticks import Ticks
 from vlm_durable.commands import command
 from vlm_durable.mirror.bucket import StoreAwayError, StoreError
 from vlm_durable.state.nodes import DEAD_SECONDS, SILENT_SECONDS, ClusterSnapshot, Node, Nodes
-from vlm_durable.versions.partition_files import PublishedError
 from vlm_durable.versions.stored import StoredPartitions
+from vlm_durable.versions.versioned_object import PublishedError
 
 NAME = "cluster"
 TAKING_OVER = "taking_over"

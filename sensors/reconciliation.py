@@ -23,8 +23,9 @@ from sensors.ticks import Ticks
 from vlm_durable.files.layout import AssetFolders
 from vlm_durable.files.processes import ProcessIdentity
 from vlm_durable.state.workers import Workers
-from vlm_durable.versions.partition_files import PublishedRecord, RecordDamagedError
+from vlm_durable.versions.partition_files import PublishedRecord
 from vlm_durable.versions.published import PublishedPartitions
+from vlm_durable.versions.versioned_object import RecordDamagedError
 from vlm_durable.wording import counted
 
 NAME = "reconciliation"

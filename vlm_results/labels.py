@@ -22,8 +22,8 @@ from vlm_assets.assets.truth import REVIEWS, names_a_model, read_truth, verdicts
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.progress import doing
-from vlm_durable.versions.partition_files import PublishedError
 from vlm_durable.versions.published import PublishedPartitions
+from vlm_durable.versions.versioned_object import PublishedError
 from vlm_engine.schema import same
 from vlm_results.confidence_statistics import Flags, Floats
 from vlm_results.guarantee import CONFIDENCE

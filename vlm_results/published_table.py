@@ -27,8 +27,9 @@ from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.progress import doing
 from vlm_durable.commands import command
 from vlm_durable.files.layout import AssetFolders
-from vlm_durable.versions.partition_files import PublishedRecord, RecordDamagedError
+from vlm_durable.versions.partition_files import PublishedRecord
 from vlm_durable.versions.published import PublishedPartitions
+from vlm_durable.versions.versioned_object import RecordDamagedError
 from vlm_results.guarantee import (
     CONFIDENCE,
     RAW,

@@ -34,8 +34,8 @@ from vlm_assets.services.intervals import Share, wilson
 from vlm_assets.services.progress import doing
 from vlm_durable.files.seen_files import signature_of
 from vlm_durable.state.tables import quality_summaries
-from vlm_durable.versions.partition_files import RecordDamagedError
 from vlm_durable.versions.published import PublishedPartitions
+from vlm_durable.versions.versioned_object import RecordDamagedError
 from vlm_durable.wording import counted
 from vlm_engine.schema import DescriptionSchema, load_schema, same
 from vlm_results.confidence_statistics import GRID, cell_counts

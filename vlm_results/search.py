@@ -34,9 +34,10 @@ from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.progress import doing
 from vlm_assets.services.request_vector import embed_text
 from vlm_durable.commands import command
-from vlm_durable.versions.partition_files import PublishedError, PublishedRecord
+from vlm_durable.versions.partition_files import PublishedRecord
 from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_durable.versions.published import PublishedPartitions
+from vlm_durable.versions.versioned_object import PublishedError
 from vlm_durable.wording import counted
 from vlm_engine.model_source import NO_EMBEDDER
 from vlm_results.guarantee import Guarantee

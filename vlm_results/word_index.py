@@ -23,7 +23,8 @@ from vlm_assets.services.progress import doing
 from vlm_durable.files.files import make_directory
 from vlm_durable.files.layout import Home
 from vlm_durable.files.lock_files import locked
-from vlm_durable.versions.partition_files import PublishedError, PublishedRecord
+from vlm_durable.versions.partition_files import PublishedRecord
+from vlm_durable.versions.versioned_object import PublishedError
 from vlm_results.guarantee import Guarantee
 from vlm_results.published_table import Mask, read_rows
 

@@ -69,9 +69,10 @@ def _superseded(trainings: AssetFolders, store: Mirror, key: str, generation: st
     root = trainings.home.root
     record = str(trainings.partition(key).record.relative_to(root))
     try:
-        published, stored = StoredModel(store, record=record, folder=key).record()
+        published, fenced = StoredModel(store, record=record, folder=key).record()
     except (TrainingError, FormatVersionError):
         return []
+    stored = fenced.record
     if published is None or stored is None or published.get("pending"):
         return []
     if published["fingerprint"] == generation:

@@ -17,14 +17,13 @@ from typing import Any, Final
 
 from vlm_durable.files.files import TemporaryFile, make_directory, publish_new
 from vlm_durable.files.sealed_json import BrokenSealError, refuse_newer_format, sealed, unseal
-from vlm_durable.mirror.bucket import StoredObject, TakenError
 from vlm_durable.mirror.mirror import Mirror
+from vlm_durable.versions.fenced_object import FencedObject, HomeFile, OvertakenError
+from vlm_durable.versions.partition_files import FileDamagedError
 from vlm_training.checkpoints import KEPT, Checkpoints, digest_in, step_in
 from vlm_training.training_plan import TrainingError
 
 PART_BYTES: Final = 256 << 20
-_FILE_BYTES: Final = 5 << 30
-_RECORD_BYTES: Final = 64 << 20
 _PART: Final = re.compile(r"(.+)\.\d{5}-of-\d{5}")
 
 
@@ -144,90 +143,77 @@ class StoreCopies:
 
 class StoredModel:
     """The finished model of one variant in the store, published as a partition is
-    (``vlm_durable/versions/stored.py``).
-
-    The record is put first, as pending, and only if the stored record is still the one that was read: that is
-    the fence. Then come the files, then the record again. Every method raises StoreError.
+    (``vlm_durable/versions/fenced_object.py``). Every method raises StoreError, and TrainingError where
+    another machine overtook this one.
     """
 
     def __init__(self, store: Mirror, *, record: str, folder: str) -> None:
         """record, folder: their names in the home."""
         self._store, self._name, self._folder = store, record, f"{folder}/"
 
-    def record(self) -> tuple[Mapping[str, Any] | None, StoredObject | None]:
-        """The record in the store, and the object that holds it. Raises TrainingError, FormatVersionError."""
-        stored = self._store.head(self._name)
-        if stored is None:
-            return None, None
-        address = self._store.address(self._name)
+    def record(self) -> tuple[Mapping[str, Any] | None, FencedObject]:
+        """The record in the store; from then on it is the fence. Raises TrainingError, FormatVersionError."""
+        fenced = FencedObject(self._store, self._name)
         try:
-            record = unseal(self._store.get(self._name, most=_RECORD_BYTES))
+            content = fenced.read()
+            record = unseal(content) if content is not None else None
+        except OvertakenError as error:
+            raise TrainingError(str(error)) from error
         except BrokenSealError as error:
             raise TrainingError(
-                f"{address} is damaged ({error}). Nothing was changed. Put it back from a version of the"
-                " bucket, or remove it: the next materialization puts this machine's model there."
+                f"{fenced.address} is damaged ({error}). Nothing was changed. Put it back from a version of"
+                " the bucket, or remove it: the next materialization puts this machine's model there."
             ) from error
-        refuse_newer_format(record.pop("format", 0), 1, Path(address))
-        return record, stored
+        if record is not None:
+            refuse_newer_format(record.pop("format", 0), 1, Path(fenced.address))
+        return record, fenced
 
     def pull(self, record: Mapping[str, Any], into: Path) -> bool:
         """Fetch the files of a record into an empty folder; False if the store lacks one of them."""
+        fenced = FencedObject(self._store, self._name)
         for name, digest in record["files"].items():
             if Path(name).is_absolute() or ".." in Path(name).parts:
-                raise TrainingError(
-                    f"{self._store.address(self._name)} names {name!r}, outside of its folder."
-                )
-            stored = self._store.head(self._folder + name)
-            if stored is None or stored.sha256 != digest:
-                return False
-            content = self._store.get(self._folder + name, most=_FILE_BYTES)
-            if hashlib.sha256(content).hexdigest() != digest:
+                raise TrainingError(f"{fenced.address} names {name!r}, outside of its folder.")
+            content = fenced.fetch([self._folder + name], digest)
+            if content is None:
                 return False
             make_directory((into / name).parent)
             (into / name).write_bytes(content)
         return True
 
     def push(self, record: Mapping[str, Any], folder: Path) -> None:
-        """Put this model into the store. Raises TrainingError if another machine overtook this one."""
+        """Put this model into the store."""
         if not self._store.keeps_copies:
             return
         self._store.prove()
-        stored_record, fence = self.record()
-        is_same = stored_record is not None and stored_record["fingerprint"] == record["fingerprint"]
-        is_published = stored_record is not None and is_same and not stored_record.get("pending")
-        if stored_record is not None and is_published and stored_record["files"] != record["files"]:
+        stored, fenced = self.record()
+        is_same = stored is not None and stored["fingerprint"] == record["fingerprint"]
+        is_published = stored is not None and is_same and not stored.get("pending")
+        if stored is not None and is_published and stored["files"] != record["files"]:
             return  # Another machine published this training first: the next materialization takes its bytes.
-        if stored_record is not None and not is_same and stored_record["sequence"] >= record["sequence"]:
-            raise self._overtaken()
-        if not is_published:
-            fence = self._put(self._name, sealed({**record, "pending": True}), over=fence)
-        for name, digest in record["files"].items():
-            stored = self._store.head(self._folder + name)
-            if stored is None or stored.sha256 != digest:
-                # Another machine may have begun to publish: its files must not be replaced.
-                if self._store.head(self._name) != fence:
-                    raise self._overtaken()
-                content = (folder / name).read_bytes()
-                if hashlib.sha256(content).hexdigest() != digest:
-                    raise TrainingError(f"{folder / name} is not what its record says: it was not copied.")
-                self._put(self._folder + name, content, over=stored)
-        if not is_published:
-            fence = self._put(self._name, sealed(record), over=fence)
-        for key, _ in list(self._store.names(self._folder)):
-            if key.removeprefix(self._folder) not in record["files"]:
-                if self._store.head(self._name) != fence:
-                    return  # Another machine has begun to publish: the file may be its own.
-                self._store.delete(key)
-
-    def _put(self, name: str, content: bytes, *, over: StoredObject | None) -> StoredObject:
+        if stored is not None and not is_same and stored["sequence"] >= record["sequence"]:
+            raise self._overtaken(fenced)
+        files = [
+            HomeFile(self._folder + name, folder / name, digest) for name, digest in record["files"].items()
+        ]
         try:
-            return self._store.put(name, content, over=over)
-        except TakenError as error:
-            raise self._overtaken() from error
+            if is_published:
+                fenced.put_files(files)
+            else:
+                fenced.publish(sealed({**record, "pending": True}), files, sealed(record))
+        except OvertakenError as error:
+            raise self._overtaken(fenced) from error
+        except FileDamagedError as error:
+            raise TrainingError(str(error)) from error
+        for name, _ in list(self._store.names(self._folder)):
+            if name.removeprefix(self._folder) not in record["files"]:
+                if fenced.is_overtaken:
+                    return  # Another machine has begun to publish: the file may be its own.
+                self._store.delete(name)
 
-    def _overtaken(self) -> TrainingError:
+    def _overtaken(self, fenced: FencedObject) -> TrainingError:
         return TrainingError(
-            f"{self._store.address(self._name)} was written by another machine, which has published another"
+            f"{fenced.address} was written by another machine, which has published another"
             " training of this variant since this one began. Nothing there was replaced; the model that was"
             " trained here is in this home. To publish it all the same, remove that record and materialize"
             " the variant here."

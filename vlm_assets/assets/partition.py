@@ -23,9 +23,10 @@ from vlm_durable.journal.journal import Journal, clear_retired
 from vlm_durable.journal.journal_errors import SegmentUnreadableError
 from vlm_durable.journal.segments import segment_paths, verified_rows, with_later_columns
 from vlm_durable.journal.setting_aside import is_set_aside
-from vlm_durable.versions.partition_files import NotPublishedError, PublishedError, PublishedRecord
+from vlm_durable.versions.partition_files import NotPublishedError, PublishedRecord
 from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_durable.versions.published import PublishedPartitions
+from vlm_durable.versions.versioned_object import PublishedError
 from vlm_durable.wording import counted
 from vlm_engine.ladder import TRANSIENT_KINDS
 

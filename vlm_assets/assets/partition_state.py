@@ -44,7 +44,6 @@ from vlm_durable.versions.partition_files import (
     PartitionFiles,
     PublishedRecord,
     PutBackError,
-    RecordDamagedError,
     judge,
     put_back_finding,
 )
@@ -58,6 +57,7 @@ from vlm_durable.versions.partition_findings import (
     without_record,
 )
 from vlm_durable.versions.verified_files import VerifiedFiles
+from vlm_durable.versions.versioned_object import RecordDamagedError
 from vlm_durable.wording import counted
 
 _READINGS = 3

@@ -22,9 +22,10 @@ from vlm_durable.files.layout import AssetFolders, PartitionPaths
 from vlm_durable.journal.journal_errors import SegmentUnreadableError
 from vlm_durable.journal.segments import segment_paths, verified_rows
 from vlm_durable.state.rate import Stretch
-from vlm_durable.versions.partition_files import PublishedRecord, RecordDamagedError
+from vlm_durable.versions.partition_files import PublishedRecord
 from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_durable.versions.published import PublishedPartitions
+from vlm_durable.versions.versioned_object import RecordDamagedError
 from vlm_durable.wording import counted
 from vlm_engine.schema import description_text
 

@@ -22,8 +22,8 @@ from vlm_durable.commands import command
 from vlm_durable.files.layout import AssetFolders
 from vlm_durable.journal.journal import Journal
 from vlm_durable.state.sqlite_file import ControlStateError
-from vlm_durable.versions.partition_files import PublishedError
 from vlm_durable.versions.published import PublishedPartitions
+from vlm_durable.versions.versioned_object import PublishedError
 from vlm_durable.wording import counted
 from vlm_engine.canary import FailedCanary, note_alerted, read_failed
 

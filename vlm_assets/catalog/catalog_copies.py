@@ -35,7 +35,6 @@ from vlm_durable.files.files import (
     write_replacing,
 )
 from vlm_durable.files.layout import AssetFolders, Home
-from vlm_durable.files.lock_files import acquire_lock
 from vlm_durable.files.sealed_json import FormatVersionError
 from vlm_durable.mirror.mirror import Mirror
 from vlm_durable.versions.version_mark import (
@@ -44,14 +43,11 @@ from vlm_durable.versions.version_mark import (
     VersionMarkReading,
     compare_with_mark,
     mark_copies,
-    raise_version_mark,
-    read_version_mark,
-    write_version_mark,
 )
+from vlm_durable.versions.versioned_object import VersionedObject
 from vlm_durable.wording import counted
 
 _ASSET, _KEY = "property_catalog", "catalog"
-_NAME = f"{_ASSET}/{_KEY}"
 _NOTE = "put_back.json"
 _WAIT_SECONDS = 60.0
 """For another process that publishes or puts back: each takes a few seconds."""
@@ -257,7 +253,7 @@ def note_store(home: Path, store: Mirror) -> None:
     with contextlib.suppress(OSError), only_catalog_writer(home):
         mark, _ = _own_mark(home)
         if mark is not None:
-            write_version_mark(mark_path(home), mark.noting(str(store)))
+            _catalog(home).mark.write(mark.noting(str(store)))
 
 
 def catalog_id_of(home: Path) -> str | None:
@@ -526,7 +522,7 @@ def _mark(
 
 def _mark_reading(home: Path) -> VersionMarkReading:
     try:
-        return read_version_mark(mark_path(home), name=_NAME)
+        return _catalog(home).mark.read()
     except FormatVersionError as error:
         raise CatalogFormatError(str(error)) from None
 
@@ -538,7 +534,8 @@ def _own_mark(home: Path) -> tuple[VersionMark | None, str | None]:
 def _raise_mark(home: Path, header: CatalogHeader) -> None:
     """Have the mark say this version. Where the disk refuses, the next opening does it."""
     with contextlib.suppress(OSError):
-        raise_version_mark(mark_path(home), VersionMark.now(_NAME, header.sequence, _version(header)))
+        mark = _catalog(home).mark
+        mark.raise_to(VersionMark.now(mark.name, header.sequence, _version(header)))
 
 
 def _header_of(path: Path, *, wholly: bool = False) -> CatalogHeader | str:
@@ -580,6 +577,11 @@ def _replace(home: Path, path: Path, data: bytes) -> None:
     write_replacing(path, data, _folders(home).staging)
 
 
+def _catalog(home: Path) -> VersionedObject[None]:
+    """Its record is the footer of its file, so that an opening reads no other."""
+    return VersionedObject(_folders(home).partition(_KEY))
+
+
 def _folders(home: Path) -> AssetFolders:
     return Home(home).asset(_ASSET)
 
@@ -587,14 +589,12 @@ def _folders(home: Path) -> AssetFolders:
 @contextlib.contextmanager
 def only_catalog_writer(home: Path) -> Iterator[None]:
     """Let one process at a time replace the catalogue. Raises DurableWriteError, OSError."""
-    folders = _folders(home)
-    for folder in (folders.published, folders.versions, folders.staging, folders.locks):
-        make_directory(folder)
-    lock = acquire_lock(folders.locks / "catalog.lock", seconds=_WAIT_SECONDS)
+    catalog = _catalog(home)
+    lock = catalog.lock(_WAIT_SECONDS)
     if lock is None:
         raise DurableWriteError(f"another process has been writing the catalogue for {_WAIT_SECONDS:.0f} s")
     try:
-        for folder in (folders.staging, folders.version_marks):
+        for folder in (catalog.staging, catalog.marks_staging):
             for leftover in folder.glob(f"*{TEMPORARY_SUFFIX}"):
                 leftover.unlink()
         yield

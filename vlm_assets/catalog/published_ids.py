@@ -19,9 +19,9 @@ from vlm_durable.commands import command
 from vlm_durable.files.layout import Home
 from vlm_durable.files.sealed_json import FormatVersionError
 from vlm_durable.mirror.mirror import NO_MIRROR, Mirror
-from vlm_durable.versions.partition_files import PublishedError
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.versions.stored import StoredPartitions
+from vlm_durable.versions.versioned_object import PublishedError
 from vlm_durable.wording import counted
 
 PARTITIONED = ("property_descriptions", "property_embeddings")

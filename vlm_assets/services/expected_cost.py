@@ -23,8 +23,8 @@ from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_durable.state.rate import Rate, Stretch, rate_of
 from vlm_durable.state.workers import Phase, Worker, Workers
-from vlm_durable.versions.partition_files import RecordDamagedError
 from vlm_durable.versions.published import PublishedPartitions
+from vlm_durable.versions.versioned_object import RecordDamagedError
 
 _ROWS_TOGETHER = 65_536
 

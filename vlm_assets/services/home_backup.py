@@ -46,9 +46,10 @@ from vlm_durable.journal.commits import decode_manifest, newest_manifest, sequen
 from vlm_durable.journal.high_water_mark import read_marks, slots
 from vlm_durable.journal.writer_lock import LOCK_NAME
 from vlm_durable.state.database import NAME as STATE_NAME
-from vlm_durable.versions.partition_files import PartitionFiles, PublishedError
+from vlm_durable.versions.partition_files import PartitionFiles
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.versions.version_mark import mark_copies
+from vlm_durable.versions.versioned_object import PublishedError
 from vlm_durable.wording import counted
 
 _OF_THIS_MACHINE = frozenset(

@@ -19,8 +19,8 @@ from vlm_assets.services.measurement import keep_measurement, read_measurements
 from vlm_assets.services.small_runs import MeasuredRun, launch_and_end, runs_to_measure
 from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, write_sealed
 from vlm_durable.state.rate import GAP_SECONDS
-from vlm_durable.versions.partition_files import RecordDamagedError
 from vlm_durable.versions.published import PublishedPartitions
+from vlm_durable.versions.versioned_object import RecordDamagedError
 from vlm_durable.wording import counted, duration
 
 _KEPT: Final = 100

@@ -26,9 +26,10 @@ from vlm_durable.files import files
 from vlm_durable.files.layout import AssetFolders
 from vlm_durable.journal.discarding import discard
 from vlm_durable.journal.high_water_mark import read_mark
-from vlm_durable.versions.partition_files import PartitionFiles, PublishedError, PublishedRecord
+from vlm_durable.versions.partition_files import PartitionFiles, PublishedRecord
 from vlm_durable.versions.partition_findings import read_record
 from vlm_durable.versions.stored import StoredPartitions
+from vlm_durable.versions.versioned_object import PublishedError
 
 _AFTER = re.compile(r".*-after-([0-9]+)")
 

@@ -25,9 +25,9 @@ from vlm_durable.files import files
 from vlm_durable.journal.journal_errors import sample
 from vlm_durable.mirror.bucket import StoreError
 from vlm_durable.state.workers import Workers
-from vlm_durable.versions.partition_files import PublishedError
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.versions.stored import StoredPartitions
+from vlm_durable.versions.versioned_object import PublishedError
 from vlm_durable.wording import counted
 
 if TYPE_CHECKING:

@@ -21,9 +21,10 @@ from vlm_durable.journal.high_water_mark import read_marks
 from vlm_durable.mirror.bucket import StoreError
 from vlm_durable.mirror.mirror import Mirror
 from vlm_durable.versions.findings import OF_THE_FILE, Finding, FindingKind
-from vlm_durable.versions.partition_files import PartitionFiles, PublishedError, PublishedRecord
+from vlm_durable.versions.partition_files import PartitionFiles, PublishedRecord
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.versions.stored import OlderInStoreError, StoredPartitions
+from vlm_durable.versions.versioned_object import PublishedError
 from vlm_durable.wording import counted
 
 

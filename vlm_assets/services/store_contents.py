@@ -16,8 +16,9 @@ from vlm_durable.journal.high_water_mark import read_mark
 from vlm_durable.mirror.mirror import Mirror
 from vlm_durable.mirror.stored_journal import HEAD, HeadDamagedError, StoredJournal, stored_journals
 from vlm_durable.versions.findings import Finding, FindingKind
-from vlm_durable.versions.partition_files import PartitionFiles, PublishedError
+from vlm_durable.versions.partition_files import PartitionFiles
 from vlm_durable.versions.stored import StoredPartitions
+from vlm_durable.versions.versioned_object import PublishedError
 from vlm_durable.wording import counted
 
 _STARTED_THERE = "The machine that computed them puts them back when the partition is started there."

@@ -27,8 +27,8 @@ from vlm_durable.state.database import ControlState
 from vlm_durable.state.sqlite_file import ControlStateError
 from vlm_durable.state.tables import drift_snapshots
 from vlm_durable.state.workers import Workers
-from vlm_durable.versions.partition_files import PublishedError
 from vlm_durable.versions.stored import StoredPartitions
+from vlm_durable.versions.versioned_object import PublishedError
 
 READ_EACH_LOOK = 5
 """Published files that a look of the drift sensor reads to the byte: 7,200 a day of each asset."""

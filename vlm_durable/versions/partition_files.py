@@ -1,9 +1,9 @@
 """The files of one partition: its record, what its files must be, and the steps from version to version.
 
-What lives here: the record in its two copies, the comparison of a file with it, the lock, the order in which
-a publication changes the disk, and how one that was interrupted is finished or taken back. What does not:
-where the files lie (``vlm_durable.files.layout``), what may be published and what people are told
-(``vlm_durable.versions.published``). Every method that writes wants the lock held.
+What lives here: what the record says, the comparison of a file with it, the order in which a publication
+changes the disk, and how one that was interrupted is finished or taken back. What does not: the lock, the
+record's two copies and the mark (``versioned_object``), where the files lie (``vlm_durable.files.layout``),
+what may be published and what people are told (``published``). Every method that writes wants the lock held.
 
 The order holds at every line: the published name has the whole old file or the whole new one; the record on
 disk names both while they are being exchanged; a backup is dropped only after everything newer was read back.
@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 from vlm_durable.commands import command
 from vlm_durable.files import files
 from vlm_durable.files.layout import VERSION_NUMBERS, AssetFolders
-from vlm_durable.files.lock_files import acquire_lock, is_held
+from vlm_durable.files.lock_files import is_held
 from vlm_durable.files.sealed_json import FormatVersionError, refuse_newer_format, seal, unseal
 from vlm_durable.versions.findings import Finding, FindingKind, restore_step
 from vlm_durable.versions.version_mark import (
@@ -37,12 +37,9 @@ from vlm_durable.versions.version_mark import (
     VersionMark,
     VersionMarkReading,
     compare_with_mark,
-    mark_copies,
     may_be_same_origin,
-    raise_version_mark,
-    read_version_mark,
-    write_version_mark,
 )
+from vlm_durable.versions.versioned_object import PublishedError, RecordDamagedError, VersionedObject
 from vlm_durable.wording import counted
 
 FORMAT = 3
@@ -61,10 +58,6 @@ PUBLISHED_FILE = "published_file"
 """The check under which Dagster shows what a verification said of a published file."""
 
 
-class PublishedError(Exception):
-    """Something about a partition's published file is wrong, or was refused. Nothing was lost by it."""
-
-
 class PartitionBusyError(PublishedError):
     """Another process is publishing or restoring this partition and has not finished in time."""
 
@@ -75,10 +68,6 @@ class NotPublishedError(PublishedError):
 
 class FileDamagedError(PublishedError):
     """A file is not, to the byte, what its record says."""
-
-
-class RecordDamagedError(PublishedError):
-    """Neither copy of a partition's record can be read."""
 
 
 class CannotRestoreError(PublishedError):
@@ -244,7 +233,7 @@ def judge(path: Path, record: PublishedRecord, *, deep: bool, asset: str = "") -
     return None
 
 
-class PartitionFiles:
+class PartitionFiles(VersionedObject[PartitionVersions]):
     """The files of one partition of an asset. Raises PublishedError for an unusable key."""
 
     def __init__(self, asset: AssetFolders, key: str) -> None:
@@ -254,20 +243,9 @@ class PartitionFiles:
                 f"partition key {key!r} cannot be a file name: use up to 150 letters, digits, '-' and '_' "
                 "(ASCII)"
             )
-        self.asset = asset.name
-        self._folders = asset
-        self.key = key
-        self.paths = asset.partition(key)
-        self.staging = asset.staging
-        self.marks_staging = asset.marks_staging
+        super().__init__(asset.partition(key))
         self.published = self.paths.published
-        self.record_path = self.paths.record
-        self.record_copy = self.paths.record_copy
-
-    @property
-    def quarantine(self) -> Path:
-        """Where files of it go that do not verify."""
-        return self.paths.quarantine
+        self.record_path, self.record_copy = self.record_paths
 
     def slot(self, number: int) -> Path:
         """The path of backup 0, 1 or 2."""
@@ -276,10 +254,7 @@ class PartitionFiles:
     @contextlib.contextmanager
     def locked(self, wait_seconds: float) -> Iterator[None]:
         """Hold the partition's lock, which a dead process frees. Raises PartitionBusyError after the wait."""
-        locks = self.paths.publication_lock.parent
-        for folder in (self.published.parent, self.record_path.parent, self.staging, locks):
-            files.make_directory(folder)
-        lock = acquire_lock(self.paths.publication_lock, seconds=wait_seconds)
+        lock = self.lock(wait_seconds)
         if lock is None:
             raise PartitionBusyError(
                 f"partition {self.key} in {self.published.parent} is being published or restored by another "
@@ -319,7 +294,7 @@ class PartitionFiles:
 
     def marked(self) -> PartitionVersions | None:
         """The newest version that was ever durable here, and those before it; None where no mark says so."""
-        return self._marked(self._read_mark())
+        return self._marked(self.mark.read())
 
     def _marked(self, reading: VersionMarkReading) -> PartitionVersions | None:
         content = reading.mark.content if reading.mark is not None else None
@@ -327,20 +302,6 @@ class PartitionFiles:
             return None
         published, previous = content["published"], content["previous"]
         return PartitionVersions(self.key, PublishedRecord(**published), _records(previous))
-
-    def _read_mark(self) -> VersionMarkReading:
-        return read_version_mark(self.paths.version_mark, name=self._name, origin=self._folders.origin)
-
-    def last_store(self) -> str | None:
-        """The last store that had this partition."""
-        mark = self._read_mark().mark
-        return mark.store if mark is not None else None
-
-    def note_store(self, store: str) -> None:
-        """Note that a store has this partition, beside the version that is marked."""
-        mark = self._read_mark().mark
-        if mark is not None and mark.store != store:
-            write_version_mark(self.paths.version_mark, mark.noting(store), self.marks_staging)
 
     def put_back(
         self, records: Sequence[PartitionVersions]
@@ -351,7 +312,7 @@ class PartitionFiles:
         stands. (None, None) where records and mark agree, or a publication was merely interrupted. Raises
         PutBackError, RecordDamagedError where the mark cannot be read and the files do not make up for it.
         """
-        reading = self._read_mark()
+        reading = self.mark.read()
         if reading.is_unreadable:
             self._refuse_doubt(records)
         versions, marked = highest(records), self._marked(reading)
@@ -379,14 +340,14 @@ class PartitionFiles:
     def _refuse_doubt(self, records: Sequence[PartitionVersions]) -> None:
         """Without a readable mark, trust two equal copies of the record with their file, and nothing else."""
         versions = highest(records)
-        where = " and ".join(map(str, mark_copies(self.paths.version_mark)))
+        where = " and ".join(map(str, self.mark.copies))
         if versions is None or not any(map(self._is_standing, records)):
             of_record = "its record" if versions is None else "a file that its record stands for"
             raise RecordDamagedError(
                 f"partition {self.key}: neither {of_record} nor its version mark ({where}) can be read as"
                 f" this home's. What is there is left as it is; {command('repair')} says what it would do."
             )
-        is_alike = all(self._read(path) == versions for path in self.record_paths)
+        is_alike = all(copy.record == versions for copy in self.copies())
         if is_alike and versions.pending is None:
             return
         raise PutBackError(
@@ -404,11 +365,6 @@ class PartitionFiles:
         places = (self.published, *map(self.slot, VERSION_NUMBERS), *staged)
         return next((path for path in places if self.holds(path, record)), None)
 
-    def next_sequence(self, versions: PartitionVersions) -> int:
-        """The number of the next version. No number is ever given twice."""
-        mark = self._read_mark().mark
-        return max(versions.sequence, mark.sequence if mark is not None else 0) + 1
-
     def settle(self, fetch: Fetch | None = None) -> tuple[PartitionVersions, list[str]]:
         """Finish, take back or remove what an interruption left, without loss.
 
@@ -422,7 +378,7 @@ class PartitionFiles:
         if versions.pending:
             versions = self._finish_or_take_back(versions, versions.pending, repairs)
         if versions.published is not None:
-            self._raise_mark(versions, repairs)
+            self._mark_at_least(versions, repairs)
         self._remove_abandoned()
         return versions, repairs
 
@@ -442,11 +398,10 @@ class PartitionFiles:
                 f"partition {self.key} of {self.asset} was not put back to an older version: there is nothing"
                 " to accept. Nothing was changed."
             )
-        for path in self.record_paths:
-            if path.exists() and self._read(path) != older:
-                self.move_aside(path, notes)
-        highest_known = max(record.latest_sequence for record in records)
-        return self.renumber(older, max(highest_known + 1, self.next_sequence(older)))
+        for copy in self.copies():
+            if copy.path.exists() and copy.record != older:
+                self.move_aside(copy.path, notes)
+        return self.renumber(older, self.mark.next_sequence(*(record.latest_sequence for record in records)))
 
     def _is_without_file(self, versions: PartitionVersions, marked: PartitionVersions | None) -> bool:
         """Whether the marked version stands, and the newer one of both records does not: another home's?"""
@@ -466,8 +421,8 @@ class PartitionFiles:
         record = replace(versions.published, sequence=sequence)
         settled = PartitionVersions(self.key, record, versions.previous)
         # The mark first: one that is behind its record would say that .state was put back.
-        raise_version_mark(self.paths.version_mark, self._mark(settled), self.marks_staging)
-        self._write_settled(settled)
+        self.mark.raise_to(self._mark(settled))
+        self.settle_record(settled.to_bytes(self.asset))
         return record
 
     def put_in_place(
@@ -479,8 +434,8 @@ class PartitionFiles:
         pending = PendingPublication(record, tuple(kept[:2]))
         # The record before its copy, and after it when all is done: a settled one is never ahead of its copy.
         exchange = replace(versions, pending=pending).to_bytes(self.asset)
-        self._write_record(self.record_path, exchange)
-        self._write_record(self.record_copy, exchange)
+        self.write_record(self.record_path, exchange)
+        self.write_record(self.record_copy, exchange)
         self.keep_aside_unless(versions.published, notes)
         files.publish_replacing(temporary, self.published)
         self._complete(pending, copy, notes)
@@ -506,36 +461,13 @@ class PartitionFiles:
         files.publish_replacing(copy, self.slot(0))
         notes.append(f"Its second copy {self.slot(0)} was made anew.")
 
-    def forget_mark(self) -> None:
-        """Have the version mark name no version, durably: the partition counts as never published.
-
-        The number of a readable mark stays, so that no number is given twice.
-        """
-        if (mark := self._read_mark().mark) is not None:
-            write_version_mark(
-                self.paths.version_mark,
-                replace(mark, digest=f"{mark.origin}:" if mark.origin else "", content=None),
-                self.marks_staging,
-            )
-            return
-        for copy in mark_copies(self.paths.version_mark):
-            copy.unlink(missing_ok=True)
-        if self.paths.version_mark.parent.is_dir():
-            files.sync_directory(self.paths.version_mark.parent)
-
-    def move_aside(self, path: Path, notes: list[str]) -> None:
-        """Move one file into the quarantine."""
-        aside = files.set_aside(path, self.quarantine)
-        notes.append(f"{path} was moved to {aside}.")
-
     def keep_aside_unless(self, record: PublishedRecord | None, notes: list[str]) -> None:
         """Keep the published file in the quarantine, unless it is the version of ``record``.
 
         For callers that are about to replace it.
         """
         if self.published.exists() and not self.holds(self.published, record):
-            aside = files.set_aside(self.published, self.quarantine, keep=True)
-            notes.append(f"What stood at {self.published} was kept as {aside}.")
+            self.keep_aside(self.published, notes)
 
     def _copy(self, source: Path, target: Path, record: PublishedRecord) -> Path:
         copy, sha256 = files.copy_temporary(source, target, self.staging)
@@ -571,7 +503,7 @@ class PartitionFiles:
         # The mark first: the record is never settled for a version that the mark does not know of. A version
         # from another machine may have the number of one made here.
         published = PartitionVersions(self.key, pending.record, pending.previous)
-        write_version_mark(self.paths.version_mark, self._mark(published), self.marks_staging)
+        self.mark.write(self._mark(published))
         kept = [
             version
             for number, version in reversed(list(enumerate(pending.previous, start=1)))
@@ -580,15 +512,8 @@ class PartitionFiles:
         if not self.holds(self.slot(0), pending.record):
             copy = copy or self._copy(self.published, self.slot(0), pending.record)
             files.publish_replacing(copy, self.slot(0))
-        self._write_settled(PartitionVersions(self.key, pending.record, tuple(reversed(kept))))
-
-    def _write_settled(self, versions: PartitionVersions) -> None:
-        # The copy first. It stands beside the backups: writing it makes their renames durable too.
-        self._write_record(self.record_copy, versions.to_bytes(self.asset))
-        self._write_record(self.record_path, versions.to_bytes(self.asset))
-
-    def _write_record(self, path: Path, data: bytes) -> None:
-        files.write_replacing(path, data, self.staging)
+        settled = PartitionVersions(self.key, pending.record, tuple(reversed(kept)))
+        self.settle_record(settled.to_bytes(self.asset))
 
     def _rotate(self, number: int, version: PublishedRecord, notes: list[str]) -> bool:
         """Bring a version to its backup slot from a newer one. The slots are filled oldest first."""
@@ -608,7 +533,7 @@ class PartitionFiles:
             whole = self._another(record, versions.published)
             if whole is None:
                 back = replace(versions, pending=None)
-                self._write_settled(back)
+                self.settle_record(back.to_bytes(self.asset))
                 repairs.append(
                     f"A publication of partition {self.key} had been interrupted before its file was in "
                     "place: it was taken back, and the version before it stands."
@@ -644,49 +569,13 @@ class PartitionFiles:
         for path in self.marks_staging.glob(f".{self.key}.*{files.TEMPORARY_SUFFIX}"):
             path.unlink(missing_ok=True)
 
-    def _read(self, path: Path) -> PartitionVersions | RecordDamagedError | None:
-        return self._parsed(self._content(path))
-
-    def _content(self, path: Path) -> bytes | RecordDamagedError | None:
-        try:
-            return path.read_bytes()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            return RecordDamagedError(f"the record {path} cannot be read: {error.strerror}")
-
-    def _parsed(
-        self, content: bytes | RecordDamagedError | None
-    ) -> PartitionVersions | RecordDamagedError | None:
-        if not isinstance(content, bytes):
-            return content
-        try:
-            return self.parsed(content)
-        except RecordDamagedError as error:
-            return error
-
     def parsed(self, content: bytes) -> PartitionVersions:
         """Read a record from bytes. Raises RecordDamagedError where they are no record of this partition.
 
         A record of an earlier format does not name its home, and is read as this home's.
         """
-        origin = self._folders.origin
+        origin = self.paths.asset.origin
         return PartitionVersions.from_bytes(content, asset=self.asset, key=self.key, origin=origin)
-
-    def whole_records(self) -> list[PartitionVersions]:
-        """The readable copies of the record. Raises RecordDamagedError where each one is damaged."""
-        contents = [self._content(path) for path in self.record_paths]
-        readings = [self._parsed(content) for content in contents[: 1 if contents[0] == contents[1] else 2]]
-        whole = [reading for reading in readings if isinstance(reading, PartitionVersions)]
-        damage = next((reading for reading in readings if isinstance(reading, RecordDamagedError)), None)
-        if damage is not None and not whole:
-            raise RecordDamagedError(
-                f"{damage}. Neither {self.record_path} nor its copy {self.record_copy} is whole. The "
-                f"partition's file is left as it is; {command('repair')} says what it would do."
-            )
-        return whole
 
     def _settled(self) -> PartitionVersions:
         return highest(self.whole_records()) or PartitionVersions(self.key)
@@ -719,7 +608,7 @@ class PartitionFiles:
             # Record and files vanished: the journal's high-water mark says that rows were published once.
             return PartitionVersions(self.key)
         versions = PartitionVersions(self.key, newest, self._standing_backups(newest, records))
-        self._write_settled(versions)
+        self.settle_record(versions.to_bytes(self.asset))
         return versions
 
     def _is_before(self, version: PublishedRecord, marked: PartitionVersions) -> bool:
@@ -779,9 +668,9 @@ class PartitionFiles:
             files.publish_replacing(copy, self.published)
             repairs.append(f"{self.published} was put back from {place}.")
         files.sync_directory(self.published.parent)
-        for path in self.record_paths:
-            if isinstance(self._read(path), RecordDamagedError):
-                self.move_aside(path, repairs)
+        for record in self.copies():
+            if record.damage is not None:
+                self.move_aside(record.path, repairs)
         self._complete(PendingPublication(newest, tuple(kept[:2])), None, repairs)
         repairs.append(
             f"What the record of partition {self.key} said was lost or older than its version"
@@ -791,20 +680,15 @@ class PartitionFiles:
 
     def _with_both_records(self, versions: PartitionVersions, repairs: list[str]) -> PartitionVersions:
         # While a publication is under way, the copy may be behind or ahead; settling writes both.
-        paths = [self.record_path] if versions.pending else self.record_paths
-        for path in paths:
-            if self._read(path) != versions:
-                if path.exists():
-                    self.move_aside(path, repairs)
-                self._write_record(path, versions.to_bytes(self.asset))
+        for copy in self.copies()[: 1 if versions.pending else 2]:
+            if copy.record != versions:
+                if copy.path.exists():
+                    self.move_aside(copy.path, repairs)
+                self.write_record(copy.path, versions.to_bytes(self.asset))
                 repairs.append(
-                    f"The record {path} was missing or damaged and was written anew from its copy."
+                    f"The record {copy.path} was missing or damaged and was written anew from its copy."
                 )
         return versions
-
-    @property
-    def _name(self) -> str:
-        return f"{self.asset}/{self.key}"
 
     def _mark(self, versions: PartitionVersions) -> VersionMark:
         record = versions.published
@@ -813,12 +697,12 @@ class PartitionFiles:
             "published": asdict(record),
             "previous": [asdict(version) for version in versions.previous],
         }
-        return VersionMark(self._name, record.sequence, record.version, record.published_at, content)
+        return VersionMark(self.mark.name, record.sequence, record.version, record.published_at, content)
 
-    def _raise_mark(self, versions: PartitionVersions, repairs: list[str]) -> None:
+    def _mark_at_least(self, versions: PartitionVersions, repairs: list[str]) -> None:
         """Raise the mark to this version at least: a restored ``.state`` may be behind."""
-        reading = self._read_mark()
-        is_written = raise_version_mark(self.paths.version_mark, self._mark(versions), self.marks_staging)
+        reading = self.mark.read()
+        is_written = self.mark.raise_to(self._mark(versions))
         if reading.is_unreadable:
             repairs.append(
                 f"The version mark of partition {self.key} could not be read as this home's. Both copies of"
@@ -829,11 +713,6 @@ class PartitionFiles:
                 f"The version mark of partition {self.key} was behind, at version {reading.mark.sequence}: it"
                 f" was raised to {versions.sequence}. Was .state put back from a backup?"
             )
-
-    @property
-    def record_paths(self) -> list[Path]:
-        """The record and its copy."""
-        return [self.record_path, self.record_copy]
 
 
 def highest(records: Sequence[PartitionVersions]) -> PartitionVersions | None:

@@ -18,7 +18,6 @@ from vlm_durable.versions.partition_files import (
     PartitionFiles,
     PartitionVersions,
     PublishedRecord,
-    RecordDamagedError,
     highest,
     judge,
 )
@@ -42,20 +41,13 @@ class RecordReading:
 
 def read_record(partition: PartitionFiles) -> RecordReading:
     """Read a partition's record without settling or locking anything."""
-    records: dict[Path, PartitionVersions] = {}
-    contents: list[bytes | None] = []
-    damaged: list[str] = []
-    for path in partition.record_paths:
-        content: bytes | None = None
-        try:
-            content = path.read_bytes()
-            is_same = partition.record_path in records and content == contents[0]
-            records[path] = records[partition.record_path] if is_same else partition.parsed(content)
-        except FileNotFoundError:
-            damaged.append(f"{path} is missing")
-        except (RecordDamagedError, OSError) as error:
-            damaged.append(f"{path}: {error}")
-        contents.append(content)
+    copies = partition.copies()
+    records = {copy.path: copy.record for copy in copies if copy.record is not None}
+    damaged = [
+        f"{copy.path} is missing" if copy.damage is None else f"{copy.path}: {copy.damage}"
+        for copy in copies
+        if copy.record is None
+    ]
     newest = highest(tuple(records.values()))
     unsettled = False
     for path, record in records.items():
@@ -65,7 +57,9 @@ def read_record(partition: PartitionFiles) -> RecordReading:
             unsettled = True
         elif not newest.pending:
             damaged.append(f"{path} says another version than the other copy")
-    return RecordReading(tuple(records.values()), newest, tuple(contents), tuple(damaged), unsettled)
+    return RecordReading(
+        tuple(records.values()), newest, tuple(copy.content for copy in copies), tuple(damaged), unsettled
+    )
 
 
 def finding_of(files: PartitionFiles, kind: FindingKind, sentence: str, next_step: str = "") -> Finding:

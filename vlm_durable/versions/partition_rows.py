@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 
 from vlm_durable.files.files import DurableWriteError, TemporaryFile
 from vlm_durable.journal.segments import key_set_digest
-from vlm_durable.versions.partition_files import PublishedError, PublishedRecord
+from vlm_durable.versions.partition_files import PublishedRecord
+from vlm_durable.versions.versioned_object import PublishedError
 from vlm_durable.wording import counted
 
 ID_COLUMN = "property_id"

@@ -30,15 +30,14 @@ from vlm_durable.versions.partition_files import (
     PartitionBusyError,
     PartitionFiles,
     PartitionVersions,
-    PublishedError,
     PublishedRecord,
     PutBackError,
-    RecordDamagedError,
     judge,
     put_back_finding,
 )
 from vlm_durable.versions.partition_findings import finding_of, of_copies, read_record, without_record
 from vlm_durable.versions.partition_rows import PartitionRows, read_back, write_rows
+from vlm_durable.versions.versioned_object import PublishedError, RecordDamagedError
 from vlm_durable.wording import counted
 
 
@@ -209,7 +208,7 @@ class PublishedPartitions:
         with contextlib.ExitStack() as undo:
             with partition.locked(self._lock_seconds):
                 versions, repairs = partition.settle()
-                sequence = partition.next_sequence(versions)
+                sequence = partition.mark.next_sequence(versions.sequence)
                 sink = files.TemporaryFile(partition.published, partition.staging)
                 undo.callback(sink.discard)
                 in_use = LockFile(sink.path, create=False)
@@ -261,7 +260,7 @@ class PublishedPartitions:
                     partition.restore_backup(current, notes)
                 staged.discard()
                 return Publication(current, changed=False, notes=tuple(notes))
-            if partition.next_sequence(versions) != staged.record.sequence:
+            if partition.mark.next_sequence(versions.sequence) != staged.record.sequence:
                 raise PublishedError(
                     f"partition {partition.key} is not published: version {versions.sequence} was published "
                     f"by another process after this file was staged to be version {staged.record.sequence}. "
@@ -397,7 +396,7 @@ class PublishedPartitions:
                 if path.exists():
                     partition.move_aside(path, notes)
             # Last, and not into the quarantine: .state may be on another device.
-            partition.forget_mark()
+            partition.mark.forget()
         return tuple(notes)
 
     def _earlier(self, partition: PartitionFiles, versions: PartitionVersions) -> str:

@@ -1,53 +1,45 @@
 """The published partitions of one asset in an S3 store: the place of record that several machines share.
 
-What lives here: copying what this machine published, taking over what another one did, and the fence between
-them. What does not: the store (``vlm_durable.mirror``), and the steps on disk (``partition_files``). Keys
-have the layout of the home's files.
-
-The record goes first, with the publication as pending, and on the condition that the record is still the one
-that was read: that is the fence. Then the earlier versions and the file, then the record again. A machine
-that was overtaken meets a condition that no longer holds, and changes nothing more.
+What lives here: copying what this machine published, and taking over what another one did. What does not: the
+order of the puts and the fence between machines (``fenced_object``), and the steps on disk
+(``partition_files``). Keys have the layout of the home's files.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 
 from vlm_durable.commands import command
 from vlm_durable.files import files
 from vlm_durable.files.layout import VERSION_NUMBERS, AssetFolders
-from vlm_durable.mirror.bucket import NoObjectError, ObjectDamagedError, StoredObject, TakenError
+from vlm_durable.mirror.bucket import NoObjectError, ObjectDamagedError
 from vlm_durable.mirror.mirror import Mirror
+from vlm_durable.versions.fenced_object import (
+    FILE_BYTES,
+    FencedObject,
+    HomeFile,
+    OvertakenError,
+    is_file,
+    verified_bytes,
+)
 from vlm_durable.versions.partition_files import (
     LOCK_SECONDS,
-    FileDamagedError,
     PartitionFiles,
     PartitionVersions,
     PendingPublication,
-    PublishedError,
     PublishedRecord,
     PutBackError,
-    RecordDamagedError,
     put_back_finding,
 )
+from vlm_durable.versions.versioned_object import PublishedError, RecordDamagedError
 from vlm_durable.wording import counted
 
 
 def newest_here_command() -> str:
     """The command by which a person confirms that no other machine has anything newer than this machine."""
     return command("repair", "--newest-here")
-
-
-_RECORD_BYTES = 64 << 20
-_FILE_BYTES = 5 << 30
-"""The largest object that a store accepts in one put."""
-
-
-class OvertakenError(PublishedError):
-    """Another machine published this partition after this machine read it. That publication stands."""
 
 
 class OlderInStoreError(PutBackError):
@@ -81,7 +73,7 @@ class StoredPartitions:
             record = local.published
             if record is None:
                 return
-            stored, record_object = self._read_record(partition)
+            stored, fenced = self._read_record(partition)
             if (
                 stored.published is not None
                 and stored.published.sha256 == record.sha256
@@ -89,14 +81,14 @@ class StoredPartitions:
             ):
                 # The store has it. A pending version there is another machine's, and must not be taken back.
                 if stored.pending is None:
-                    self._mend(partition, stored, record_object)
+                    self._mend(partition, stored, fenced)
             else:
                 published = self._published_in(partition, stored)
                 if published is None:
                     self._refuse_unproven(partition, local, stored)
                 self._refuse_overtaken(local, published)
-                self._publish(partition, local, stored, record_object)
-            partition.note_store(str(self._store))
+                self._publish(partition, local, stored, fenced)
+            partition.mark.note_store(str(self._store))
 
     def put_back(self, key: str, *, newest_here: bool = False) -> tuple[str, ...]:
         """Compare every byte of a partition in the store with its record, and put damaged files back.
@@ -109,16 +101,15 @@ class StoredPartitions:
         self._store.prove()
         partition = PartitionFiles(self._asset, key)
         with partition.locked(LOCK_SECONDS):
-            stored, record_object, damage = self._read_record_or_damage(partition)
+            stored, fenced, damage = self._read_record_or_damage(partition)
             if self._published_in(partition, stored) is not None:
-                return self._mend(partition, stored, record_object)
+                return self._mend(partition, stored, fenced)
             local, _ = partition.settle()
             self._refuse_unproven(partition, local, stored, damage, newest_here=newest_here)
-            self._publish(partition, local, stored, record_object)
-            restored, record_object = self._read_record(partition)
-            partition.note_store(str(self._store))
-            record = self._store.address(self._name(partition.record_path))
-            return (f"{record} was put back.", *self._mend(partition, restored, record_object))
+            self._publish(partition, local, stored, fenced)
+            restored, fenced = self._read_record(partition)
+            partition.mark.note_store(str(self._store))
+            return (f"{fenced.address} was put back.", *self._mend(partition, restored, fenced))
 
     def _refuse_unproven(
         self,
@@ -157,7 +148,7 @@ class StoredPartitions:
                 f" older. Nothing was changed. Run {command('repair')} on the machine that has the newer one."
                 f" If that machine is gone for good, fill the store from here: {newest_here_command()}."
             )
-        if file is None and (damage is not None or partition.last_store() == str(self._store)):
+        if file is None and (damage is not None or partition.mark.last_store() == str(self._store)):
             raise PublishedError(
                 f"partition {partition.key}: {lacking} Its file is not there either, and both were: was the"
                 " store emptied? Nothing was changed. Another machine may have published a newer version than"
@@ -170,7 +161,7 @@ class StoredPartitions:
         partition: PartitionFiles,
         local: PartitionVersions,
         stored: PartitionVersions,
-        record_object: StoredObject | None,
+        fenced: FencedObject,
     ) -> None:
         """Replace the store's version by the version that is published here."""
         record = local.published
@@ -183,16 +174,18 @@ class StoredPartitions:
         ]
         local = replace(local, previous=tuple(version for _, version in kept))
         intent = replace(stored, pending=PendingPublication(record, local.previous))
-        record_object = self._put(
-            self._name(partition.record_path), intent.to_bytes(self._asset.name), over=record_object
+        places = [(partition.slot(number), version) for number, version in kept]
+        fenced.publish(
+            intent.to_bytes(self._asset.name),
+            [
+                HomeFile(self._name(path), path, version.sha256)
+                for path, version in (*places, (partition.published, record))
+            ],
+            local.to_bytes(self._asset.name),
         )
-        for number, version in kept:
-            self._put_file(partition.slot(number), version, fence=(partition, record_object))
-        self._put_file(partition.published, record, fence=(partition, record_object))
-        self._put(self._name(partition.record_path), local.to_bytes(self._asset.name), over=record_object)
 
     def _mend(
-        self, partition: PartitionFiles, stored: PartitionVersions, record_object: StoredObject | None
+        self, partition: PartitionFiles, stored: PartitionVersions, fenced: FencedObject
     ) -> tuple[str, ...]:
         """Put back every object that is not, to the byte, what the store's record says. Returns sentences.
 
@@ -210,13 +203,13 @@ class StoredPartitions:
             wrong = self._wrong(path, version, deep=True)
             if wrong is None:
                 continue
-            if number == 0 and stored.pending is not None and _is(file_object, stored.pending.record):
+            if number == 0 and stored.pending and is_file(file_object, stored.pending.record.sha256):
                 return tuple(notes)
             local_paths = (partition.published, *map(partition.slot, VERSION_NUMBERS))
             source = next((file for file in local_paths if partition.holds(file, version)), None)
             if source is not None:
-                self._refuse_other_record(partition, record_object)
-                self._put(self._name(path), _verified_bytes(source, version), over=file_object)
+                fenced.refuse_overtaken()
+                fenced.put(self._name(path), verified_bytes(source, version.sha256), over=file_object)
                 notes.append(f"{wrong} It was put back from {source}.")
             elif number == 0:
                 raise PublishedError(
@@ -238,7 +231,7 @@ class StoredPartitions:
             return f"{subject} is not what its record stands for."
         if deep:
             try:
-                self._store.get_whole(name, version.sha256, most=_FILE_BYTES)
+                self._store.get_whole(name, version.sha256, most=FILE_BYTES)
             except NoObjectError:
                 return f"{subject} is not there."
             except ObjectDamagedError as error:
@@ -271,9 +264,9 @@ class StoredPartitions:
                 record, sequence=local.sequence
             ):
                 partition.renumber(local, record.sequence)
-            partition.note_store(str(self._store))
+            partition.mark.note_store(str(self._store))
             return ()
-        newest = partition.next_sequence(local) - 1
+        newest = partition.mark.next_sequence(local.sequence) - 1
         if newest > record.sequence:
             raise self._older(partition, local, record, newest)
         self._take_over(partition, local, record, notes)
@@ -300,7 +293,7 @@ class StoredPartitions:
             with contextlib.suppress(OlderInStoreError):
                 pulled = self._pull(partition, record)
                 raise PublishedError(" ".join((nothing, *(pulled or ("Nothing was changed.",)))))
-            number = partition.next_sequence(PartitionVersions(key))
+            number = partition.mark.next_sequence()
             self._take_over(partition, PartitionVersions(key), replace(record, sequence=number), notes)
         self.push(key)
         return (
@@ -319,7 +312,7 @@ class StoredPartitions:
             partition.put_in_place(temporary, record, local, notes)
         finally:
             temporary.unlink(missing_ok=True)
-        partition.note_store(str(self._store))
+        partition.mark.note_store(str(self._store))
 
     def _older(
         self, partition: PartitionFiles, local: PartitionVersions, record: PublishedRecord, newest: int
@@ -372,16 +365,15 @@ class StoredPartitions:
         """
         partition = PartitionFiles(self._asset, key)
         while True:
-            stored, record_object, damage = self._read_record_or_damage(partition)
+            stored, fenced, damage = self._read_record_or_damage(partition)
             record = self._published_in(partition, stored)
-            where = self._store.address(self._name(partition.record_path))
             wrong: str | None
             if record is None:
-                wrong = damage or f"{where} is not there: no record."
+                wrong = damage or f"{fenced.address} is not there: no record."
             else:
                 wrong = self._wrong(partition.published, record, deep=deep)
             # Another machine may have published in between: then everything is read again.
-            if wrong is None or self._store.head(self._name(partition.record_path)) == record_object:
+            if wrong is None or not fenced.is_overtaken:
                 return wrong and f"{wrong} Did a lifecycle rule or a person change it?"
 
     def content_of(self, record: PublishedRecord) -> bytes | None:
@@ -392,7 +384,7 @@ class StoredPartitions:
         """Whether the store has a version's file, by its checksum."""
         partition = PartitionFiles(self._asset, record.key)
         heads = (self._store.head(self._name(path)) for path in self._places(partition))
-        return any(head is not None and head.sha256 == record.sha256 for head in heads)
+        return any(is_file(head, record.sha256) for head in heads)
 
     def published(self, key: str) -> PublishedRecord | None:
         """The record of the version that the store has published; None where it has none."""
@@ -411,62 +403,45 @@ class StoredPartitions:
         partition = PartitionFiles(self._asset, key)
         with partition.locked(LOCK_SECONDS):
             local, _ = partition.settle()
-            stored, record_object = self._read_record(partition)
+            stored, fenced = self._read_record(partition)
             if local.published is None or stored.published != local.published or stored.pending is not None:
                 return ()
             if stored.previous:
-                self._put(
-                    self._name(partition.record_path),
-                    replace(stored, previous=()).to_bytes(self._asset.name),
-                    over=record_object,
-                )
+                fenced.put_record(replace(stored, previous=()).to_bytes(self._asset.name))
             for number in VERSION_NUMBERS[1:]:
                 self._store.delete(self._name(partition.slot(number)))
         return (f"Removed the earlier versions of {key} of {self.name} from {self._store} too.",)
 
-    def _read_record(self, partition: PartitionFiles) -> tuple[PartitionVersions, StoredObject | None]:
-        name = self._name(partition.record_path)
-        record_object = self._store.head(name)
-        if record_object is None:
-            return PartitionVersions(partition.key), None
-        content = self._store.get(name, most=_RECORD_BYTES)
-        if hashlib.sha256(content).hexdigest() != record_object.sha256:
-            raise OvertakenError(
-                f"partition {partition.key}: its record in {self._store} was replaced while it was read."
-                " Start again."
-            )
+    def _read_record(self, partition: PartitionFiles) -> tuple[PartitionVersions, FencedObject]:
+        fenced = FencedObject(self._store, self._name(partition.record_path))
+        content = fenced.read()
+        if content is None:
+            return PartitionVersions(partition.key), fenced
         try:
-            return self._parsed(content, partition), record_object
+            return partition.parsed(content), fenced
         except RecordDamagedError as error:
             raise RecordDamagedError(
-                f"{self._store.address(name)}: {error}. Nothing was changed. {command('repair')} puts it back"
+                f"{fenced.address}: {error}. Nothing was changed. {command('repair')} puts it back"
                 " from a machine that has the partition."
             ) from error
 
     def _read_record_or_damage(
         self, partition: PartitionFiles
-    ) -> tuple[PartitionVersions, StoredObject | None, str | None]:
+    ) -> tuple[PartitionVersions, FencedObject, str | None]:
         """As ``_read_record``; a damaged record counts as none, and a sentence says what is wrong with it."""
-        name = self._name(partition.record_path)
-        record_object = self._store.head(name)
-        if record_object is None:
-            return PartitionVersions(partition.key), None, None
+        fenced = FencedObject(self._store, self._name(partition.record_path))
         try:
-            content = self._store.get_whole(name, record_object.sha256 or "", most=_RECORD_BYTES)
-            return self._parsed(content, partition), record_object, None
+            content = fenced.read(whole=True)
+            stored = PartitionVersions(partition.key) if content is None else partition.parsed(content)
+            return stored, fenced, None
         except (ObjectDamagedError, NoObjectError, RecordDamagedError) as error:
-            return PartitionVersions(partition.key), record_object, f"The record is damaged: {error}."
-
-    def _parsed(self, content: bytes, partition: PartitionFiles) -> PartitionVersions:
-        return PartitionVersions.from_bytes(
-            content, asset=self._asset.name, key=partition.key, origin=self._asset.origin
-        )
+            return PartitionVersions(partition.key), fenced, f"The record is damaged: {error}."
 
     def _published_in(self, partition: PartitionFiles, stored: PartitionVersions) -> PublishedRecord | None:
         """The version that the store has published: a pending version counts once its file is there."""
         if stored.pending is not None:
             file_object = self._store.head(self._name(partition.published))
-            if file_object is not None and file_object.sha256 == stored.pending.record.sha256:
+            if is_file(file_object, stored.pending.record.sha256):
                 return stored.pending.record
         return stored.published
 
@@ -476,13 +451,8 @@ class StoredPartitions:
 
     def _bytes_of(self, partition: PartitionFiles, record: PublishedRecord) -> bytes | None:
         """The file of a version, where the store has it."""
-        for name in map(self._name, self._places(partition)):
-            stored_object = self._store.head(name)
-            if stored_object is not None and stored_object.sha256 == record.sha256:
-                content = self._store.get(name, most=_FILE_BYTES)
-                if hashlib.sha256(content).hexdigest() == record.sha256:
-                    return content
-        return None
+        fenced = FencedObject(self._store, self._name(partition.record_path))
+        return fenced.fetch(map(self._name, self._places(partition)), record.sha256)
 
     def _content(self, partition: PartitionFiles, record: PublishedRecord) -> bytes:
         content = self._bytes_of(partition, record)
@@ -504,45 +474,6 @@ class StoredPartitions:
                 " there was changed. Materialize the partition again: it takes that version over."
             )
 
-    def _put_file(
-        self,
-        path: Path,
-        record: PublishedRecord,
-        *,
-        fence: tuple[PartitionFiles, StoredObject | None],
-    ) -> None:
-        """Put a file of this partition into the store, unless it is there already."""
-        partition, record_object = fence
-        name = self._name(path)
-        content: bytes | None = None
-        while True:
-            stored_object = self._store.head(name)
-            if _is(stored_object, record):
-                return
-            content = content or _verified_bytes(path, record)
-            # A put of another machine for an older record may be under way, but it cannot begin a second one.
-            self._refuse_other_record(partition, record_object)
-            try:
-                self._store.put(name, content, over=stored_object)
-            except TakenError:
-                continue
-
-    def _refuse_other_record(self, partition: PartitionFiles, record_object: StoredObject | None) -> None:
-        if self._store.head(self._name(partition.record_path)) != record_object:
-            raise OvertakenError(
-                f"partition {partition.key}: another machine publishes it in {self._store}, and has begun"
-                " later. Nothing there was changed. Materialize the partition again."
-            )
-
-    def _put(self, name: str, content: bytes, *, over: StoredObject | None) -> StoredObject:
-        try:
-            return self._store.put(name, content, over=over)
-        except TakenError as error:
-            raise OvertakenError(
-                f"{self._store.address(name)} was changed by another machine, so nothing was published there."
-                " Materialize the partition again: it takes over what that one published."
-            ) from error
-
     def _name(self, path: Path) -> str:
         return str(path.relative_to(self._asset.home.root))
 
@@ -553,15 +484,3 @@ def _has(versions: PartitionVersions, sha256: str | None) -> bool:
         version is not None and version.sha256 == sha256
         for version in (versions.published, *versions.previous)
     )
-
-
-def _is(stored_object: StoredObject | None, record: PublishedRecord) -> bool:
-    """Whether an object is, by its checksum, the file of a record."""
-    return stored_object is not None and stored_object.sha256 == record.sha256
-
-
-def _verified_bytes(path: Path, record: PublishedRecord) -> bytes:
-    content = path.read_bytes()
-    if hashlib.sha256(content).hexdigest() != record.sha256:
-        raise FileDamagedError(f"{path} is not what its record says: it was not copied.")
-    return content

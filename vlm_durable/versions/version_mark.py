@@ -13,7 +13,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from vlm_durable.files.files import make_directory, write_replacing
+from vlm_durable.files.files import make_directory, sync_directory, write_replacing
+from vlm_durable.files.layout import PartitionPaths
 from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, sealed
 
 FORMAT = 2
@@ -103,91 +104,109 @@ def mark_copies(path: Path) -> tuple[Path, Path]:
     return path, path.with_name(f"{path.stem}.copy{path.suffix}")
 
 
-def read_version_mark(path: Path, *, name: str, origin: str = "") -> VersionMarkReading:
-    """Read both copies. A mark of another name counts as damaged: its file is in the wrong place.
+class VersionMarkFile:
+    """The mark of one versioned object, in its two copies. Who may write that object may write it.
 
-    origin: a mark of another origin counts as damaged too; "": any origin is accepted.
-
-    Raises OSError where neither copy has a mark and one could not be read: there may be one. Raises
-    FormatVersionError where a newer version of this program wrote a copy.
+    A mark of another object or of another origin counts as damaged: its file is in the wrong place. Every
+    method raises OSError, and FormatVersionError where a newer version of this program wrote a copy.
     """
-    readings, errors = list[tuple[Path, VersionMark | None]](), list[OSError]()
-    for copy in mark_copies(path):
-        try:
-            readings += _read_copy(copy, name, origin)
-        except OSError as error:
-            readings.append((copy, None))
-            errors.append(error)
-    if errors and not any(mark for _, mark in readings):
-        raise errors[0]
-    marks = sorted((mark for _, mark in readings if mark is not None), key=lambda mark: -mark.sequence)
-    damaged = tuple(copy for copy, mark in readings if mark is None)
-    return VersionMarkReading(tuple(marks), damaged)
 
+    def __init__(self, paths: PartitionPaths) -> None:
+        self.name = f"{paths.asset.name}/{paths.key}"
+        self.copies = mark_copies(paths.version_mark)
+        self._asset = paths.asset
 
-def raise_version_mark(path: Path, mark: VersionMark, staging: Path | None = None) -> bool:
-    """Write ``mark`` into both copies, durably, unless the mark there has the same or a higher number.
+    def read(self) -> VersionMarkReading:
+        """Read both copies. Raises OSError where neither has a mark and one could not be read."""
+        return self._read(self._asset.origin)
 
-    The store in the earlier mark stays, unless this mark names another. A mark of another origin does not
-    count: its file is in the wrong place. staging: the folder of temporary files; that of ``path`` unless
-    given. Returns whether anything was written. Raises OSError, FormatVersionError. Only for the one process
-    that may write the marked file.
-    """
-    before = _standing_mark(path, mark)
-    if (
-        before is not None
-        and compare_with_mark(before, mark.sequence, mark.digest) is not MarkComparison.NEWER
-    ):
-        mark = before
-    return _write_copies(path, _with_store(mark, before), staging)
+    def raise_to(self, mark: VersionMark) -> bool:
+        """Write ``mark``, durably, unless the mark there has the same or a higher number.
 
+        The store in the earlier mark stays, unless this mark names another. Returns whether anything was
+        written.
+        """
+        before = self._standing(mark)
+        if compare_with_mark(before, mark.sequence, mark.digest) is not MarkComparison.NEWER:
+            mark = before or mark
+        return self._write_copies(mark, before)
 
-def write_version_mark(path: Path, mark: VersionMark, staging: Path | None = None) -> None:
-    """As ``raise_version_mark``, but replace the mark of another version with the same number.
+    def write(self, mark: VersionMark) -> None:
+        """As ``raise_to``, but replace the mark of another version with the same number.
 
-    Two machines may give one number each, and one of them takes over the version that the other published.
-    """
-    before = _standing_mark(path, mark)
-    if before is not None and before.sequence > mark.sequence:
-        mark = before
-    _write_copies(path, _with_store(mark, before), staging)
+        Two machines may give the same number, and one of them takes over what the other published.
+        """
+        before = self._standing(mark)
+        self._write_copies(before if before is not None and before.sequence > mark.sequence else mark, before)
 
+    def forget(self) -> None:
+        """Have it name no version, durably: the object counts as never published.
 
-def _with_store(mark: VersionMark, before: VersionMark | None) -> VersionMark:
-    return mark if mark.store is not None or before is None else mark.noting(before.store)
+        The number of a readable mark stays, so that no number is given twice.
+        """
+        if (mark := self.read().mark) is not None:
+            self.write(replace(mark, digest=f"{mark.origin}:" if mark.origin else "", content=None))
+            return
+        for copy in self.copies:
+            copy.unlink(missing_ok=True)
+        if self._asset.version_marks.is_dir():
+            sync_directory(self._asset.version_marks)
 
+    def next_sequence(self, *sequences: int) -> int:
+        """The number of the next version, above these. No number is ever given twice."""
+        mark = self.read().mark
+        return max((*sequences, mark.sequence if mark is not None else 0)) + 1
 
-def _standing_mark(path: Path, mark: VersionMark) -> VersionMark | None:
-    marks = read_version_mark(path, name=mark.name).marks
-    return next((before for before in marks if may_be_same_origin(before.origin, mark.origin)), None)
+    def last_store(self) -> str | None:
+        """The last store that had the object."""
+        mark = self.read().mark
+        return mark.store if mark is not None else None
+
+    def note_store(self, store: str) -> None:
+        """Note that a store has the object, beside the version that is marked."""
+        mark = self.read().mark
+        if mark is not None and mark.store != store:
+            self.write(mark.noting(store))
+
+    def _read(self, origin: str) -> VersionMarkReading:
+        readings, errors = list[tuple[Path, VersionMark | None]](), list[OSError]()
+        for copy in self.copies:
+            try:
+                mark = VersionMark(**read_sealed(copy, format_=FORMAT))
+                is_own = mark.name == self.name and may_be_same_origin(mark.origin, origin)
+                readings.append((copy, mark if is_own else None))
+            except FileNotFoundError:
+                continue
+            except (BrokenSealError, TypeError, OSError) as error:
+                readings.append((copy, None))
+                errors += [error] if isinstance(error, OSError) else []
+        if errors and not any(mark for _, mark in readings):
+            raise errors[0]
+        marks = sorted((mark for _, mark in readings if mark is not None), key=lambda mark: -mark.sequence)
+        damaged = tuple(copy for copy, mark in readings if mark is None)
+        return VersionMarkReading(tuple(marks), damaged)
+
+    def _standing(self, mark: VersionMark) -> VersionMark | None:
+        return next(iter(self._read(mark.origin).marks), None)
+
+    def _write_copies(self, mark: VersionMark, before: VersionMark | None) -> bool:
+        """Write the copies that differ, one after the other: a write that is torn leaves the other copy."""
+        if mark.store is None and before is not None:
+            mark = mark.noting(before.store)
+        data = sealed(asdict(mark), format_=FORMAT)
+        behind = [copy for copy in self.copies if not _holds(copy, data)]
+        if behind:
+            # ``.state`` may be on another device than the rest: it has a staging folder of its own.
+            for folder in (self._asset.version_marks, self._asset.marks_staging):
+                make_directory(folder)
+        for copy in behind:
+            write_replacing(copy, data, self._asset.marks_staging)
+        return bool(behind)
 
 
 def may_be_same_origin(first: str, second: str) -> bool:
     """Whether two origin ids do not contradict each other: they are equal, or one is unknown."""
     return not first or not second or first == second
-
-
-def _read_copy(copy: Path, name: str, origin: str) -> list[tuple[Path, VersionMark | None]]:
-    try:
-        mark = VersionMark(**read_sealed(copy, format_=FORMAT))
-    except FileNotFoundError:
-        return []
-    except (BrokenSealError, TypeError):
-        return [(copy, None)]
-    is_own = mark.name == name and may_be_same_origin(mark.origin, origin)
-    return [(copy, mark if is_own else None)]
-
-
-def _write_copies(path: Path, mark: VersionMark, staging: Path | None) -> bool:
-    """Write the copies that differ, one after the other: a write that is torn leaves the other copy."""
-    data = sealed(asdict(mark), format_=FORMAT)
-    behind = [copy for copy in mark_copies(path) if not _holds(copy, data)]
-    if behind:
-        for folder in filter(None, (path.parent, staging)):
-            make_directory(folder)
-    for copy in behind:
-        write_replacing(copy, data, staging)
-    return bool(behind)
 
 
 def _holds(copy: Path, data: bytes) -> bool:

@@ -11,9 +11,10 @@ import pytest
 
 from resources.parquet_io import ParquetIOManager
 from vlm_durable.files.layout import Home
-from vlm_durable.versions.partition_files import NotPublishedError, PublishedError
+from vlm_durable.versions.partition_files import NotPublishedError
 from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_durable.versions.published import Publication, PublishedPartitions, StagedFile
+from vlm_durable.versions.versioned_object import PublishedError
 
 RANGES = dg.StaticPartitionsDefinition(["000-001", "002-003"])
 SCHEMA = pa.schema([("property_id", pa.string()), ("text", pa.string())])

@@ -21,9 +21,10 @@ from tests.support.forking import StartForkServer
 from vlm_durable.files.files import DurableWriteError
 from vlm_durable.files.layout import Home
 from vlm_durable.versions.findings import FindingKind
-from vlm_durable.versions.partition_files import PartitionFiles, RecordDamagedError
+from vlm_durable.versions.partition_files import PartitionFiles
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.versions.version_mark import mark_copies
+from vlm_durable.versions.versioned_object import RecordDamagedError
 
 RunKilled = Callable[..., list[bool]]
 

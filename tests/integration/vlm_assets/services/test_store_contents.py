@@ -37,8 +37,8 @@ from vlm_durable.mirror.bucket import client
 from vlm_durable.mirror.stored_journal import HEAD, StoredJournal
 from vlm_durable.state.workers import Workers
 from vlm_durable.versions.findings import FindingKind
-from vlm_durable.versions.partition_files import PublishedError
 from vlm_durable.versions.stored import StoredPartitions
+from vlm_durable.versions.versioned_object import PublishedError
 
 KEY, SECOND = "000000000-000000007", "000000008-000000015"
 ASSETS = ("property_descriptions", "property_embeddings")

@@ -18,19 +18,11 @@ from vlm_durable.files.layout import AssetFolders, Home
 from vlm_durable.mirror import bucket as bucket_module
 from vlm_durable.mirror.bucket import StoreAwayError, UnfitStoreError, client
 from vlm_durable.versions import version_mark
-from vlm_durable.versions.partition_files import (
-    CannotRestoreError,
-    PartitionFiles,
-    PublishedError,
-    PutBackError,
-    RecordDamagedError,
-)
+from vlm_durable.versions.fenced_object import FencedObject, OvertakenError
+from vlm_durable.versions.partition_files import CannotRestoreError, PartitionFiles, PutBackError
 from vlm_durable.versions.published import PublishedPartitions
-from vlm_durable.versions.stored import (
-    OlderInStoreError,
-    OvertakenError,
-    StoredPartitions,
-)
+from vlm_durable.versions.stored import OlderInStoreError, StoredPartitions
+from vlm_durable.versions.versioned_object import PublishedError, RecordDamagedError
 
 KEY = "000000000-000000001"
 NAMES = [
@@ -341,16 +333,13 @@ def test_a_repair_replaces_nothing_that_another_machine_is_publishing(
     publish(a, "second")
     name = f"property_descriptions/{KEY}.parquet"
     bucket.delete(name)
-    put_file, wrong = StoredPartitions._put_file, StoredPartitions._wrong
+    put_files, wrong = FencedObject.put_files, StoredPartitions._wrong
     refused = []
 
-    def repaired_meanwhile(stored, path, record, **fence):
-        if stored is not at_a or path != a.partition(KEY).published or refused:
-            return put_file(stored, path, record, **fence)
-
+    def repaired_meanwhile(fenced, files):
         def judged(stored, path, version, **options):
             sentence = wrong(stored, path, version, **options)
-            put_file(at_a, a.partition(KEY).published, record, **fence)
+            put_files(fenced, files)
             return sentence
 
         with monkeypatch.context() as patch:
@@ -358,9 +347,8 @@ def test_a_repair_replaces_nothing_that_another_machine_is_publishing(
             with pytest.raises(OvertakenError) as caught:
                 at_b.put_back(KEY)
             refused.append(caught)
-        return None
 
-    monkeypatch.setattr(StoredPartitions, "_put_file", repaired_meanwhile)
+    monkeypatch.setattr(FencedObject, "put_files", repaired_meanwhile)
     at_a.push(KEY)
     assert refused
     assert in_store() == {"second"}

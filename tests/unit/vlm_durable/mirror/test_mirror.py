@@ -49,7 +49,7 @@ def test_a_publication_ends_here(partitions: Any):
         None,
     )
     assert bytes_of(partitions.asset.home) == before
-    assert partitions.files.last_store() is None
+    assert partitions.files.mark.last_store() is None
 
 
 def test_committed_rows_wait_for_no_copy(tmp_path):

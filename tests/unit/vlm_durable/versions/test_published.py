@@ -17,12 +17,9 @@ from tests.support.damage import flip_bit
 from vlm_durable.files.files import DurableWriteError
 from vlm_durable.files.layout import Home
 from vlm_durable.versions import published
-from vlm_durable.versions.partition_files import (
-    FileDamagedError,
-    PartitionBusyError,
-    PublishedError,
-)
+from vlm_durable.versions.partition_files import FileDamagedError, PartitionBusyError
 from vlm_durable.versions.published import PublishedPartitions
+from vlm_durable.versions.versioned_object import PublishedError
 
 KEY = "000000000-000000009"
 IDS = [f"p {i}/ü" for i in range(10)]

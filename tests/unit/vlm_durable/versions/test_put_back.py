@@ -19,14 +19,9 @@ from vlm_durable.files import files
 from vlm_durable.files.layout import Home
 from vlm_durable.versions import version_mark
 from vlm_durable.versions.findings import FindingKind
-from vlm_durable.versions.partition_files import (
-    PartitionVersions,
-    PendingPublication,
-    PublishedError,
-    PutBackError,
-    RecordDamagedError,
-)
-from vlm_durable.versions.version_mark import mark_copies, read_version_mark
+from vlm_durable.versions.partition_files import PartitionVersions, PendingPublication, PutBackError
+from vlm_durable.versions.version_mark import mark_copies
+from vlm_durable.versions.versioned_object import PublishedError, RecordDamagedError
 
 KEY = "000000000-000000009"
 
@@ -484,7 +479,7 @@ def test_a_mark_that_is_behind_is_raised(partitions: Any, old: Old) -> None:
     assert any(
         "was behind, at version 2: it was raised to 3" in one for one in partitions.verify(KEY).repairs
     )
-    mark = read_version_mark(partitions.files.paths.version_mark, name=f"property_descriptions/{KEY}").mark
+    mark = partitions.files.mark.read().mark
     assert mark is not None and mark.sequence == 3
     assert partitions.verify(KEY).repairs == ()
 

@@ -11,16 +11,15 @@ import pytest
 
 from tests.support.damage import flip_bit
 from vlm_durable.files import files
-from vlm_durable.versions import partition_files
 from vlm_durable.versions.findings import FindingKind
 from vlm_durable.versions.partition_files import (
     CannotRestoreError,
     FileDamagedError,
     NotPublishedError,
-    RecordDamagedError,
     judge,
 )
-from vlm_durable.versions.version_mark import mark_copies
+from vlm_durable.versions.version_mark import VersionMarkFile, mark_copies
+from vlm_durable.versions.versioned_object import RecordDamagedError
 
 KEY = "000000000-000000009"
 
@@ -262,7 +261,7 @@ def test_a_first_publication_is_finished_though_its_record_is_damaged(
         raise SystemExit
 
     with monkeypatch.context() as dying, pytest.raises(SystemExit):
-        dying.setattr(partition_files, "write_version_mark", killed)
+        dying.setattr(VersionMarkFile, "write", killed)
         partitions.publish_text("a")
     flip(partitions.files.record_path)
     assert partitions.verify(KEY).ok

@@ -10,19 +10,21 @@ from pathlib import Path
 import pytest
 
 from tests.support.damage import flip_bit
+from vlm_durable.files.layout import Home
 from vlm_durable.files.sealed_json import FormatVersionError, seal, unseal
 from vlm_durable.versions import version_mark
 from vlm_durable.versions.version_mark import (
     MarkComparison,
     VersionMark,
+    VersionMarkFile,
     compare_with_mark,
-    mark_copies,
-    raise_version_mark,
-    read_version_mark,
-    write_version_mark,
 )
 
 NAME = "property_catalog/catalog"
+
+
+def marks_in(home: Path, asset: str = "property_catalog", key: str = "catalog") -> VersionMarkFile:
+    return VersionMarkFile(Home(home).asset(asset).partition(key))
 
 
 def mark(sequence: int, digest: str = "d", name: str = NAME) -> VersionMark:
@@ -48,51 +50,52 @@ def test_a_version_is_told_from_the_marked_one(sequence: int, digest: str, wante
 
 def test_a_mark_is_read_as_it_was_written(tmp_path: Path) -> None:
     """Both copies say the same; writing it again writes nothing."""
-    path, written = tmp_path / "marks" / "catalog.json", mark(3)
-    assert raise_version_mark(path, written)
-    assert read_version_mark(path, name=NAME).mark == written
-    assert [copy.read_bytes() for copy in mark_copies(path)] == [path.read_bytes()] * 2
-    assert not raise_version_mark(path, mark(3))
-    assert not raise_version_mark(path, mark(2))
-    assert read_version_mark(path, name=NAME).mark == written
+    marks, written = marks_in(tmp_path), mark(3)
+    assert marks.raise_to(written)
+    assert marks.read().mark == written
+    assert marks.copies[0].read_bytes() == marks.copies[1].read_bytes()
+    assert not marks.raise_to(mark(3))
+    assert not marks.raise_to(mark(2))
+    assert marks.read().mark == written
 
 
 @pytest.mark.promise("Of two valid versions the newer is true")
 def test_a_mark_is_never_lowered(tmp_path: Path) -> None:
     """A start that sees older data leaves the mark; only another version of its number takes its place."""
-    path = tmp_path / "catalog.json"
-    raise_version_mark(path, mark(5))
-    raise_version_mark(path, mark(4))
-    raise_version_mark(path, mark(5, "another"))
-    write_version_mark(path, mark(4, "another"))
-    reading = read_version_mark(path, name=NAME).mark
+    marks = marks_in(tmp_path)
+    marks.raise_to(mark(5))
+    marks.raise_to(mark(4))
+    marks.raise_to(mark(5, "another"))
+    marks.write(mark(4, "another"))
+    reading = marks.read().mark
     assert reading is not None
     assert (reading.sequence, reading.digest) == (5, "d")
-    write_version_mark(path, mark(5, "another"))
-    reading = read_version_mark(path, name=NAME).mark
+    marks.write(mark(5, "another"))
+    reading = marks.read().mark
     assert reading is not None
     assert (reading.sequence, reading.digest) == (5, "another")
 
 
 def test_a_mark_of_another_origin_raises_nothing(tmp_path: Path) -> None:
     """The mark of another home's file, copied here, is written over, however high its number is."""
-    path = tmp_path / "catalog.json"
-    raise_version_mark(path, mark(3, "mine:d"))
-    raise_version_mark(tmp_path / "other.json", mark(9, "its:d"))
-    mark_copies(path)[1].write_bytes((tmp_path / "other.json").read_bytes())
-    assert raise_version_mark(path, mark(3, "mine:d"))
-    reading = read_version_mark(path, name=NAME)
+    marks = marks_in(tmp_path)
+    marks.raise_to(mark(3, "mine:d"))
+    other = marks_in(tmp_path / "other")
+    other.raise_to(mark(9, "its:d"))
+    marks.copies[1].write_bytes(other.copies[0].read_bytes())
+    assert marks.raise_to(mark(3, "mine:d"))
+    reading = marks.read()
     assert [(one.sequence, one.origin) for one in reading.marks] == [(3, "mine")] * 2
 
 
 def test_two_damaged_copies_are_not_the_same_as_none(tmp_path: Path) -> None:
     """Unreadable never means empty."""
-    path = tmp_path / "catalog.json"
-    assert not read_version_mark(path, name=NAME).is_unreadable
-    raise_version_mark(path, mark(3))
-    for copy in mark_copies(path):
+    marks = marks_in(tmp_path)
+    assert not marks.read().is_unreadable
+    marks.raise_to(mark(3))
+    for copy in marks.copies:
         copy.write_bytes(b"?")
-    reading = read_version_mark(path, name=NAME)
+    reading = marks.read()
     assert (reading.mark, reading.is_unreadable) == (None, True)
 
 
@@ -100,9 +103,9 @@ def test_two_damaged_copies_are_not_the_same_as_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["flip", "empty", "gone", "folder", "foreign", "older"])
 def test_one_copy_is_enough_and_the_other_comes_back(tmp_path: Path, number: int, damage: str) -> None:
     """The highest readable copy counts; the next raise writes the damaged one anew."""
-    path, written = tmp_path / "catalog.json", mark(7)
-    raise_version_mark(path, written)
-    copy = mark_copies(path)[number]
+    marks, written = marks_in(tmp_path), mark(7)
+    marks.raise_to(written)
+    copy = marks.copies[number]
     if damage == "flip":
         flip_bit(copy)
     elif damage == "empty":
@@ -113,29 +116,32 @@ def test_one_copy_is_enough_and_the_other_comes_back(tmp_path: Path, number: int
         copy.unlink()
         copy.mkdir()
     elif damage == "foreign":
-        raise_version_mark(tmp_path / "other.json", mark(9, name="property_descriptions/0-9"))
-        copy.write_bytes((tmp_path / "other.json").read_bytes())
+        other = marks_in(tmp_path, "property_descriptions", "0-9")
+        other.raise_to(mark(9, name="property_descriptions/0-9"))
+        copy.write_bytes(other.copies[0].read_bytes())
     else:
-        raise_version_mark(tmp_path / "old.json", mark(6))
-        copy.write_bytes((tmp_path / "old.json").read_bytes())
-    reading = read_version_mark(path, name=NAME)
+        older = marks_in(tmp_path / "older")
+        older.raise_to(mark(6))
+        copy.write_bytes(older.copies[0].read_bytes())
+    reading = marks.read()
     assert reading.mark == written
     assert reading.damaged == (() if damage in ("gone", "older") else (copy,))
     if damage == "folder":
         copy.rmdir()
-    assert raise_version_mark(path, written)
-    assert copy.read_bytes() == mark_copies(path)[1 - number].read_bytes()
+    assert marks.raise_to(written)
+    assert copy.read_bytes() == marks.copies[1 - number].read_bytes()
 
 
 def test_a_mark_of_a_newer_program_is_refused(tmp_path: Path) -> None:
     """It is not damaged, and must not be written over."""
-    path = tmp_path / "catalog.json"
-    raise_version_mark(path, mark(1))
+    marks = marks_in(tmp_path)
+    marks.raise_to(mark(1))
+    path = marks.copies[0]
     content = unseal(path.read_bytes())
     path.write_bytes(seal(json.dumps({**content, "format": 99}).encode()))
     before = path.read_bytes()
     with pytest.raises(FormatVersionError, match="a newer version wrote it"):
-        raise_version_mark(path, mark(2))
+        marks.raise_to(mark(2))
     assert path.read_bytes() == before
 
 
@@ -143,8 +149,8 @@ def test_marks_that_cannot_be_read_for_a_moment_are_not_overwritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that fails at both copies says nothing of them: the newest version is not forgotten."""
-    path = tmp_path / "catalog.json"
-    raise_version_mark(path, mark(7))
+    marks = marks_in(tmp_path)
+    marks.raise_to(mark(7))
 
     def fail(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -152,7 +158,7 @@ def test_marks_that_cannot_be_read_for_a_moment_are_not_overwritten(
     with monkeypatch.context() as failing:
         failing.setattr(version_mark, "read_sealed", fail)
         with pytest.raises(OSError, match="Input/output error"):
-            raise_version_mark(path, mark(6))
-    reading = read_version_mark(path, name=NAME)
+            marks.raise_to(mark(6))
+    reading = marks.read()
     assert reading.mark is not None
     assert reading.mark.sequence == 7
