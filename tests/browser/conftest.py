@@ -78,15 +78,20 @@ class Desk:
     def wait_until(self, reached: Callable[[], bool], what: str, seconds: float = 240.0) -> None:
         """Wait for what Dagster says of itself; a process that ends meanwhile is an error at once.
 
-        Who waits first starts the daemon, which looks for backfills at once and then every 30 s.
+        Who waits first starts the daemon.
         """
         self._start_daemon()
         wait_until(reached, what, seconds=seconds, every=0.5, pause=self.server.group.watch)
 
 
 @pytest.fixture(scope="package")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
-    """Dagster over three ranges of six properties; the listing holds one range more."""
+def desk(
+    tmp_path_factory: pytest.TempPathFactory, scripted_runs: dict[str, str], request: pytest.FixtureRequest
+) -> Iterator[Desk]:
+    """Dagster over three ranges of six properties; the listing holds one range more.
+
+    The documents' screenshots show what the example's model says; all else is the same with a scripted one.
+    """
     home = tmp_path_factory.mktemp("home")
     listing = write_example(home, properties=RANGE_SIZE * (FIRST_RANGES + 1), seed=7)
     first = listing.with_name("first.jsonl")
@@ -98,13 +103,15 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     prepare_dagster_home(dagster_home, catalog_id=catalog.catalog_id, slots=1)
     record_catalog(dagster_home, catalog)
     receiver = AlertReceiver()
-    told = {
+    shown = request.config.getoption("--update-screenshots")
+    environment = {
+        **({} if shown else scripted_runs | {"TESTS_SCRIPTED_MODELS": "0.2"}),
         # Small steps, so that a test can act between two commits.
         "VLM_ASSETS_BATCH_SIZE": "2",
         "VLM_ASSETS_COMMIT_SECONDS": "0.5",
         "VLM_ASSETS_ALERT_TARGETS": receiver.url(),
     }
-    with dagster_server(home, dagster_home, port=3300, grace_seconds=10.0, environment=told) as server:
+    with dagster_server(home, dagster_home, port=3300, grace_seconds=10.0, environment=environment) as server:
         server.start_pages()
         yield Desk(home, server, listing, receiver)
     receiver.down()

@@ -228,7 +228,7 @@ def test_a_check_says_what_a_stranger_wrote_as_text(desk, page: Page, hostile: S
                     metadata=result.metadata,
                 )
             )
-    assert {result.check_name: result.passed for result in results} == dict.fromkeys(expected, False)
+    assert {result.check_name for result in results if not result.passed} == expected.keys()
     for check, name in expected.items():
         page.goto(f"/assets/dataset_quality?view=checks&checkDetail={check}")
         expect(page.get_by_text("Execution history").first).to_be_visible()
