@@ -187,6 +187,22 @@ def calibration_error(bins: list[Bin]) -> float:
 # --- Samples -----------------------------------------------------------------------------------------
 
 
+def label_worth(confidences: Floats, threshold: float | None) -> Floats:
+    """How much the label of an answer of such a confidence teaches, from 0 to 1; NaN stays NaN.
+
+    Near the threshold labels say whether it could be lower; without one, the unsure answers teach most.
+    """
+    if threshold is None:
+        return 1 - confidences
+    return np.exp(-np.abs(_log_odds(confidences) - _log_odds(np.array([threshold]))))
+
+
+def _log_odds(confidences: Floats) -> Floats:
+    inside = np.clip(confidences, 1e-6, 1 - 1e-6)
+    odds: Floats = np.log(inside / (1 - inside))
+    return odds
+
+
 @dataclass(frozen=True)
 class Draw:
     """A sample. is_random: drawn by chance alone, with the same chance for all.

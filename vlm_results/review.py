@@ -19,11 +19,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from vlm_assets.assets.partition import INPUTS
+from vlm_assets.assets.partition import INPUTS, OK
 from vlm_assets.assets.truth import REVIEWS, FieldVerdict, verdicts
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.settings import Settings
@@ -34,8 +35,11 @@ from vlm_durable.commands import command
 from vlm_durable.files.files import make_directory, sync_directory, write_replacing
 from vlm_durable.files.layout import Home
 from vlm_durable.files.lock_files import acquire_lock
+from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.wording import counted
-from vlm_results.published_table import answer_digest, published_records
+from vlm_results.confidence_statistics import draw_mixed, label_worth
+from vlm_results.guarantee import CONFIDENCE, Guarantee, Thresholds
+from vlm_results.published_table import answer_digest, field_confidences, published_records
 from vlm_results.quality import assess_quality
 
 _COLUMNS = ["property_id", "ordinal", "status", "description", INPUTS]
@@ -103,6 +107,66 @@ def draw_sample(
         ]
     chance.shuffle(others)
     return [*first, *others][:count]
+
+
+def draw_unsure(settings: Settings, catalog: Catalog, *, count: int, seed: int) -> list[Reviewed]:
+    """Draw half of the properties by chance, and half with a chance that grows with what they teach.
+
+    They teach more the nearer a confidence is to its field's threshold, or without one the lower it is, and
+    twice as much in a partition that the quality names. Each gets the weight with which the accuracy of all
+    stays unbiased. Raises CommandError, RecordDamagedError, OSError, and what ``assess_quality`` raises.
+    """
+    records = published_records(settings.descriptions, catalog)
+    if not records:
+        raise CommandError(f"No description is published yet: {command('run')}.")
+    odd = {finding.key for finding in assess_quality(settings, catalog).findings}
+    guarantee = Guarantee.read(settings)
+    rows = pa.concat_tables(
+        _unsureness(settings, key, guarantee.of(record), factor=2.0 if key in odd else 1.0)
+        for key, record in doing_each("reading how sure answers are, of partitions", records.items())
+    )
+    scores = rows["score"].to_numpy()
+    if not scores.any():
+        raise CommandError(
+            "No published answer has a confidence: rows of earlier versions have none, and some servers give"
+            f" none. {command('review')} draws by chance alone."
+        )
+    draw = draw_mixed(scores, by_chance=count - count // 2, by_score=count // 2, seed=seed)
+    drawn = {
+        row["ordinal"]: (f"{row['field']} has the confidence {row['confidence']:.2f}.", weight, by_chance)
+        for row, weight, by_chance in zip(
+            rows.take(pa.array(draw.positions)).to_pylist(),
+            draw.weights.tolist(),
+            draw.is_random.tolist(),
+            strict=True,
+        )
+    }
+    sample = []
+    for catalog_range, group in groupby(sorted(drawn), catalog.range_of):
+        for row in _rows(settings, catalog_range.key, list(group)):
+            why, weight, by_chance = drawn[row["ordinal"]]
+            why = "" if by_chance else why
+            sample.append(_reviewed(catalog_range.key, row, why, weight=weight, by_chance=by_chance))
+    # In any order chance decides which are judged first: looks take the first labels.
+    random.Random(seed).shuffle(sample)  # noqa: S311 - repeatable, not secret
+    return sample
+
+
+def _unsureness(settings: Settings, key: str, thresholds: Thresholds, *, factor: float) -> pa.Table:
+    """For each described row its ordinal, how much a label would teach, and of which field and confidence."""
+    rows = PublishedPartitions(settings.descriptions).read(key).to_table(["ordinal", "status", CONFIDENCE])
+    rows = rows.filter(pc.equal(rows["status"], OK))
+    scores, confidences = np.zeros(rows.num_rows), np.zeros(rows.num_rows)
+    fields = np.full(rows.num_rows, "", object)
+    if CONFIDENCE in rows.column_names:
+        for name in thresholds or [of_field.name for of_field in rows.schema.field(CONFIDENCE).type]:
+            sure = field_confidences(rows[CONFIDENCE], name)
+            worth = np.nan_to_num(factor * label_worth(sure, thresholds.get(name)))
+            most = worth > scores
+            scores, confidences = np.where(most, worth, scores), np.where(most, sure, confidences)
+            fields = np.where(most, name, fields)
+    columns = {"score": scores, "confidence": confidences, "field": pa.array(fields, pa.string())}
+    return pa.table({"ordinal": rows["ordinal"], **columns})
 
 
 def _rows(settings: Settings, key: str, ordinals: Sequence[int] | None = None) -> list[dict[str, Any]]:

@@ -33,6 +33,7 @@ from vlm_results.review import (
     accuracy,
     append_verdict,
     draw_sample,
+    draw_unsure,
     published_answers,
     take_verdicts,
     typed_fields,
@@ -179,6 +180,7 @@ def _as_text(value: object) -> str:
 _EXAMPLES = """\b
 vlm-assets review --sample 200
 vlm-assets review --sample 100 --suspicious
+vlm-assets review --sample 100 --unsure
 vlm-assets review --json                  what was found right so far
 vlm-assets review --verdicts FILE         take over what was judged elsewhere"""
 
@@ -190,6 +192,9 @@ def review_command(
     seed: Annotated[int, typer.Option(help="Draws the sample; the same seed draws the same.")] = 1,
     suspicious: Annotated[
         bool, typer.Option("--suspicious", help="Those first that dataset_quality finds odd.")
+    ] = False,
+    unsure: Annotated[
+        bool, typer.Option("--unsure", help="Half of them where a label teaches most, half by chance.")
     ] = False,
     verdicts_file: Annotated[
         Path | None,
@@ -209,6 +214,8 @@ def review_command(
     long as the answer that it was given for is the published one.
     With --verdicts: no page either. A field as it is published is right, another one is corrected.
     """
+    if suspicious and unsure:
+        raise typer.BadParameter("Give --suspicious or --unsure: they draw in two ways.")
     current = chosen_settings(home)
     catalog = Catalog.open(current.home)
     if verdicts_file is not None:
@@ -228,7 +235,10 @@ def review_command(
     if as_json:
         say_as_json({name: asdict(share) for name, share in right.fields.items()})
         return
-    drawn = draw_sample(current, catalog, count=sample, seed=seed, suspicious=suspicious)
+    if unsure:
+        drawn = draw_unsure(current, catalog, count=sample, seed=seed)
+    else:
+        drawn = draw_sample(current, catalog, count=sample, seed=seed, suspicious=suspicious)
 
     def ready(address: str) -> None:
         say(f"{counted(len(drawn), 'properties')}: {address} (Ctrl-C ends it; each verdict is kept at once)")

@@ -3,18 +3,29 @@
 from dataclasses import replace
 
 import dagster as dg
+import pyarrow.parquet as pq
 import pytest
 
 from tests.support.sure_answers import sure_dataset
+from vlm_assets.assets.fingerprint import settings_digest
 from vlm_assets.assets.truth import REVIEWS, verdicts
+from vlm_assets.services.command_error import CommandError
 from vlm_engine.schema import same
 from vlm_results import calibration
 from vlm_results.calibration import LEAST_LABELS, learn_curves, read_curves
 from vlm_results.confidence_statistics import calibration_error
 from vlm_results.dataset_quality import ASSET, build_dataset_quality
+from vlm_results.guarantee import LookResult, write_looks
 from vlm_results.labels import certifying_labels, read_judged, teaching_labels
 from vlm_results.quality import assess_quality
-from vlm_results.review import append_verdict, draw_sample, verdict_of
+from vlm_results.review import (
+    accuracy,
+    append_verdict,
+    draw_sample,
+    draw_unsure,
+    published_answers,
+    verdict_of,
+)
 
 TRUE = {"floors": 2, "has_pool": False}
 
@@ -22,12 +33,22 @@ TRUE = {"floors": 2, "has_pool": False}
 def judge_sample(dataset, count, *, seed=1, **changed):
     """Verdicts of a person who knows the truth, on a random sample. changed: of each drawn property."""
     drawn = draw_sample(dataset.settings, dataset.catalog, count=count, seed=seed, suspicious=False)
+    judge(dataset, drawn, **changed)
+    return drawn
+
+
+def judge(dataset, drawn, **changed):
     for reviewed in drawn:
         right = [name for name, value in reviewed.description.items() if same(value, TRUE[name])]
         wrong = [name for name in TRUE if name not in right]
         verdict = verdict_of(replace(reviewed, **changed), right=right, wrong=wrong, corrections={})
         append_verdict(dataset.settings.home, verdict)
-    return drawn
+
+
+def described(dataset):
+    """All published answers."""
+    paths = [dataset.settings.descriptions.partition(key).published for key in dataset.keys]
+    return [answer for path in paths for answer in pq.read_table(path)["description"].to_pylist()]
 
 
 def learn(dataset):
@@ -47,9 +68,9 @@ def test_a_curve_is_kept_with_its_labels_and_gets_a_new_version_when_they_change
         ("has_pool", 1, len(verdicts(dataset.settings.home))),
     ]
     path = dataset.settings.state_directory / "calibration.json"
-    written = path.stat()
+    written = path.stat().st_ino, path.stat().st_mtime_ns
     kept = learn(dataset)
-    assert path.stat() == written
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == written
     assert [one.curve for one in kept] == [one.curve for one in first]
     assert kept[0].labels.confidences.tolist() == first[0].labels.confidences.tolist()
     judge_sample(dataset, 20, seed=2)
@@ -141,3 +162,49 @@ def test_a_partition_that_is_less_sure_than_all_others_is_named(tmp_path):
     found = assess_quality(dataset.settings, dataset.catalog).findings_of("sure")
     assert {finding.key for finding in found} == {dataset.keys[2]}
     assert {finding.field for finding in found} == {"floors", "has_pool"}
+
+
+def test_unsure_properties_are_drawn_with_a_random_share_and_the_accuracy_stays_that_of_all(tmp_path):
+    """Half is chosen for teaching most, and is wrong more often. Weights keep the accuracy unbiased."""
+    dataset = sure_dataset(tmp_path)
+    settings, catalog = dataset.settings, dataset.catalog
+    drawn = draw_unsure(settings, catalog, count=400, seed=1)
+    chosen = [one for one in drawn if not one.by_chance]
+    assert 150 < len(chosen) <= 200
+    assert all(one.why.startswith(("floors has the", "has_pool has the")) for one in chosen)
+    assert {one.why for one in drawn if one.by_chance} == {""}
+    assert drawn != sorted(drawn, key=lambda one: one.ordinal)
+    judge(dataset, drawn)
+    (judged,) = read_judged(settings, catalog).values()
+    assert len(certifying_labels(judged, "floors")) == 200
+    assert len(teaching_labels(judged, "floors")) == len(drawn)
+    answers = [one.description for one in chosen], described(dataset)
+    wrong = [sum(answer != TRUE for answer in part) / len(part) for part in answers]
+    right = accuracy(settings.home, published_answers(settings, catalog)).fields["floors"]
+    of_all = [row["floors"] == 2 for row in described(dataset)]
+    truth = sum(of_all) / len(of_all)
+    assert right.low <= truth <= right.high
+    assert wrong[0] > 1.5 * wrong[1]
+    assert abs(right.share - truth) < 0.03
+
+
+def test_unsure_means_near_the_threshold_where_something_is_promised(tmp_path):
+    """Labels there say whether the threshold could be lower; sure and hopeless answers teach nothing."""
+    dataset = sure_dataset(tmp_path, guarantee="floors>=0.95")
+    look = LookResult(
+        settings_digest({"maker": "s"}), "floors", 0.95, 0.05, 300, "d", 0.9, 299, 300, "2026-11-01"
+    )
+    write_looks(dataset.settings, [look])
+    drawn = draw_unsure(dataset.settings, dataset.catalog, count=200, seed=1)
+    sure = [float(one.why.split()[-1][:-1]) for one in drawn if not one.by_chance]
+    assert all(one.why.startswith("floors") for one in drawn if not one.by_chance)
+    assert sum(0.7 < confidence < 0.97 for confidence in sure) > 0.8 * len(sure)
+
+
+def test_without_confidences_nothing_is_unsure(tmp_path):
+    """Rows of earlier versions: the person is told to draw by chance."""
+    dataset = sure_dataset(tmp_path)
+    for key in dataset.keys:
+        dataset.answer(key, without_confidence=True)
+    with pytest.raises(CommandError, match="No published answer has a confidence"):
+        draw_unsure(dataset.settings, dataset.catalog, count=10, seed=1)

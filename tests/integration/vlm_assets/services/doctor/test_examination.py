@@ -42,7 +42,7 @@ def test_a_sound_home_has_no_error(desk, monkeypatch, receiver):
     assert [one for one in found if one["level"] == "error"] == []
     assert done.exit_code == 0
     of = {one["check"]: one["message"] for one in found}
-    silent = {"truth", "cluster"}  # These extensions' checks have nothing to look at here.
+    silent = {"truth", "guarantee", "cluster"}  # These extensions' checks have nothing to look at here.
     assert set(of) | silent == {check.name for check in checks()}
     assert "images fit" in of["model"]
     assert "kills: nothing committed was lost" in of["storage"]
@@ -87,6 +87,7 @@ def test_images_that_are_away_are_an_error(desk, said, listing):
         ("embedder", {"embedding_model": None}, "warning", "set VLM_ASSETS_EMBEDDING_MODEL"),
         ("embedder", {"embedding_model": "/nothing/there"}, "error", "/nothing/there"),
         ("truth", {"truth": Path("/nowhere/truth.csv")}, "error", "/nowhere/truth.csv"),
+        ("guarantee", {"guarantee": "no_such_field>=0.9"}, "error", "no_such_field"),
     ],
 )
 def test_each_trouble_is_said_with_what_to_do(said, check, settings, level, words):
