@@ -11,8 +11,10 @@ from typer.testing import CliRunner
 from vlm_assets.assets.fingerprint import Meaning, Meanings
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands import run as run_module
+from vlm_assets.commands.backfill_view import show_summary
 from vlm_assets.commands.main import app
-from vlm_assets.commands.run import Backfill, BackfillSummary, Patience, _follow, _wait_for
+from vlm_assets.commands.run import Patience, _follow, _wait_for
+from vlm_assets.services.backfill import Backfill, BackfillSummary, stale_options, with_stale
 from vlm_assets.services.status import read_status
 from vlm_assets.webserver.api import (
     DagsterApi,
@@ -100,7 +102,7 @@ def summary_of(dataset) -> tuple[bool, str]:
     status = work.status()
     found = BackfillSummary(dataset.keys, status.keys_left(), ((), 0), status, [], None)
     console = Console(file=io.StringIO(), width=200)
-    found.print(console)
+    show_summary(console, found)
     return found.ok, console.file.getvalue()
 
 
@@ -198,7 +200,7 @@ def test_an_unfinished_backfill_makes_stale_partitions_anew_only_as_was_agreed(d
     """One under other settings is no answer to --stale, and one that goes on all the same is named."""
     third = dataset.keys[2]
     agreed = read_status(dataset.settings, dataset.catalog).stale.settings
-    options = " ".join(dict.fromkeys(run_module.stale_options(ASSETS, agreed, stale_too=True).values()))
+    options = " ".join(dict.fromkeys(stale_options(ASSETS, agreed, stale_too=True).values()))
     for stale_too, before, launches in (
         (True, options, []),
         (True, "other settings", [third]),
@@ -215,11 +217,11 @@ def test_an_unfinished_backfill_makes_stale_partitions_anew_only_as_was_agreed(d
 
 def test_a_run_holds_to_the_settings_that_a_person_agreed_to(dataset, launched_by):
     """Each launch says what its runs do with stale partitions, beside what else they are asked."""
-    kept = run_module.with_stale({"ops": {"a": {"config": {"accept_failed": True}}}}, {"a": "keep"})
+    kept = with_stale({"ops": {"a": {"config": {"accept_failed": True}}}}, {"a": "keep"})
     assert kept == {"ops": {"a": {"config": {"accept_failed": True, "stale": "keep"}}}}
     known = {ASSETS[0]: "d1"}
-    assert list(run_module.stale_options(ASSETS, known, stale_too=True).values()) == ["d1", "anew"]
-    assert set(run_module.stale_options(ASSETS, known, stale_too=False).values()) == {"keep"}
+    assert list(stale_options(ASSETS, known, stale_too=True).values()) == ["d1", "anew"]
+    assert set(stale_options(ASSETS, known, stale_too=False).values()) == {"keep"}
 
 
 def test_a_stale_partition_that_was_named_is_not_complete(dataset, launched_by):

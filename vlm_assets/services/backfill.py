@@ -1,0 +1,287 @@
+"""A backfill of some partitions: which they are, its launch in Dagster, its progress, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sensors.retry_ledger import Attempts
+from vlm_assets.assets.fingerprint import ANEW, KEEP
+from vlm_assets.assets.partition_state import State
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.catalog_file import CatalogError
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.settings import Settings
+from vlm_assets.services.expected_cost import read_rate
+from vlm_assets.services.status import Status, read_status
+from vlm_assets.webserver.api import (
+    LAUNCHED_BY,
+    STALE,
+    DagsterApi,
+    DagsterUnreachableError,
+    FailingCheck,
+    LaunchedBackfill,
+)
+from vlm_durable.commands import command
+from vlm_durable.state.rate import Rate
+from vlm_durable.wording import counted
+
+if TYPE_CHECKING:
+    from sensors.outlook import Outlook
+
+SHOWN = 5
+"""Partitions that did not end well, and checks that did not pass, that are told one by one."""
+
+_FAILED = frozenset({State.FAILED, State.GIVEN_UP, State.REFUSED, State.DAMAGED, State.LOST})
+
+KeysOf = Callable[[DagsterApi], Sequence[str]]
+"""Chooses the partitions of a backfill, once Dagster can be asked."""
+
+
+def all_keys(home: Path) -> list[str]:
+    """Every partition of the catalogue. Raises CatalogError."""
+    return [bounds.key for bounds in Catalog.open(home).ranges]
+
+
+def known_keys(home: Path, keys: Sequence[str]) -> list[str]:
+    """These partitions, each once. Raises CatalogError if the catalogue does not have one of them."""
+    unknown = sorted(set(keys).difference(all_keys(home)))
+    if unknown:
+        raise CatalogError(
+            f"{', '.join(unknown[:5])}: the catalogue in {home} has no such partition."
+            f" {command('status', '--json')} lists them all."
+        )
+    return sorted(set(keys))
+
+
+def failed_keys(home: Path, status: Status, api: DagsterApi) -> list[str]:
+    """Partitions whose last run failed, or whose files are not what they should be, in either asset."""
+    failed_runs = frozenset[str]().union(*(api.partition_keys(asset).failed for asset in status.assets))
+    failed_files = {partition.key for partition in status.partitions if partition.state in _FAILED}
+    return [key for key in all_keys(home) if key in failed_runs or key in failed_files]
+
+
+@dataclass(frozen=True)
+class BackfillProgress:
+    """The keys of a backfill by state, over all the assets: done means done in each of them.
+
+    under_way: launched, most of them waiting for their turn. runs: runs that work at this moment.
+    """
+
+    done: frozenset[str]
+    under_way: frozenset[str]
+    failed: frozenset[str]
+    runs: int
+
+
+@dataclass
+class Backfill:
+    """The backfill of some partitions (``keys``), launched and followed from a terminal."""
+
+    api: DagsterApi
+    settings: Settings
+    keys: Sequence[str]
+    run_config: Mapping[str, object] = field(default_factory=dict)
+    """The config of each run that it launches."""
+    stale_too: bool = False
+    """Whether a partition that was made under other settings counts as work to do."""
+    followed: list[str] = field(default_factory=list)
+    """Ids of the Dagster backfills that this one continues or has launched."""
+
+    @property
+    def assets(self) -> tuple[str, ...]:
+        """The assets that it launches and follows."""
+        return self.settings.computed_assets
+
+    def begin(self) -> str:
+        """Continue unfinished backfills, and launch one for the partitions that they lack. Says what it did.
+
+        After an error it may be called again: it then finds a backfill whose launch was not answered.
+        """
+        self.followed.clear()
+        status = self.status()
+        incomplete = status.keys_left(stale_too=self.stale_too).intersection(self.keys)
+        options = stale_options(self.assets, status.stale.settings, stale_too=self.stale_too)
+        if not self.keys:
+            return "Nothing to do: there is no such partition."
+        sentences = []
+        if not incomplete:
+            sentences.append(
+                f"Nothing to do: {len(self.keys)} of"
+                f" {counted(len(self.keys), 'partitions are', 'partition is')} complete."
+            )
+        for backfill in self.api.unfinished_backfills(self.assets[0]):
+            under_way = backfill.keys & incomplete
+            if self.stale_too and backfill.stale != _in_words(options):
+                # Its runs keep partitions that are stale now, or their option is unknown.
+                under_way -= status.stale_keys
+            if under_way:
+                self.followed.append(backfill.id)
+                incomplete -= under_way
+                sentences.append(
+                    f"Going on with backfill {backfill.id}:"
+                    f" {counted(len(under_way), 'partitions are', 'partition is')} left."
+                )
+            anew = backfill.keys & status.stale_keys & frozenset(self.keys)
+            if anew and not self.stale_too and backfill.stale != KEEP:
+                sentences.append(
+                    f"Backfill {backfill.id} was launched before to make"
+                    f" {counted(len(anew), 'stale partitions')} anew, and goes on with that. Its page cancels"
+                    f" it: {self.api.url}/runs/b/{backfill.id}."
+                )
+        if incomplete:
+            sentences.append(self.launch(incomplete, options))
+        return " ".join(sentences)
+
+    def launch(self, keys: Collection[str], stale: Mapping[str, str]) -> str:
+        """Launch a backfill of these partitions, all assets together. Says what it did.
+
+        stale: for each asset, what its runs do with partitions that are stale by then.
+        """
+        new = self.api.launch_backfill(
+            self.assets,
+            sorted(keys),
+            title=counted(len(keys), "partitions"),
+            tags={LAUNCHED_BY: "terminal", STALE: _in_words(stale)},
+            run_config=with_stale(self.run_config, stale),
+        )
+        self.followed.append(new)
+        return f"Launched backfill {new} of {len(keys)} of {counted(len(self.keys), 'partitions')}."
+
+    def progress(self) -> BackfillProgress:
+        """The progress of the partitions."""
+        assets = [self.api.partition_keys(asset) for asset in self.assets]
+        return BackfillProgress(
+            done=frozenset.intersection(*(keys.materialized for keys in assets)).intersection(self.keys),
+            under_way=frozenset.union(*(keys.running for keys in assets)).intersection(self.keys),
+            failed=frozenset.union(*(keys.failed for keys in assets)).intersection(self.keys),
+            runs=self.api.runs_in("STARTED"),
+        )
+
+    def status(self) -> Status:
+        """The status of the home, as ``vlm-assets status`` shows it."""
+        return read_status(self.settings, Catalog.open(self.settings.home))
+
+    def rate(self) -> tuple[Rate, Mapping[str, int]]:
+        """The rate of the data set and the rows that are done, as ``vlm-assets status`` shows them."""
+        return read_rate(self.settings, Catalog.open(self.settings.home))
+
+    def ended(self, now: BackfillProgress) -> bool:
+        """Whether Dagster has ended the backfills, so that nothing more will happen.
+
+        The partitions that Dagster shows as done do not decide: one that is made again was done before.
+        """
+        # A failed run may be retried: only the backfill knows, and it is asked only when no run is under way.
+        return not now.under_way and not any(backfill.unfinished for backfill in self._read_followed())
+
+    def given_up(self) -> list[str]:
+        """Why Dagster gave up backfills that have ended, a sentence each.
+
+        Its daemon reads new ranges some seconds after the webserver, and gives up a backfill of those that it
+        has not read yet.
+        """
+        return [
+            f"Dagster gave up backfill {backfill.id}: {backfill.error}"
+            for backfill in self._read_followed()
+            if backfill.error
+        ]
+
+    def _read_followed(self) -> list[LaunchedBackfill]:
+        return [self.api.backfill(backfill_id, self.assets[0]) for backfill_id in self.followed]
+
+
+def stale_options(assets: Sequence[str], settings: Mapping[str, str], *, stale_too: bool) -> dict[str, str]:
+    """The option of runs for stale partitions, by asset: to keep them, or the settings to make them for.
+
+    settings: the digest of each asset's present settings; an unknown one is missing.
+    """
+    return {asset: settings.get(asset, ANEW) if stale_too else KEEP for asset in assets}
+
+
+def with_stale(run_config: Mapping[str, object], stale: Mapping[str, str]) -> dict[str, object]:
+    """Add the option for stale partitions of each asset to a run config."""
+    ops: Any = run_config.get("ops", {})
+    stale_ops = {
+        asset: {"config": {**ops.get(asset, {}).get("config", {}), "stale": option}}
+        for asset, option in stale.items()
+    }
+    return {**run_config, "ops": {**ops, **stale_ops}}
+
+
+def _in_words(stale: Mapping[str, str]) -> str:
+    return " ".join(dict.fromkeys(stale.values()))
+
+
+@dataclass(frozen=True)
+class BackfillSummary:
+    """How a backfill of some partitions (``keys``) ended.
+
+    left_keys: partitions that are not complete. outlooks: what becomes of partitions whose last run did not
+    end well, and how many more there are. status: that of the home after the end.
+    """
+
+    keys: Sequence[str]
+    left_keys: frozenset[str]
+    outlooks: tuple[Sequence[Outlook], int]
+    status: Status
+    failing: Sequence[FailingCheck]
+    accuracy: str | None
+
+    @property
+    def complete(self) -> int:
+        """How many of the partitions are complete."""
+        return len(frozenset(self.keys) - self.left_keys)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every partition is complete and no check failed with ERROR."""
+        return self.complete == len(self.keys) and all(check.severity != "ERROR" for check in self.failing)
+
+
+def summarize(work: Backfill, accuracy: Callable[[], str | None]) -> BackfillSummary:
+    """Say how a backfill has ended. accuracy: a sentence about the finished output, or None.
+
+    Raises DagsterApiError, DagsterUnreachableError, ControlStateError, CatalogError.
+    """
+    failing = [check for asset in work.assets for check in work.api.failing_checks(asset)]
+    status = work.status()
+    left_keys = status.keys_left(stale_too=work.stale_too)
+    return BackfillSummary(
+        keys=work.keys,
+        left_keys=left_keys,
+        outlooks=_outlooks(work.settings, status, left_keys.intersection(work.keys)),
+        status=status,
+        failing=[check for check in failing if check.partition in work.keys],
+        accuracy=accuracy(),
+    )
+
+
+def _outlooks(settings: Settings, status: Status, keys: frozenset[str]) -> tuple[Sequence[Outlook], int]:
+    """What becomes of those of these partitions whose last run did not end well."""
+    if not keys or not settings.dagster_home.is_dir():
+        return (), 0
+    import dagster as dg
+    import sqlalchemy as sa
+
+    from sensors.dagster_internals.runs import InstanceRuns
+    from sensors.outlook import outlooks
+    from sensors.retry_decision import ATTEMPTS, Policy
+
+    rows = {
+        partition.key: partition.rows for partition in reversed(status.partitions) if partition.key in keys
+    }
+    try:
+        with dg.DagsterInstance.from_config(str(settings.dagster_home)) as instance:
+            return outlooks(
+                InstanceRuns(instance),
+                Attempts(control_state(settings)).read(),
+                rows,
+                Policy(ATTEMPTS, settings.retry_minutes * 60.0),
+                every_minutes=settings.retry_every_minutes,
+                now=status.at,
+                most=SHOWN,
+            )
+    except sa.exc.SQLAlchemyError as error:
+        raise DagsterUnreachableError(f"Dagster's database gave no answer: {error}") from error
