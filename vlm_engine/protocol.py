@@ -151,6 +151,24 @@ class AnswerTokens:
     option_texts: list[bytes] = field(default_factory=list)
     option_probabilities: list[float] = field(default_factory=list)
 
+    def up_to(self, length: int) -> AnswerTokens | None:
+        """The tokens of the first so many bytes, so without one that ends the answer; None where none are."""
+        count = total = 0
+        while total < length and count < len(self.texts):
+            total += len(self.texts[count])
+            count += 1
+        return (
+            AnswerTokens(
+                self.texts[:count],
+                self.probabilities,
+                self.bounds,
+                self.option_texts,
+                self.option_probabilities,
+            )
+            if count
+            else None
+        )
+
     def add(
         self, text: bytes, probability: float, option_texts: Sequence[bytes], probabilities: Sequence[float]
     ) -> None:

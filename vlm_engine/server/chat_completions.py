@@ -12,6 +12,7 @@ import asyncio
 import base64
 import io
 import json
+import math
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,9 +20,11 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from PIL import Image
 
+from vlm_engine.confidence import AnswerField, confidence_of
 from vlm_engine.images.images import Made, Maker
 from vlm_engine.protocol import (
     Answer,
+    AnswerTokens,
     Attempt,
     EngineError,
     EngineLostError,
@@ -47,6 +50,8 @@ OPTIONAL_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "top_k": ("top_k",),
     "seed": ("seed",),
     "chat_template_kwargs": ("chat_template", "enable_thinking"),
+    "logprobs": ("logprobs",),
+    "top_logprobs": ("logprobs",),
 }
 """Fields that a server may not support, and the words by which its refusal names each.
 
@@ -55,6 +60,17 @@ Without ``response_format`` answers are validated all the same. The neutral ``re
 it makes the second attempt, at another temperature, equal to the first. Without ``chat_template_kwargs``
 Qwen3.5 thinks before it answers.
 """
+
+TOKEN_SCORES: Final = frozenset({"logprobs", "top_logprobs"})
+"""Fields that ask for the probabilities of tokens. They are left out until ``are_masked`` holds."""
+
+_OPTIONS: Final = 5
+"""Likeliest tokens that are asked for in each place: a server writes each of them into its answer."""
+
+_PROOF: Final = "zq"
+"""A word that no model would say to ``proof_question``."""
+
+_PROVEN: Final = 0.99
 
 _NON_STANDARD: Final = ("repetition_penalty", "top_k", "chat_template_kwargs")
 """Fields that OpenAI does not have: a server that refuses unknown fields may not say which it refuses."""
@@ -162,7 +178,11 @@ def chat_request(
         "top_k": -1,
         "seed": sampling_seed(property_id, attempt.number),
         "chat_template_kwargs": {"enable_thinking": False},
+        "logprobs": True,
+        "top_logprobs": _OPTIONS,
     }
+    if attempt.temperature > 0:  # Whether they are those before the temperature is not known.
+        without = TOKEN_SCORES.union(without)
     return json.dumps({name: value for name, value in body.items() if name not in without}).encode()
 
 
@@ -172,6 +192,32 @@ def proof_request(model: str) -> bytes:
     return json.dumps(
         {"model": model, "messages": messages, "max_tokens": 1, "temperature": 0.0, "stream": True}
     ).encode()
+
+
+def proof_question(model: str) -> Question:
+    """The question for ``are_masked``: its schema allows one value, which nobody would say."""
+    schema = {
+        "type": "object",
+        "properties": {"word": {"type": "string", "enum": [_PROOF]}},
+        "required": ["word"],
+        "additionalProperties": False,
+    }
+    return Question(model, 'Answer with {"word":"sun"} and nothing else.', schema)
+
+
+def are_masked(answer: Answer) -> bool:
+    """Whether the probabilities of an answer to ``proof_question`` are those after the grammar's mask.
+
+    The one value that the schema allows has the probability 1 then, and else hardly any.
+    """
+    try:
+        if json.loads(answer.text) != {"word": _PROOF}:
+            return False
+    except (ValueError, RecursionError):
+        return False
+    field = AnswerField("word", "word", is_text=False, nullable=False)
+    confidence = confidence_of([field], answer.text, answer.tokens)
+    return confidence is not None and confidence["word"] >= _PROVEN
 
 
 @dataclass(frozen=True)
@@ -384,6 +430,7 @@ class _Building:
     def __init__(self) -> None:
         self.size = 0
         self._texts: list[str] = []
+        self._scored: AnswerTokens | None = AnswerTokens()
         self._tokens = 0
         self._finish: str | None = None
         self._usage: Mapping[str, Any] = {}
@@ -404,6 +451,8 @@ class _Building:
         if choice.get("finish_reason"):
             self._finish = str(choice["finish_reason"])
         text = message.get("content") or ""
+        if text or choice.get("logprobs"):
+            self._score(choice.get("logprobs"))
         self._texts.append(text)
         self.size += len(text)
         if not text and not any(message.get(name) for name in _THOUGHTS):
@@ -417,12 +466,33 @@ class _Building:
             text = "".join(self._texts)
             raise FailingServerError(f"the answer broke off after {len(text)} characters: {text[-_SHOWN:]!r}")
         finish: FinishReason = "length" if self._finish == "length" else "stop"
+        text = "".join(self._texts)
         return Answer(
-            text="".join(self._texts),
+            text=text,
             finish_reason=finish,
             prompt_tokens=_count(self._usage.get("prompt_tokens"), 0),
             output_tokens=_count(self._usage.get("completion_tokens"), self._tokens),
+            tokens=None if self._scored is None else self._scored.up_to(len(text.encode(errors="replace"))),
         )
+
+    def _score(self, logprobs: Any) -> None:
+        """Add the probabilities of an event's tokens; where one of them is missing, none is known."""
+        if self._scored is None:
+            return
+        try:
+            for token in logprobs["content"]:
+                options = {_bytes_of(other): math.exp(other["logprob"]) for other in token["top_logprobs"]}
+                text, probability = _bytes_of(token), math.exp(token["logprob"])
+                options[text] = probability
+                self._scored.add(text, probability, list(options), list(options.values()))
+        except (KeyError, TypeError, ValueError, OverflowError):
+            self._scored = None
+
+
+def _bytes_of(token: Mapping[str, Any]) -> bytes:
+    """The bytes of a token in ``logprobs``: its text alone may be part of a character."""
+    given = token.get("bytes")
+    return token["token"].encode() if given is None else bytes(given)
 
 
 def _object(text: str | bytes) -> Mapping[str, Any]:

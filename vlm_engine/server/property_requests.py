@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from vlm_durable.wording import counted
 from vlm_engine.protocol import Answer, Attempt, EngineError, EngineLostError
 from vlm_engine.server.chat_completions import (
+    TOKEN_SCORES,
     BusyServerError,
     FailingServerError,
     FieldRefusedError,
@@ -30,9 +31,11 @@ from vlm_engine.server.chat_completions import (
     RequestLimits,
     SilentServerError,
     TokenWatch,
+    are_masked,
     chat_request,
     data_uris,
     first_bytes,
+    proof_question,
     proof_request,
     read_answer,
     refusal,
@@ -66,6 +69,9 @@ _FAILURES_BEFORE_PROOF: Final = 3
 _CONNECT_SECONDS: Final = 10.0
 _IDLE_CONNECTION_SECONDS: Final = 2.0
 """Servers close idle connections after five; a request on one that is being closed would be cut off."""
+
+_PROOF_TOKENS: Final = 40
+"""Of the answer to ``proof_question``."""
 
 _ERROR_BYTES: Final = 1 << 16
 _ENCODING_THREADS: Final = max(1, min(4, os.cpu_count() or 1))
@@ -131,7 +137,10 @@ class PropertyRequests:
         self._limits = limits
         # Request bodies are made beside the loop.
         self._encoding = ThreadPoolExecutor(_ENCODING_THREADS, "images-for-server")
-        self._without: set[str] = set()
+        self._without: set[str] = set(TOKEN_SCORES)
+        self._proof = asyncio.Lock()
+        self._proofs_left = MOST_TRIES
+        self._may_prove = True
         self._chance = random.Random()  # noqa: S311 - it only spreads waiting
         self._server = server
         self._address = server.address
@@ -230,6 +239,7 @@ class PropertyRequests:
             # Only with a slot: the encoded images of all waiting properties would fill the memory.
             tries.urls = await self._in_encoding_thread(lambda: data_uris(loaded.images[: attempt.images]))
         urls = tries.urls
+        await self._prove_scores()
         without = frozenset(self._without)
         body = await self._in_encoding_thread(
             lambda: chat_request(self._question, urls, loaded.property_id, attempt, without=without)
@@ -248,7 +258,51 @@ class PropertyRequests:
         self.limit.answered(
             slot, images=len(urls), first_token_seconds=first_token_seconds if first else None
         )
+        self._may_prove = True
         return answer
+
+    async def _prove_scores(self) -> None:
+        """Find out whether the server's probabilities are those after the grammar's mask; then ask for them.
+
+        Once, and after a failure again when the server has answered a property.
+        """
+        import httpx2
+
+        async with self._proof:
+            if not (self._may_prove and self._proofs_left):
+                return
+            self._may_prove = False
+            self._proofs_left -= 1
+            without = frozenset(self._without) - TOKEN_SCORES
+            question = proof_question(self._question.model)
+            body = chat_request(question, (), "proof", Attempt(1, _PROOF_TOKENS), without=without)
+            try:
+                answer, _ = await self._send(self._address, body, without)
+            except FieldRefusedError as refused:
+                if TOKEN_SCORES.intersection(refused.fields):
+                    self._proofs_left = 0
+                else:
+                    self._leave_out(refused)
+                    self._may_prove = True
+            except (
+                BusyServerError,
+                FailingServerError,
+                SilentServerError,
+                EngineLostError,
+                httpx2.HTTPError,
+            ):
+                return  # The property's own request meets the same, and decides.
+            except EngineError:
+                self._proofs_left = 0
+            else:
+                self._proofs_left = 0
+                if are_masked(answer):
+                    self._without -= TOKEN_SCORES
+            if not self._proofs_left and self._without >= TOKEN_SCORES:
+                _log.info(
+                    "The model server does not say how probable its answers were among those that the schema"
+                    " allows: their confidence is null."
+                )
 
     async def _send(
         self, address: ServerAddress, body: bytes, without: frozenset[str], *, measured: bool = False
@@ -362,6 +416,9 @@ class PropertyRequests:
     def _leave_out(self, refused: FieldRefusedError) -> None:
         new = [field for field in refused.fields if field not in self._without]
         self._without.update(new)
+        if "response_format" in new:
+            self._without |= TOKEN_SCORES  # Without a grammar there are none after its mask.
+            self._proofs_left = 0
         for field in new:
             _log.warning(
                 "%s: from now on requests go without %s%s.",

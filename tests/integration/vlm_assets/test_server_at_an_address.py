@@ -49,7 +49,10 @@ class Pages(BaseHTTPRequestHandler):
         self.respond(200 if server.well else 503, json.dumps({"data": server.models}))
 
     def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if "zq" in json.dumps(body.get("response_format")):  # Nothing here knows probabilities.
+            self.respond(400, "logprobs are not supported")
+            return
         if self.server.dies_once:
             self.server.dies_once = self.server.well = False
             self.respond(500, "the engine is dead")

@@ -158,13 +158,15 @@ class Stub:
     """The server. ``script``: reactions to the next requests; after them ``otherwise``.
 
     ``by_images``: reactions to requests with so many images, before all others, whoever comes first.
-    ``looks``: how often it was asked which models it serves.
+    ``looks``: how often it was asked which models it serves. ``proof``: the reaction to the question whether
+    its probabilities are those after a mask; nothing else sees or counts that.
     """
 
     def __init__(self) -> None:
         self.script: deque[Callable] = deque()
         self.by_images: dict[int, Callable] = {}
         self.otherwise = Failing.answer()
+        self.proof = Failing.status(400, "logprobs are not supported")
         self.asked: list[dict] = []
         self.keys: list[str | None] = []
         self.times: list[float] = []
@@ -186,6 +188,8 @@ class Stub:
 
     def reaction(self, body, headers):
         """What this request is met with; counts how many are under way at once."""
+        if is_proof(body):
+            return Failing.status(500, "dead") if self.dead else self.proof
         with self._lock:
             self.asked.append(body)
             self.keys.append(headers.get("Authorization"))
@@ -217,6 +221,10 @@ class Stub:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def is_proof(body) -> bool:
+    return "zq" in json.dumps(body.get("response_format"))
 
 
 def images_of(body) -> int:
