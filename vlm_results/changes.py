@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 import typer
 
 from vlm_assets.assets.fingerprint import digest_of
-from vlm_assets.assets.partition import INPUTS
+from vlm_assets.assets.partition import CONFIDENCE, INPUTS
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import is_tombstone
 from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, say, say_json
@@ -40,7 +40,7 @@ from vlm_durable.files.sealed_json import BrokenSealError, refuse_newer_format, 
 from vlm_durable.versions.partition_files import PartitionFiles, PublishedRecord, highest
 from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_durable.wording import counted
-from vlm_results.guarantee import CONFIDENCE, EVERYTHING, RAW, Guarantee, shown_rows
+from vlm_results.guarantee import EVERYTHING, RAW, Guarantee, shown_rows
 from vlm_results.published_table import (
     DescribedRows,
     answer_digest,

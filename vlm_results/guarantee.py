@@ -15,14 +15,12 @@ from typing import Any, Final, Self
 import pyarrow as pa
 
 from vlm_assets.assets.fingerprint import digest_of, settings_digest
+from vlm_assets.assets.partition import CONFIDENCE
 from vlm_assets.config.settings import Settings
 from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, write_sealed
 from vlm_durable.versions.partition_files import PublishedRecord
 
 FILE: Final = "guarantee.json"
-
-CONFIDENCE: Final = "confidence"
-"""The column with the confidence of each field; files of earlier versions lack it."""
 
 RAW: Final = "raw_description"
 """The column with the answers as the model gave them, beside those that are shown."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vlm_assets.assets.fingerprint import settings_digest
-from vlm_assets.assets.partition import INPUTS, OK
+from vlm_assets.assets.partition import CONFIDENCE, INPUTS, OK
 from vlm_assets.assets.truth import REVIEWS, names_a_model, read_truth, verdicts
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.settings import Settings
@@ -26,7 +26,6 @@ from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.versions.versioned_object import PublishedError
 from vlm_engine.schema import same
 from vlm_results.confidence_statistics import Flags, Floats
-from vlm_results.guarantee import CONFIDENCE
 from vlm_results.published_table import answer_digest, field_confidences
 
 _COLUMNS: Final = ("property_id", "ordinal", "status", "description", INPUTS, CONFIDENCE)

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import typer
 
 from vlm_assets.assets.fingerprint import TEXTS, digest_of
-from vlm_assets.assets.partition import INPUTS
+from vlm_assets.assets.partition import CONFIDENCE, INPUTS
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
@@ -31,7 +31,6 @@ from vlm_durable.versions.partition_files import PublishedRecord
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.versions.versioned_object import RecordDamagedError
 from vlm_results.guarantee import (
-    CONFIDENCE,
     RAW,
     Guarantee,
     Thresholds,

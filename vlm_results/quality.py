@@ -25,6 +25,7 @@ import sqlalchemy as sa
 from pydantic import TypeAdapter
 
 from vlm_assets.assets.fingerprint import digest_of, settings_digest
+from vlm_assets.assets.partition import CONFIDENCE
 from vlm_assets.assets.truth import Descriptions, read_truth
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.resource_settings import control_state
@@ -39,7 +40,6 @@ from vlm_durable.versions.versioned_object import RecordDamagedError
 from vlm_durable.wording import counted
 from vlm_engine.schema import DescriptionSchema, load_schema, same
 from vlm_results.confidence_statistics import GRID, cell_counts
-from vlm_results.guarantee import CONFIDENCE
 from vlm_results.published_table import field_confidences
 
 CONTRADICTIONS = "CONTRADICTIONS"

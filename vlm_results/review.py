@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from vlm_assets.assets.partition import INPUTS, OK
+from vlm_assets.assets.partition import CONFIDENCE, INPUTS, OK
 from vlm_assets.assets.truth import REVIEWS, FieldVerdict, verdicts
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.settings import Settings
@@ -38,7 +38,7 @@ from vlm_durable.files.lock_files import acquire_lock
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.wording import counted
 from vlm_results.confidence_statistics import draw_mixed, label_worth
-from vlm_results.guarantee import CONFIDENCE, Guarantee, Thresholds
+from vlm_results.guarantee import Guarantee, Thresholds
 from vlm_results.published_table import answer_digest, field_confidences, published_records
 from vlm_results.quality import assess_quality
 

@@ -42,6 +42,10 @@ fast model."""
 INPUTS = "inputs_digest"
 """The column with the digest of all that decides a row: its property's inputs, the model, the settings."""
 
+CONFIDENCE = "confidence"
+"""The column with the confidence of each field of a description; files of earlier versions lack it. It is no
+part of the fingerprint."""
+
 _AFTER = "-after-"
 
 

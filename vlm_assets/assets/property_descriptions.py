@@ -45,7 +45,7 @@ from vlm_assets.assets.materialize import (
     RunOptions,
     range_of_run,
 )
-from vlm_assets.assets.partition import INPUTS
+from vlm_assets.assets.partition import CONFIDENCE, INPUTS
 from vlm_assets.assets.partition_page import (
     FAILED_SHOWN,
     IMAGES_A_PROPERTY,
@@ -78,9 +78,6 @@ from vlm_engine.schema import DescriptionSchema, SchemaError, confidence_type, l
 from vlm_engine.server.running_server import ServerUnreachableError
 
 ASSET = "property_descriptions"
-
-CONFIDENCE = "confidence"
-"""The column with the confidence of each field of ``description``. It is no part of the fingerprint."""
 
 INVALID_SHARE = 0.5
 """Share of the model's last answers that may be no descriptions, else the run stops: most mean a model,
