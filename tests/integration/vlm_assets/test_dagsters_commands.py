@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from faults.s3_server import free_ports
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.settings import CHECKOUT
@@ -54,8 +54,7 @@ class Newcomer:
     @contextlib.contextmanager
     def dagster(self, *words: str | Path) -> Iterator[Pages]:
         """A Dagster that is started with these words, once its definitions are loaded; killed in the end."""
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        (port,) = free_ports(1)
         log = self.home / "dagster.log"
         with log.open("wb") as output:
             process = subprocess.Popen(

@@ -77,7 +77,7 @@ def install(programs: Path, *wheels: Path) -> None:
 
 
 @pytest.fixture
-def person(installed, listing, tmp_path):
+def person(installed, listing, tmp_path, quick_daemon):
     """Runs a program of the environment in a folder of the person's own, whose .env names the model."""
     folder = tmp_path / "person"
     # The person's own project, with packages named as ours in a checkout.
@@ -89,6 +89,7 @@ def person(installed, listing, tmp_path):
         f"VLM_ASSETS_EMBEDDING_MODEL={CHECKOUT / 'examples' / 'embedder'}\n"
     )
     environment = {name: os.environ[name] for name in SEES_ONLY if name in os.environ}
+    environment["PYTHONPATH"] = quick_daemon["PYTHONPATH"].split(os.pathsep)[0]  # without the checkout
     started = []
 
     def start(*arguments: object, program: str = "vlm-assets") -> subprocess.Popen:

@@ -118,7 +118,7 @@ def test_run_waits_while_the_database_of_dagster_is_away(tmp_path: Path, postgre
 
 
 def test_run_uses_the_dagster_that_runs_and_takes_the_tail_when_asked(
-    tmp_path: Path, quick_daemon: dict[str, str]
+    tmp_path: Path, scripted_runs: dict[str, str]
 ) -> None:
     """`run KEY` and `run` leave the tail alone; `run --missing` makes a partition of it and runs that.
 
@@ -129,7 +129,8 @@ def test_run_uses_the_dagster_that_runs_and_takes_the_tail_when_asked(
     catalog = Catalog.open(home)
     assert (len(catalog.ranges), catalog.waiting) == (1, 1)
     first = catalog.ranges[0].key
-    environment = {**os.environ, **quick_daemon, "VLM_ASSETS_HOME": str(home), "VLM_ASSETS_DEVICES": "cpu:2"}
+    environment = {**os.environ, **scripted_runs, "VLM_ASSETS_HOME": str(home), "VLM_ASSETS_DEVICES": "cpu:2"}
+    environment["TESTS_SCRIPTED_MODELS"] = "0.5"  # long beside the steps of each clock
     environment["VLM_ASSETS_MODEL"] = "example"
 
     def said_by(*arguments: str) -> str:
