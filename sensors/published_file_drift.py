@@ -299,7 +299,7 @@ def _report_owed(asset: str, owed: dict[str, Verification], snapshot: Snapshot, 
             snapshot.partitions[key] = seen._replace(reported=seen.owed, owed="", at=0.0)
     finally:
         snapshot.write()
-    return [f"{asset} {key}: {verdict.found}" for key, verdict in owed.items()]
+    return [f"{asset} {key}: {verdict.actual}" for key, verdict in owed.items()]
 
 
 def _is_changed(snapshot: Snapshot, key: str, standing: dict[str, str], expectation: str) -> bool:
@@ -317,7 +317,7 @@ def evaluation(asset: str, key: str, verdict: Verification, at: float) -> dg.Ass
     """The verdict as a result of the check, for its partition. at: when it was found, in unix seconds."""
     metadata = {
         "expected": verdict.expected,
-        "found": verdict.found,
+        "found": verdict.actual,
         FOUND_AT: datetime.fromtimestamp(at, UTC).isoformat(" ", "milliseconds"),
     }
     finding, step = verdict.worst, ""
@@ -331,7 +331,7 @@ def evaluation(asset: str, key: str, verdict: Verification, at: float) -> dg.Ass
         partition=key,
         passed=finding is None,
         severity=dg.AssetCheckSeverity.WARN if warns else dg.AssetCheckSeverity.ERROR,
-        description=markdown_text.sentence(f"Expected {verdict.expected}; found {verdict.found}{step}"),
+        description=markdown_text.sentence(f"Expected {verdict.expected}; found {verdict.actual}{step}"),
         metadata={name: dg.MetadataValue.text(text) for name, text in metadata.items()},
     )
 

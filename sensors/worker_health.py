@@ -123,15 +123,15 @@ class HealthWatcher:
 
     def _to_end(self, watch: Watch, living: Sequence[Worker], late: Sequence[RunToEnd]) -> list[RunToEnd]:
         """The workers that stand still, the late runs, and workers that were told to end and still live."""
-        stuck = stuck_workers(living, self.limits, now=watch.at, watched_since=watch.since)
-        stuck_names = {one.worker.name for one in stuck}
+        all_stuck = stuck_workers(living, self.limits, now=watch.at, watched_since=watch.since)
+        stuck_names = {stuck.worker.name for stuck in all_stuck}
         ending = [
             worker
             for worker in living
             if worker.name not in stuck_names and self.ender.is_ending(watch, worker.run_id, _process(worker))
         ]
         return [
-            *(_run_to_end(one.worker, one, watch.unix) for one in stuck),
+            *(_run_to_end(stuck.worker, stuck, watch.unix) for stuck in all_stuck),
             # Before the others that live: one of those may have been told to end because its run was over.
             *late,
             *(_run_to_end(worker, None, watch.unix) for worker in ending),

@@ -374,7 +374,7 @@ class BatchSizes:
         done = () if to_do is None else {job.property_id for job in jobs} - frozenset(to_do)
         by_ordinal = {job.ordinal: job for job in jobs}
         return [
-            [by_ordinal[one.ordinal] for one in batch]
+            [by_ordinal[job.ordinal] for job in batch]
             for batch in remaining(plan_batches(planned, size=self.size), done)
         ]
 

@@ -270,7 +270,9 @@ def file_digest(path: Path, kept_in: Path | None = None) -> str:
 def _is_small_or_noted(path: Path, kept_in: Path) -> bool:
     """Whether ``file_digest`` does not hash a large file."""
     file = path.stat()
-    return file.st_size < SMALL_BYTES or _noted(path, kept_in).found(_DIGEST, signature_of(file)) is not None
+    return (
+        file.st_size < SMALL_BYTES or _noted(path, kept_in).outcome(_DIGEST, signature_of(file)) is not None
+    )
 
 
 @cache
@@ -278,7 +280,7 @@ def _digest(path: Path, signature: str, kept_in: Path | None) -> str:
     if kept_in is None or path.stat().st_size < SMALL_BYTES:
         return sha256_of(path)
     seen = _noted(path, kept_in)
-    digest = seen.found(_DIGEST, signature)
+    digest = seen.outcome(_DIGEST, signature)
     if digest is None:
         digest = sha256_of(path)
         seen.keep(_DIGEST, signature, digest, path.stat())

@@ -181,7 +181,7 @@ def reliability(confidences: Floats, right: Flags, weights: Floats) -> list[Bin]
 
 def calibration_error(bins: list[Bin]) -> float:
     """The expected calibration error: how far confidence and share of right answers are apart, on average."""
-    return sum(one.weight * abs(one.confidence - one.share) for one in bins)
+    return sum(bin_.weight * abs(bin_.confidence - bin_.share) for bin_ in bins)
 
 
 # --- Samples -----------------------------------------------------------------------------------------

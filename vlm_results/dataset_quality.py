@@ -99,7 +99,9 @@ def quality_metadata(
         metadata["reliability"] = markdown.metadata(diagrams)
         metadata["calibration"] = markdown.metadata(calibration_table(calibrations))
     if promises:
-        metadata["guarantee"] = markdown.metadata(markdown.bullets(one.sentence() for one in promises))
+        metadata["guarantee"] = markdown.metadata(
+            markdown.bullets(promise.sentence() for promise in promises)
+        )
     if quality.findings:
         metadata["odd"] = markdown.metadata(markdown.bullets(map(_sentence, quality.findings[:_SHOWN])))
     metadata["findings"] = dg.MetadataValue.int(len(quality.findings))
@@ -323,7 +325,7 @@ def reliability_picture(calibrations: Sequence[Calibration]) -> bytes:
             (calibration.before, _COLOURS[1], "raw"),
             (calibration.after, _COLOURS[0], "calibrated"),
         ):
-            points = [one.confidence for one in bins], [one.share for one in bins]
+            points = [bin_.confidence for bin_ in bins], [bin_.share for bin_ in bins]
             axes.plot(*points, color=colour, marker="o", markersize=3, linewidth=1, label=label)
         axes.set(xlim=(0, 1.02), ylim=(0, 1.02), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1), facecolor="none")
         axes.tick_params(labelsize=6, colors=_FAINT)

@@ -65,21 +65,25 @@ class FieldLabels:
 
 def teaching_labels(judged: Iterable[Judged], field: str) -> FieldLabels:
     """The labels of a field that say something of all answers, by their weights."""
-    return _labels([one for one in judged if one.weight > 0], field)
+    return _labels([judgement for judgement in judged if judgement.weight > 0], field)
 
 
 def certifying_labels(judged: Iterable[Judged], field: str, most: int | None = None) -> FieldLabels:
     """The labels of a field's random sample, in which each has the same weight: the first so many of them."""
-    return _labels([one for one in judged if one.is_random], field, most)
+    return _labels([judgement for judgement in judged if judgement.is_random], field, most)
 
 
 def _labels(judged: Sequence[Judged], field: str, most: int | None = None) -> FieldLabels:
-    chosen = [one for one in judged if field in one.right and field in one.confidences][:most]
-    content = "".join(f"{one.answer}{one.right[field]:d}{one.weight:g};" for one in chosen)
+    chosen = [
+        judgement for judgement in judged if field in judgement.right and field in judgement.confidences
+    ][:most]
+    content = "".join(
+        f"{judgement.answer}{judgement.right[field]:d}{judgement.weight:g};" for judgement in chosen
+    )
     return FieldLabels(
-        np.array([one.confidences[field] for one in chosen], np.float64),
-        np.array([one.right[field] for one in chosen], np.bool_),
-        np.array([one.weight for one in chosen], np.float64),
+        np.array([judgement.confidences[field] for judgement in chosen], np.float64),
+        np.array([judgement.right[field] for judgement in chosen], np.bool_),
+        np.array([judgement.weight for judgement in chosen], np.float64),
         hashlib.sha256(content.encode()).hexdigest()[:16],
     )
 

@@ -390,7 +390,7 @@ def published_file_result(asset: dg.AssetKey, verification: Verification) -> dg.
         PUBLISHED_FILE,
         passed=finding is None,
         expected=verification.expected,
-        actual=verification.found,
+        actual=verification.actual,
         severity=Severity.WARN if finding is not None and finding.kind.leaves_rows_sound else Severity.ERROR,
         next_step=finding.next_step if finding is not None else "",
     )

@@ -86,8 +86,9 @@ class DriftLooks:
     def _verdict(self, state: PartitionState) -> Verification | None:
         if any(finding.kind is FindingKind.PENDING for finding in state.findings):
             return None
-        told = [self._with_cost(state, one) for one in state.findings if one.kind is not _UNTOLD]
-        return Verification(state.key, state.record, tuple(told))
+        findings = (finding for finding in state.findings if finding.kind is not _UNTOLD)
+        with_costs = tuple(self._with_cost(state, finding) for finding in findings)
+        return Verification(state.key, state.record, with_costs)
 
     def _with_cost(self, state: PartitionState, finding: Finding) -> Finding:
         """The finding of a stale partition, with what making it anew costs."""

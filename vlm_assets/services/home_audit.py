@@ -169,7 +169,9 @@ def audit(settings: Settings, catalog: Catalog, *, deep: bool = False) -> Audit:
     for state in states:
         of_rows = list(_row_findings(state, counts_of))
         # The rows themselves say more than their number.
-        of_files = [one for one in state.findings if not (of_rows and one.kind is FindingKind.IDS)]
+        of_files = [
+            finding for finding in state.findings if not (of_rows and finding.kind is FindingKind.IDS)
+        ]
         findings += [*of_files, *of_rows]
         partitions.append(_partition(state, of_rows, counts_of))
     for asset in assets:

@@ -48,21 +48,21 @@ class SeenFiles:
         self._seen = self._read()
         self._new: dict[str, tuple[str, str, float]] = {}
 
-    def found(self, name: str, signature: str) -> str | None:
+    def outcome(self, name: str, signature: str) -> str | None:
         """What was found in a file; None where it was not read, or changed since."""
-        seen_signature, found, at = self._seen.get(name, ("", "", 0.0))
-        return found if seen_signature == signature and self._is_trusted(name, at) else None
+        seen_signature, outcome, at = self._seen.get(name, ("", "", 0.0))
+        return outcome if seen_signature == signature and self._is_trusted(name, at) else None
 
     def doubtful(self, damaged: str) -> Iterator[str]:
         """The names of files in which ``damaged`` was found, or which were read too long ago."""
-        for name, (_, found, at) in self._seen.items():
-            if found == damaged or not self._is_trusted(name, at):
+        for name, (_, outcome, at) in self._seen.items():
+            if outcome == damaged or not self._is_trusted(name, at):
                 yield name
 
-    def keep(self, name: str, signature: str, found: str, file: os.stat_result) -> None:
+    def keep(self, name: str, signature: str, outcome: str, file: os.stat_result) -> None:
         """Remember what was found. signature: of before the file was read. file: its state after that."""
         if is_settled(file):
-            self._seen[name] = self._new[name] = (signature, found, time.time_ns() / 1e9)
+            self._seen[name] = self._new[name] = (signature, outcome, time.time_ns() / 1e9)
 
     def save(self) -> None:
         """Write the note, if there is anything new. If that fails, the next look takes longer."""
@@ -80,6 +80,6 @@ class SeenFiles:
     def _read(self) -> dict[str, tuple[str, str, float]]:
         try:
             seen = read_sealed(self._note)["seen"]
-            return {name: (str(sign), str(found), float(at)) for name, (sign, found, at) in seen.items()}
+            return {name: (str(sign), str(outcome), float(at)) for name, (sign, outcome, at) in seen.items()}
         except (OSError, BrokenSealError, KeyError, TypeError, ValueError, AttributeError):
             return {}

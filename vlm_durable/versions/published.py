@@ -139,7 +139,7 @@ class Verification:
         return "a file with its record" if self.findings else "nothing published yet"
 
     @property
-    def found(self) -> str:
+    def actual(self) -> str:
         """What the published file is."""
         if (finding := self.worst) is not None:
             return finding.sentence

@@ -38,7 +38,7 @@ class VerifiedFiles:
     def is_unchanged(self, files: PartitionFiles, record: PublishedRecord) -> bool:
         """Whether a file was verified as this version, and neither it nor its mark changed since."""
         signature = self._signature(files)
-        return signature is not None and self._seen.found(_name(files), signature) == record.sha256
+        return signature is not None and self._seen.outcome(_name(files), signature) == record.sha256
 
     def doubtful(self, asset: str) -> frozenset[str]:
         """The partitions whose file is to be read again though it did not change, or was found damaged."""
@@ -54,10 +54,10 @@ class VerifiedFiles:
         began, signature = time.monotonic(), self._signature(files)
         finding = judge(path, record, deep=True, asset=files.asset)
         self._seconds_left -= time.monotonic() - began
-        found = record.sha256 if finding is None else _DAMAGED
-        if signature is not None and self._seen.found(_name(files), signature) != found:
+        outcome = record.sha256 if finding is None else _DAMAGED
+        if signature is not None and self._seen.outcome(_name(files), signature) != outcome:
             with contextlib.suppress(FileNotFoundError):
-                self._seen.keep(_name(files), signature, found, path.stat())
+                self._seen.keep(_name(files), signature, outcome, path.stat())
         return finding
 
     def save(self) -> None:

@@ -31,7 +31,7 @@ def remember(note: Path, file: Path, name: str = "file") -> SeenFiles:
 
 def recall(note: Path, file: Path, *, trusted_seconds: float = float("inf")) -> str | None:
     seen = SeenFiles(note, trusted_seconds=trusted_seconds)
-    return seen.found("file", signature_of(file.stat()))
+    return seen.outcome("file", signature_of(file.stat()))
 
 
 def test_another_process_knows_what_was_found(file: Path, tmp_path: Path) -> None:
@@ -115,4 +115,4 @@ def test_where_nothing_can_be_written_the_look_goes_on(file: Path, tmp_path: Pat
     """A full disk costs the note, and not the answer."""
     (tmp_path / "folder").write_bytes(b"no folder")
     seen = remember(tmp_path / "folder" / "note.json", file)
-    assert seen.found("file", signature_of(file.stat())) == "sound"
+    assert seen.outcome("file", signature_of(file.stat())) == "sound"
