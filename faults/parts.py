@@ -22,6 +22,7 @@ from faults import (
     power_cuts,
     several_files,
     stopped_writers,
+    trained_models,
 )
 from faults.mounts import LOG_FLUSHED, LOG_LOST
 
@@ -82,6 +83,8 @@ PARTS = (
          "failed calls", 120, several_files.failing),
     Part("care-killed", "28", "prune, repair, withdraw, export killed at any operation: done again, the same",
          "kills", 240, care_killed.killed),
+    Part("trained-models", "24, 28", "a model killed or put back: the newest counts, or a sentence names it",
+         "strikes", 300, trained_models.struck),
     Part("power-ext4-log-flushed", "4", "power cut, log flushed: committed rows exact",
          "power cuts", 300, power_cuts.case(LOG_FLUSHED), "ext4"),
     Part("power-ext4-log-lost", "5", "power cut, log lost: committed rows exact",

@@ -9,12 +9,11 @@ folder is published. The loop is in ``loop.py``, its processes are in ``rank_pro
 
 import contextlib
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -40,14 +39,11 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.resource_settings import build_vision_language_model, control_state
 from vlm_assets.config.settings import Settings
 from vlm_durable.commands import command
-from vlm_durable.files.files import exchange, make_directory, sha256_of, sync_directory, sync_file
+from vlm_durable.files.files import make_directory, sha256_of
 from vlm_durable.files.layout import AssetFolders, PartitionPaths
 from vlm_durable.files.lock_files import acquire_lock
 from vlm_durable.files.sealed_json import (
-    BrokenSealError,
     FormatVersionError,
-    read_sealed,
-    write_sealed,
 )
 from vlm_durable.mirror.bucket import StoreAwayError, UnfitStoreError
 from vlm_durable.mirror.mirror import Mirror
@@ -61,6 +57,7 @@ from vlm_engine.prompt import Prompt, build_prompt
 from vlm_engine.protocol import EngineError
 from vlm_engine.schema import load_schema
 from vlm_training.checkpoints import Checkpoints, newest_state, step_in
+from vlm_training.published_model import ASSET, PublishedModel
 from vlm_training.rank import PLAN
 from vlm_training.rank_processes import RankProcesses
 from vlm_training.rank_watch import rank_limits
@@ -76,7 +73,6 @@ from vlm_training.training_plan import (
 from vlm_training.training_store import StoredCheckpoints, StoredModel
 from vlm_training.variants import Variant, read_variants
 
-ASSET = "description_model"
 HISTORY = "training.jsonl"
 _TRAINING = "training"
 """The part of a fingerprint for the numbers and names in the file of variants."""
@@ -148,7 +144,7 @@ def build_description_model(settings: Settings) -> dg.AssetsDefinition | None:
                 with work.devices(gpu, holder, context, wait) as devices:
                     ranks = RankProcesses(
                         folder=work.folder,
-                        export=work.export,
+                        export=work.model.export,
                         history=work.history,
                         quarantine=work.paths.quarantine,
                         devices=devices,
@@ -345,15 +341,15 @@ class TrainingWork:
         )
         return cls(settings, name, plan, fingerprint, tuple(samples))
 
+    @cached_property
+    def model(self) -> PublishedModel:
+        """The variant's published model."""
+        return PublishedModel(_folders(self.settings), self.name)
+
     @property
     def paths(self) -> PartitionPaths:
         """The paths of the variant's files."""
-        return _folders(self.settings).partition(self.name)
-
-    @property
-    def model_folder(self) -> Path:
-        """The finished model."""
-        return model_folder(self.settings, self.name)
+        return self.model.paths
 
     @property
     def folder(self) -> Path:
@@ -361,14 +357,9 @@ class TrainingWork:
         return self.paths.journal(self.fingerprint.digest)
 
     @property
-    def export(self) -> Path:
-        """The folder in which the finished model is assembled."""
-        return _folders(self.settings).staging / self.name
-
-    @property
     def history(self) -> Path:
         """Beside the model to come, or beside the checkpoints while an older model is published."""
-        return (self.folder if read_record(self.paths) else self.model_folder) / HISTORY
+        return (self.folder if self.model.record else self.model.folder) / HISTORY
 
     @property
     def lock_path(self) -> Path:
@@ -434,13 +425,13 @@ class TrainingWork:
     def other_plans(self) -> str:
         """Which models and steps of another plan exist, and what becomes of them; empty if there are none."""
         sentences = []
-        record = read_record(self.paths)
+        record = self.model.record
         if record is not None and record["fingerprint"] != self.fingerprint.digest:
             changed = changed_parts(record["parts"], self.fingerprint.parts)
             sentences.append(
                 f"The published model of {self.name} ({counted(record['step'], 'steps')}) is of another plan"
                 f" ({', '.join(changed)} changed). It stays until the new one is complete, which takes its"
-                f" place; then it is kept as {self._kept}."
+                f" place; then it is kept as {self.model.kept}."
             )
         for folder in sorted(self.paths.journals.glob("*")):
             is_published = record is not None and folder.name == record["fingerprint"]
@@ -462,26 +453,18 @@ class TrainingWork:
     def prepare(self) -> None:
         """Write the files that the ranks read. The plan is written at each start: a home may have moved."""
         make_directory(self.folder)
-        make_directory(self.model_folder)
+        make_directory(self.model.folder)
         if self.samples:
             write_samples(Path(self.plan.samples), self.samples)
         self.plan.write(self.folder / PLAN)
-        self._empty_export()
-
-    def _empty_export(self) -> None:
-        record = read_record(self.paths)
-        if record is not None and _is_whole(self.export, record):
-            # An earlier start died after it exchanged the folders: this is the published model of before.
-            self._keep_export()
-        shutil.rmtree(self.export, ignore_errors=True)
-        make_directory(self.export)
+        self.model.empty_export()
 
     def is_complete(self) -> bool:
         """Whether the published model is of this plan, and its files have their digests."""
-        record = read_record(self.paths)
+        record = self.model.record
         if record is None or record["fingerprint"] != self.fingerprint.digest:
             return False
-        return _is_whole(self.model_folder, record)
+        return self.model.settle(record)
 
     def pull(self) -> list[str]:
         """Take over from the store what another machine finished: the model, or its newest checkpoint.
@@ -491,16 +474,16 @@ class TrainingWork:
         if not self.settings.mirror.keeps_copies:
             return []
         stored, _ = self._stored.record()
-        local = read_record(self.paths)
+        local = self.model.record
         self.sequence = 1 + max(record["sequence"] if record else 0 for record in (local, stored))
         is_same = stored is not None and stored["fingerprint"] == self.fingerprint.digest
         if stored is not None and is_same and not stored.get("pending"):
             if local is not None and local["files"] == stored["files"] and self.is_complete():
                 return []
-            make_directory(self.model_folder)
-            self._empty_export()
-            if self._stored.pull(stored, self.export):
-                self._put_in_place(stored)
+            make_directory(self.model.folder)
+            self.model.empty_export()
+            if self._stored.pull(stored, self.model.export):
+                self._publish(stored)
                 return [f"The finished model was taken over from {self.settings.mirror}."]
         if self.is_complete():
             return []
@@ -512,70 +495,45 @@ class TrainingWork:
 
     def push(self) -> list[str]:
         """Put the finished model into the store. Raises StoreError, and TrainingError if it was overtaken."""
-        record = read_record(self.paths)
+        record = self.model.record
         if record is not None:
-            self._stored.push(record, self.model_folder)
+            self._stored.push(record, self.model.folder)
         return []
 
     @property
     def _stored(self) -> StoredModel:
-        paths = (self.paths.record, self.model_folder)
+        paths = (self.paths.record, self.model.folder)
         record, folder = (str(path.relative_to(self.settings.home)) for path in paths)
         return StoredModel(self.settings.mirror, record=record, folder=folder)
 
     def publish(self, finished: Mapping[str, Any]) -> None:
         """Put the model into place in one step, then write its record. The earlier model is kept."""
-        shutil.copyfile(self.history, self.export / HISTORY)
-        (self.export / "README.md").write_text(self._card(finished))
-        names = sorted(
-            str(path.relative_to(self.export)) for path in self.export.rglob("*") if path.is_file()
-        )
-        replaced = read_record(self.paths)
-        self._put_in_place(
+        shutil.copyfile(self.history, self.model.export / HISTORY)
+        (self.model.export / "README.md").write_text(self._card(finished))
+        export = self.model.export
+        names = sorted(str(path.relative_to(export)) for path in export.rglob("*") if path.is_file())
+        self._publish(
             {
-                "sequence": max(self.sequence, replaced["sequence"] + 1 if replaced else 1),
+                "sequence": self.sequence,
                 "fingerprint": self.fingerprint.digest,
                 "parts": dict(self.fingerprint.parts),
-                "files": {name: sha256_of(self.export / name) for name in names},
+                "files": {name: sha256_of(export / name) for name in names},
                 **{name: value for name, value in finished.items() if name not in ("event", "epochs")},
             }
         )
 
-    def _put_in_place(self, record: Mapping[str, Any]) -> None:
-        """Exchange the folders, then write the record.
-
-        A death before the record leaves a model without a record: the next start publishes the same bytes.
-        """
-        for name in record["files"]:
-            sync_file(self.export / name)
-        for folder in (self.export, *(path for path in self.export.rglob("*") if path.is_dir())):
-            sync_directory(folder)
-        exchange(self.export, self.model_folder)
-        replaced = read_record(self.paths)
-        # If a model is kept already, only the model of the record may take its place.
-        if replaced is not None and (not self._kept.exists() or _is_whole(self.export, replaced)):
-            self._keep_export()
-        write_sealed(self.paths.record, record)
-        shutil.rmtree(self.export, ignore_errors=True)
-        # Trainings of this variant under other plans. The last checkpoint of this training stays: it can make
-        # the model again.
+    def _publish(self, record: Mapping[str, Any]) -> None:
+        """Publish the exported model, then remove trainings of this variant under other plans."""
+        self.model.publish(record)
+        # The last checkpoint of this training stays: it can make the model again.
         for other in self.paths.journals.glob("*"):
             if other != self.folder:
                 with contextlib.suppress(OSError):
                     remove_training(other)
 
-    @property
-    def _kept(self) -> Path:
-        """The model that was published before."""
-        return _folders(self.settings).versions / f"{self.name}.before"
-
-    def _keep_export(self) -> None:
-        shutil.rmtree(self._kept, ignore_errors=True)
-        os.rename(self.export, self._kept)  # noqa: PTH104 - the whole folder, as it is
-
     def metadata(self, message: str) -> Metadata:
         """The metadata of a finished variant, for people."""
-        record = read_record(self.paths) or {}
+        record = self.model.record or {}
         figures = record.get("figures", {})
         shares = [(name, f"{share:.2%}") for name, share in figures.items()]
         right = (
@@ -588,7 +546,7 @@ class TrainingWork:
         )
         return {
             "done": dg.MetadataValue.text(message),
-            "path": dg.MetadataValue.path(str(self.model_folder)),
+            "path": dg.MetadataValue.path(str(self.model.folder)),
             "use it": dg.MetadataValue.text(f"VLM_ASSETS_MODEL=variant:{self.name}"),
             "metric": dg.MetadataValue.float(float(record.get("metric", 0.0))),
             "steps": dg.MetadataValue.int(int(record.get("step", 0))),
@@ -617,23 +575,6 @@ class TrainingWork:
             f"## Right, of {finished['asked']}\n\n{figures or 'Not measured.'}\n\n"
             f"## What decided the result\n\n{parts}\n\nWeights' base and data are named by their digests.\n"
         )
-
-
-def model_folder(settings: Settings, name: str) -> Path:
-    """The folder of a variant's finished model, which need not be published yet."""
-    return _folders(settings).published / name
-
-
-def read_record(paths: PartitionPaths) -> Mapping[str, Any] | None:
-    """The record of a variant's published model; None if there is none, or it is damaged.
-
-    Raises FormatVersionError.
-    """
-    try:
-        return read_sealed(paths.record)
-    except (FileNotFoundError, BrokenSealError):
-        # Without a record the finished training publishes the same bytes again, from its last checkpoint.
-        return None
 
 
 def changed_parts(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
@@ -695,14 +636,6 @@ def _values(variant: Variant) -> dict[str, Any]:
     own_parts = {"base", "data", "partitions", "microbatches", "threads"}
     without_effect = {"ranks", "workers", "evaluate", "checkpoint_seconds"}
     return variant.model_dump(exclude=own_parts | without_effect)
-
-
-def _is_whole(folder: Path, record: Mapping[str, Any]) -> bool:
-    """Whether a folder has the files of a record with their digests."""
-    return all(
-        (folder / name).is_file() and sha256_of(folder / name) == digest
-        for name, digest in record["files"].items()
-    )
 
 
 def _copies(settings: Settings, journal: Path) -> Mirror:

@@ -21,7 +21,7 @@ from vlm_durable.mirror.mirror import Mirror
 from vlm_durable.mirror.stored_journal import stored_journals
 from vlm_durable.state.workers import Phase, Worker
 from vlm_durable.wording import counted
-from vlm_training.description_model import ASSET
+from vlm_training.published_model import ASSET
 from vlm_training.rank import PLAN
 from vlm_training.training_plan import SAMPLES, TrainingError, TrainingPlan, is_import_name, remove_training
 from vlm_training.training_store import StoredModel

@@ -32,9 +32,15 @@ class TrainingExtension(Extension):
 
     def model_folder(self, settings: Settings, name: str) -> Path:
         """Where a variant's finished model is published."""
-        from vlm_training.description_model import model_folder
+        from vlm_training.published_model import ASSET, PublishedModel
 
-        return model_folder(settings, name)
+        return PublishedModel(settings.layout.asset(ASSET), name).folder
+
+    def model_trouble(self, settings: Settings, name: str) -> str | None:
+        """An older model was put back."""
+        from vlm_training.published_model import ASSET, PublishedModel
+
+        return PublishedModel(settings.layout.asset(ASSET), name).trouble()
 
     def assets_by_hand(self, settings: Settings) -> tuple[str, ...]:
         """The asset, if there are variants."""

@@ -15,7 +15,8 @@ from vlm_durable.files.sealed_json import FormatVersionError
 from vlm_durable.state.workers import Workers
 from vlm_durable.wording import counted
 from vlm_training.checkpoints import newest_state
-from vlm_training.description_model import ASSET, begun_parts, changed_settings, read_record
+from vlm_training.description_model import begun_parts, changed_settings
+from vlm_training.published_model import ASSET, PublishedModel
 from vlm_training.rank import PLAN
 from vlm_training.variants import Variant, read_variants
 
@@ -89,12 +90,12 @@ def variant_status(settings: Settings) -> tuple[VariantStatus, ...]:
 
 
 def _status(settings: Settings, name: str, variant: Variant, *, is_running: bool) -> VariantStatus:
-    paths = settings.layout.asset(ASSET).partition(name)
+    model = PublishedModel(settings.layout.asset(ASSET), name)
     try:
-        record = read_record(paths)
+        record = model.record
     except FormatVersionError as error:
         return VariantStatus(name, "refused", note=str(error))
-    folder = _begun(paths, None if record is None else str(record["fingerprint"]))
+    folder = _begun(model.paths, None if record is None else str(record["fingerprint"]))
     if not is_running:
         begun = [] if folder is None else changed_settings(begun_parts(folder), settings, variant)
         published = [] if record is None else changed_settings(record.get("parts", {}), settings, variant)

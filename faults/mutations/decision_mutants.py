@@ -32,6 +32,8 @@ _STATE = "vlm_durable/state/database.py"
 _STATE_TABLES = "vlm_durable/state/tables.py"
 _STATE_FILE = "vlm_durable/state/sqlite_file.py"
 _STATE_COPIES = "vlm_durable/state/copies.py"
+_MODEL = "vlm_training/published_model.py"
+_ENGINE_CHOICE = "vlm_assets/config/engine_choice.py"
 
 
 TESTS = {
@@ -85,9 +87,20 @@ TESTS = {
     _STATE_TABLES: ["tests/unit/vlm_durable/state/test_database.py"],
     _STATE_FILE: ["tests/unit/vlm_durable/state/test_database.py"],
     _STATE_COPIES: ["tests/unit/vlm_durable/state/test_database.py"],
+    _MODEL: ["tests/unit/vlm_training/test_description_model.py"],
+    _ENGINE_CHOICE: ["tests/unit/vlm_training/test_description_model.py"],
 }
 
 MUTANTS = (
+    Mutant(_MODEL, "records = (*self._standing(), marked)", "records = self._standing()", "the mark tells that a model is older"),
+    Mutant(_MODEL, "        self.mark.write(self._mark(record))\n", "", "a published model is marked"),
+    Mutant(_MODEL, "known if is_known else self.mark.next_sequence(known)", "self.mark.next_sequence(known)",
+           "a model that is made again keeps its number"),
+    Mutant(_MODEL, "        self.mark.raise_to(self._mark(record))\n", "", "a lost mark of a model is written anew"),
+    Mutant(_MODEL, "        if any(copy.record != record for copy in self.copies()):\n", "        if False:\n",
+           "a lost record of a model is written anew"),
+    Mutant(_MODEL, "        if not is_known and newest and (", "        if newest and (", "a model that is made again leaves the one before it"),
+    Mutant(_ENGINE_CHOICE, "trouble = extension.model_trouble(settings, name)", "trouble = None", "an older model describes nothing"),
     Mutant(_RETRY, "entry.attempts + (not interrupted)", "entry.attempts + 1", "an interruption is no attempt"),
     Mutant(_RETRY, "    attempts = 0 if progress else ", "    attempts = ", "a new row begins the count of attempts anew"),
     Mutant(_RETRY, "entry.interruptions + 1 if interrupted else 0", "entry.interruptions + interrupted",

@@ -149,7 +149,10 @@ def plan_page(settings: Settings, spy: Spy) -> Metadata:
 def model_page(settings: Settings, spy: Spy) -> Metadata:
     work = TrainingWork(settings, "variant", cast("TrainingPlan", None), Fingerprint({}), ())
     work.paths.record.parent.mkdir(parents=True, exist_ok=True)
-    write_sealed(work.paths.record, {"figures": {spy.markup("field"): 0.5}, "asked": spy.markup("asked")})
+    write_sealed(
+        work.paths.record,
+        {"sequence": 1, "figures": {spy.markup("field"): 0.5}, "asked": spy.markup("asked")},
+    )
     return work.metadata(spy.markup("done"))
 
 

@@ -46,6 +46,7 @@ CASES: dict[str, range | tuple[int, ...]] = {
     "several-files": (18, 8),
     "failing-repairs": (2, 5),
     "care-killed": (120, 243),
+    "trained-models": range(30),
 }
 
 

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from vlm_assets.config.extensions import describing_model
+from vlm_assets.config.extensions import model_source
 from vlm_assets.config.settings import CHECKOUT, EXAMPLE, EXAMPLE_MODEL, PREFIX, Settings, SettingsError
 from vlm_durable.files.files import make_directory, write_new
 from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, sealed
@@ -73,11 +73,17 @@ def require_models(settings: Settings) -> None:
             f"{PREFIX}MODEL is not set, so nothing can describe your images. Set it to a model's folder or"
             f" hub id{example}."
         )
-    model = describing_model(settings)
-    if model != settings.model and not Path(str(model)).is_dir():
+    if (source := model_source(settings)) is None:
+        return
+    extension, name = source
+    folder = extension.model_folder(settings, name)
+    trouble = extension.model_trouble(settings, name)
+    if trouble is None and not folder.is_dir():
+        trouble = f"it is not there yet: {folder} would hold it. Make it first."
+    if trouble is not None:
         raise SettingsError(
-            f"{PREFIX}MODEL={settings.model} is not there yet: {model} would hold it. Make it first, or set"
-            " another model's folder or hub id."
+            f"Nothing is described with {PREFIX}MODEL={settings.model}: {trouble} Or set another model's"
+            " folder or hub id."
         )
 
 

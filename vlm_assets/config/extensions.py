@@ -97,6 +97,10 @@ class Extension:
         """The folder of its describing model of this name, which need not be there yet."""
         raise NotImplementedError
 
+    def model_trouble(self, settings: Settings, name: str) -> str | None:
+        """Why nothing may be described with its model of this name, and what to do. Raises OSError."""
+        return None
+
     def dagster_settings(self, settings: Settings) -> str | None:
         """The text of dagster.yaml, with the launcher of runs, where runs of these settings are its own."""
         return None
@@ -186,20 +190,28 @@ def installed() -> tuple[Extension, ...]:
 
 
 def describing_model(settings: Settings) -> str | None:
-    """The folder or hub id of the describing model; None where none is set.
+    """The folder or hub id of the describing model; None where none is set. Raises SettingsError."""
+    if (source := model_source(settings)) is None:
+        return settings.model
+    extension, name = source
+    return str(extension.model_folder(settings, name))
 
-    ``SOURCE:NAME`` is the model of an extension, which knows its folder. Raises SettingsError.
+
+def model_source(settings: Settings) -> tuple[Extension, str] | None:
+    """The extension whose model describes, and the model's name; None where it is no extension's.
+
+    ``VLM_ASSETS_MODEL`` is ``SOURCE:NAME`` then. Raises SettingsError.
     """
     source, colon, name = (settings.model or "").partition(":")
     if not colon or Path(source).is_absolute():
-        return settings.model
+        return None
     sources = {extension.model_source: extension for extension in installed()}
     if source not in sources:
         raise SettingsError(
             f"{PREFIX}MODEL={settings.model} is a model of an extension that is not installed here. Install"
             " the extension, or set a model's folder or hub id."
         )
-    return str(sources[source].model_folder(settings, name))
+    return sources[source], name
 
 
 def launcher_settings(settings: Settings) -> str | None:

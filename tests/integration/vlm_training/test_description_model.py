@@ -16,6 +16,7 @@ from vlm_assets.services.withdrawal import prepare_withdrawal, withdraw
 from vlm_durable.files.lock_files import acquire_lock
 from vlm_durable.files.sealed_json import read_sealed, write_sealed
 from vlm_durable.state.withdrawing import begin_withdrawal
+from vlm_durable.versions.version_mark import mark_copies
 from vlm_engine.devices.leases import NoDeviceFreeError
 from vlm_engine.model_source import ModelSource, exact_revision
 from vlm_training import description_model
@@ -89,8 +90,9 @@ def test_a_variant_is_trained_published_and_left_alone(training_desk):
     paths = training_desk.settings.layout.asset(ASSET).partition("tiny")
     assert read_sealed(paths.record)["step"] == 3
 
-    # What a death between the exchange of the folders and the record leaves: published again, to the byte.
-    paths.record.unlink()
+    # What a death between the exchange of the folders and the mark leaves: published again, to the byte.
+    for path in (paths.record, paths.record_copy, *mark_copies(paths.version_mark)):
+        path.unlink()
     assert training_desk.materialize(ASSET, key="tiny").success
     assert weights.read_bytes() == before
     assert (folder / "training.jsonl").read_text().count("\n") == 3
@@ -157,7 +159,7 @@ def test_what_another_plan_leaves_behind_is_said_before_a_device_is_asked_for(tr
     checkpoints.sweep()
     checkpoints.write(TrainingState(2, 8), {"a": torch.zeros(1)})
     published = {"fingerprint": "a", "parts": {**work.fingerprint.parts, "schema": "b"}, "step": 3}
-    write_sealed(work.paths.record, {**published, "files": {"model.safetensors": "c"}})
+    write_sealed(work.paths.record, {"sequence": 1, **published, "files": {"model.safetensors": "c"}})
     settings.variants.write_text(VARIANTS.replace("steps: 3", "steps: 4").replace("seed: 1, e", "seed: 2, e"))
     nothing = NoDeviceFree(leases_directory=str(settings.state_directory / "leases"))
 

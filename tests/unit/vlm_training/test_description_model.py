@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,14 +13,15 @@ from resources import gpu as resource
 from resources.alerts.outbox import Outbox
 from resources.gpu import GpuResource
 from vlm_assets.assets.fingerprint import Fingerprint
+from vlm_assets.config.engine_choice import require_models
 from vlm_assets.config.resource_settings import control_state
-from vlm_assets.config.settings import load_settings
+from vlm_assets.config.settings import SettingsError, load_settings
 from vlm_durable.files.files import exchange
 from vlm_durable.state.workers import Phase, Workers
 from vlm_engine.devices import find, leases
 from vlm_engine.devices.find import GpuReading
 from vlm_engine.devices.leases import LeaseHolder
-from vlm_training import description_model
+from vlm_training import published_model
 from vlm_training.description_model import TrainingWork, _EventHandler
 from vlm_training.training_plan import TrainingPlan
 
@@ -104,7 +106,7 @@ def work_of(home, text):
 
 def publish(work):
     work.prepare()
-    (work.export / "model").write_text(work.fingerprint.parts["base"])
+    (work.model.export / "model").write_text(work.fingerprint.parts["base"])
     work.history.write_text("")
     epochs = [{"of": "loss"}]
     counts = dict.fromkeys(("parameters", "step", "samples", "train", "held_out", "metric", "asked"), 1)
@@ -129,7 +131,7 @@ def test_what_another_plan_had_begun_goes_with_its_list_last(tmp_path, monkeypat
     assert not other.exists()
 
 
-@pytest.mark.parametrize("line", ["exchange", "write_sealed"])
+@pytest.mark.parametrize("line", ["exchange", "sealed"])
 def test_publication_killed_before_its_record_keeps_the_model_before(tmp_path, monkeypatch, line):
     """Done again, it does not take the unrecorded model of the killed start for the one before."""
     publish(work_of(tmp_path, "old"))
@@ -140,10 +142,60 @@ def test_publication_killed_before_its_record_keeps_the_model_before(tmp_path, m
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(description_model, line, killed)
+        patch.setattr(published_model, line, killed)
         publish(work_of(tmp_path, "new"))
     again = work_of(tmp_path, "new")
     publish(again)
     assert again.is_complete()
     kept = again.paths.asset.versions / "tiny.before" / "model"
-    assert ((again.model_folder / "model").read_text(), kept.read_text()) == ("new", "old")
+    assert ((again.model.folder / "model").read_text(), kept.read_text()) == ("new", "old")
+
+
+def older(tmp_path, *, records=True):
+    """A home with two versions, whose folder, and its record unless told otherwise, was put back."""
+    home = tmp_path / "home"
+    publish(work_of(home, "old"))
+    model = work_of(home, "old").model
+    shutil.copytree(model.folder, tmp_path / "folder")
+    record = model.paths.record.read_bytes()
+    publish(work_of(home, "new"))
+    shutil.rmtree(model.folder)
+    shutil.copytree(tmp_path / "folder", model.folder)
+    for path in model.record_paths if records else ():
+        path.write_bytes(record)
+    return work_of(home, "new")
+
+
+@pytest.mark.promise("Of two valid versions the newer is true")
+def test_nothing_is_described_with_an_older_model_that_was_put_back(tmp_path):
+    """Its folder and both copies of its record are whole: the version mark tells that it is older."""
+    work = older(tmp_path)
+    settings = work.settings.model_copy(update={"model": "variant:tiny"})
+    with pytest.raises(SettingsError, match=r"version 1 stands there, and version 2 .* Materialize"):
+        require_models(settings)
+    assert not work.is_complete()
+    publish(work)
+    require_models(settings)
+    assert (work.is_complete(), work.model.record["sequence"]) == (True, 2), "the same bytes, the same number"
+
+
+def test_an_older_folder_beside_the_newest_record_is_made_anew(tmp_path):
+    """The next start compares digests, whatever the record says."""
+    work = older(tmp_path, records=False)
+    assert not work.is_complete()
+    publish(work)
+    assert (work.is_complete(), work.model.record["sequence"]) == (True, 2)
+
+
+@pytest.mark.parametrize("lost", [0, 1, "both", "mark"])
+def test_a_lost_record_or_mark_comes_back_without_a_device(tmp_path, lost):
+    """One of the three says what was published; a start makes the others say it, and trains nothing."""
+    work = work_of(tmp_path, "new")
+    publish(work)
+    record, copies = work.model.record, work.model.record_paths
+    for path in {"both": copies, "mark": work.model.mark.copies}.get(lost) or [copies[lost]]:
+        path.write_bytes(b"?")
+    again = work_of(tmp_path, "new")
+    assert again.is_complete()
+    assert [copy.record for copy in again.model.copies()] == [record] * 2
+    assert again.model.mark.read().mark.sequence == 1

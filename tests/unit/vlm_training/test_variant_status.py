@@ -46,7 +46,7 @@ def test_each_variant_is_told_as_it_stands(settings: Settings) -> None:
     begin(settings, "early", step=60)
     begin(settings, "late", step=389)
     record = settings.layout.asset(ASSET).partition("published").record
-    write_sealed(record, {"fingerprint": "a", "step": 600, "metric": 0.125})
+    write_sealed(record, {"sequence": 1, "fingerprint": "a", "step": 600, "metric": 0.125})
     begin(settings, "published", step=600)
     found = variant_status(settings)
     assert [(one.name, one.turn, one.sentence()) for one in found] == [
@@ -68,7 +68,7 @@ def test_one_that_was_killed_before_its_second_checkpoint_was_started(settings: 
 def test_a_training_begun_anew_is_no_finished_one(settings: Settings) -> None:
     """A published model under another plan stays; the new training is what is told."""
     paths = settings.layout.asset(ASSET).partition("published")
-    write_sealed(paths.record, {"fingerprint": "a", "step": 600, "metric": 0.125})
+    write_sealed(paths.record, {"sequence": 1, "fingerprint": "a", "step": 600, "metric": 0.125})
     begin(settings, "published", step=30, generation="b")
     os.utime(paths.journal("b") / PLAN)
     assert next(one for one in variant_status(settings) if one.name == "published").state == "interrupted"
@@ -81,9 +81,8 @@ def test_a_variant_whose_plan_changed_is_told_before_it_begins_anew(settings: Se
         name: dict(TrainingWork.of(settings, name, one).fingerprint.parts) for name, one in variants.items()
     }
     folder = settings.layout.asset(ASSET).partition("published")
-    write_sealed(
-        folder.record, {"fingerprint": "a", "parts": parts["published"], "step": 600, "metric": 0.125}
-    )
+    figures = {"parts": parts["published"], "step": 600, "metric": 0.125}
+    write_sealed(folder.record, {"sequence": 1, "fingerprint": "a", **figures})
     begin(settings, "late", step=389, parts=parts["late"])
 
     def sentences(**change: object) -> dict[str, str]:
