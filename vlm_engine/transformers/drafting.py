@@ -172,9 +172,12 @@ class _GrammarCheck:
         self._guided = guided
         self._masks = guided.bitmask[:0]
         """Room for the masks of all choices of a step [choices, words]."""
-        self._places: list[tuple[int, int]] = []
-        """The tokens of a step: the place of the row, and the index in what was chosen for it."""
+        self._tokens = 0
+        """The tokens of a row in a step's scores."""
+        self._rows: list[int] = []
+        self._places: list[int] = []
         self._is_choice: list[bool] = []
+        """The tokens that were noted: of each its row, its place in the scores, and its kind."""
         self._choices = 0
 
     def accept_tokens(self, tokens: Sequence[int]) -> None:
@@ -187,10 +190,11 @@ class _GrammarCheck:
 
         likeliest = scores.argmax(dim=-1).tolist()
         chosen: list[list[int]] = [[] for _ in rows]
-        self._places, self._is_choice, self._choices = [], [], 0
-        if len(self._masks) < len(rows) * scores.shape[1]:
+        self._rows, self._places, self._is_choice, self._choices = [], [], [], 0
+        self._tokens = scores.shape[1]
+        if len(self._masks) < len(rows) * self._tokens:
             width = 32 * self._guided.bitmask.shape[-1]
-            self._masks = xgrammar.allocate_token_bitmask(len(rows) * scores.shape[1], width)
+            self._masks = xgrammar.allocate_token_bitmask(len(rows) * self._tokens, width)
         unfinished = list(range(len(rows)))
         while refused := [
             place
@@ -206,7 +210,7 @@ class _GrammarCheck:
                 chosen[place].append(token)
                 if self._agrees(drafts[place], chosen[place]):
                     unfinished.append(place)
-        self._keep_scores(rows, scores, chosen)
+        self._keep_scores(scores, chosen)
         return chosen
 
     def _note(self, row: int, place: int, index: int) -> None:
@@ -215,27 +219,25 @@ class _GrammarCheck:
         if row not in guided.open_rows:
             guided.scores.add_unknown(row)
             return
-        self._places.append((place, index))
+        self._rows.append(row)
+        self._places.append(place * self._tokens + index)
         if is_choice := not guided.is_in_text(row):
             guided.matchers[row].fill_next_token_bitmask(self._masks, self._choices)
             self._choices += 1
         self._is_choice.append(is_choice)
 
-    def _keep_scores(
-        self, rows: Sequence[int], scores: torch.Tensor, chosen: Sequence[Sequence[int]]
-    ) -> None:
+    def _keep_scores(self, scores: torch.Tensor, chosen: Sequence[Sequence[int]]) -> None:
         """Keep the scores of the tokens that were noted. scores: [rows, tokens, vocabulary]."""
         if not self._places:
             return
         # numpy takes a tenth of torch's time for so little.
         masks = self._masks.numpy()[: self._choices] & self._guided.plain.numpy()
-        places = np.array([place * scores.shape[1] + index for place, index in self._places])
         self._guided.scores.add(
-            [rows[place] for place, _ in self._places],
+            self._rows,
             self._is_choice,
             masks,
-            scores.flatten(0, 1)[index_on_device(places, scores)],
-            [chosen[place][index] for place, index in self._places],
+            scores.flatten(0, 1)[index_on_device(np.array(self._places), scores)],
+            [chosen[place // self._tokens][place % self._tokens] for place in self._places],
         )
 
     def _follow(

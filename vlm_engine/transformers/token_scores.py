@@ -59,6 +59,7 @@ class BatchScores:
         """The number of each token of a row, among those of all rows."""
         self._count = 0
         self._held: list[_HeldScores] = []
+        self._held_scores = 0
         self._chosen: list[int] = []
         self._is_choice: list[bool] = []
         self._option_counts: list[npt.NDArray[np.int64]] = []
@@ -78,8 +79,9 @@ class BatchScores:
 
         scores: nobody else changes them. chosen: where it is not given, ``settle`` is called next.
         """
-        if sum(step.scores.numel() for step in self._held) + scores.numel() > _HELD:
+        if self._held_scores + scores.numel() > _HELD:
             self._reduce()
+        self._held_scores += scores.numel()
         self._held.append(_HeldScores(rows, is_choice, masks, scores, chosen))
         for number, row in enumerate(rows, self._count):
             self._numbers[row].append(number)
@@ -134,7 +136,7 @@ class BatchScores:
         """Keep of the scores that are held those of options, and of each token of a text its probability."""
         import torch
 
-        steps, self._held = self._held, []
+        steps, self._held, self._held_scores = self._held, [], 0
         if not steps:
             return
         scores = torch.cat([step.scores for step in steps])
