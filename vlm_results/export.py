@@ -22,7 +22,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import typer
 
-from vlm_assets.assets.partition import INPUTS
+from vlm_assets.assets.partition import CONFIDENCE, INPUTS
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, say, say_as_json
@@ -44,7 +44,7 @@ from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, write_se
 from vlm_durable.versions.partition_files import PublishedRecord
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.wording import counted
-from vlm_engine.schema import description_text
+from vlm_engine.schema import confidence_type, description_text
 from vlm_results.exported_images import FOLDER, ExportedImages, Images, ShardImages, huggingface_features
 from vlm_results.guarantee import RAW, Guarantee, as_json
 from vlm_results.published_table import (
@@ -68,8 +68,8 @@ class Format(StrEnum):
 _SHARDS: Final = ".shards"
 """Folder of the lock and of a note on each finished shard, by which an export is resumed."""
 
-_NOTE_FORMAT: Final = 3
-"""Format 1 of a note did not name the models, 2 did not count images."""
+_NOTE_FORMAT: Final = 4
+"""Format 1 of a note did not name the models, 2 did not count images; 3 was of a shard without confidence."""
 
 _ABOUT_FORMAT: Final = 2
 """Format 1 of ``export.json`` did not say where images are: rows had the catalogue's names of them alone."""
@@ -81,8 +81,8 @@ _FORMULA: Final = r"\A([=+\-@\t\r])"
 """How a text begins that a spreadsheet takes for a formula."""
 
 _COLUMNS: Final = (
-    "property_id", "ordinal", "status", "description", "error_kind", "error", "model", "model_revision",
-    "described_at", "images_used", "images_failed", INPUTS,
+    "property_id", "ordinal", "status", "description", CONFIDENCE, "error_kind", "error", "model",
+    "model_revision", "described_at", "images_used", "images_failed", INPUTS,
 )  # fmt: skip
 
 _LATER_COLUMNS: Final = {
@@ -95,9 +95,9 @@ _LATER_COLUMNS: Final = {
 """Columns that files of earlier versions may lack: null there."""
 
 _EXPORTED: Final = (
-    "property_id", "ordinal", "status", "description", RAW, "text", "answer", "error_kind", "error", "model",
-    "model_revision", "described_at", "image_names", "image_uris", "images_used", "images_failed",
-    "embedding", "embedding_model",
+    "property_id", "ordinal", "status", "description", RAW, CONFIDENCE, "text", "answer", "error_kind",
+    "error", "model", "model_revision", "described_at", "image_names", "image_uris", "images_used",
+    "images_failed", "embedding", "embedding_model",
 )  # fmt: skip
 
 
@@ -357,7 +357,8 @@ def _shard(task: _Task, key: str) -> tuple[pa.Table, dict[str, object]]:
     mask = task.mask
     if mask is not None:
         rows = rows.filter(pa.array(mask[rows["ordinal"].to_numpy()]))
-    for name, type_ in _LATER_COLUMNS.items():
+    sure = confidence_type(rows.schema.field("description").type)
+    for name, type_ in {**_LATER_COLUMNS, CONFIDENCE: sure}.items():
         if name not in rows.schema.names:
             rows = rows.append_column(name, pa.nulls(rows.num_rows, type_))
     rows = rows.combine_chunks()

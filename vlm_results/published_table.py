@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +31,7 @@ from vlm_durable.files.layout import AssetFolders
 from vlm_durable.versions.partition_files import PublishedRecord
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.versions.versioned_object import RecordDamagedError
+from vlm_engine.schema import confidence_type
 from vlm_results.guarantee import (
     RAW,
     Guarantee,
@@ -55,7 +57,8 @@ Where = Annotated[
     str | None,
     typer.Option(
         metavar="SQL",
-        help=f'Only properties for which this holds, such as "floors <= 2". Ended after {SECONDS:g} s.',
+        help='Only properties for which this holds, such as "floors <= 2" or "confidence.has_pool > 0.9".'
+        f" Ended after {SECONDS:g} s.",
     ),
 ]
 
@@ -268,20 +271,34 @@ def table(files: Mapping[Path, Thresholds]) -> Iterator[duckdb.DuckDBPyConnectio
 
 
 def _view_columns(paths: list[Path]) -> tuple[str, dict[str, pa.StructType]]:
-    """The row's own columns, the description, and each of its fields that has no column's name.
+    """The row's own columns, description and confidence, and each field that has no column's name.
 
     With them the types of description and confidence, of all fields.
     """
     types: dict[str, pa.StructType] = {}
-    for path in (paths[0], paths[-1]):
-        schema = pq.read_schema(path)
+    schemas = [pq.read_schema(path) for path in (paths[0], paths[-1])]
+    if not any(CONFIDENCE in schema.names for schema in schemas):
+        schemas += islice((schema for schema in map(pq.read_schema, paths) if CONFIDENCE in schema.names), 1)
+    for schema in schemas:
         for name in ("description", CONFIDENCE):
             if name in schema.names:
                 fields = {field.name: field for field in [*types.get(name, ()), *schema.field(name).type]}
                 types[name] = pa.struct(list(fields.values()))
     last = set(pq.read_schema(paths[-1]).names)
     own = [name for name in _COLUMNS if name in last]
-    fields_shown = [field.name for field in types.get("description", ()) if field.name not in own]
+    taken = (*own, "description", CONFIDENCE)
+    fields_shown = [field.name for field in types.get("description", ()) if field.name not in taken]
     nested = [f"description.{quoted(name)} AS {quoted(name)}" for name in fields_shown]
-    description = ["description"] if "description" in last else []
-    return ", ".join([*own, *description, *nested]), types
+    described = []
+    if "description" in types:
+        # Where no file has the column it is null, and conditions may name it all the same.
+        missing = f"NULL::{_sql_type(confidence_type(types['description']))} AS {CONFIDENCE}"
+        described = ["description", CONFIDENCE if CONFIDENCE in types else missing]
+    return ", ".join([*own, *described, *nested]), types
+
+
+def _sql_type(kind: pa.DataType) -> str:
+    """A struct of confidences as DuckDB has it."""
+    if not pa.types.is_struct(kind):
+        return "FLOAT"
+    return f"STRUCT({', '.join(f'{quoted(field.name)} {_sql_type(field.type)}' for field in kind)})"

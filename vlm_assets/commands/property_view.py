@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import typer
 
+from vlm_assets.assets.partition import CONFIDENCE
 from vlm_assets.catalog.catalog import Catalog, CatalogError, CatalogRow
 from vlm_assets.catalog.image_root import InvalidImagePathError
 from vlm_assets.commands.html_page import Card, page, thumbnails, write_page
@@ -132,7 +133,8 @@ def _row_lines(row: Mapping[str, Any]) -> Iterator[str]:
     if row["raw_text"] is not None:
         yield f"The model said: {row['raw_text']}"
     for name, value in (row["description"] or {}).items():
-        yield f"  {name}: {value}"
+        sure = (row.get(CONFIDENCE) or {}).get(name)
+        yield f"  {name}: {value}" + (f" (confidence {sure:.2f})" if isinstance(sure, float) else "")
     for failure in row["images_failed"]:
         yield f"Image left out ({failure['kind']}): {failure['error']}"
     if row["images_not_used"]:

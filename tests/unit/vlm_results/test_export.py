@@ -107,7 +107,7 @@ def test_an_export_of_an_earlier_version_is_brought_up_to_date(dataset, tmp_path
     export(dataset.settings, dataset.catalog, folder, Format.huggingface)
     whole = content(folder)
     path = folder / ".shards" / f"{dataset.keys[1]}.json"
-    note = read_sealed(path, format_=3)
+    note = read_sealed(path, format_=4)
     assert note["models"] == ["model-s"]
     later = ("images", "images_missing", "unread", "copies")
     write_sealed(path, {name: value for name, value in note.items() if name not in later}, format_=2)

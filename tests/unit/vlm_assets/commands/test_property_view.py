@@ -60,7 +60,13 @@ def test_a_row_says_how_many_of_its_images_were_seen(empty, property_id: str, ex
     """An answer from 4 of 9 images is not taken for one from all of them; the page says the same."""
     broken = {"uri": "0.jpg", "kind": "corrupt", "error": "it is cut short"}
     rows = [
-        {**ROW, "images_seen": 1, "images_used": ["0.jpg"], "images_not_used": []},
+        {
+            **ROW,
+            "images_seen": 1,
+            "images_used": ["0.jpg"],
+            "images_not_used": [],
+            "confidence": {"floors": 0.97},
+        },
         {
             **ROW,
             "images_seen": 4,
@@ -89,3 +95,4 @@ def test_a_row_says_how_many_of_its_images_were_seen(empty, property_id: str, ex
     for line in expected:
         assert line in said.splitlines()
         assert line in html.read_text()
+    assert ("  floors: 2 (confidence 0.97)" in said.splitlines()) == (property_id == "p0")
