@@ -116,6 +116,7 @@ def build_retrying(
         ),
     )
     def failed_partitions_again(context: dg.ScheduleEvaluationContext):  # type: ignore[no-untyped-def]
+        ticks.name_home()
         scheduled_at = context.scheduled_execution_time
         dagster = DagsterFacts(context.instance, names)
         tick_result = failed_partitions.tick(dagster, tick=scheduled_at.isoformat(), now=time.time())

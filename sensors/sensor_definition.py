@@ -70,6 +70,7 @@ def build_sensor(
     """
 
     def tick(context: dg.SensorEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason | dg.SensorResult:
+        ticks.name_home()
         decided = decide(Situation(DagsterFacts(context.instance, ticks.names), clock(), context.cursor))
         for sentence in decided.logged:
             context.log.info(sentence)

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from resources.alerts.alert import Alert
 from resources.dagster_names import UNPREFIXED, DagsterNames
+from vlm_durable.commands import name_home
 from vlm_durable.state.database import ControlState
 from vlm_durable.state.tables import ticks as _table
 
@@ -57,6 +58,11 @@ class Ticks:
     def __init__(self, state: ControlState, names: DagsterNames = UNPREFIXED) -> None:
         self._state = state
         self.names = names
+
+    def name_home(self) -> None:
+        """Have the commands that a tick suggests name its home, where Dagster has several."""
+        if self.names.prefix:
+            name_home(self._state.directory.parent)
 
     def record(self, name: str, now: float, *, interval_seconds: float = 60.0) -> None:
         """Note that ``name`` has ticked, after its work; without fsync. Raises ControlStateError.

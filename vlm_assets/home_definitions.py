@@ -1,7 +1,7 @@
 """Where everything meets: settings, catalogue, assets, checks and resources become one set of definitions.
 
 Loaded by every process of a run, so nothing here imports torch or transformers. Which settings they are, the
-caller says: ``definitions.py`` reads them from the environment.
+caller says: ``definitions.py`` reads them from the environment, ``component.py`` from a defs.yaml.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import dagster as dg
 
 from vlm_assets.assets import property_catalog as catalog_asset
 from vlm_assets.assets import property_descriptions, property_embeddings
-from vlm_assets.assets.property_catalog import build_property_catalog
+from vlm_assets.assets.property_catalog import build_property_catalog, first_ingest
 from vlm_assets.automation.dataset_audit import build_audit_sensor, build_dataset_audit
 from vlm_assets.automation.dataset_plan import build_dataset_plan
 from vlm_assets.automation.dataset_progress import build_dataset_progress, build_progress_sensor
@@ -86,17 +86,19 @@ def _ranges(settings: Settings) -> tuple[PropertyRange, ...]:
         return Catalog.open(settings.home).ranges
     except CatalogMissingError as error:
         # The catalogue's own asset must be there to be materialized, so this is no error yet.
-        _log.warning("%s", error)
+        _log.warning("%s", " ".join(first_ingest(settings)) if settings.names.prefix else error)
         return ()
 
 
 def check_dagster_home(settings: Settings) -> None:
-    """Refuse a DAGSTER_HOME of another catalogue; warn where none is set.
+    """Refuse a DAGSTER_HOME of another catalogue; warn where none is set, if it is ours to set.
 
     Raises DagsterHomeError.
     """
     dagster_home = os.environ.get("DAGSTER_HOME")
     if not dagster_home:
+        if settings.names.prefix:
+            return
         _log.warning(
             "DAGSTER_HOME is not set, so Dagster forgets this run when it ends. The results are kept in %s."
             " To keep the history too: export DAGSTER_HOME=%s",
@@ -104,4 +106,4 @@ def check_dagster_home(settings: Settings) -> None:
             settings.dagster_home,
         )
     elif Path(dagster_home).is_dir() and catalog_path(settings.home).exists():
-        claim_for_catalog(Path(dagster_home), Catalog.open(settings.home).catalog_id)
+        claim_for_catalog(Path(dagster_home), Catalog.open(settings.home).catalog_id, settings.names)

@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import sqlalchemy as db
-from dagster import AssetCheckEvaluation, AssetKey, AssetMaterialization, EventLogEntry
+from dagster import AssetCheckEvaluation, AssetKey, AssetMaterialization, DagsterInstance, EventLogEntry
 from dagster import DagsterEventType as EventType
 from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, SqlEventLogStorageTable
 from dagster._serdes import deserialize_value
-from dagster_shared.record import replace
 
-from resources.dagster_names import DagsterNames
+from resources.dagster_names import UNPREFIXED, DagsterNames
+from sensors.dagster_internals.instance_needs import refuse_unfit
 from sensors.dagster_internals.launchers import job_launcher_of
 from sensors.dagster_internals.runs import InstanceRuns, unix
 from vlm_durable.markdown_text import plain
@@ -76,7 +76,13 @@ class DagsterFacts(InstanceRuns):
     """Everything that the sensors read from a Dagster instance and report to it.
 
     A simulation answers from memory instead, with its own clock (``faults/rehearsal/dagster_in_memory.py``).
+    Raises UnfitInstanceError for an instance of somebody else's that cannot be read.
     """
+
+    def __init__(self, instance: DagsterInstance, names: DagsterNames = UNPREFIXED) -> None:
+        if names.prefix:
+            refuse_unfit(instance)
+        super().__init__(instance, names)
 
     def ray_job_has_ended(self, job: str) -> bool:
         """Whether Ray says that a job has ended; False if it does not know the job, or does not answer."""
@@ -186,7 +192,17 @@ class DagsterFacts(InstanceRuns):
         stays in its log.
         """
         key = self.names.key(evaluation.asset_key.to_user_string())
-        self._replace_evaluation(replace(evaluation, asset_key=key))
+        self._replace_evaluation(
+            AssetCheckEvaluation(
+                asset_key=key,
+                check_name=evaluation.check_name,
+                partition=evaluation.partition,
+                passed=evaluation.passed,
+                severity=evaluation.severity,
+                description=evaluation.description,
+                metadata=evaluation.metadata,
+            )
+        )
 
     def _replace_evaluation(self, evaluation: AssetCheckEvaluation) -> None:
         executions = AssetCheckExecutionsTable

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from resources.gpu import GpuResource
 from resources.run_tags import NEEDS_PERSON, NO_ATTEMPT
+from sensors.dagster_internals.instance_needs import UnfitInstanceError, refuse_unfit
 from vlm_assets.assets.checks import (
     NOT_ACCEPTED,
     Acceptance,
@@ -49,7 +50,7 @@ from vlm_assets.catalog.stored_catalog import pull_catalog
 from vlm_assets.catalog.withdrawn_ids import read_withdrawn
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
-from vlm_durable.commands import command
+from vlm_durable.commands import command, name_home
 from vlm_durable.journal.journal import Journal
 from vlm_durable.journal.journal_errors import JournalLockedError
 from vlm_durable.journal.recovery import Recovery
@@ -149,8 +150,16 @@ class Work(Protocol):
 def range_of_run(context: dg.AssetExecutionContext, settings: Settings) -> tuple[Catalog, PropertyRange]:
     """The catalogue, and the range of this run's partition; both are pulled from the store first.
 
-    Raises CatalogError, StoreError, and RunRefusedError for a run over several partitions.
+    Raises CatalogError, StoreError, RunRefusedError for a run over several partitions, and dg.Failure where a
+    Dagster of somebody else's lacks a setting.
     """
+    if settings.names.prefix:
+        name_home(settings.home)
+        try:
+            refuse_unfit(context.instance, context.job_def.executor_def.name)
+        except UnfitInstanceError as error:
+            note_run(context, NEEDS_PERSON)
+            raise dg.Failure(str(error), allow_retries=False) from error
     keys: Sequence[str] = context.partition_keys
     if len(keys) != 1:
         raise RunRefusedError(

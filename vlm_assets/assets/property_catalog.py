@@ -27,10 +27,12 @@ RELOAD = "New ranges become partitions when the code location is reloaded: Deplo
 class CatalogOptions(dg.Config):
     """update: take changed images of known properties too, which makes their ranges stale.
 
-    skip_bad: write entries that cannot be taken to a reject file in the home, and take the rest.
+    close: make a partition of the last properties, however few. skip_bad: write entries that cannot be taken
+    to a reject file in the home, and take the rest.
     """
 
     update: bool = False
+    close: bool = False
     skip_bad: bool = False
 
 
@@ -58,8 +60,12 @@ def record_catalog(dagster_home: Path, catalog: Catalog) -> None:
             )
 
 
-def first_ingest(home: Path) -> list[str]:
+def first_ingest(settings: Settings) -> list[str]:
     """The first steps in a home that has no catalogue, as sentences."""
+    home = settings.home
+    if settings.names.prefix:
+        asset = settings.names.key(ASSET).to_user_string()
+        return ["This home has no photographs yet.", f"Materialize {asset}. {RELOAD}"]
     return [
         "This home has no photographs yet.",
         f"Take them in, in a terminal: {command('ingest', 'FOLDER', '--home', home)}. FOLDER has a folder for"
@@ -67,15 +73,15 @@ def first_ingest(home: Path) -> list[str]:
     ]
 
 
-def with_first_ingest(home: Path, description: str) -> str:
+def with_first_ingest(settings: Settings, description: str) -> str:
     """An asset's description, with the first steps above it where the home has no catalogue.
 
     Dagster's page shows a description at once, but a sensor's report only after a reload of the page. The
     description is made anew when the definitions are reloaded, which follows an ingest.
     """
-    if catalog_path(home).exists():
+    if catalog_path(settings.home).exists():
         return description
-    return paragraphs(sentence(" ".join(first_ingest(home))), Markdown(description))
+    return paragraphs(sentence(" ".join(first_ingest(settings))), Markdown(description))
 
 
 def build_property_catalog(settings: Settings) -> dg.AssetsDefinition:
@@ -89,7 +95,7 @@ def build_property_catalog(settings: Settings) -> dg.AssetsDefinition:
         tags=settings.tag_values,
         metadata=table_metadata(settings, CATALOG_NAME, SCHEMA, CATALOG),
         description=with_first_ingest(
-            settings.home,
+            settings,
             "One row a property: its ordinal, which never changes, and its images. The ranges of ordinals"
             f" are the partitions of everything downstream. {RELOAD}",
         ),
@@ -105,6 +111,7 @@ def build_property_catalog(settings: Settings) -> dg.AssetsDefinition:
                 range_size=settings.range_size,
                 image_root=settings.image_root,
                 update=config.update,
+                close=config.close,
                 skip_bad=config.skip_bad,
                 max_images=settings.max_images,
                 store=settings.mirror,

@@ -104,7 +104,7 @@ def build_dataset_progress(settings: Settings) -> dg.AssetsDefinition:
         owners=settings.owner_list,
         tags=settings.tag_values,
         description=with_first_ingest(
-            settings.home,
+            settings,
             "How far the whole dataset is: all partitions in one picture, properties described over time,"
             " devices side by side, time left, failed rows by kind; from what is on disk, so that it is right"
             " after anything. A sensor keeps it up to date, without runs; Materialize looks at once."
@@ -203,11 +203,22 @@ def first_steps(settings: Settings) -> list[str]:
         catalog = Catalog.open(settings.home)
     except CatalogMissingError:
         return [
-            *first_ingest(settings.home),
+            *first_ingest(settings),
             "Then this page says how to go on, within two minutes. docs/first-1000.md has all of the way.",
         ]
     # Properties that do not fill a partition wait for more, unless a person adds --missing.
     missing = ("--missing",) if catalog.waiting else ()
+    if settings.names.prefix:
+        asset = settings.names.key("property_descriptions").to_user_string()
+        return [
+            f"{counted(catalog.rows, 'properties')} in the catalogue, and none is described yet.",
+            f"Describe everything: materialize {asset}, all partitions. Then this page shows how far it is.",
+            *(
+                [f"Properties that wait until a partition is full: {catalog.waiting}."]
+                if catalog.waiting
+                else []
+            ),
+        ]
     return [
         f"{counted(catalog.rows, 'properties')} in the catalogue, and none is described yet.",
         f"See 20 answers beside their images first: {command('compare', *home, '--html', 'tried.html')}",

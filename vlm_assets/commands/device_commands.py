@@ -69,7 +69,7 @@ def pause_command(
     say(f"Everything is {standing.sentence()}.")
     holders = _wait_until_drained(current)
     doing("ending model servers")
-    holders += end_loaded_servers(current.state_directory, logging.getLogger(__name__))
+    holders += end_loaded_servers(current.devices_directory, logging.getLogger(__name__))
     for sentence in holders:
         say(sentence, fg="yellow")
     if holders:

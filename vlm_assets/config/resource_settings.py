@@ -77,7 +77,7 @@ def build_gpu(settings: Settings) -> GpuResource:
     from resources.gpu import GpuResource
 
     return GpuResource(
-        leases_directory=str(settings.state_directory / "leases"),
+        leases_directory=str(settings.devices_directory / "leases"),
         devices=settings.devices,
         wait_seconds=settings.device_wait_seconds,
         min_free_memory_gib=settings.device_min_free_gib,
@@ -115,7 +115,7 @@ def build_model_server(settings: Settings) -> ServerSettings:
 
     key = settings.server_key
     return ServerSettings(
-        state_directory=str(settings.state_directory),
+        state_directory=str(settings.devices_directory),
         command=settings.server_command or vllm_command(),
         url=settings.server_url,
         key=(key.get_secret_value() or None) if key is not None else None,

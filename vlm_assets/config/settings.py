@@ -12,9 +12,10 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from dotenv import dotenv_values
@@ -28,7 +29,7 @@ from pydantic import (
     ValidationInfo,
     field_validator,
 )
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from resources.dagster_names import UNPREFIXED, DagsterNames
 from vlm_durable.commands import command
@@ -194,6 +195,9 @@ class Settings(BaseSettings):
     devices_per_model: PositiveInt = Field(1, le=64)
     """GPUs that work on one model together, for models that one does not hold; only with a server that is
     started (vLLM: tensor parallel). A run leases all of them or none."""
+    devices_folder: Path | None = None
+    """Folder of the locks and model servers of this machine's devices, on a local disk. Homes that name the
+    same one share the devices. Default: the home's own."""
     device_min_free_gib: NonNegativeFloat = 0.0
     """A GPU with less free memory, in GiB, is left to others."""
     device_wait_seconds: PositiveFloat = 600.0
@@ -244,7 +248,7 @@ class Settings(BaseSettings):
     def _on_s3(cls, address: object) -> object:
         return S3Folder.parse(address) if isinstance(address, str) else address
 
-    @field_validator("home", "source", "image_root", "truth", "variants")
+    @field_validator("home", "source", "image_root", "truth", "variants", "devices_folder")
     @classmethod
     def _absolute(cls, path: Path | S3Folder | None) -> Path | S3Folder | None:
         if not isinstance(path, Path):
@@ -411,10 +415,46 @@ class Settings(BaseSettings):
         return self.layout.state
 
     @property
+    def devices_directory(self) -> Path:
+        """Where the locks of devices lie, and what keeps their model servers loaded."""
+        return self.devices_folder or self.state_directory
+
+    @property
     def dagster_home(self) -> Path:
         """Where Dagster keeps its own state: in the home, but of the checkout's ``data/`` beside it."""
         is_default = IS_CHECKOUT and self.home == CHECKOUT / "data"
         return CHECKOUT / "dagster_home" if is_default else self.home / "dagster"
+
+
+class GivenSettings(Settings):
+    """Settings that somebody hands over: neither the environment nor ``.env`` is read."""
+
+    name_prefix: str
+    """What the names begin with that Dagster has of all that these settings define."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The arguments alone."""
+        return (init_settings,)
+
+    @field_validator("name_prefix")
+    @classmethod
+    def _a_name_for_dagster(cls, prefix: str) -> str:
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", prefix):
+            raise ValueError("write letters, digits and '_', beginning with a letter, such as 'houses'")
+        return prefix
+
+    @property
+    def names(self) -> DagsterNames:
+        """With the prefix."""
+        return DagsterNames(self.name_prefix)
 
 
 def env_file_sentence() -> str:
@@ -429,6 +469,8 @@ def of_env_file() -> dict[str, str]:
     values = dotenv_values(ENV_FILE)
     return {name: value for name, value in values.items() if name.startswith(PREFIX) and value}
 
+
+SettingsKind = TypeVar("SettingsKind", bound=Settings)
 
 SECRETS = frozenset({"alert_targets", "server_key", "state_url"})
 """Settings whose values are shown nowhere."""
@@ -466,15 +508,39 @@ def load_settings(**overrides: object) -> Settings:
     A home on several devices is refused too, before anything works in it.
     """
     _refuse_unknown_names()
+    settings = _validated(Settings, overrides, name_of=lambda name: f"{PREFIX}{name.upper()}")
+    if settings.description_schema != Settings.model_fields["description_schema"].default:
+        # Your module may be a file in the working directory or in the checkout, beside the Makefile. Both
+        # come last, so that they hide no installed module.
+        sys.path.extend(folder for folder in (str(Path.cwd()), str(CHECKOUT)) if folder not in sys.path)
+    return _completed(settings)
+
+
+def given_settings(**values: object) -> GivenSettings:
+    """Validate settings that are given by their names. Raises SettingsError, as ``load_settings``."""
+    for name in values:
+        if name not in GivenSettings.model_fields:
+            near = difflib.get_close_matches(name, GivenSettings.model_fields, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise SettingsError(f"There is no setting {name}.{hint} {command('settings')} lists them all.")
+    return _completed(_validated(GivenSettings, values, name_of=str))
+
+
+def _validated(
+    kind: type[SettingsKind], values: Mapping[str, object], *, name_of: Callable[[str], str]
+) -> SettingsKind:
     try:
-        settings = Settings(**overrides)  # type: ignore[arg-type]  # pydantic validates what it is given
+        return kind(**values)  # type: ignore[arg-type]  # pydantic validates what it is given
     except ValidationError as error:
         problems = "; ".join(
-            f"{PREFIX}{'_'.join(map(str, item['loc'])).upper()}={_shown(item['loc'], item['input'])}:"
-            f" {item['msg']}"
+            f"{name_of('_'.join(map(str, item['loc'])))}={_shown(item['loc'], item['input'])}: {item['msg']}"
             for item in error.errors()
         )
         raise SettingsError(f"{problems}. {command('settings')} lists all settings.") from error
+
+
+def _completed(settings: SettingsKind) -> SettingsKind:
+    """The settings with what follows from others. Raises SettingsError where they do not go together."""
     if settings.ray_address is not None:
         for name, what in (("state_url", "Postgres"), ("store", "an S3 store")):
             if getattr(settings, name) is None:
@@ -483,10 +549,6 @@ def load_settings(**overrides: object) -> Settings:
                     f" {PREFIX}{name.upper()} is not set. Set it, or unset {PREFIX}RAY_ADDRESS for this"
                     " machine alone."
                 )
-    if settings.description_schema != Settings.model_fields["description_schema"].default:
-        # Your module may be a file in the working directory or in the checkout, beside the Makefile. Both
-        # come last, so that they hide no installed module.
-        sys.path.extend(folder for folder in (str(Path.cwd()), str(CHECKOUT)) if folder not in sys.path)
     if (settings.home / EXAMPLE / "example.json").is_file() and EXAMPLE_MODEL.is_dir():
         of_example = {"model": str(EXAMPLE_MODEL), "embedding_model": str(EXAMPLE_EMBEDDER)}
         unset = {name: model for name, model in of_example.items() if getattr(settings, name) is None}

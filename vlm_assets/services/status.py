@@ -325,7 +325,13 @@ def read_status(
         warnings=warnings,
         stale_unknown=stale_unknown,
         next_steps=_next_steps(
-            partitions, catalog.waiting, open_alerts, paused, dagster, is_well=not warnings
+            partitions,
+            catalog.waiting,
+            open_alerts,
+            paused,
+            # It is not known whether that of somebody else's project runs.
+            dagster or settings.names.prefix or None,
+            is_well=not warnings,
         )
         + (() if settings.embedding_model is not None else (NO_EMBEDDER,)),
         published=published,

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import yaml
 
+from resources.dagster_names import UNPREFIXED, DagsterNames
 from vlm_durable.files.files import make_directory, sync_directory, write_replacing
 from vlm_durable.files.lock_files import LockFile, is_held, lock_holders
 from vlm_durable.files.processes import ProcessIdentity, process_start
@@ -141,13 +142,14 @@ def _refuse_unusable_path(dagster_home: Path) -> None:
         )
 
 
-def claim_for_catalog(dagster_home: Path, catalog_id: str) -> None:
+def claim_for_catalog(dagster_home: Path, catalog_id: str, names: DagsterNames = UNPREFIXED) -> None:
     """Note which catalogue this state belongs to, or refuse another one. Raises DagsterHomeError.
 
-    Partition keys are alike in all catalogues: a green partition without its file is the worst lie.
+    In somebody else's project each prefix of names has a catalogue of its own. Partition keys are alike in
+    all catalogues: a green partition without its file is the worst lie.
     """
     _refuse_unusable_path(dagster_home)
-    note = dagster_home / _CATALOG_ID
+    note = dagster_home / names.name(_CATALOG_ID)
     noted = note.read_text().strip() if note.exists() else None
     if noted is None:
         write_replacing(note, f"{catalog_id}\n".encode())

@@ -322,7 +322,7 @@ def dagster_server(
         scratch = Path(tempfile.mkdtemp(prefix="vlm-assets-"))
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
         # After the runs: a model server outlives a run, to be used by the next, and there is none.
-        stack.callback(end_loaded_servers, settings.state_directory, _log)
+        stack.callback(end_loaded_servers, settings.devices_directory, _log)
         group = stack.enter_context(ProcessGroup(grace_seconds=grace_seconds, keep_open=lock.fileno()))
         server = DagsterServer(
             group,

@@ -8,10 +8,16 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import time
 import zipfile
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
+import yaml
+
+from tests.support.dagster_pages import started
+from tests.support.waiting import wait_until
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 CORE = ("vlm_durable", "vlm_engine", "resources", "sensors", "vlm_assets")
@@ -64,7 +70,7 @@ def installed(wheels, tmp_path_factory) -> Path:
         if not path.name.startswith(("vlm_assets", "__editable__")):
             (dependencies / path.name).symlink_to(path)
     (own / "dependencies.pth").write_text(f"{dependencies}\n")
-    for name in ("dagster", "dagster-daemon"):
+    for name in ("dagster", "dagster-daemon", "dg"):
         script = Path(sys.executable).with_name(name).read_text().splitlines(keepends=True)
         (programs / name).write_text("".join([f"#!{python}\n", *script[1:]]))
         (programs / name).chmod(0o755)
@@ -189,3 +195,100 @@ def test_extensions_are_distributions_that_join_the_core(person, installed, whee
     finally:
         python = installed / "python"
         subprocess.run([*PIP, "--python", python, "uninstall", "-y", *extensions], check=True)
+
+
+SCHEMA = """
+import time
+from pathlib import Path
+from pydantic import model_validator
+from vlm_assets.config.property_description import PropertyDescription
+
+HELD = Path(__file__).with_name("held")
+answers = 0
+
+class House(PropertyDescription):
+    @model_validator(mode="after")
+    def wait(self):
+        global answers
+        answers += 1
+        while answers > 8 and HELD.exists():
+            time.sleep(0.05)
+        return self
+"""
+COMPONENT = "vlm_assets.component.PropertyDescriptionsComponent"
+KEY = "000000000-000000015"
+
+
+@pytest.fixture
+def project(tmp_path) -> Path:
+    """A Dagster project as `create-dagster project homes` makes it, with a schema of its own."""
+    folder = tmp_path / "homes"
+    package = folder / "src" / "homes"
+    (package / "defs").mkdir(parents=True)
+    for name in ("", "defs"):
+        (package / name / "__init__.py").touch()
+    (folder / "pyproject.toml").write_text(
+        '[project]\nname = "homes"\nversion = "0.1.0"\n'
+        '[tool.dg]\ndirectory_type = "project"\n[tool.dg.project]\nroot_module = "homes"\n'
+    )
+    (package / "definitions.py").write_text(
+        "from pathlib import Path\nfrom dagster import definitions, load_from_defs_folder\n\n"
+        "@definitions\ndef defs():\n"
+        "    return load_from_defs_folder(path_within_project=Path(__file__).parent)\n"
+    )
+    (package / "house.py").write_text(SCHEMA)
+    (package / "held").touch()
+    # An empty dagster.yaml: everything is Dagster's default.
+    (folder / "dagster_home").mkdir()
+    (folder / "dagster_home" / "dagster.yaml").touch()
+    return folder
+
+
+@pytest.mark.timeout(900)
+def test_a_component_describes_in_any_project_and_goes_on_after_a_kill(project, installed, listing):
+    """defs.yaml is all: a default Dagster describes; what `kill -9` ends goes on by itself, rows kept."""
+    environment = {name: os.environ[name] for name in SEES_ONLY if name in os.environ}
+    environment |= {
+        "DAGSTER_HOME": str(project / "dagster_home"),
+        "PYTHONPATH": str(project / "src"),
+        # Nobody reads these: settings come from the file.
+        "VLM_ASSETS_MODEL": "nobody/nothing",
+        "VLM_ASSETS_HOME": str(project / "elsewhere"),
+    }
+    model = CHECKOUT / "examples" / "model"
+    options = ("--images", listing, "--model", model, "--range-size", "16")
+    scaffold = [installed / "dg", "scaffold", "defs", COMPONENT, "houses", *options]
+    done = subprocess.run(scaffold, cwd=project, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    file = project / "src" / "homes" / "defs" / "houses" / "defs.yaml"
+    written = yaml.safe_load(file.read_text())
+    assert written["type"] == COMPONENT
+    written["attributes"] |= {
+        "description_schema": "homes.house:House",
+        "settings": {"devices": "cpu:1", "batch_size": 2, "commit_seconds": 0.1, "retry_minutes": 1},
+    }
+    file.write_text(yaml.safe_dump(written))
+
+    home, log = project / "data" / "houses", project / "dagster.log"
+    with started(installed / "dg", "dev", environment=environment, folder=project, log=log) as pages:
+        run = pages.launch("houses", "property_catalog")
+        wait_until(lambda: pages.status(run) == "SUCCESS", "the catalogue is made")
+        pages.reload()
+        run = pages.launch("houses", "property_descriptions", partition=KEY)
+        journal = home / ".journal" / "property_descriptions" / KEY
+        wait_until(lambda: list(journal.glob("*/segment-*.parquet")), "rows are committed")
+        lease = json.loads(next((project / "data" / ".devices" / "leases").glob("*.json")).read_text())
+        step = lease["pid"]
+        process_of_run = int(Path(f"/proc/{step}/stat").read_text().rpartition(")")[2].split()[1])
+        for process in (process_of_run, step):
+            os.kill(process, signal.SIGKILL)
+        killed = time.time()
+        (project / "src" / "homes" / "held").unlink()
+        wait_until(lambda: pages.status(run) == "FAILURE", "the killed run is seen")
+        published = home / "property_descriptions" / f"{KEY}.parquet"
+        wait_until(published.exists, "a run that nobody launched publishes")
+    rows = pq.read_table(published)
+    assert len(set(rows["property_id"].to_pylist())) == rows.num_rows == 16
+    kept = [at for at in rows["described_at"].to_pylist() if at.timestamp() < killed]
+    assert 0 < len(kept) < 16
+    assert not (project / "elsewhere").exists()

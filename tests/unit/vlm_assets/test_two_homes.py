@@ -11,21 +11,11 @@ from resources.dagster_names import DagsterNames
 from sensors.dagster_internals.events import DagsterFacts
 from vlm_assets.automation.retries import retry_config
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.config.settings import Settings
+from vlm_assets.config.settings import given_settings
 from vlm_assets.home_definitions import build_defs
 
 KEYS = ["000000000-000000001", "000000002-000000003"]
 DESCRIPTIONS, EMBEDDINGS = "property_descriptions", "property_embeddings"
-
-
-class OfGuest(Settings):
-    """Settings of a home in somebody else's project."""
-
-    prefix: str
-
-    @property
-    def names(self) -> DagsterNames:
-        return DagsterNames(self.prefix)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +29,7 @@ def definitions(tmp_path_factory):
     def of(prefix: str) -> dg.Definitions:
         home: Path = folder / prefix
         ingest(listing, home, range_size=2)
-        return build_defs(OfGuest(home=home, prefix=prefix, run_new_ranges_after_hours=1.0))
+        return build_defs(given_settings(home=home, name_prefix=prefix, run_new_ranges_after_hours=1.0))
 
     @dg.asset(key=[DESCRIPTIONS], io_manager_key="io_manager")
     def theirs() -> int:

@@ -1,0 +1,53 @@
+"""What the promises need of a Dagster instance that is somebody else's, each with the setting that gives it.
+
+A default instance has all of it: SQLite or Postgres, and runs that start on this machine.
+
+Checked with dagster 1.13.27. Not public: ``SqlEventLogStorage``, ``SqlRunStorage`` and the classes of
+launchers. If they go: compare the names of the classes of ``event_log_storage``, ``run_storage`` and
+``run_launcher``.
+"""
+
+from __future__ import annotations
+
+from dagster import DagsterInstance
+from dagster._core.launcher import DefaultRunLauncher
+from dagster._core.launcher.sync_in_memory_run_launcher import SyncInMemoryRunLauncher
+from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
+from dagster._core.storage.runs.sql_run_storage import SqlRunStorage
+
+from vlm_durable.commands import command
+
+EXECUTORS = ("in_process", "multiprocess", "multi_or_in_process_executor")
+"""Names of the executors whose steps are processes of this machine."""
+
+
+class UnfitInstanceError(RuntimeError):
+    """The instance cannot keep the promises; the message names the setting that is missing."""
+
+
+def refuse_unfit(instance: DagsterInstance, executor: str | None = None) -> None:
+    """Raise UnfitInstanceError where a promise needs another setting.
+
+    executor: the name of the one that a run has; None outside of runs.
+    """
+    storages = (instance.event_log_storage, SqlEventLogStorage), (instance.run_storage, SqlRunStorage)
+    for storage, kind in storages:
+        if not isinstance(storage, kind):
+            raise UnfitInstanceError(
+                f"`storage` of this Dagster is {type(storage).__name__}. The sensors cannot read its tables,"
+                " so failed and interrupted partitions would stay as they are. Set `storage` to sqlite or"
+                " postgres in dagster.yaml. What is committed is safe."
+            )
+    if not isinstance(instance.run_launcher, DefaultRunLauncher | SyncInMemoryRunLauncher):
+        raise UnfitInstanceError(
+            f"`run_launcher` of this Dagster is {type(instance.run_launcher).__name__}. Its runs may start"
+            " where neither the locks of the devices nor the home are, so two of them could use one device."
+            " Leave `run_launcher` out of dagster.yaml; several machines need"
+            f" {command('serve')}. What is committed is safe."
+        )
+    if executor is not None and executor not in EXECUTORS:
+        raise UnfitInstanceError(
+            f"The executor of this run is {executor}, whose steps may start where neither the locks of the"
+            " devices nor the home are. Set `executor` of the project's dg.Definitions to"
+            " dg.multiprocess_executor or dg.in_process_executor. What is committed is safe."
+        )
