@@ -482,7 +482,7 @@ class TrainingWork:
                 return []
             make_directory(self.model.folder)
             self.model.empty_export()
-            if self._stored.pull(stored, self.model.export):
+            if self._stored.pull(stored):
                 self._publish(stored)
                 return [f"The finished model was taken over from {self.settings.mirror}."]
         if self.is_complete():
@@ -495,16 +495,12 @@ class TrainingWork:
 
     def push(self) -> list[str]:
         """Put the finished model into the store. Raises StoreError, and TrainingError if it was overtaken."""
-        record = self.model.record
-        if record is not None:
-            self._stored.push(record, self.model.folder)
+        self._stored.push()
         return []
 
     @property
     def _stored(self) -> StoredModel:
-        paths = (self.paths.record, self.model.folder)
-        record, folder = (str(path.relative_to(self.settings.home)) for path in paths)
-        return StoredModel(self.settings.mirror, record=record, folder=folder)
+        return StoredModel(self.settings.mirror, self.model)
 
     def publish(self, finished: Mapping[str, Any]) -> None:
         """Put the model into place in one step, then write its record. The earlier model is kept."""

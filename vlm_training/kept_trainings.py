@@ -21,7 +21,7 @@ from vlm_durable.mirror.mirror import Mirror
 from vlm_durable.mirror.stored_journal import stored_journals
 from vlm_durable.state.workers import Phase, Worker
 from vlm_durable.wording import counted
-from vlm_training.published_model import ASSET
+from vlm_training.published_model import ASSET, PublishedModel
 from vlm_training.rank import PLAN
 from vlm_training.training_plan import SAMPLES, TrainingError, TrainingPlan, is_import_name, remove_training
 from vlm_training.training_store import StoredModel
@@ -66,10 +66,8 @@ def _superseded(trainings: AssetFolders, store: Mirror, key: str, generation: st
 
     The published training's own checkpoint stays: it can make the model again.
     """
-    root = trainings.home.root
-    record = str(trainings.partition(key).record.relative_to(root))
     try:
-        published, fenced = StoredModel(store, record=record, folder=key).record()
+        published, fenced = StoredModel(store, PublishedModel(trainings, key)).record()
     except (TrainingError, FormatVersionError):
         return []
     stored = fenced.record
@@ -77,7 +75,9 @@ def _superseded(trainings: AssetFolders, store: Mirror, key: str, generation: st
         return []
     if published["fingerprint"] == generation:
         return []
-    copies = list(store.listed(f"{trainings.partition(key).journal(generation).relative_to(root)}/"))
+    copies = list(
+        store.listed(f"{trainings.partition(key).journal(generation).relative_to(trainings.home.root)}/")
+    )
     return copies if all(copy.modified < stored.modified for copy in copies) else []
 
 

@@ -52,7 +52,7 @@ class PublishedModel(VersionedObject[Mapping[str, Any]]):
             record = unseal(content)
         except BrokenSealError as error:
             raise RecordDamagedError(f"the record of {self.key} cannot be read: {error}") from error
-        refuse_newer_format(record.pop("format", 0), 1, self.paths.record)
+        refuse_newer_format(record.pop("format", 0), 1, Path(f"the record of {ASSET} {self.key}"))
         return record
 
     @property

@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from vlm_durable.files.files import TemporaryFile, make_directory, publish_new
-from vlm_durable.files.sealed_json import BrokenSealError, refuse_newer_format, sealed, unseal
+from vlm_durable.files.sealed_json import sealed
 from vlm_durable.mirror.mirror import Mirror
 from vlm_durable.versions.fenced_object import FencedObject, HomeFile, OvertakenError
 from vlm_durable.versions.partition_files import FileDamagedError
+from vlm_durable.versions.versioned_object import PublishedError
 from vlm_training.checkpoints import KEPT, Checkpoints, digest_in, step_in
+from vlm_training.published_model import PublishedModel
 from vlm_training.training_plan import TrainingError
 
 PART_BYTES: Final = 256 << 20
@@ -147,30 +149,27 @@ class StoredModel:
     another machine overtook this one.
     """
 
-    def __init__(self, store: Mirror, *, record: str, folder: str) -> None:
-        """record, folder: their names in the home."""
-        self._store, self._name, self._folder = store, record, f"{folder}/"
+    def __init__(self, store: Mirror, model: PublishedModel) -> None:
+        root = model.paths.asset.home.root
+        self._store, self._model = store, model
+        self._name = str(model.paths.record.relative_to(root))
+        self._folder = f"{model.folder.relative_to(root)}/"
 
     def record(self) -> tuple[Mapping[str, Any] | None, FencedObject]:
         """The record in the store; from then on it is the fence. Raises TrainingError, FormatVersionError."""
         fenced = FencedObject(self._store, self._name)
         try:
             content = fenced.read()
-            record = unseal(content) if content is not None else None
-        except OvertakenError as error:
-            raise TrainingError(str(error)) from error
-        except BrokenSealError as error:
+            return None if content is None else self._model.parsed(content), fenced
+        except PublishedError as error:
             raise TrainingError(
-                f"{fenced.address} is damaged ({error}). Nothing was changed. Put it back from a version of"
-                " the bucket, or remove it: the next materialization puts this machine's model there."
+                f"{fenced.address}: {error}. Nothing was changed. If it is damaged, put it back from a"
+                " version of the bucket, or remove it: the next start here puts this machine's model there."
             ) from error
-        if record is not None:
-            refuse_newer_format(record.pop("format", 0), 1, Path(fenced.address))
-        return record, fenced
 
-    def pull(self, record: Mapping[str, Any], into: Path) -> bool:
-        """Fetch the files of a record into an empty folder; False if the store lacks one of them."""
-        fenced = FencedObject(self._store, self._name)
+    def pull(self, record: Mapping[str, Any]) -> bool:
+        """Fetch the files of a record into the empty export; False if the store lacks one of them."""
+        fenced, into = FencedObject(self._store, self._name), self._model.export
         for name, digest in record["files"].items():
             if Path(name).is_absolute() or ".." in Path(name).parts:
                 raise TrainingError(f"{fenced.address} names {name!r}, outside of its folder.")
@@ -181,9 +180,10 @@ class StoredModel:
             (into / name).write_bytes(content)
         return True
 
-    def push(self, record: Mapping[str, Any], folder: Path) -> None:
-        """Put this model into the store."""
-        if not self._store.keeps_copies:
+    def push(self) -> None:
+        """Put the published model into the store."""
+        record = self._model.record
+        if record is None or not self._store.keeps_copies:
             return
         self._store.prove()
         stored, fenced = self.record()
@@ -194,7 +194,8 @@ class StoredModel:
         if stored is not None and not is_same and stored["sequence"] >= record["sequence"]:
             raise self._overtaken(fenced)
         files = [
-            HomeFile(self._folder + name, folder / name, digest) for name, digest in record["files"].items()
+            HomeFile(self._folder + name, self._model.folder / name, digest)
+            for name, digest in record["files"].items()
         ]
         try:
             if is_published:

@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from faults.training import make_plan, outcome, prepare
-from vlm_durable.files.files import sha256_of
+from vlm_durable.files.files import make_directory, sha256_of
+from vlm_durable.files.layout import Home
 from vlm_durable.mirror import bucket as bucket_module
 from vlm_durable.mirror.bucket import S3Folder, client
 from vlm_training import training_store
 from vlm_training.checkpoints import Checkpoints, step_in
 from vlm_training.loop import Training, TrainingStoppedError
+from vlm_training.published_model import ASSET, PublishedModel
 from vlm_training.ranks import Ranks
 from vlm_training.state import TrainingState
 from vlm_training.training_plan import TrainingError
@@ -125,77 +127,91 @@ def test_another_machine_goes_on_to_the_same_bits(place, tmp_path):
 
 
 @pytest.fixture
-def model(bucket, tmp_path):
-    """The place of a model in the store, and how a machine makes a model."""
+def publish(bucket, tmp_path):
+    """Has a machine of its own publish a model at home; gives its place in the store."""
 
-    def make(text, *, sequence, fingerprint):
-        folder = tmp_path / text
-        folder.mkdir()
-        (folder / "model.safetensors").write_text(text)
-        digests = {"model.safetensors": sha256_of(folder / "model.safetensors")}
-        return {"sequence": sequence, "fingerprint": fingerprint, "files": digests}, folder
+    def published(text, *, sequence, fingerprint, names=("model.safetensors",)):
+        model = model_in(tmp_path / text)
+        for name in names:
+            (model.export / name).write_text(text)
+        files = {name: sha256_of(model.export / name) for name in names}
+        model.publish({"sequence": sequence, "fingerprint": fingerprint, "files": files})
+        return StoredModel(bucket, model)
 
-    names = {"record": ".versions/description_model/tiny.json", "folder": "description_model/tiny"}
-    return StoredModel(bucket, **names), make
+    return published
 
 
-def test_a_model_is_published_and_taken_over(model, bucket, tmp_path):
+def model_in(home):
+    model = PublishedModel(Home(home).asset(ASSET), "tiny")
+    make_directory(model.folder)
+    model.empty_export()
+    return model
+
+
+def test_a_model_is_published_and_taken_over(publish, bucket, tmp_path):
     """Its files under their names in the home; a newer training replaces it, and what it lacks goes."""
-    there, make = model
-    record, folder = make("first", sequence=1, fingerprint="a")
-    (folder / "more").write_text("more")
-    record["files"]["more"] = sha256_of(folder / "more")
-    there.push(record, folder)
+    first = publish("first", sequence=1, fingerprint="a", names=("model.safetensors", "more"))
+    first.push()
     bucket.delete("description_model/tiny/more")  # as by a lifecycle rule: it is put back
-    there.push(record, folder)
-    assert there.pull(there.record()[0], tmp_path / "taken")
-    assert (tmp_path / "taken" / "model.safetensors").read_text() == "first"
-    there.push(*make("second", sequence=2, fingerprint="b"))
+    first.push()
+    other = model_in(tmp_path / "other")
+    assert StoredModel(bucket, other).pull(first.record()[0])
+    assert sorted(path.name for path in other.export.iterdir()) == ["model.safetensors", "more"]
+    assert (other.export / "model.safetensors").read_text() == "first"
+    publish("second", sequence=2, fingerprint="b").push()
     assert bucket.get("description_model/tiny/model.safetensors", most=99) == b"second"
     assert [name for name, _ in bucket.names("description_model/")] == [
         "description_model/tiny/model.safetensors"
     ]
 
 
-def test_a_machine_that_was_cut_off_publishes_nothing(model, bucket, monkeypatch):
+def test_a_machine_that_was_cut_off_publishes_nothing(publish, bucket, monkeypatch):
     """Another training was published since it began: its model stays at home, and the store keeps its own."""
-    there, make = model
-    there.push(*make("new", sequence=1, fingerprint="b"))
+    there = publish("new", sequence=1, fingerprint="b")
+    there.push()
     with pytest.raises(TrainingError, match="Nothing there was replaced"):
-        there.push(*make("old", sequence=1, fingerprint="a"))
+        publish("old", sequence=1, fingerprint="a").push()
     # Overtaken in the middle, after its record was taken as pending.
-    other = make("newest", sequence=3, fingerprint="c")
-    late, head = make("late", sequence=2, fingerprint="d"), S3Folder.head
+    other = publish("newest", sequence=3, fingerprint="c")
+    late, head = publish("late", sequence=2, fingerprint="d"), S3Folder.head
 
     def overtaken(folder, name):
         if name.endswith(".safetensors"):
             monkeypatch.setattr(S3Folder, "head", head)
-            there.push(*other)
+            other.push()
         return head(folder, name)
 
     monkeypatch.setattr(S3Folder, "head", overtaken)
     with pytest.raises(TrainingError, match="Nothing there was replaced"):
-        there.push(*late)
+        late.push()
     assert there.record()[0]["fingerprint"] == "c"
     assert json.loads(json.dumps(there.record()[0])).get("pending") is None
     assert bucket.get("description_model/tiny/model.safetensors", most=99) == b"newest"
 
 
-def test_who_was_overtaken_removes_nothing(model, bucket, monkeypatch):
+def test_who_was_overtaken_removes_nothing(publish, bucket, monkeypatch):
     """Another machine begins after the last record: its files are not taken for what is left over."""
-    there, make = model
-    late, names = make("late", sequence=1, fingerprint="a"), S3Folder.names
-    other, folder = make("newest", sequence=2, fingerprint="b")
-    (folder / "more").write_text("more")
-    other["files"]["more"] = sha256_of(folder / "more")
+    late, names = publish("late", sequence=1, fingerprint="a"), S3Folder.names
+    other = publish("newest", sequence=2, fingerprint="b", names=("model.safetensors", "more"))
     bucket.prove()  # It lists, too.
 
     def overtaken(of, below=""):
         monkeypatch.setattr(S3Folder, "names", names)
-        there.push(other, folder)
+        other.push()
         return names(of, below)
 
     monkeypatch.setattr(S3Folder, "names", overtaken)
-    there.push(*late)
-    assert there.record()[0]["fingerprint"] == "b"
-    assert bucket.get("description_model/tiny/more", most=99) == b"more"
+    late.push()
+    assert late.record()[0]["fingerprint"] == "b"
+    assert bucket.get("description_model/tiny/more", most=99) == b"newest"
+
+
+def test_a_damaged_record_in_the_store_is_named(publish, bucket):
+    """Nothing is put over it: a person looks first."""
+    model = publish("new", sequence=1, fingerprint="a")
+    model.push()
+    record = ".versions/description_model/tiny.json"
+    bucket.put(record, b"?", over=bucket.head(record))
+    with pytest.raises(TrainingError, match=r"tiny\.json: .* Nothing was changed.* version of the bucket"):
+        model.push()
+    assert bucket.get(record, most=9) == b"?"
