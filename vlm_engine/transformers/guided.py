@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vlm_engine.transformers.token_scores import BatchScores
+from vlm_engine.transformers.token_scores import BatchScores, index_on_device
 
 if TYPE_CHECKING:
     import torch
@@ -147,7 +147,7 @@ class GuidedBatch:
         if rows:
             is_choice = [not self.is_in_text(row) for row in rows]
             masks = self.bitmask[list(itertools.compress(rows, is_choice))].numpy()
-            self.scores.add(rows, is_choice, masks, scores[rows])
+            self.scores.add(rows, is_choice, masks, scores[index_on_device(np.array(rows), scores)])
 
     def is_in_text(self, row: int) -> bool:
         """Whether the row's next token is one of a free text."""

@@ -139,7 +139,7 @@ class BatchScores:
         steps, self._held, self._held_scores = self._held, [], 0
         if not steps:
             return
-        scores = torch.cat([step.scores for step in steps])
+        scores = steps[0].scores if len(steps) == 1 else torch.cat([step.scores for step in steps])
         is_choice = np.concatenate([np.asarray(step.is_choice, np.bool_) for step in steps])
         chosen = [token for step in steps for token in step.chosen or ()]
         choice, ids = _allowed(np.concatenate([step.masks for step in steps]))

@@ -1,6 +1,7 @@
 """The retry ladder, against an engine that answers by a script."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -16,7 +17,14 @@ from vlm_engine.ladder import (
     next_attempt,
     repeated_tail,
 )
-from vlm_engine.protocol import Answer, Attempt, EngineError, EngineLostError, RequestTooLargeError
+from vlm_engine.protocol import (
+    Answer,
+    AnswerTokens,
+    Attempt,
+    EngineError,
+    EngineLostError,
+    RequestTooLargeError,
+)
 from vlm_engine.schema import DescriptionSchema
 
 
@@ -87,6 +95,22 @@ def test_only_the_culprit_is_asked_again(describe):
     assert [result.attempts for result in results] == [1, 2, 1]
     assert all(result.status == "ok" for result in results)
     assert results[1].prompt_tokens == 20
+
+
+def test_the_confidence_is_that_of_the_answer_which_counts(describe):
+    """An answer that was refused leaves nothing of it, and a failed row has none."""
+
+    def scored(answer, *tokens):
+        known = AnswerTokens()
+        for text, probability in tokens:
+            known.add(text, probability, (), ())
+        return replace(answer, tokens=known)
+
+    bad = scored(BAD, (b'{"storeys":', 1.0), (b'"two"}', 0.25))
+    good = scored(GOOD, (b'{"storeys":', 1.0), (b"2", 0.75), (b"}", 0.5))
+    first, second = describe(ScriptedEngine(a=[bad, good], b=[bad] * 4))
+    assert (first.attempts, first.confidence) == (2, {"storeys": 0.375})
+    assert (second.status, second.confidence) == ("failed", None)
 
 
 def test_properties_on_the_same_rung_share_a_call(describe):

@@ -280,6 +280,37 @@ def test_retry_failed_describes_only_what_had_failed(desk, images_taken_away):
 
 
 @pytest.mark.published("property_descriptions")
+def test_a_file_of_before_confidences_stays_and_its_rows_are_adopted(desk, no_device):
+    """It is done and not stale; a run that asks for failed rows takes over the others, with null."""
+    published = PublishedPartitions(desk.settings.descriptions)
+    record, table = published.record(KEY), pq.read_table(desk.file).drop_columns("confidence")
+    with published.stage(
+        KEY,
+        table.to_batches(),
+        table.schema,
+        expected_ids=table["property_id"].to_pylist(),
+        fingerprint=record.fingerprint,
+        metadata=record.metadata,
+    ) as staged:
+        published.publish(staged)
+    before = desk.file.read_bytes()
+    verified = desk.materialize(gpu=no_device)
+    assert verified.success, verified.failure
+    assert desk.file.read_bytes() == before
+    states = PartitionStates(desk.settings, Catalog.open(desk.settings.home))
+    assert states.read("property_descriptions", KEY).state is State.DONE
+
+    retried = desk.materialize(config={"retry_failed": True})
+    assert retried.success, retried.failure
+    newer = pq.read_table(desk.file)
+    assert newer["confidence"].null_count == newer.num_rows
+    ignored = {*VOLATILE, "confidence", "tries"}
+    assert [{name: row[name] for name in row.keys() - ignored} for row in newer.to_pylist()] == [
+        {name: row[name] for name in row.keys() - ignored} for row in table.to_pylist()
+    ]
+
+
+@pytest.mark.published("property_descriptions")
 def test_a_run_that_was_not_told_leaves_what_is_stale(desk, no_device):
     """Whoever launched it agreed to no settings, or to others: the file stays, damage is undone."""
     before = stamps(desk.settings.descriptions)
