@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 from playwright.sync_api import Page, expect
 
 from sensors.alerts import alert_of, queue_stands
 from sensors.dagster_internals.events import CheckEvaluation
 from sensors.ticks import Ticks
 from vlm_durable.state.database import open_state
-
-pytestmark = pytest.mark.timeout(600)
 
 
 def test_the_links_lead_to_the_queue_the_check_the_sensors_and_the_daemon(desk, page: Page, tmp_path) -> None:

@@ -18,8 +18,6 @@ from playwright.sync_api import Browser, Page, expect
 from vlm_assets.config.resource_settings import build_resources
 from vlm_assets.config.settings import load_settings
 
-pytestmark = pytest.mark.timeout(600)
-
 ATTEMPTS = """async ([base, mutation]) => {
     const text = JSON.stringify({query: mutation});
     const asked = base + "/graphql?query=" + encodeURIComponent(mutation);

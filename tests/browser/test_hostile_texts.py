@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
     from vlm_training.training_plan import TrainingPlan
 
-pytestmark = pytest.mark.timeout(600)
 
 Metadata = Mapping[str, dg.MetadataValue]
 

@@ -14,8 +14,6 @@ from rich.console import Console
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.webserver.server import DagsterServer, dagster_server, prepare_home
 
-pytestmark = pytest.mark.timeout(600)
-
 EMPTY = "This home has no photographs yet."
 INGEST = re.compile(r"^vlm-assets ingest FOLDER --home \S+/new$")
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from playwright.sync_api import Page, expect
 
 DESCRIPTIONS = "property_descriptions"
 PROGRESS = "dataset_progress"
-
-pytestmark = pytest.mark.timeout(600)
 
 
 LATEST = """

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from PIL import Image
 from playwright.sync_api import Page, expect
 
@@ -14,8 +13,6 @@ FADING_IN = """
 <div id="box" style="position: fixed; left: 0; top: 0; width: 50px; height: 50px"></div>
 <p style="margin-top: 60px">FOLDER/property_descriptions/000000000-000000005.parquet</p>
 """
-
-pytestmark = pytest.mark.timeout(120)
 
 
 def test_a_screenshot_names_no_folder_of_this_machine_and_shows_nothing_half_faded(

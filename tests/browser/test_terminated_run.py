@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pyarrow.parquet as pq
-import pytest
 
 from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.catalog.ingest import ingest
@@ -14,7 +13,6 @@ from vlm_assets.config.settings import load_settings
 DESCRIPTIONS = "property_descriptions"
 PROPERTIES = 60
 
-pytestmark = pytest.mark.timeout(600)
 
 RUNS = """
 query($key: String!) {

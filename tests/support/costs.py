@@ -27,14 +27,15 @@ class Costs:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         before = _cpu_seconds()
         answer = yield
-        self.seconds[item.nodeid.partition("::")[0]] += _cpu_seconds() - before
+        # Less than before: a process ended that something else has to wait for.
+        self.seconds[item.nodeid.partition("::")[0]] += max(0.0, _cpu_seconds() - before)
         return answer
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("CPU seconds by file")
         for path, seconds in self.seconds.most_common(SHOWN):
             terminalreporter.write_line(f"{seconds:7.1f} {path}")
-        terminalreporter.write_line(f"{_cpu_seconds():7.1f} all of this run")
+        terminalreporter.write_line(f"{self.seconds.total():7.1f} all files")
 
 
 def _cpu_seconds() -> float:

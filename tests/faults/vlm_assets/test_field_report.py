@@ -26,8 +26,6 @@ KEY = f"{0:09d}-{PROPERTIES - 1:09d}"
 ASSET = "property_descriptions"
 ONE_BY_ONE = {"batch_size": 1, "commit_rows": 1, "decode_workers": 1}
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @pytest.fixture(scope="module")
 def nearly_done(tmp_path_factory: pytest.TempPathFactory, lives: Any) -> Path:

@@ -48,7 +48,6 @@ def whole(samples: list[Sample], tmp_path_factory: pytest.TempPathFactory) -> Ou
     return outcome(folder)
 
 
-@pytest.mark.timeout(600)
 def test_killed_again_and_again_it_comes_out_the_same(
     samples: list[Sample], whole: Outcome, tmp_path: Path
 ) -> None:
@@ -71,7 +70,6 @@ def falling(folder: Path, samples: list[Sample], name: str) -> str:
     return ids[SampleOrder(len(ids), plan.seed).index(fatal)]
 
 
-@pytest.mark.timeout(600)
 def test_one_of_two_ranks_dies_and_the_other_goes_on(
     samples: list[Sample], whole: Outcome, tmp_path: Path
 ) -> None:
@@ -89,7 +87,6 @@ def test_one_of_two_ranks_dies_and_the_other_goes_on(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_a_rank_that_stands_still_is_named_and_the_other_goes_on(
     samples: list[Sample], whole: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,7 +112,6 @@ def test_a_rank_that_stands_still_is_named_and_the_other_goes_on(
     assert outcome(folder).model == whole.model and outcome(folder).history == whole.history
 
 
-@pytest.mark.timeout(600)
 def test_the_first_rank_has_time_at_its_end(samples: list[Sample], tmp_path: Path) -> None:
     """The others are done before it saves and evaluates: they are not lost, and nobody kills it for that."""
     folder = tmp_path / "training"
@@ -204,7 +200,6 @@ def test_a_damaged_newest_checkpoint_is_passed_over(
     assert outcome(folder).model == whole.model and outcome(folder).history == whole.history
 
 
-@pytest.mark.timeout(300)
 def test_it_stops_early_at_the_same_epoch_after_a_kill(
     samples: list[Sample], tmp_path: Path, in_process: Any
 ) -> None:

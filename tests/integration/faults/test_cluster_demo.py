@@ -50,7 +50,6 @@ def test_machines_that_go_on_from_one_store_lose_and_double_nothing(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_ray_has_the_work_of_lost_machines_go_on_elsewhere(demo: Callable[..., dict[str, Any]]) -> None:
     """Heartbeats find out which machine is lost, Dagster launches anew, and Ray's part comes back."""
     found = demo("--properties", "60", "--range-size", "20", "--seed", "3", "--at-once")

@@ -6,15 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from sensors.dagster_internals.code_server import can_launch, serving_process
 from tests.support.waiting import wait_until
 
 DEFINITIONS = "import dagster as dg\ndefs = dg.Definitions()\n"
 
 
-@pytest.mark.timeout(300)
 def test_a_server_that_is_up_and_hangs_launches_nothing(tmp_path):
     """It has its socket and takes connections: only a question that a launch would wait for too tells."""
     socket = tmp_path / "socket"

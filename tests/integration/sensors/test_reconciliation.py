@@ -39,7 +39,7 @@ STEPS = {
     "OMP_NUM_THREADS": "1",
 }
 
-pytestmark = [pytest.mark.serves, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.serves
 
 
 def make_home(home: Path, *, properties: int, range_size: int) -> Path:

@@ -15,7 +15,6 @@ KEY = "000000000-000000007"
 HOOK = CHECKOUT / "tests" / "support" / "core_alone"
 
 
-@pytest.mark.timeout(600)
 def test_the_core_ingests_describes_embeds_and_answers_alone(listing: Path, tmp_path: Path) -> None:
     """Extensions add to it, and it needs none: not for its definitions, its runs or its commands."""
     home = tmp_path / "home"

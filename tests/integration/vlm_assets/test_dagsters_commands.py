@@ -24,7 +24,7 @@ SENSOR = "worker_health"
 
 DG, DAGSTER = (Path(sys.executable).with_name(name) for name in ("dg", "dagster"))
 
-pytestmark = [pytest.mark.serves, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.serves
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,6 @@ mutation($run: String!) {
 
 @pytest.mark.serves
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_a_frozen_run_that_is_terminated_stops_no_launch_and_keeps_no_device(
     listing: Path, tmp_path: Path, launch_run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

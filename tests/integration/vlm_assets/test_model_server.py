@@ -60,7 +60,6 @@ def rows(file: Path) -> dict[str, dict]:
     return {row["property_id"]: row for row in pq.read_table(file).to_pylist()}
 
 
-@pytest.mark.timeout(600)  # two starts of a server, which a loaded machine makes minutes of
 def test_server_describes_as_the_engine_in_this_process_does(desk, server_desk, caplog):
     """A server that ignores response_format gives the same descriptions; killed, it costs no property.
 

@@ -36,7 +36,7 @@ SMALL_STEPS = {
     "OMP_NUM_THREADS": "1",
 }
 
-pytestmark = [pytest.mark.serves, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.serves, pytest.mark.long]
 
 
 @dataclass

@@ -34,7 +34,7 @@ LONG = 60
 """Properties of the range that takes a while."""
 
 # Real servers and real runs.
-pytestmark = [pytest.mark.serves, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.serves
 
 LAUNCH_BUTTON = """
 mutation($selector: JobOrPipelineSelector!, $config: RunConfigData) {

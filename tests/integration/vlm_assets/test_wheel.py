@@ -116,7 +116,6 @@ def said(process: subprocess.Popen, code: int) -> str:
     return output
 
 
-@pytest.mark.timeout(900)
 def test_a_wheel_ingests_describes_and_serves(person, listing, tmp_path):
     """``pip install`` is enough for a person's own images and model; everything lies where it is run."""
     home = tmp_path / "person" / "data"

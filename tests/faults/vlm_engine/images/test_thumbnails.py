@@ -12,7 +12,6 @@ from vlm_engine.images import thumbnails
 from vlm_engine.images.images import PropertyJob
 from vlm_engine.images.thumbnails import make_thumbnails
 
-pytestmark = pytest.mark.timeout(300)
 SIDE = 13_300
 
 

@@ -17,8 +17,6 @@ from PIL import Image
 from vlm_engine.images.images import LoadedProperty, Pixels, PropertyJob, load_image
 from vlm_engine.images.worker_pool import WorkerPool
 
-pytestmark = pytest.mark.timeout(60)
-
 # Real faults at a chosen image: the audit hook is Python's own, and runs in the worker's process only.
 FAULTY_IMAGES = """
 import os, signal, sys

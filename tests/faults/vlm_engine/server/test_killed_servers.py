@@ -33,7 +33,6 @@ from vlm_engine.server.model_server import MOST_RESTARTS, ServerDownError, Serve
 from vlm_engine.server.owned_server import OwnedServer
 from vlm_engine.server.server_plan import ServerPlan
 
-pytestmark = pytest.mark.timeout(300)
 LOG = logging.getLogger("test_killed_servers")
 HERE = Path(__file__).parent
 DEVICE = find_devices("cpu:1", {})[0]

@@ -13,7 +13,7 @@ from vlm_assets.commands.main import app
 from vlm_assets.services import small_runs
 from vlm_assets.services.past_forecasts import compare_with_run
 
-pytestmark = [pytest.mark.serves, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.serves, pytest.mark.long]
 
 
 def test_a_plan_is_measured_once_kept_and_compared_with_its_run(desk, monkeypatch, receiver):

@@ -40,7 +40,7 @@ if __name__ == "__main__":
 """
 
 # Two starts of Dagster and a run, a process with a model, for each partition.
-pytestmark = [pytest.mark.serves, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.serves
 
 
 def test_interrupted_backfill_is_gone_on_with(

@@ -50,7 +50,6 @@ def wait_until_published(api: DagsterApi) -> None:
     wait_until(lambda: KEY in api.partition_keys(asset).materialized, "published", every=1.0)
 
 
-@pytest.mark.timeout(900)
 def test_one_dagster_serves_a_home_until_it_is_told_to_end(desk, served) -> None:
     """A second one is refused; a history damaged while it is served is told, kept, begun anew, and filled.
 

@@ -262,7 +262,7 @@ BAD = {
 }
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", BAD, ids=lambda name: name[:24].replace("\0", "?"))
 def test_bad_files_are_a_named_error(name, tmp_path):
     """Guards: fault 17: a bad image is a named error with a sentence: no half pictures, no waiting."""
