@@ -41,7 +41,6 @@ from vlm_assets.config.settings import Settings
 from vlm_durable.commands import command
 from vlm_durable.files.files import make_directory, sha256_of
 from vlm_durable.files.layout import AssetFolders, PartitionPaths
-from vlm_durable.files.lock_files import acquire_lock
 from vlm_durable.files.sealed_json import (
     FormatVersionError,
 )
@@ -118,11 +117,11 @@ def build_description_model(settings: Settings) -> dg.AssetsDefinition | None:
         try:
             with_store(partial(pull_data, settings, variants[name]))
             work = TrainingWork.of(settings, name, variants[name])
-            lock = acquire_lock(work.lock_path, seconds=_LOCK_SECONDS)
+            lock = work.model.lock(_LOCK_SECONDS)
             if lock is None:
                 raise TrainingError(
-                    f"Variant {name} is being trained by another process, which holds {work.lock_path}."
-                    " Wait for it, or end it; nothing was changed."
+                    f"Variant {name} is being trained by another process, which holds"
+                    f" {work.paths.publication_lock}. Wait for it, or end it; nothing was changed."
                 )
             with contextlib.closing(lock), work.beat(context.run.run_id) as beat:
                 work.refuse_withdrawn()
@@ -360,12 +359,6 @@ class TrainingWork:
     def history(self) -> Path:
         """Beside the model to come, or beside the checkpoints while an older model is published."""
         return (self.folder if self.model.record else self.model.folder) / HISTORY
-
-    @property
-    def lock_path(self) -> Path:
-        """Held by the run and by every rank of it."""
-        make_directory(self.paths.publication_lock.parent)
-        return self.paths.publication_lock
 
     def beat(self, run_id: str) -> WorkerBeat:
         """The heartbeat of this training: its steps count as rows."""

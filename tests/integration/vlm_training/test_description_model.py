@@ -13,15 +13,14 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.services.withdrawal import prepare_withdrawal, withdraw
-from vlm_durable.files.lock_files import acquire_lock
 from vlm_durable.files.sealed_json import read_sealed, write_sealed
 from vlm_durable.state.withdrawing import begin_withdrawal
 from vlm_durable.versions.version_mark import mark_copies
 from vlm_engine.devices.leases import NoDeviceFreeError
 from vlm_engine.model_source import ModelSource, exact_revision
-from vlm_training import description_model
 from vlm_training.checkpoints import Checkpoints
-from vlm_training.description_model import ASSET, TrainingWork
+from vlm_training.description_model import TrainingWork
+from vlm_training.published_model import ASSET, PublishedModel
 from vlm_training.state import TrainingState
 from vlm_training.variants import read_variants
 
@@ -111,14 +110,16 @@ def test_a_training_learns_from_nothing_withdrawn_while_it_is_read(training_desk
     settings = training_desk.settings
     gone = Catalog.open(settings.home).slice(Catalog.open(settings.home).ranges[0])["property_id"].to_pylist()
 
-    def acquired_late(path, *, seconds):
+    lock = PublishedModel.lock
+
+    def locked_late(model, seconds):
         if is_done:
             list(withdraw(settings, prepare_withdrawal(settings, gone)))
         else:
             begin_withdrawal(control_state(settings), [])
-        return acquire_lock(path, seconds=seconds)
+        return lock(model, seconds)
 
-    monkeypatch.setattr(description_model, "acquire_lock", acquired_late)
+    monkeypatch.setattr(PublishedModel, "lock", locked_late)
     done = training_desk.materialize(ASSET, key="tiny")
     assert not done.success
     assert "withdrawn" in done.failure
