@@ -1,9 +1,12 @@
 """Whether the guarantee holds, on rendered properties: python -m benchmarks.guarantee HOME... [--picture P]
 
-HOMEs are described examples (``vlm-assets demo --exit --properties 2050 --seed N --home HOME``). All answers
-together are the population, of which everything is known. Samples of 300 labels are drawn from it again and
-again; each promises by the tests of the product what it can. A promise is broken if fewer of all answers
-above its threshold are right than it says.
+HOMEs are described examples (``vlm-assets demo --exit --properties 2050 --seed N --home HOME``). The example
+model is nearly always right, so the images of one home are made worse before they are described: the same
+command with ``--no-run``, ``python -m benchmarks.guarantee HOME --degrade``, then the command as above.
+
+All answers together are the population, of which everything is known. Samples of 300 labels are drawn from it
+again and again; each promises by the tests of the product what it can. A promise is broken if fewer of all
+answers above its threshold are right than it says.
 """
 
 from __future__ import annotations
@@ -95,6 +98,23 @@ def read_answers(homes: Sequence[Path]) -> dict[str, Answers]:
     return {name: of_field for name, of_field in answers.items() if np.isfinite(of_field.confidences).all()}
 
 
+def degrade(home: Path) -> None:
+    """Blur and darken the images of an example, each property's by its own measure, from not at all to hardly
+    recognisable. In place, and the same each time."""
+    from PIL import Image, ImageEnhance, ImageFilter
+
+    for folder in sorted((home / "example" / "images").iterdir()):
+        measure = np.random.default_rng(list(folder.name.encode())).random()
+        for path in sorted(folder.iterdir()):
+            try:
+                with Image.open(path) as opened:
+                    image = opened.convert("RGB")
+            except OSError:
+                continue  # The example has images that cannot be read.
+            image = image.filter(ImageFilter.GaussianBlur(measure * max(image.size) / 16))
+            ImageEnhance.Brightness(image).enhance(1 - 0.6 * measure).save(path)
+
+
 def draw(answers: Mapping[str, Answers], targets: Mapping[str, float], *, risk: float, draws: int) -> Drawn:
     """Draw samples of labels, and promise what each shows. risk: of each field's test."""
     chance = np.random.default_rng(1)
@@ -133,7 +153,12 @@ def main() -> None:
     parser.add_argument("homes", type=Path, nargs="+", metavar="HOME", help="described examples")
     parser.add_argument("--draws", type=int, default=DRAWS)
     parser.add_argument("--picture", type=Path, help="draw the curves of the least accurate fields into it")
+    parser.add_argument("--degrade", action="store_true", help="make the images worse, and end")
     options = parser.parse_args()
+    if options.degrade:
+        for home in options.homes:
+            degrade(home)
+        return
     answers = read_answers(options.homes)
     size = len(next(iter(answers.values())).right)
     first = next(iter(looks(RISK)))

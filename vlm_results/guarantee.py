@@ -147,19 +147,20 @@ def shown_rows(rows: pa.Table, thresholds: Thresholds) -> pa.Table:
     return rows.append_column(RAW, raw)
 
 
-def shown_description(limits: Mapping[str, str], types: Mapping[str, pa.DataType]) -> str:
+def shown_description(limits: Mapping[str, str], types: Mapping[str, pa.StructType]) -> str:
     """The description in SQL, with null for answers below their threshold.
 
     limits: by field, the threshold in SQL. types: of the columns description and confidence.
     """
-    confidence = types.get(CONFIDENCE)
+    # A nested object has no confidence of its own: nothing can be promised of it, and none of it is shown.
+    sure_fields = {field.name for field in types.get(CONFIDENCE, ()) if pa.types.is_floating(field.type)}
     shown = []
     for field, limit in limits.items():
         if types["description"].get_field_index(field) < 0:
             continue
         name = quoted(field)
         answer = "NULL"
-        if confidence is not None and confidence.get_field_index(field) >= 0:
+        if field in sure_fields:
             # As doubles on both sides, as in the tests: 0.95 as a float is less than 0.95.
             sure = f"CAST({CONFIDENCE}.{name} AS DOUBLE) >= CAST({limit} AS DOUBLE)"
             answer = f"CASE WHEN {sure} THEN description.{name} END"

@@ -18,6 +18,10 @@ _CHANGES = "vlm_results/changes.py"
 _REVIEW = "vlm_results/review.py"
 _IMAGES = "vlm_results/exported_images.py"
 _QUALITY = "vlm_results/quality.py"
+_CONFIDENCES = "vlm_results/confidence_statistics.py"
+_GUARANTEE = "vlm_results/guarantee.py"
+_CERTIFICATION = "vlm_results/certification.py"
+_LABELS = "vlm_results/labels.py"
 _INTERVALS = "vlm_assets/services/intervals.py"
 _COMPARE = "vlm_assets/services/comparison.py"
 _FORECAST = "vlm_assets/services/forecast.py"
@@ -70,6 +74,10 @@ TESTS = {
             "the_share_of_false_alarms_is_the_one_that_is_set",
         )
     ],
+    _CONFIDENCES: ["tests/unit/vlm_results/test_confidence_statistics.py"],
+    _GUARANTEE: ["tests/unit/vlm_results/test_guarantee.py"],
+    _CERTIFICATION: ["tests/unit/vlm_results/test_guarantee.py"],
+    _LABELS: ["tests/unit/vlm_results/test_calibration.py"],
     _INTERVALS: ["tests/unit/vlm_assets/services/test_intervals.py"],
     _COMPARE: ["tests/unit/vlm_assets/services/test_comparison.py"],
     _FORECAST: ["tests/unit/vlm_assets/services/test_forecast.py"],
@@ -216,6 +224,18 @@ MUTANTS = (
     Mutant(_QUALITY, "telling = expected >= 5\n", "telling = expected >= 0\n", "a rare value tells nothing"),
     Mutant(_QUALITY, "np.bincount(partitions, counts) >= _ENOUGH_ROWS // 2", "np.bincount(partitions, counts) >= 0",
            "a few rows are not compared"),
+    Mutant(_CONFIDENCES, "        if chances[place] > risk:\n            break\n", "        if chances[place] > risk:\n            continue\n",
+           "no threshold is tested below one that failed"),
+    Mutant(_CONFIDENCES, "        risk /= 2\n", "", "the risks of all looks are the risk"),
+    Mutant(_CONFIDENCES, "binom.sf(right_above - 1, above, target)", "binom.sf(right_above, above, target)", "a test is exact"),
+    Mutant(_CONFIDENCES, " / inclusion\n", " * np.ones(len(positions))\n", "a mean over chosen properties is that of all"),
+    Mutant(_GUARANTEE, "{answer}", "description.{name}", "an answer that is not sure enough is not shown"),
+    Mutant(_GUARANTEE, "settings_digest({} if record is None else record.metadata.get(\"parts\", {}))", "next(iter(self.thresholds), (\"\",))[0]",
+           "labels of one model promise nothing of another's answers"),
+    Mutant(_CERTIFICATION, "if look.labels > promise.labels:", "if look.labels > 2 * promise.labels:", "nothing is promised by too few labels"),
+    Mutant(_LABELS, "weight, is_random = verdict.weight, verdict.by_chance", "weight, is_random = verdict.weight, True",
+           "what was chosen for being unsure certifies nothing"),
+    Mutant(_LABELS, "may_certify = settings.truth is None or not names_a_model(settings.truth)", "may_certify = True", "a model certifies nothing"),
     Mutant(_INTERVALS, "for sign in (1, -1))", "for sign in (-1, 1))", "the first contender is the better one, and not the second"),
     Mutant(_INTERVALS, " if self.differing else ", " if True else ", "without a difference nobody is called better"),
     Mutant(_INTERVALS, "len(values) / _design_effect(values, lowest=0.0)", "len(values)", "fields that fail alone count for more than one answer"),

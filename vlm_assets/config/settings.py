@@ -340,9 +340,9 @@ class Settings(BaseSettings):
     @classmethod
     def _shares_by_field(cls, guarantee: str) -> str:
         for part in guarantee.split(",") if guarantee.strip() else ():
-            match = re.fullmatch(r"\s*([^\s>=,]+)\s*>=\s*(0?\.\d+)\s*", part)
+            match = re.fullmatch(r"\s*(\w+)\s*>=\s*(0?\.\d+)\s*", part)
             if match is None or not 0 < float(match[2]) < 1:
-                raise ValueError(f"{part!r} is no promise: write FIELD>=SHARE with a share below 1")
+                raise ValueError(f"{part!r} is no promise: write FIELD>=SHARE, with a share below 1")
         if len({part.split(">=")[0].strip() for part in guarantee.split(",")}) <= guarantee.count(","):
             raise ValueError("a field is named twice")
         return guarantee

@@ -5,13 +5,15 @@ from dataclasses import replace
 import dagster as dg
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
 from tests.support.sure_answers import sure_dataset
 from vlm_assets.assets.fingerprint import settings_digest
 from vlm_assets.assets.truth import REVIEWS, verdicts
+from vlm_assets.commands.main import app
 from vlm_assets.services.command_error import CommandError
 from vlm_engine.schema import same
-from vlm_results import calibration
+from vlm_results import calibration, review_page
 from vlm_results.calibration import LEAST_LABELS, learn_curves, read_curves
 from vlm_results.confidence_statistics import calibration_error
 from vlm_results.dataset_quality import ASSET, build_dataset_quality
@@ -208,3 +210,20 @@ def test_without_confidences_nothing_is_unsure(tmp_path):
         dataset.answer(key, without_confidence=True)
     with pytest.raises(CommandError, match="No published answer has a confidence"):
         draw_unsure(dataset.settings, dataset.catalog, count=10, seed=1)
+
+
+def test_the_command_draws_unsure_properties_and_refuses_two_ways_of_drawing(tmp_path, monkeypatch):
+    """``review --unsure`` opens the page on a mixed sample; at its end it says what is promised."""
+    dataset = sure_dataset(tmp_path)
+    home = str(dataset.settings.home)
+    samples = []
+    monkeypatch.setattr(review_page, "review_app", lambda settings, catalog, drawn: samples.append(drawn))
+    monkeypatch.setattr(review_page, "serve_page", lambda *_, **__: None)
+    monkeypatch.setenv("VLM_ASSETS_GUARANTEE", "floors>=0.95")
+    monkeypatch.setenv("VLM_ASSETS_DESCRIPTION_SCHEMA", "tests.support.sure_answers:House")
+    asked = ["review", "--home", home, "--sample", "40", "--unsure"]
+    done = CliRunner().invoke(app, asked)
+    assert done.exit_code == 0, done.output
+    assert len({one.by_chance for one in samples[0]}) == 2
+    assert "300 labels of a random sample are missing" in " ".join(done.output.split())
+    assert CliRunner().invoke(app, [*asked, "--suspicious"]).exit_code == 2

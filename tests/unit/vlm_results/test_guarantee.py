@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -12,9 +13,10 @@ from vlm_assets.config.settings import Settings, SettingsError, load_settings
 from vlm_results import explore
 from vlm_results.certification import certify_published
 from vlm_results.changes import Nothing, RowSnapshot, SnapshotWriter, changes
+from vlm_results.confidence_statistics import GRID, cell_counts
 from vlm_results.export import Format, export
 from vlm_results.exported_images import Images
-from vlm_results.guarantee import FILE, Guarantee
+from vlm_results.guarantee import FILE, Guarantee, shown_rows
 from vlm_results.published_table import matching_rows, published_records, read_described, read_rows
 from vlm_results.review import published_answers
 from vlm_results.search import Hit, descriptions_of
@@ -228,3 +230,32 @@ def test_doctor_says_that_a_promised_field_is_none_of_the_schema():
     assert level == "error"
     assert "'rof'" in sentence
     assert settings.guarantee_targets == {"floors": 0.9, "rof": 0.95}
+
+
+def test_nothing_of_a_nested_object_is_shown_where_it_is_promised():
+    """It has a confidence for each of its fields and none of its own, so no label can show what it keeps."""
+    rooms, sure = {"count": 3}, {"rooms": {"count": 0.9}}
+    rows = pa.table({"description": [{"rooms": rooms, "floors": 2}], "confidence": [sure]})
+    shown = shown_rows(rows, {"rooms": 0.5})
+    assert shown.to_pylist() == [
+        {
+            "description": {"rooms": None, "floors": 2},
+            "confidence": sure,
+            "raw_description": {"rooms": rooms, "floors": 2},
+        }
+    ]
+
+
+def test_a_confidence_is_compared_as_it_was_tested():
+    """0.95 as a float is less than 0.95: it is below the threshold in the tests, and in what is shown."""
+    sure = pa.array([0.95, 0.9500001], pa.float32())
+    rows = pa.table(
+        {
+            "description": [{"floors": 1}, {"floors": 2}],
+            "confidence": pa.StructArray.from_arrays([sure], ["floors"]),
+        }
+    )
+    values = np.asarray(sure).astype(float)
+    assert cell_counts(values)[GRID.index(0.95) :].sum() == 1
+    shown = shown_rows(rows, {"floors": 0.95})["description"].to_pylist()
+    assert shown == [{"floors": None}, {"floors": 2}]
