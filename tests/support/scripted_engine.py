@@ -1,7 +1,8 @@
-"""The scripted engine, as a fixture: for tests in this process."""
+"""The scripted engine, as a fixture, and a model that is lost: for tests in this process."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -10,8 +11,9 @@ import pytest
 
 from resources.vision_language_model import VisionLanguageModel
 from tests.support.scripted_models import ScriptedEngine
+from vlm_engine.images.images import LoadedProperty
 from vlm_engine.model_source import ModelSource
-from vlm_engine.protocol import ImageLimits, ImageTokens
+from vlm_engine.protocol import Answer, Attempt, Engine, EngineLostError, ImageLimits, ImageTokens
 from vlm_engine.transformers.image_tokens import fitted_processor
 
 
@@ -30,3 +32,21 @@ def load(model: VisionLanguageModel, device: object, *, schema: object, prompt: 
 def scripted_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every model in this process is a scripted one."""
     monkeypatch.setattr(VisionLanguageModel, "load", load)
+
+
+class LostAfterOneBatch(VisionLanguageModel):
+    """A model whose device is lost after its first batch: part of a partition is committed."""
+
+    def load(self, *arguments: Any, **options: Any) -> Engine:
+        """See VisionLanguageModel."""
+        engine = super().load(*arguments, **options)
+        describe, batches = engine.describe, list[int]()
+
+        def describe_once(batch: Sequence[LoadedProperty], *, attempt: Attempt) -> list[Answer]:
+            if batches:
+                raise EngineLostError("the device is lost")
+            batches.append(len(batch))
+            return list(describe(batch, attempt=attempt))
+
+        engine.describe = describe_once  # type: ignore[method-assign]
+        return engine

@@ -9,12 +9,11 @@ from typer.testing import CliRunner
 
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
-from resources.vision_language_model import VisionLanguageModel
 from tests.support.damage import flip_bit
+from tests.support.scripted_engine import LostAfterOneBatch
 from vlm_assets.commands.main import app
 from vlm_durable.state.database import open_state
 from vlm_durable.versions.published import PublishedPartitions
-from vlm_engine.protocol import EngineLostError
 
 BOTH = ("property_descriptions", "property_embeddings")
 KEYS = ("000000000-000000007", "000000008-000000015")
@@ -67,23 +66,6 @@ def test_moving_a_model_folder_changes_nothing(desk, tmp_path):
         assert str(tmp_path) not in files
     rows = pq.read_table(moved.file, columns=["model"]).column(0).to_pylist()
     assert set(rows) == {"mine"}
-
-
-class LostAfterOneBatch(VisionLanguageModel):
-    """The example model, whose device is lost after its first batch: half a partition is committed."""
-
-    def load(self, *arguments, **options):
-        engine = super().load(*arguments, **options)
-        describe, batches = engine.describe, []
-
-        def describe_once(batch, **more):
-            if batches:
-                raise EngineLostError("the device is lost")
-            batches.append(len(batch))
-            return describe(batch, **more)
-
-        engine.describe = describe_once
-        return engine
 
 
 def interrupt(desk):

@@ -6,29 +6,11 @@ import dagster as dg
 import pyarrow.parquet as pq
 import pytest
 
-from resources.vision_language_model import VisionLanguageModel
-from vlm_engine.protocol import EngineLostError
+from tests.support.scripted_engine import LostAfterOneBatch
 
 KEY = "000000000-000000007"
 
 pytestmark = pytest.mark.usefixtures("scripted_engine")
-
-
-class LostAfterOneBatch(VisionLanguageModel):
-    """A model on a device that is lost after its first batch."""
-
-    def load(self, device, **how):
-        engine = super().load(device, **how)
-        describe, batches = engine.describe, []
-
-        def describe_once(batch, **more):
-            if batches:
-                raise EngineLostError("the device is lost")
-            batches.append(len(batch))
-            return describe(batch, **more)
-
-        engine.describe = describe_once
-        return engine
 
 
 def what_was_restored(desk, asset):

@@ -20,6 +20,7 @@ from sensors.dagster_internals.events import DagsterFacts
 from sensors.reconciliation import report_published
 from sensors.retry_ledger import Entry
 from tests.support.desks import KEY, Desk
+from tests.support.scripted_engine import LostAfterOneBatch
 from vlm_assets.assets.partition_state import PartitionState, PartitionStates, State
 from vlm_assets.assets.property_catalog import record_catalog
 from vlm_assets.automation.sensors import build_tags_of
@@ -29,7 +30,6 @@ from vlm_assets.config.resource_settings import control_state
 from vlm_assets.home_definitions import build_defs
 from vlm_assets.services.status import RetryNotes
 from vlm_durable.state.workers import Workers
-from vlm_engine.protocol import EngineLostError
 
 DESCRIPTIONS, EMBEDDINGS = BOTH = ("property_descriptions", "property_embeddings")
 FRESH, STALE, MISSING = "FRESH", "STALE", "MISSING"
@@ -69,23 +69,6 @@ def ingest_again(desk: Desk, listing: Path, change: Callable[[list[dict]], None]
 def undone(desk: Desk, **notes: object) -> State:
     """The state of the first partition with what the retries know of it."""
     return RetryNotes(**notes).beside(state_of(desk, DESCRIPTIONS)).state
-
-
-class LostAfterOneBatch(VisionLanguageModel):
-    """A model whose device is lost after its first batch."""
-
-    def load(self, *arguments, **options):
-        engine = super().load(*arguments, **options)
-        describe, batches = engine.describe, []
-
-        def describe_once(batch, **more):
-            if batches:
-                raise EngineLostError("the device is lost")
-            batches.append(len(batch))
-            return describe(batch, **more)
-
-        engine.describe = describe_once
-        return engine
 
 
 class WrongOfTwo(VisionLanguageModel):
