@@ -17,9 +17,10 @@ from vlm_assets.config.settings import Settings
 from vlm_durable.commands import command
 from vlm_durable.wording import counted
 from vlm_results.confidence_statistics import GRID, Counts, certify, looks, next_look
-from vlm_results.guarantee import LookResult, field_risk, lowest_threshold, read_looks, write_looks
+from vlm_results.guarantee import LookResult, lowest_threshold, promised_shares, read_looks, write_looks
 from vlm_results.labels import Judged, certifying_labels, read_judged
 from vlm_results.quality import Quality, assess_quality
+from vlm_results.results_settings import ResultsSettings
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +89,7 @@ def certify_published(settings: Settings, catalog: Catalog) -> list[FieldPromise
 
     Raises CommandError, CatalogError, SchemaError, TruthError, FormatVersionError, OSError.
     """
-    if not settings.guarantee_targets:
+    if not ResultsSettings.part_of(settings).guarantee_targets:
         return []
     return certify_promises(settings, assess_quality(settings, catalog), read_judged(settings, catalog))
 
@@ -97,7 +98,7 @@ def certify_promises(
     settings: Settings, quality: Quality, judged: Mapping[str, Sequence[Judged]]
 ) -> list[FieldPromise]:
     """Do the looks that are due, keep them, and say what is promised. Raises FormatVersionError, OSError."""
-    targets, risk = settings.guarantee_targets, field_risk(settings)
+    targets, risk = promised_shares(settings)
     if not targets:
         return []
     kept = read_looks(settings)

@@ -19,6 +19,7 @@ from vlm_assets.assets.partition import CONFIDENCE
 from vlm_assets.config.settings import Settings
 from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, write_sealed
 from vlm_durable.versions.partition_files import PublishedRecord
+from vlm_results.results_settings import ResultsSettings
 
 FILE: Final = "guarantee.json"
 
@@ -79,9 +80,10 @@ def write_looks(settings: Settings, looks: Iterable[LookResult]) -> None:
     write_sealed(settings.state_directory / FILE, {"looks": [asdict(look) for look in looks]})
 
 
-def field_risk(settings: Settings) -> float:
-    """The risk of one field: that of all, divided by their number."""
-    return settings.guarantee_risk / max(1, len(settings.guarantee_targets))
+def promised_shares(settings: Settings) -> tuple[dict[str, float], float]:
+    """The promised share of right answers by field, and the risk of each: that of all, divided."""
+    own = ResultsSettings.part_of(settings)
+    return own.guarantee_targets, own.guarantee_risk / max(1, len(own.guarantee_targets))
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class Guarantee:
     @classmethod
     def read(cls, settings: Settings) -> Self:
         """The thresholds that labels have shown for these settings. Raises FormatVersionError, OSError."""
-        targets, risk = settings.guarantee_targets, field_risk(settings)
+        targets, risk = promised_shares(settings)
         looks: dict[tuple[str, str], list[LookResult]] = {}
         for look in read_looks(settings) if targets else ():
             if (look.target, look.risk) == (targets.get(look.field), risk):
@@ -195,6 +197,7 @@ def quoted(name: str, mark: str = '"') -> str:
 
 def as_json(settings: Settings) -> dict[str, Any]:
     """What is promised, for the files of an export; empty without a guarantee."""
-    if not settings.guarantee_targets:
+    own = ResultsSettings.part_of(settings)
+    if not own.guarantee_targets:
         return {}
-    return {"guarantee": {"shares": dict(settings.guarantee_targets), "risk": settings.guarantee_risk}}
+    return {"guarantee": {"shares": own.guarantee_targets, "risk": own.guarantee_risk}}

@@ -27,6 +27,7 @@ from vlm_durable.versions.versioned_object import PublishedError
 from vlm_engine.schema import same
 from vlm_results.confidence_statistics import Flags, Floats
 from vlm_results.published_table import answer_digest, field_confidences
+from vlm_results.results_settings import ResultsSettings
 
 _COLUMNS: Final = ("property_id", "ordinal", "status", "description", INPUTS, CONFIDENCE)
 
@@ -97,9 +98,10 @@ def read_judged(settings: Settings, catalog: Catalog) -> dict[str, list[Judged]]
     """
     truth: Mapping[str, Mapping[str, Any]] = {}
     # The verdicts as a truth file would let those certify that were chosen for being suspicious.
-    if settings.truth is not None and settings.truth.name != REVIEWS:
-        truth = read_truth(settings.truth)
-    may_certify = settings.truth is None or not names_a_model(settings.truth)
+    file = ResultsSettings.part_of(settings).truth
+    if file is not None and file.name != REVIEWS:
+        truth = read_truth(file)
+    may_certify = file is None or not names_a_model(file)
     given = verdicts(settings.home)
     ordered = [
         *sorted(truth, key=lambda name: hashlib.sha256(name.encode()).digest()),

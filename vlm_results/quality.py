@@ -41,6 +41,7 @@ from vlm_durable.wording import counted
 from vlm_engine.schema import DescriptionSchema, load_schema, same
 from vlm_results.confidence_statistics import GRID, cell_counts
 from vlm_results.published_table import field_confidences
+from vlm_results.results_settings import ResultsSettings
 
 CONTRADICTIONS = "CONTRADICTIONS"
 """Name of a class variable of the user's schema: the name of each contradiction, and its condition in SQL."""
@@ -267,7 +268,8 @@ def assess_quality(settings: Settings, catalog: Catalog) -> Quality:
     Raises CatalogError, SchemaError, TruthError.
     """
     schema = load_schema(settings.description_schema)
-    truth = read_truth(settings.truth) if settings.truth is not None else {}
+    file = ResultsSettings.part_of(settings).truth
+    truth = read_truth(file) if file is not None else {}
     conditions: Mapping[str, str] = getattr(schema.model, CONTRADICTIONS, {})
     summaries = _summaries(settings, catalog, schema, conditions=conditions, truth=truth)
     path_of = PublishedPartitions(settings.descriptions).path

@@ -10,12 +10,15 @@ if TYPE_CHECKING:
 
 from vlm_assets.config.extensions import DoctorCheck, Extension
 from vlm_assets.config.settings import Settings
+from vlm_results.results_settings import ResultsSettings
 
 
 class ResultsExtension(Extension):
     """Search, export, review, explore and the quality of what was described."""
 
     package = "vlm_results"
+    settings = ResultsSettings
+    settings_title = "With answers that are known to be right"
     commands: ClassVar[Mapping[str, tuple[str, str]]] = {
         "changes": ("vlm_results.changes", "List properties that are new, changed or withdrawn since."),
         "explore": ("vlm_results.explore", "Open charts, a table, a map and neighbours in a browser."),

@@ -6,22 +6,25 @@ from vlm_assets.assets.truth import TruthError, read_truth
 from vlm_assets.config.extensions import Findings
 from vlm_assets.config.settings import PREFIX, Settings
 from vlm_engine.schema import load_schema
+from vlm_results.results_settings import ResultsSettings
 
 
 def examine_truth(settings: Settings) -> Findings:
     """An error where the file does not read."""
-    if settings.truth is not None:
+    truth = ResultsSettings.part_of(settings).truth
+    if truth is not None:
         try:
-            read_truth(settings.truth)
+            read_truth(truth)
         except TruthError as error:
             yield "error", f"{PREFIX}TRUTH: {error}"
 
 
 def examine_guarantee(settings: Settings) -> Findings:
     """An error where a promised field is none of the schema, so that nobody could be shown its answers."""
-    if settings.guarantee_targets:
+    targets = ResultsSettings.part_of(settings).guarantee_targets
+    if targets:
         fields = load_schema(settings.description_schema).json_schema.get("properties", {})
-        for field in settings.guarantee_targets:
+        for field in targets:
             if field not in fields:
                 yield (
                     "error",

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 from vlm_assets.config.extensions import Extension, StatusTable, StoredLeftover
 from vlm_assets.config.settings import Settings
 from vlm_durable.state.workers import Worker
+from vlm_training.training_settings import TrainingSettings
 
 
 class TrainingExtension(Extension):
@@ -20,6 +21,8 @@ class TrainingExtension(Extension):
     package = "vlm_training"
     assets: ClassVar[tuple[str, ...]] = ("description_model",)
     model_source: ClassVar[str | None] = "variant"
+    settings = TrainingSettings
+    settings_title = "With models to train"
 
     def definitions(self, settings: Settings) -> dg.Definitions:
         """The asset, if there are variants."""
@@ -44,7 +47,7 @@ class TrainingExtension(Extension):
 
     def assets_by_hand(self, settings: Settings) -> tuple[str, ...]:
         """The asset, if there are variants."""
-        return () if settings.variants is None else self.assets
+        return () if TrainingSettings.part_of(settings).variants is None else self.assets
 
     def status(self, settings: Settings) -> StatusTable | None:
         """The variants: those that run, those that wait in their order, the others."""

@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from vlm_assets.config.settings import EXAMPLE, EXAMPLE_MODEL, PREFIX, Settings, SettingsError
+from vlm_training.training_settings import TrainingSettings
 
 _SETTING = f"{PREFIX}VARIANTS"
 
@@ -75,7 +76,7 @@ class _VariantsFile(BaseModel):
 
 def read_variants(settings: Settings) -> Mapping[str, Variant]:
     """The variants by name, in the order of the file; none without one. Raises SettingsError."""
-    path = settings.variants
+    path = TrainingSettings.part_of(settings).variants
     if path is None:
         return {}
     try:

@@ -235,7 +235,7 @@ MUTANTS = (
     Mutant(_CERTIFICATION, "if look.labels > promise.labels:", "if look.labels > 2 * promise.labels:", "nothing is promised by too few labels"),
     Mutant(_LABELS, "weight, is_random = verdict.weight, verdict.by_chance", "weight, is_random = verdict.weight, True",
            "what was chosen for being unsure certifies nothing"),
-    Mutant(_LABELS, "may_certify = settings.truth is None or not names_a_model(settings.truth)", "may_certify = True", "a model certifies nothing"),
+    Mutant(_LABELS, "may_certify = file is None or not names_a_model(file)", "may_certify = True", "a model certifies nothing"),
     Mutant(_INTERVALS, "for sign in (1, -1))", "for sign in (-1, 1))", "the first contender is the better one, and not the second"),
     Mutant(_INTERVALS, " if self.differing else ", " if True else ", "without a difference nobody is called better"),
     Mutant(_INTERVALS, "len(values) / _design_effect(values, lowest=0.0)", "len(values)", "fields that fail alone count for more than one answer"),

@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 from vlm_assets.assets.truth import verdicts
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.config.settings import Settings
+from vlm_assets.config.settings import load_settings
 from vlm_durable.versions.published import PublishedPartitions
 
 PROGRAM = Path(sys.executable).with_name("vlm-assets")
@@ -27,7 +27,7 @@ def home(tmp_path):
         (tmp_path / "images" / name).mkdir(parents=True)
         Image.new("RGB", (64, 48), colour).save(tmp_path / "images" / name / "1.jpg")
         (tmp_path / "images" / name / "2 <b>.jpg").write_bytes(b"no image")
-    settings = Settings(home=tmp_path / "home")
+    settings = load_settings(home=tmp_path / "home")
     ingest(tmp_path / "images", settings.home, close=True)
     (one,) = Catalog.open(settings.home).ranges
     ids = Catalog.open(settings.home).slice(one)["property_id"].to_pylist()

@@ -4,14 +4,28 @@ import tomllib
 from importlib.metadata import entry_points
 from pathlib import Path
 
+import pytest
+
 from vlm_assets.assets.truth import REVIEWS
-from vlm_assets.config.extensions import GROUP, KEPT_IN_HOMES, installed, left_by_missing
+from vlm_assets.config.extensions import (
+    KEPT_IN_HOMES,
+    installed,
+    left_by_missing,
+)
+from vlm_assets.config.settings import (
+    EXTENSIONS,
+    SettingsError,
+    load_settings,
+    loaded_extensions,
+    own_settings,
+)
 from vlm_durable.files.layout import Home
+from vlm_training.training_settings import TrainingSettings
 
 
 def test_the_extensions_of_this_repository_are_installed() -> None:
     """Each is found by its entry point, and every command of theirs is one that there is."""
-    installed.cache_clear()
+    loaded_extensions.cache_clear()
     assert [extension.package for extension in installed()] == ["vlm_cluster", "vlm_results", "vlm_training"]
     commands = {name for extension in installed() for name in extension.commands}
     assert commands == {"changes", "devices node", "explore", "export", "review", "search"}
@@ -20,7 +34,7 @@ def test_the_extensions_of_this_repository_are_installed() -> None:
 def test_the_core_knows_what_each_keeps_in_a_home(tmp_path: Path) -> None:
     """Where one is missing, this list alone says that its files are there; installed ones hold up nothing."""
     kept = {one.name: one for one in KEPT_IN_HOMES}
-    for point in entry_points(group=GROUP):
+    for point in entry_points(group=EXTENSIONS):
         assert point.load()().assets == (kept[point.name].assets if point.name in kept else ())
     files = [tmp_path / name for name in kept["results"].files]
     assert {tmp_path / REVIEWS, Home(tmp_path).word_index.parent} <= set(files)
@@ -32,4 +46,23 @@ def test_the_core_knows_what_each_keeps_in_a_home(tmp_path: Path) -> None:
     for one in KEPT_IN_HOMES:
         about = tomllib.loads((distributions / one.name / "pyproject.toml").read_text())["project"]
         assert about["name"] == one.distribution
-        assert list(about["entry-points"][GROUP]) == [one.name]
+        assert list(about["entry-points"][EXTENSIONS]) == [one.name]
+
+
+def test_settings_of_extensions_are_set_and_refused_as_all_others(tmp_path: Path, monkeypatch) -> None:
+    """Each extension adds some, which need no other; a slip in a name of theirs is told as any."""
+    own = {extension.package: own_settings(extension.settings) for extension in installed()}
+    assert own == {
+        "vlm_cluster": [],
+        "vlm_results": ["truth", "guarantee", "guarantee_risk"],
+        "vlm_training": ["variants"],
+    }
+    monkeypatch.setenv("VLM_ASSETS_VARIANTS", "variants.yaml")
+    settings = load_settings(home=tmp_path)
+    assert TrainingSettings.part_of(settings).variants == Path.cwd() / "variants.yaml"
+    assert all(isinstance(settings, extension.settings) for extension in installed())
+    monkeypatch.setenv("VLM_ASSETS_GARANTEE", "roof>=0.95")
+    with pytest.raises(
+        SettingsError, match=r"VLM_ASSETS_GARANTEE is set .* Did you mean VLM_ASSETS_GUARANTEE\?"
+    ):
+        load_settings(home=tmp_path)

@@ -28,7 +28,14 @@ from vlm_assets.commands.terminal import (
     show_activity,
 )
 from vlm_assets.config.extensions import installed
-from vlm_assets.config.settings import ENV_FILE, GROUPS, PREFIX, Settings, SettingsError, env_file_sentence
+from vlm_assets.config.settings import (
+    ENV_FILE,
+    PREFIX,
+    SettingsError,
+    env_file_sentence,
+    settings_class,
+    settings_groups,
+)
 from vlm_durable.commands import HOME
 from vlm_durable.files.files import restrict_umask
 
@@ -214,7 +221,7 @@ def settings_command(home: Home = None, as_json: AsJson = False) -> None:
         current = chosen_settings(home)
     except SettingsError as error:
         # Its message says that this command lists the settings, so the command does.
-        current, wrong = Settings.model_construct(), error
+        current, wrong = settings_class().model_construct(), error
     listed = {}
     for name, field in type(current).model_fields.items():
         value = getattr(current, name)
@@ -225,7 +232,7 @@ def settings_command(home: Home = None, as_json: AsJson = False) -> None:
         say_as_json(listed)
     else:
         say(env_file_sentence() if wrong is None else "A setting is wrong, so these are the defaults.")
-        titles = {f"{PREFIX}{first.upper()}": title for first, title in GROUPS.items()}
+        titles = {f"{PREFIX}{first.upper()}": title for first, title in settings_groups().items()}
         for name, setting in listed.items():
             if name in titles:
                 say(f"\n{titles[name]}\n", bold=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
@@ -16,11 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 if TYPE_CHECKING:
     import dagster as dg
 
-from vlm_assets.config.settings import PREFIX, Settings, SettingsError
+from vlm_assets.config.settings import EXTENSIONS, PREFIX, Settings, SettingsError, loaded_extensions
 from vlm_durable.files.layout import Home
 from vlm_durable.state.workers import Worker
-
-GROUP: Final = "vlm_assets.extensions"
 
 Level = Literal["ok", "warning", "error"]
 """How bad a finding of ``doctor`` is. An error stops a long run sooner or later."""
@@ -83,6 +80,12 @@ class Extension:
 
     assets: ClassVar[tuple[str, ...]] = ()
     """Assets of its own that have folders in a home: a backup takes them along."""
+
+    settings: ClassVar[type[Settings]] = Settings
+    """The core's, or a subclass that adds its own: users set all of them in one way."""
+
+    settings_title: ClassVar[str] = ""
+    """Who needs its own settings, for those who read the list."""
 
     def definitions(self, settings: Settings) -> dg.Definitions:
         """Its assets, checks and sensors; the core has the resources. Raises SettingsError."""
@@ -174,7 +177,7 @@ KEPT_IN_HOMES: Final = (
 
 def left_by_missing(home: Home, *, assets_alone: bool = False) -> Iterator[tuple[str, Path]]:
     """Each distribution that is not installed, and that has something in this home; with a path of it."""
-    names = {point.name for point in entry_points(group=GROUP)}
+    names = {point.name for point in entry_points(group=EXTENSIONS)}
     for kept in KEPT_IN_HOMES:
         if kept.name not in names:
             path = kept.trace_in(home, assets_alone=assets_alone)
@@ -182,11 +185,9 @@ def left_by_missing(home: Home, *, assets_alone: bool = False) -> Iterator[tuple
                 yield kept.distribution, path
 
 
-@cache
 def installed() -> tuple[Extension, ...]:
     """The extensions of this environment, by name."""
-    points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
-    return tuple(point.load()() for point in points)
+    return loaded_extensions()
 
 
 def describing_model(settings: Settings) -> str | None:

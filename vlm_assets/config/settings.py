@@ -12,14 +12,17 @@ import json
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, Self, get_args
 from urllib.parse import urlsplit
 
 from dotenv import dotenv_values
 from pydantic import (
+    AfterValidator,
     Field,
     NonNegativeFloat,
     PositiveFloat,
@@ -27,6 +30,7 @@ from pydantic import (
     SecretStr,
     ValidationError,
     ValidationInfo,
+    create_model,
     field_validator,
 )
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
@@ -43,6 +47,8 @@ IS_CHECKOUT = (CHECKOUT / "pyproject.toml").is_file()
 ROOT = CHECKOUT if IS_CHECKOUT else Path.cwd()
 """Where the default home is: the checkout; for an installed package the current folder."""
 PREFIX = "VLM_ASSETS_"
+EXTENSIONS: Final = "vlm_assets.extensions"
+"""Entry points of this group are extensions; ``extensions.py`` says what one is."""
 
 
 def _env_file() -> Path:
@@ -68,13 +74,27 @@ EXAMPLE_EMBEDDER = CHECKOUT / "examples" / "embedder"
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
+
+def _absolute_path(path: Path) -> Path:
+    absolute = path.expanduser().absolute()
+    try:
+        str(absolute).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("a path must be UTF-8; rename the folder, or set another") from error
+    return absolute
+
+
+AbsolutePath = Annotated[Path, AfterValidator(_absolute_path)]
+"""A path of a setting: a run's working folder is not the shell's."""
+
 GROUPS: Final = {
     "home": "Everybody",
     "devices": "With a GPU, or another device or server of models",
     "store": "With a store on S3",
     "state_url": "With a cluster",
 }
-"""Who needs which settings: the first of each group, and its title. The others follow in ``Settings``."""
+"""Who needs which of the core's settings: the first of each group, and its title. The others follow in
+``Settings``."""
 
 _DIVISORS_OF_60: Final = tuple(minutes for minutes in range(1, 61) if 60 % minutes == 0)
 
@@ -84,9 +104,10 @@ class SettingsError(ValueError):
 
 
 class Settings(BaseSettings):
-    """All settings. Each can be set as ``VLM_ASSETS_`` and its name in capitals, or in ``.env``.
+    """The core's settings. Each can be set as ``VLM_ASSETS_`` and its name in capitals, or in ``.env``.
 
-    ``vlm-assets settings`` shows the text below each.
+    ``vlm-assets settings`` shows the text below each. An extension declares its own in a subclass;
+    ``load_settings`` gives all of them as one object.
     """
 
     model_config = SettingsConfigDict(
@@ -100,7 +121,7 @@ class Settings(BaseSettings):
     )
 
     # Everybody.
-    home: Path = ROOT / "data"
+    home: AbsolutePath = ROOT / "data"
     """Folder that holds the catalogue and all output."""
     source: Annotated[Path | S3Folder | None, NoDecode] = None
     """Your images: a folder tree ID/*.jpg, here or at s3://BUCKET/PREFIX, or a CSV, JSONL or parquet
@@ -126,15 +147,6 @@ class Settings(BaseSettings):
     installed, or a file in the working directory or the checkout."""
     prompt: str | None = None
     """Text of the question. Default: made from the schema."""
-    truth: Path | None = None
-    """What is right of some properties (CSV, JSONL or parquet with property_id and fields): dataset_quality
-    says how far the descriptions agree."""
-    guarantee: str = ""
-    """Shares of right answers, as FIELD>=SHARE with commas between, such as 'roof>=0.95, has_pool>=0.98':
-    search, export and explore show null for answers of these fields that are not sure enough, with the raw
-    answer beside (docs/confidence.md). Default: every answer is shown."""
-    guarantee_risk: Annotated[float, Field(gt=0.0, le=0.5)] = 0.05
-    """Chance that any of these fields has fewer right answers than the guarantee says."""
     max_new_tokens: PositiveInt = Field(512, le=100_000)
     """Tokens an answer may have in its first attempt."""
     max_images: PositiveInt = Field(12, le=500)
@@ -185,9 +197,6 @@ class Settings(BaseSettings):
     """Who owns the assets in Dagster's catalogue: mail addresses and team:NAME, separated by blanks."""
     tags: str = ""
     """Tags of the assets in Dagster's catalogue, as NAME=VALUE, separated by blanks."""
-    variants: Path | None = None
-    """YAML file of the variants of description_model, the models to train; docs/training.md. Default:
-    none."""
 
     # With a GPU.
     devices: str = "auto"
@@ -195,7 +204,7 @@ class Settings(BaseSettings):
     devices_per_model: PositiveInt = Field(1, le=64)
     """GPUs that work on one model together, for models that one does not hold; only with a server that is
     started (vLLM: tensor parallel). A run leases all of them or none."""
-    devices_folder: Path | None = None
+    devices_folder: AbsolutePath | None = None
     """Folder of the locks and model servers of this machine's devices, on a local disk. Homes that name the
     same one share the devices. Default: the home's own."""
     device_min_free_gib: NonNegativeFloat = 0.0
@@ -248,17 +257,10 @@ class Settings(BaseSettings):
     def _on_s3(cls, address: object) -> object:
         return S3Folder.parse(address) if isinstance(address, str) else address
 
-    @field_validator("home", "source", "image_root", "truth", "variants", "devices_folder")
+    @field_validator("source", "image_root")
     @classmethod
-    def _absolute(cls, path: Path | S3Folder | None) -> Path | S3Folder | None:
-        if not isinstance(path, Path):
-            return path
-        absolute = path.expanduser().absolute()
-        try:
-            str(absolute).encode()
-        except UnicodeEncodeError as error:
-            raise ValueError("a path must be UTF-8; rename the folder, or set another") from error
-        return absolute
+    def _absolute(cls, place: Path | S3Folder | None) -> Path | S3Folder | None:
+        return _absolute_path(place) if isinstance(place, Path) else place
 
     @field_validator("model", "embedding_model")
     @classmethod
@@ -336,23 +338,6 @@ class Settings(BaseSettings):
                 raise ValueError(f"{tag!r} is no tag: write NAME=VALUE, of letters, digits, '_', '.' and '-'")
         return tags
 
-    @field_validator("guarantee")
-    @classmethod
-    def _shares_by_field(cls, guarantee: str) -> str:
-        for part in guarantee.split(",") if guarantee.strip() else ():
-            match = re.fullmatch(r"\s*(\w+)\s*>=\s*(0?\.\d+)\s*", part)
-            if match is None or not 0 < float(match[2]) < 1:
-                raise ValueError(f"{part!r} is no promise: write FIELD>=SHARE, with a share below 1")
-        if len({part.split(">=")[0].strip() for part in guarantee.split(",")}) <= guarantee.count(","):
-            raise ValueError("a field is named twice")
-        return guarantee
-
-    @property
-    def guarantee_targets(self) -> dict[str, float]:
-        """The promised share of right answers, by field."""
-        pairs = (part.split(">=") for part in self.guarantee.split(",") if part.strip())
-        return {field.strip(): float(share) for field, share in pairs}
-
     @property
     def owner_list(self) -> list[str]:
         """The owners, one by one."""
@@ -375,6 +360,13 @@ class Settings(BaseSettings):
         A divisor of 60, because the schedule's cron begins anew at every full hour: all intervals are equal.
         """
         return max(every for every in _DIVISORS_OF_60 if every <= max(1.0, self.retry_minutes))
+
+    @classmethod
+    def part_of(cls, settings: Settings) -> Self:
+        """All settings, with those of an extension's class. Raises TypeError where they are the core's."""
+        if not isinstance(settings, cls):
+            raise TypeError(f"{type(settings).__name__} has no {cls.__name__}: load_settings reads them")
+        return settings
 
     @property
     def names(self) -> DagsterNames:
@@ -470,15 +462,15 @@ def of_env_file() -> dict[str, str]:
     return {name: value for name, value in values.items() if name.startswith(PREFIX) and value}
 
 
-SettingsKind = TypeVar("SettingsKind", bound=Settings)
+def secret_names(settings: type[Settings]) -> set[str]:
+    """Settings whose values are shown nowhere."""
+    fields = settings.model_fields.items()
+    return {name for name, field in fields if SecretStr in (field.annotation, *get_args(field.annotation))}
 
-SECRETS = frozenset({"alert_targets", "server_key", "state_url"})
-"""Settings whose values are shown nowhere."""
 
-
-def _refuse_unknown_names() -> None:
+def _refuse_unknown_names(every: type[Settings]) -> None:
     # A misspelt setting that is silently ignored costs a run of weeks.
-    known = {PREFIX + name.upper() for name in (*Settings.model_fields, "env_file")}
+    known = {PREFIX + name.upper() for name in (*every.model_fields, "env_file")}
     file = Path(str(Settings.model_config["env_file"]))
     try:
         of_file = dotenv_values(file)
@@ -493,13 +485,44 @@ def _refuse_unknown_names() -> None:
                 near = difflib.get_close_matches(name.upper(), known, n=1)
                 hint = f" Did you mean {near[0]}?" if near else ""
                 raise SettingsError(
-                    f"{name} is set in {where} but there is no such setting.{hint}"
+                    f"{name} is set in {where} but there is no such setting, or its extension is not"
+                    f" installed.{hint}"
                     f" {command('settings')} lists them all."
                 )
 
 
-def _shown(location: tuple[int | str, ...], value: object) -> str:
-    return "(secret)" if location and location[0] in SECRETS else repr(value)
+@cache
+def loaded_extensions() -> tuple[Any, ...]:
+    """An object of each installed extension, by name; ``extensions.py`` says what it hands over."""
+    points = sorted(entry_points(group=EXTENSIONS), key=lambda point: point.name)
+    return tuple(point.load()() for point in points)
+
+
+def settings_class(core: type[Settings] = Settings) -> type[Settings]:
+    """The core's settings with those of each extension. Raises SettingsError where two declare one name."""
+    return _with_all(core, tuple(extension.settings for extension in loaded_extensions()))
+
+
+@cache
+def _with_all(core: type[Settings], classes: tuple[type[Settings], ...]) -> type[Settings]:
+    names = Counter(name for each in classes for name in own_settings(each))
+    twice = [name for name, times in names.items() if times > 1]
+    if twice:
+        raise SettingsError(f"Two extensions declare {PREFIX}{twice[0].upper()}: uninstall one of them.")
+    # Pydantic lists fields from the last class to the first.
+    classes = tuple(each for each in (core, *reversed(classes)) if each is not Settings)
+    return create_model("EverySetting", __base__=classes) if classes else Settings
+
+
+def own_settings(settings: type[Settings]) -> list[str]:
+    """The names that a class adds to the core's."""
+    return [name for name in settings.model_fields if name not in Settings.model_fields]
+
+
+def settings_groups() -> dict[str, str]:
+    """Who needs which settings: the first of each group, and its title."""
+    added = ((own_settings(one.settings), one.settings_title) for one in loaded_extensions())
+    return GROUPS | {names[0]: title for names, title in added if names}
 
 
 def load_settings(**overrides: object) -> Settings:
@@ -507,8 +530,10 @@ def load_settings(**overrides: object) -> Settings:
 
     A home on several devices is refused too, before anything works in it.
     """
-    _refuse_unknown_names()
-    settings = _validated(Settings, overrides, name_of=lambda name: f"{PREFIX}{name.upper()}")
+    every = settings_class()
+    _refuse_unknown_names(every)
+    values = {"_env_file": Settings.model_config["env_file"], **overrides}
+    settings = _validated(every, values, name_of=lambda name: f"{PREFIX}{name.upper()}")
     if settings.description_schema != Settings.model_fields["description_schema"].default:
         # Your module may be a file in the working directory or in the checkout, beside the Makefile. Both
         # come last, so that they hide no installed module.
@@ -516,30 +541,33 @@ def load_settings(**overrides: object) -> Settings:
     return _completed(settings)
 
 
-def given_settings(**values: object) -> GivenSettings:
+def given_settings(**values: object) -> Settings:
     """Validate settings that are given by their names. Raises SettingsError, as ``load_settings``."""
+    every = settings_class(GivenSettings)
     for name in values:
-        if name not in GivenSettings.model_fields:
-            near = difflib.get_close_matches(name, GivenSettings.model_fields, n=1)
+        if name not in every.model_fields:
+            near = difflib.get_close_matches(name, every.model_fields, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
             raise SettingsError(f"There is no setting {name}.{hint} {command('settings')} lists them all.")
-    return _completed(_validated(GivenSettings, values, name_of=str))
+    return _completed(_validated(every, values, name_of=str))
 
 
 def _validated(
-    kind: type[SettingsKind], values: Mapping[str, object], *, name_of: Callable[[str], str]
-) -> SettingsKind:
+    every: type[Settings], values: Mapping[str, object], *, name_of: Callable[[str], str]
+) -> Settings:
     try:
-        return kind(**values)  # type: ignore[arg-type]  # pydantic validates what it is given
+        return every(**values)  # type: ignore[arg-type]  # pydantic validates what it is given
     except ValidationError as error:
+        secret = secret_names(every)
         problems = "; ".join(
-            f"{name_of('_'.join(map(str, item['loc'])))}={_shown(item['loc'], item['input'])}: {item['msg']}"
+            f"{name_of('_'.join(map(str, item['loc'])))}"
+            f"={'(secret)' if secret.intersection(item['loc']) else repr(item['input'])}: {item['msg']}"
             for item in error.errors()
         )
         raise SettingsError(f"{problems}. {command('settings')} lists all settings.") from error
 
 
-def _completed(settings: SettingsKind) -> SettingsKind:
+def _completed(settings: Settings) -> Settings:
     """The settings with what follows from others. Raises SettingsError where they do not go together."""
     if settings.ray_address is not None:
         for name, what in (("state_url", "Postgres"), ("store", "an S3 store")):

@@ -14,7 +14,7 @@ from sensors.dagster_internals.events import DagsterFacts
 from sensors.dagster_internals.runs import set_pool
 from vlm_assets.commands.main import find_command
 from vlm_assets.config.resource_settings import runs_at_once
-from vlm_assets.config.settings import PREFIX, SECRETS, Settings, load_settings
+from vlm_assets.config.settings import PREFIX, Settings, load_settings, secret_names
 from vlm_assets.webserver.home import POOL, seed_settings
 from vlm_cluster.dagster_settings import filled_in, logs_prefix
 from vlm_durable.mirror.bucket import S3Folder
@@ -59,7 +59,7 @@ def test_the_pool_follows_machines_that_join_after_dagster_has_started(
 def test_no_file_holds_a_secret() -> None:
     """What is filled in is a word that says so: a real password in a template ends in a repository."""
     found = variables("cluster.env")
-    secret = {name for name in found if name.removeprefix(PREFIX).lower() in SECRETS}
+    secret = {name for name in found if name.removeprefix(PREFIX).lower() in secret_names(Settings)}
     secret |= {name for name in found if re.search("SECRET|PASSWORD|KEY", name)}
     assert len(secret) >= 4
     assert all(re.search(r"\b(PASSWORD|SECRET|KEY)\b", found[name]) for name in secret)

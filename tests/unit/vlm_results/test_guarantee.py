@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.sure_answers import sure_dataset
-from vlm_assets.config.settings import Settings, SettingsError, load_settings
+from vlm_assets.config.settings import SettingsError, load_settings
 from vlm_results import explore
 from vlm_results.certification import certify_published
 from vlm_results.changes import Nothing, RowSnapshot, SnapshotWriter, changes
@@ -223,7 +223,7 @@ def test_a_promise_that_is_none_is_refused(monkeypatch, text):
 
 def test_doctor_says_that_a_promised_field_is_none_of_the_schema():
     """A slip in a name would show nobody what the field says."""
-    settings = Settings(
+    settings = load_settings(
         guarantee="floors>=0.9, rof>=0.95", description_schema="tests.support.sure_answers:House"
     )
     ((level, sentence),) = examine_guarantee(settings)

@@ -17,7 +17,7 @@ from vlm_assets.assets.truth import REVIEWS, TruthError, read_truth, verdicts
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands.main import app
-from vlm_assets.config.settings import Settings
+from vlm_assets.config.settings import load_settings
 from vlm_assets.services.command_error import CommandError
 from vlm_durable.files.lock_files import acquire_lock
 from vlm_durable.files.sealed_json import FormatVersionError
@@ -46,7 +46,7 @@ def settings_with_images(tmp_path):
     """A home with one property, p1, that has an image."""
     (tmp_path / "images" / "p1").mkdir(parents=True)
     Image.new("RGB", (8, 8)).save(tmp_path / "images" / "p1" / "1.jpg")
-    settings = Settings(home=tmp_path / "home")
+    settings = load_settings(home=tmp_path / "home")
     ingest(tmp_path / "images", settings.home, close=True)
     return settings
 

@@ -17,9 +17,10 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import withdrawal_note
 from vlm_assets.commands import main as cli
 from vlm_assets.config import extensions
+from vlm_assets.config import settings as settings_module
 from vlm_assets.config.engine_choice import require_models
 from vlm_assets.config.resource_settings import build_vision_language_model, control_state
-from vlm_assets.config.settings import SettingsError
+from vlm_assets.config.settings import Settings, SettingsError, load_settings
 from vlm_assets.home_definitions import build_defs
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.home_backup import back_up
@@ -30,8 +31,10 @@ from vlm_durable.state.workers import Workers
 
 MODULE = '''
 import dagster as dg
+from pydantic import SecretStr
 from vlm_assets.commands.terminal import app, say
 from vlm_assets.config.extensions import DoctorCheck, Extension, StatusTable
+from vlm_assets.config.settings import Settings
 
 class Wrong(Exception):
     """An error of this extension."""
@@ -53,9 +56,17 @@ def look_for_them(settings):
     yield "warning", "Ada is not at home. Ring again."
     raise Wrong("The bell is broken. Knock.")
 
+class NeighbourSettings(Settings):
+    rings: int = 3
+    """How often to ring."""
+    door: SecretStr | None = None
+    """The door's number, for friends."""
+
 class Neighbours(Extension):
     """Who lives there."""
 
+    settings = NeighbourSettings
+    settings_title = "With neighbours"
     package = "neighbours_extension"
     commands = {"neighbours": ("neighbours_extension", "Say who lives there.")}
     assets = ("neighbourhoods",)
@@ -86,14 +97,15 @@ def with_extensions(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., N
     """Looks anew at what is installed: what is named, and nothing else; all that is there where None."""
 
     def look(*names: str) -> None:
-        points = [one for one in entry_points(group=extensions.GROUP) if one.name in names]
-        monkeypatch.setattr(extensions, "entry_points", lambda group: points)
-        extensions.installed.cache_clear()
+        points = [one for one in entry_points(group=settings_module.EXTENSIONS) if one.name in names]
+        for module in (extensions, settings_module):
+            monkeypatch.setattr(module, "entry_points", lambda group: points)
+        settings_module.loaded_extensions.cache_clear()
         cli.commands.cache_clear()
 
     yield look
     monkeypatch.undo()
-    extensions.installed.cache_clear()
+    settings_module.loaded_extensions.cache_clear()
     cli.commands.cache_clear()
 
 
@@ -136,6 +148,42 @@ def test_a_command_of_an_extension_is_listed_and_its_errors_are_sentences(
     assert ended.value.code == 1
     assert "Ask again in spring" in written
     assert "Traceback" not in written
+
+
+def test_settings_of_an_extension_are_listed_and_refused_as_all_others(
+    neighbours: None, with_extensions: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come from the environment, checked; a secret one is shown nowhere; without it none is known."""
+    home = tmp_path / "home"
+    listed = CliRunner().invoke(cli.app, ["settings", "--home", str(home)], catch_exceptions=False).output
+    assert listed.partition("\nWith neighbours\n")[2].split()[:5] == [
+        "VLM_ASSETS_RINGS=3",
+        *["How", "often", "to", "ring."],
+    ]
+    monkeypatch.setenv("VLM_ASSETS_RINGS", "often")
+    monkeypatch.setenv("VLM_ASSETS_DOOR", "4711")
+    with pytest.raises(SettingsError, match="VLM_ASSETS_RINGS='often'"):
+        load_settings(home=home)
+    with pytest.raises(SettingsError, match=r"VLM_ASSETS_DOOR=\(secret\)"):
+        load_settings(home=home, rings=1, door=["4711"])
+    settings = load_settings(home=home, rings=1)
+    assert (settings.rings, settings.door.get_secret_value()) == (1, "4711")
+    with_extensions()
+    with pytest.raises(SettingsError, match=r"VLM_ASSETS_DOOR is set .* its extension is not installed"):
+        load_settings(home=home)
+
+
+def test_two_extensions_cannot_declare_one_setting() -> None:
+    """One of them would be read by the rules of the other."""
+
+    class First(Settings):
+        rings: int = 1
+
+    class Second(Settings):
+        rings: str = "once"
+
+    with pytest.raises(SettingsError, match="Two extensions declare VLM_ASSETS_RINGS"):
+        settings_module._with_all(Settings, (First, Second))
 
 
 def test_status_shows_what_an_extension_tells(neighbours: None, dataset: Dataset) -> None:

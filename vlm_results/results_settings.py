@@ -1,0 +1,41 @@
+"""Settings that this extension alone asks for."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from vlm_assets.config.settings import AbsolutePath, Settings
+
+
+class ResultsSettings(Settings):
+    """All settings, with what is right of answers and what is promised of them."""
+
+    truth: AbsolutePath | None = None
+    """What is right of some properties (CSV, JSONL or parquet with property_id and fields): dataset_quality
+    says how far the descriptions agree."""
+    guarantee: str = ""
+    """Shares of right answers, as FIELD>=SHARE with commas between, such as 'roof>=0.95, has_pool>=0.98':
+    search, export and explore show null for answers of these fields that are not sure enough, with the raw
+    answer beside (docs/confidence.md). Default: every answer is shown."""
+    guarantee_risk: Annotated[float, Field(gt=0.0, le=0.5)] = 0.05
+    """Chance that any of these fields has fewer right answers than the guarantee says."""
+
+    @field_validator("guarantee")
+    @classmethod
+    def _shares_by_field(cls, guarantee: str) -> str:
+        for part in guarantee.split(",") if guarantee.strip() else ():
+            match = re.fullmatch(r"\s*(\w+)\s*>=\s*(0?\.\d+)\s*", part)
+            if match is None or not 0 < float(match[2]) < 1:
+                raise ValueError(f"{part!r} is no promise: write FIELD>=SHARE, with a share below 1")
+        if len({part.split(">=")[0].strip() for part in guarantee.split(",")}) <= guarantee.count(","):
+            raise ValueError("a field is named twice")
+        return guarantee
+
+    @property
+    def guarantee_targets(self) -> dict[str, float]:
+        """The promised share of right answers, by field."""
+        pairs = (part.split(">=") for part in self.guarantee.split(",") if part.strip())
+        return {field.strip(): float(share) for field, share in pairs}
