@@ -73,19 +73,32 @@ _Values = dict[str, Any]
 
 
 def answer_fields(json_schema: Mapping[str, Any], kind: pa.StructType) -> tuple[AnswerField, ...]:
-    """The fields of an object, in the order of the schema. kind: the same object as columns."""
-    return tuple(
-        _answer_field(column.name, key, node, column.type)
-        for column, (key, node) in zip(kind, json_schema["properties"].items(), strict=True)
-    )
+    """The fields of an object, in the order of the schema. kind: the same object as columns.
 
+    A field whose JSON schema says no more what its column is, because a model changed it, is left out.
+    """
+    import pyarrow as pa
 
-def _answer_field(name: str, key: str, node: Mapping[str, Any], kind: pa.DataType) -> AnswerField:
-    options = [option for option in node.get("anyOf", [node]) if option.get("type") != "null"]
-    fields = answer_fields(options[0], kind) if options[0].get("type") == "object" else ()
-    return AnswerField(
-        name, key, any(map(_is_text, options)), len(options) < len(node.get("anyOf", ())), fields
-    )
+    properties = json_schema["properties"]
+    if len(properties) != kind.num_fields:
+        return ()
+    fields = []
+    for column, (key, node) in zip(kind, properties.items(), strict=True):
+        possible = node.get("anyOf", [node])
+        options = [option for option in possible if option.get("type") != "null"]
+        is_object = pa.types.is_struct(column.type)
+        inner = next((option for option in options if option.get("type") == "object"), None)
+        if is_object == (inner is not None):
+            fields.append(
+                AnswerField(
+                    column.name,
+                    key,
+                    is_text=any(map(_is_text, options)),
+                    nullable=len(options) < len(possible),
+                    fields=() if inner is None else answer_fields(inner, column.type),
+                )
+            )
+    return tuple(fields)
 
 
 def _is_text(node: Mapping[str, Any]) -> bool:
@@ -129,7 +142,7 @@ def _confidence(value: _Value, written: _Written) -> float:
     end = bisect_left(written.starts, value.end)
     if value.kind == "text":
         logarithms = [math.log(max(p, _LEAST)) for p in written.tokens.probabilities[first:end]]
-        return math.exp(math.fsum(logarithms) / len(logarithms))
+        return min(1.0, math.exp(math.fsum(logarithms) / len(logarithms)))
     confidence = 1.0
     for token in range(first, end):
         confidence *= _stays(value, written, token)
@@ -176,8 +189,9 @@ def _object_values(fields: Sequence[AnswerField], text: str, place: int) -> tupl
     values: _Values = {}
     place = _skip(text, place) + 1
     while text[place := _skip(text, place)] != "}":
-        key, place = _decode_value(text, place)
-        field = by_key.get(key.encode("latin-1", "surrogatepass").decode())
+        start = place
+        _, place = _decode_value(text, place)
+        field = by_key.get(json.loads(text[start:place].encode("latin-1").decode(errors="replace")))
         place = _skip(text, _skip(text, place) + 1)
         if field is not None and field.fields and text[place] == "{":
             values[field.key], place = _object_values(field.fields, text, place)

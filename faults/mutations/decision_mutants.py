@@ -31,6 +31,8 @@ _PROCESSES = "vlm_durable/files/processes.py"
 _ORDER = "vlm_training/order.py"
 _SCHEMA = "vlm_engine/schema.py"
 _CANARY = "vlm_engine/canary.py"
+_CONFIDENCE = "vlm_engine/confidence.py"
+_TOKEN_SCORES = "vlm_engine/transformers/token_scores.py"
 _LEFT_OUT = "vlm_engine/devices/left_out.py"
 _STATE = "vlm_durable/state/database.py"
 _STATE_TABLES = "vlm_durable/state/tables.py"
@@ -90,6 +92,8 @@ TESTS = {
     _ORDER: ["tests/unit/vlm_training/test_order.py"],
     _SCHEMA: ["tests/unit/vlm_assets/assets/test_truth.py"],
     _CANARY: ["tests/unit/vlm_engine/test_canary.py"],
+    _CONFIDENCE: ["tests/unit/vlm_engine/test_confidence.py"],
+    _TOKEN_SCORES: ["tests/unit/vlm_engine/transformers/test_token_scores.py"],
     _LEFT_OUT: ["tests/unit/vlm_engine/test_canary.py"],
     _STATE: ["tests/unit/vlm_durable/state/test_database.py"],
     _STATE_TABLES: ["tests/unit/vlm_durable/state/test_database.py"],
@@ -100,6 +104,15 @@ TESTS = {
 }
 
 MUTANTS = (
+    Mutant(_CONFIDENCE, 'return _Value(start, end + 1, "number")', 'return _Value(start, end, "number")', "the end of a number counts"),
+    Mutant(_CONFIDENCE, " and option[place - start] not in _CONTINUES_NUMBER", "", "a longer number is another number"),
+    Mutant(_CONFIDENCE, "        elif parts_at < value.start:\n            before += probability\n", "",
+           "what parts from an answer before a value says nothing of it"),
+    Mutant(_CONFIDENCE, "start + (not field.nullable)", "start", "the mark that opens a text is no word of it"),
+    Mutant(_CONFIDENCE, 'answer != text.encode("utf-8", "surrogatepass")', "False", "tokens of another text give no confidence"),
+    Mutant(_TOKEN_SCORES, "_UNKNOWN in numbers[: len(answer)]", "_UNKNOWN in numbers", "what comes after an answer's end is not its own"),
+    Mutant(_TOKEN_SCORES, "            self._held[-1].chosen = [chosen[row] for row in self._held[-1].rows]\n",
+           "            self._held[-1].chosen = list(chosen[: len(self._held[-1].rows)])\n", "each row has the token that was chosen for it"),
     Mutant(_MODEL, "records = (*self._standing(), marked)", "records = self._standing()", "the mark tells that a model is older"),
     Mutant(_MODEL, "        self.mark.write(self._mark(record))\n", "", "a published model is marked"),
     Mutant(_MODEL, "known if is_known else self.mark.next_sequence(known)", "self.mark.next_sequence(known)",

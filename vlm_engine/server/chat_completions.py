@@ -71,6 +71,8 @@ _PROOF: Final = "zq"
 """A word that no model would say to ``proof_question``."""
 
 _PROVEN: Final = 0.99
+_ROUNDED_UP: Final = 1.001
+"""A probability is no more than this, however it was rounded."""
 
 _NON_STANDARD: Final = ("repetition_penalty", "top_k", "chat_template_kwargs")
 """Fields that OpenAI does not have: a server that refuses unknown fields may not say which it refuses."""
@@ -484,6 +486,8 @@ class _Building:
                 options = {_bytes_of(other): math.exp(other["logprob"]) for other in token["top_logprobs"]}
                 text, probability = _bytes_of(token), math.exp(token["logprob"])
                 options[text] = probability
+                if not all(0.0 <= option <= _ROUNDED_UP for option in options.values()):
+                    raise ValueError(options)
                 self._scored.add(text, probability, list(options), list(options.values()))
         except (KeyError, TypeError, ValueError, OverflowError):
             self._scored = None

@@ -189,9 +189,8 @@ def _softmax(scores: npt.NDArray[np.float64], counts: npt.NDArray[np.int64]) -> 
         return scores
     starts = np.cumsum(counts) - counts
     exponentials = np.exp(scores - np.repeat(np.maximum.reduceat(scores, starts), counts))
-    probabilities: npt.NDArray[np.float64] = exponentials / np.repeat(
-        np.add.reduceat(exponentials, starts), counts
-    )
+    sums = np.repeat(np.add.reduceat(exponentials, starts), counts)
+    probabilities: npt.NDArray[np.float64] = np.nan_to_num(exponentials / sums)
     return probabilities
 
 

@@ -3,6 +3,7 @@
 import math
 from typing import Literal
 
+import pyarrow as pa
 import pydantic
 import pytest
 
@@ -137,9 +138,33 @@ def test_what_cannot_be_known_is_null():
     assert confidence_of(schema.fields, '{"b":true}', None) is None
     assert confidence_of(schema.fields, '{"b":true}', tokens_of('{"b":tru')) is None
     answer = confidence(
-        '{"other":[1,{"b":2}],"b":', ("true", {"true": 0.5, "false": 0.5}), "}", schema=schema
+        '{"other":[1,{"b":2}],"\\u20ac":0,"Größe":1,"b":',
+        ("true", {"true": 0.5, "false": 0.5}),
+        "}",
+        schema=schema,
     )
     assert answer == {"a": None, "b": 0.5}
+
+
+def test_a_model_that_changes_its_own_json_schema_costs_confidences_alone():
+    """What the schema says no more is null; no row is refused for it."""
+
+    class Changed(pydantic.BaseModel):
+        kitchen: Kitchen
+        a: bool
+
+        @classmethod
+        def __get_pydantic_json_schema__(cls, core, handler):
+            made = handler(core)
+            made["properties"]["kitchen"] = {"not": {"type": "null"}}
+            return made
+
+    schema = DescriptionSchema(Changed)
+    text = '{"kitchen":{"colour":"oak","seats":4},"a":'
+    answer = confidence(text, ("true", {"true": 0.5, "false": 0.5}), "}", schema=schema)
+    assert answer == {"a": 0.5}
+    table = pa.Table.from_pylist([answer], schema=pa.schema(confidence_type(schema.arrow_type)))
+    assert table["kitchen"].to_pylist() == [None]
 
 
 def test_the_column_has_the_fields_of_the_schema():

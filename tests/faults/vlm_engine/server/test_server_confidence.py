@@ -86,12 +86,19 @@ def test_nothing_is_asked_of_a_temperature_or_without_a_grammar(engine, stub, sc
     assert ["logprobs" in body for body in stub.asked] == [False, True, False, False]
 
 
-def test_scores_in_another_form_cost_the_confidence_alone(engine, stub, schema, load):
+@pytest.mark.parametrize(
+    "scores",
+    [
+        {"content": [{"token": 7}]},
+        {"content": [{**entry('{"storeys":', 1.0), "logprob": 3.0, "top_logprobs": []}]},
+    ],
+)
+def test_scores_in_another_form_cost_the_confidence_alone(engine, stub, schema, load, scores):
     """Whatever a server writes beside its text, the text counts."""
 
     def react(handler):
         handler.begin_stream()
-        for text, logprobs in (('{"storeys":', {"content": [{"token": 7}]}), ("2}", None)):
+        for text, logprobs in (('{"storeys":', scores), ("2}", None)):
             choice = {"index": 0, "delta": {"content": text}, "logprobs": logprobs, "finish_reason": None}
             handler.event({"choices": [choice]})
         handler.event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
