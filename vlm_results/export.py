@@ -657,7 +657,7 @@ def export_command(
     if exported.images_missing:
         say(
             f"{counted(exported.images_missing, 'images')} cannot be read, and are null in their rows. Put"
-            " them back and export again: those are tried once more."
+            " what is missing back and export again: it is tried once more."
         )
     if exported.without_vector:
         say(f"{counted(exported.without_vector, 'rows have', 'row has')} no vector yet: {command('run')}.")

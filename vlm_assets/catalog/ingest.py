@@ -715,7 +715,9 @@ def _check_not_empty(listed: ListedImages, source: Place, problems: Problems) ->
         )
     is_folder = isinstance(source, S3Folder) or source.is_dir()
     if is_folder and not len(listed.sizes):
-        raise ListingError(f"{source} holds no property: needed are folders with images in them, ID/*.jpg.")
+        raise ListingError(
+            f"{source} holds no property: each needs a folder of its own with images in it, such as ID/1.jpg."
+        )
     if not listed.codes:
         raise ListingError(f"{source} lists no property.")
 
