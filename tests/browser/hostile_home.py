@@ -23,7 +23,7 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.resource_settings import build_text_embedding_model
-from vlm_assets.config.settings import Settings
+from vlm_assets.config.settings import Settings, load_settings
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_engine.schema import load_schema
 from vlm_results.quality import CONTRADICTIONS
@@ -111,7 +111,7 @@ def hostile_home(folder: Path, spy: Spy) -> Settings:
         lines.append(f"{json.dumps({'property_id': property_id, 'images': names})}\n")
     listing = folder / "listing.jsonl"
     listing.write_text("".join(lines))
-    settings = Settings(
+    settings = load_settings(
         home=folder / "home", description_schema=f"{SCHEMA}:Hostile", prompt=spy.markup("prompt")
     )
     ingest(listing, settings.home, range_size=RANGE_SIZE, image_root=images, close=True)

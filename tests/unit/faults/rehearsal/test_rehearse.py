@@ -16,7 +16,7 @@ from faults.rehearsal.partition_life import PartitionLife
 from faults.rehearsal.rehearse import Scenario, draw_timeline, program, rehearse
 from sensors.dagster_internals.events import DagsterFacts
 from tests.support.measurements import MEASURED
-from vlm_assets.config.settings import Settings
+from vlm_assets.config.settings import load_settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.small_runs import MeasuredRun
 
@@ -31,7 +31,7 @@ def test_memory_answers_all_that_the_sensors_ask():
 
 @pytest.fixture
 def settings(tmp_path):
-    return Settings(home=tmp_path / "home", range_size=100)
+    return load_settings(home=tmp_path / "home", range_size=100)
 
 
 def test_a_small_month_of_faults_loses_nothing_and_tells_a_person(settings):
