@@ -9,37 +9,32 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Final, NamedTuple, Protocol, Self
+from typing import Final, NamedTuple, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import typer
 
 from vlm_assets.assets.fingerprint import digest_of
 from vlm_assets.assets.partition import CONFIDENCE, INPUTS
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import is_tombstone
-from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, say, say_json
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.progress import doing
 from vlm_assets.services.withdrawal import pending_withdrawal
-from vlm_durable.commands import command
 from vlm_durable.files.files import TemporaryFile, make_directory, publish_replacing
 from vlm_durable.files.layout import VERSION_NUMBERS, AssetFolders
 from vlm_durable.files.sealed_json import BrokenSealError, refuse_newer_format, sealed, unseal
 from vlm_durable.versions.partition_files import PartitionFiles, PublishedRecord, highest
 from vlm_durable.versions.partition_rows import PartitionRows
-from vlm_durable.wording import counted
 from vlm_results.guarantee import EVERYTHING, RAW, Guarantee, shown_rows
 from vlm_results.published_table import (
     DescribedRows,
@@ -306,7 +301,7 @@ def changes(
             version, current = _NOT_TOLD, before or {}
         if following is not None:
             following.add(key, version, current)
-        yield from _compared(before, current)
+        yield from compared(before, current)
 
 
 def _version(guarantee: Guarantee, described: PublishedRecord, embedded: PublishedRecord | None) -> Version:
@@ -320,7 +315,7 @@ def _is_being_withdrawn(settings: Settings, key: str) -> bool:
     return withdrawal is not None and key in withdrawal.slices
 
 
-def _compared(before: Rows | None, current: Rows) -> Iterator[Change]:
+def compared(before: Rows | None, current: Rows) -> Iterator[Change]:
     """What changed in one partition. before: None if nobody knows: then everything may have."""
     for ordinal, row in current.items():
         earlier = None if before is None else before.get(ordinal)
@@ -341,18 +336,24 @@ def line_of(change: Change) -> str:
 
 
 def _rows_of(read: DescribedRows) -> Rows:
-    vectors = {} if read.vectors is None else _vector_bytes(read.vectors)
+    vectors = {} if read.vectors is None else vector_bytes(read.vectors)
     rows = {}
     for row in read.rows.to_pylist():
         ordinal, vector = row["ordinal"], vectors.get(row["ordinal"], b"")
         shown = digest_of(row["description"]) if RAW in row else ""
-        content = f"{row['status']}\0{answer_digest({INPUTS: None, **row})}\0{shown}".encode() + vector
-        digest = hashlib.sha256(content).digest()[:_DIGEST_BYTES]
-        rows[ordinal] = Row(row["property_id"], digest, row["status"], bool(vector))
+        answer = answer_digest({INPUTS: None, **row})
+        rows[ordinal] = row_of(row["property_id"], row["status"], answer, vector, shown)
     return rows
 
 
-def _vector_bytes(vectors: pa.Table) -> dict[int, bytes]:
+def row_of(property_id: str, status: str, answer: str | None, vector: bytes, shown: str) -> Row:
+    """A row as it is told. answer: the digest of what was answered. shown: what is shown of it."""
+    digest = hashlib.sha256(f"{status}\0{answer}\0{shown}".encode() + vector).digest()[:_DIGEST_BYTES]
+    return Row(property_id, digest, status, bool(vector))
+
+
+def vector_bytes(vectors: pa.Table) -> dict[int, bytes]:
+    """The bytes of each vector, by ordinal."""
     valid = vectors.filter(pc.is_valid(vectors["embedding"]))
     if not valid.num_rows:
         return {}
@@ -361,71 +362,21 @@ def _vector_bytes(vectors: pa.Table) -> dict[int, bytes]:
     return {ordinal: row.tobytes() for ordinal, row in zip(ordinals, numbers, strict=True)}
 
 
-def _since(text: str | None, settings: Settings, catalog: Catalog) -> Since:
+def told_before(text: str | None, settings: Settings, catalog: Catalog) -> Since:
     """A snapshot, a time or nothing. Raises CommandError."""
     if text is None:
         return Nothing()
     if Path(text).exists():
         return RowSnapshot(Path(text), catalog, Guarantee.read(settings))
+    return PointInTime(settings, time_of(text))
+
+
+def time_of(text: str) -> datetime:
+    """The time that --since names, UTC unless it says. Raises CommandError."""
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
         raise CommandError(
-            f"--since {text!r} is neither the file of a snapshot nor a time such as 2026-11-01T12:00."
+            f"--since {text!r} is neither a snapshot nor a time such as 2026-11-01T12:00."
         ) from None
-    return PointInTime(settings, time if time.tzinfo is not None else time.replace(tzinfo=UTC))
-
-
-_EXAMPLES = """\b
-vlm-assets changes --next seen.1 --json                   everything is new
-vlm-assets changes --since seen.1 --next seen.2 --json    what changed from then on
-vlm-assets changes --since 2026-11-01                     how much, without a snapshot"""
-
-
-@app.command("changes", epilog=_EXAMPLES)
-def changes_command(
-    home: Home = None,
-    since: Annotated[
-        str | None,
-        typer.Option(metavar="SNAPSHOT|TIME", help="What --next wrote, or a time (UTC unless it says)."),
-    ] = None,
-    following: Annotated[
-        Path | None,
-        typer.Option("--next", metavar="SNAPSHOT", help="Write here what to give to --since next time."),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """List published properties that are new, changed or withdrawn, for a database that follows.
-
-    With --json: one line of JSON a property, and a last one with the counts. Take them over, then keep the
-    snapshot of --next in place of the one before: nothing is missed, and nothing told twice.
-    """
-    current = chosen_settings(home)
-    catalog = Catalog.open(current.home)
-    if following is not None and since is not None and following.resolve() == Path(since).resolve():
-        raise CommandError(
-            "--next names the snapshot of --since. Name another file: until what is told was taken over, the"
-            " earlier snapshot is needed."
-        )
-    counts: Counter[Kind] = Counter()
-    before = _since(since, current, catalog)
-    with SnapshotWriter.opened(following, catalog) as writer:
-        for change in changes(current, catalog, before, writer):
-            counts[change.change] += 1
-            if as_json:
-                say_json(line_of(change))
-        if writer is not None:
-            writer.finish()
-    total = {kind.value: counts[kind] for kind in Kind}
-    not_compared = before.not_compared if isinstance(before, PointInTime) else []
-    if as_json:
-        next_ = None if following is None else str(following)
-        say_json(json.dumps({**total, "not_compared": len(not_compared), "next": next_}))
-        return
-    say(", ".join(f"{count:,} {kind}" for kind, count in total.items()))
-    if not_compared:
-        say(
-            f"{counted(len(not_compared), 'partitions')}, such as {not_compared[0]}: their version of that"
-            " time is kept no more, and all of their rows count as changed. A snapshot is exact:"
-            f" {command('changes', '--next', 'FILE')}."
-        )
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)

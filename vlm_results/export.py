@@ -1,6 +1,6 @@
 """Export: published rows as a folder that others can read, a shard a partition, verified and resumable.
 
-``published_table.py`` knows which rows a condition chooses, ``exported_images.py`` where images are.
+``exported_rows.py`` makes the rows, ``published_table.py`` knows which a condition chooses.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import typer
 
-from vlm_assets.assets.partition import CONFIDENCE, INPUTS
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, say, say_as_json
@@ -44,17 +43,10 @@ from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, write_se
 from vlm_durable.versions.partition_files import PublishedRecord
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.wording import counted
-from vlm_engine.schema import confidence_type, description_text
 from vlm_results.exported_images import FOLDER, ExportedImages, Images, ShardImages, huggingface_features
-from vlm_results.guarantee import RAW, Guarantee, as_json
-from vlm_results.published_table import (
-    Mask,
-    Where,
-    answer_digest,
-    matching_rows,
-    published_records,
-    read_described,
-)
+from vlm_results.exported_rows import ExportedRows, in_order
+from vlm_results.guarantee import Guarantee, as_json
+from vlm_results.published_table import Mask, Where, matching_rows, published_records
 
 
 class Format(StrEnum):
@@ -63,6 +55,7 @@ class Format(StrEnum):
     huggingface = "huggingface"
     jsonl = "jsonl"
     csv = "csv"
+    iceberg = "iceberg"
 
 
 _SHARDS: Final = ".shards"
@@ -79,26 +72,6 @@ _ABOUT: Final = "export.json"
 
 _FORMULA: Final = r"\A([=+\-@\t\r])"
 """How a text begins that a spreadsheet takes for a formula."""
-
-_COLUMNS: Final = (
-    "property_id", "ordinal", "status", "description", CONFIDENCE, "error_kind", "error", "model",
-    "model_revision", "described_at", "images_used", "images_failed", INPUTS,
-)  # fmt: skip
-
-_LATER_COLUMNS: Final = {
-    "described_at": pa.timestamp("us", tz="UTC"),
-    "images_used": pa.list_(pa.string()),
-    "images_failed": pa.list_(
-        pa.struct([("uri", pa.string()), ("kind", pa.string()), ("error", pa.string())])
-    ),
-}
-"""Columns that files of earlier versions may lack: null there."""
-
-_EXPORTED: Final = (
-    "property_id", "ordinal", "status", "description", RAW, CONFIDENCE, "text", "answer", "error_kind",
-    "error", "model", "model_revision", "described_at", "image_names", "image_uris", "images_used",
-    "images_failed", "embedding", "embedding_model",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -121,23 +94,18 @@ class Exported:
 
 @dataclass(frozen=True)
 class _Task:
-    """What an export reads, and what it makes of it. width: of the vectors."""
+    """What an export reads, and what it makes of it."""
 
-    settings: Settings
-    catalog: Catalog
     folder: Path
     format: Format
-    mask: Mask | None
+    rows: ExportedRows
     raw_cells: bool
-    images: ExportedImages
     embedded: Mapping[str, PublishedRecord]
-    width: int
-    guarantee: Guarantee
 
-    def guarantee_of(self, described: PublishedRecord) -> dict[str, str]:
-        """What is shown of a partition's answers; nothing without a guarantee."""
-        version = self.guarantee.version_of(described)
-        return {"guarantee": version} if version else {}
+    @property
+    def images(self) -> ExportedImages:
+        """The images of these rows."""
+        return self.rows.images
 
 
 def export(
@@ -180,10 +148,15 @@ def export(
             rows[key] = int(np.count_nonzero(mask[bounds.start : bounds.stop]))
         records = {key: record for key, record in records.items() if rows[key]}
     embedded = published_records(settings.embeddings, catalog)
-    task = _Task(
-        settings, catalog, folder, format_, mask, raw_cells, exported_images, embedded,
-        _width(settings, embedded), Guarantee.read(settings),
-    )  # fmt: skip
+    exported_rows = ExportedRows(
+        settings,
+        catalog,
+        exported_images,
+        Guarantee.read(settings),
+        mask=mask,
+        width=_width(settings, embedded),
+    )
+    task = _Task(folder, format_, exported_rows, raw_cells, embedded)
     expected = sum(rows.values())
     with _locked(folder):
         _claim(folder, question)
@@ -224,12 +197,13 @@ def _write_shards(
     kept = 0
     for number, (key, record) in enumerate(records.items()):
         name = _shard_name(task.format, key)
-        sources = _sources(task, key, record, task.embedded.get(key))
+        sources = task.rows.sources(key, record, task.embedded.get(key))
         note = _read_note(folder, key)
         if note is not None and note["sources"] == sources and _is_complete(task, name, note):
             kept += 1
         else:
-            table, sources = _shard(task, key)
+            table, read = task.rows.read(key)
+            sources = task.rows.sources(key, read.described, read.embedded)
             _refuse_other_schema(schemas, key, table.schema)
             table, images = task.images.place(table, key)
             _unfinish(folder)
@@ -337,68 +311,6 @@ def _width(settings: Settings, embedded: Mapping[str, PublishedRecord]) -> int:
     return 1
 
 
-def _sources(
-    task: _Task, key: str, described: PublishedRecord, embedded: PublishedRecord | None
-) -> dict[str, object]:
-    """What the rows of a shard come from: digests, and where the images are."""
-    return {
-        **task.guarantee_of(described),
-        "listed": task.catalog.slice_digest(PropertyRange.from_key(key)),
-        "described": described.sha256,
-        "embedded": None if embedded is None else embedded.sha256,
-        "image_roots": task.images.roots,
-    }
-
-
-def _shard(task: _Task, key: str) -> tuple[pa.Table, dict[str, object]]:
-    """The rows of a partition, its images by their names, and what the rows come from."""
-    read = read_described(task.settings, key, _COLUMNS)
-    rows, vectors = read.rows, read.vectors
-    mask = task.mask
-    if mask is not None:
-        rows = rows.filter(pa.array(mask[rows["ordinal"].to_numpy()]))
-    sure = confidence_type(rows.schema.field("description").type)
-    for name, type_ in {**_LATER_COLUMNS, CONFIDENCE: sure}.items():
-        if name not in rows.schema.names:
-            rows = rows.append_column(name, pa.nulls(rows.num_rows, type_))
-    rows = rows.combine_chunks()
-    listed = task.catalog.slice(PropertyRange.from_key(key))
-    positions = pc.index_in(rows["ordinal"], value_set=listed["ordinal"].combine_chunks())
-    texts = [
-        None if description is None else description_text(description)
-        for description in rows["description"].to_pylist()
-    ]
-    rows = rows.append_column("text", pa.array(texts, pa.string()))
-    decided = rows.select([name for name in (INPUTS, "description", RAW) if name in rows.schema.names])
-    answers = [
-        None if row["description"] is None else answer_digest({INPUTS: None, **row})
-        for row in decided.to_pylist()
-    ]
-    rows = rows.append_column("answer", pa.array(answers, pa.string()))
-    rows = rows.append_column("image_names", listed["image_uris"].take(positions))
-    type_ = pa.list_(pa.float32(), task.width)
-    if vectors is None:
-        columns = [pa.nulls(rows.num_rows, type_), pa.nulls(rows.num_rows, pa.string())]
-    else:
-        if vectors.schema.field("embedding").type != type_:
-            raise CommandError(
-                f"The vectors of {key} are {vectors.schema.field('embedding').type}, others {type_}:"
-                " materialize property_embeddings of those that are stale, or choose others with --where."
-            )
-        positions = pc.index_in(rows["ordinal"], value_set=vectors["ordinal"].combine_chunks())
-        columns = [
-            vectors[name].combine_chunks().take(positions.combine_chunks()) for name in ("embedding", "model")
-        ]
-    rows = rows.append_column("embedding", columns[0]).append_column("embedding_model", columns[1])
-    rows = _in_order(rows).replace_schema_metadata(None)
-    return rows, _sources(task, key, read.described, read.embedded)
-
-
-def _in_order(table: pa.Table) -> pa.Table:
-    """The exported columns of a table, in their order: files of several versions have several orders."""
-    return table.select([name for name in _EXPORTED if name in table.schema.names])
-
-
 def _refuse_other_schema(schemas: dict[str, pa.Schema], key: str, schema: pa.Schema) -> None:
     first = next(iter(schemas), None)
     if first is not None and not schemas[first].equals(schema):
@@ -412,7 +324,7 @@ def _refuse_other_schema(schemas: dict[str, pa.Schema], key: str, schema: pa.Sch
 
 def _write(task: _Task, path: Path, table: pa.Table, images: ShardImages) -> tuple[int, str]:
     """Write a shard durably, read it back, and give it its name. Returns its size and SHA-256."""
-    table = _in_order(table)
+    table = in_order(table)
     parts = iter([table])
     if task.images.mode is Images.embed:
         parts = task.images.embedded(table, images, as_text=task.format is Format.jsonl)
@@ -595,6 +507,7 @@ def _verify(task: _Task, notes: Mapping[str, Mapping[str, Any]], *, expected: in
 _EXAMPLES = """\b
 vlm-assets export /srv/out --format huggingface
 vlm-assets export /srv/out --images copy  a folder that can be sent, with the images
+vlm-assets export /srv/table --format iceberg   a table with snapshots; each run adds what changed
 vlm-assets export cottages --format csv --where "building_type = 'cottage'\""""
 
 
@@ -602,7 +515,8 @@ vlm-assets export cottages --format csv --where "building_type = 'cottage'\""""
 def export_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
     format_: Annotated[
-        Format, typer.Option("--format", help="A Hugging Face dataset, JSON lines, or flat CSV.")
+        Format,
+        typer.Option("--format", help="A Hugging Face dataset, JSON lines, flat CSV, or an Iceberg table."),
     ] = Format.huggingface,
     home: Home = None,
     where: Where = None,
@@ -633,6 +547,9 @@ def export_command(
     """
     current = chosen_settings(home)
     catalog = Catalog.open(current.home)
+    if format_ is Format.iceberg:
+        _bring_table_up_to_date(current, catalog, folder, where, images, image_base_url, as_json=as_json)
+        return
     mask = None if where is None else matching_rows(current, catalog, where)
     exported = export(
         current,
@@ -661,3 +578,30 @@ def export_command(
         )
     if exported.without_vector:
         say(f"{counted(exported.without_vector, 'rows have', 'row has')} no vector yet: {command('run')}.")
+
+
+def _bring_table_up_to_date(
+    settings: Settings,
+    catalog: Catalog,
+    folder: Path,
+    where: str | None,
+    images: Images,
+    base_url: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    from vlm_results.described_table import TablePlace, bring_up_to_date
+
+    if where is not None:
+        raise CommandError("A table has all rows: leave out --where, and choose rows when you read it.")
+    table = bring_up_to_date(settings, catalog, TablePlace.of(settings, folder), images, base_url)
+    if as_json:
+        say_as_json(asdict(table))
+        return
+    say(
+        f"{counted(table.rows, 'rows')} in {counted(table.partitions, 'partitions')} of {table.table} in"
+        f" {folder}; {counted(table.written, 'partitions were', 'partition was')} written.",
+        fg="green",
+    )
+    for sentence in table.sentences():
+        say(sentence)

@@ -135,6 +135,11 @@ class ExportedImages:
         return [] if self.mode is Images.none else [str(place) for place in self._root.places]
 
     @property
+    def question(self) -> tuple[Images, str | None]:
+        """What was asked of the images."""
+        return self.mode, self._base
+
+    @property
     def are_opened(self) -> bool:
         """Whether files of this machine, or objects, are looked at."""
         return self.mode in (Images.copy, Images.embed) or (self.mode is Images.link and self._base is None)

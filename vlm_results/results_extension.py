@@ -1,4 +1,4 @@
-"""What this extension hands over to the core: commands, the asset ``dataset_quality``, what it forgets."""
+"""What this extension hands over to the core: commands, two assets with their sensors, what it forgets."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ class ResultsExtension(Extension):
 
     package = "vlm_results"
     settings = ResultsSettings
-    settings_title = "With answers that are known to be right"
+    settings_title = "With answers that are known to be right, or an Iceberg table"
     commands: ClassVar[Mapping[str, tuple[str, str]]] = {
-        "changes": ("vlm_results.changes", "List properties that are new, changed or withdrawn since."),
+        "changes": (
+            "vlm_results.changes_command",
+            "List properties that are new, changed or withdrawn since.",
+        ),
         "explore": ("vlm_results.explore", "Open charts, a table, a map and neighbours in a browser."),
         "export": ("vlm_results.export", "Write published rows, texts and vectors as a folder for others."),
         "review": (
@@ -34,13 +37,18 @@ class ResultsExtension(Extension):
     }
 
     def definitions(self, settings: Settings) -> dg.Definitions:
-        """The asset and the sensor that looks at it as partitions come."""
+        """The quality and the table, each with the sensor that has it follow as partitions come."""
         import dagster as dg
 
         from vlm_results.dataset_quality import build_dataset_quality, build_quality_sensor
+        from vlm_results.described_properties import build_described_properties, build_table_sensor
 
         quality = build_dataset_quality(settings)
-        return dg.Definitions(assets=[quality], sensors=[build_quality_sensor(settings, quality)])
+        table = build_described_properties(settings)
+        return dg.Definitions(
+            assets=[quality, table],
+            sensors=[build_quality_sensor(settings, quality), build_table_sensor(settings, table)],
+        )
 
     def doctor_checks(self) -> Sequence[DoctorCheck]:
         """Whether the known truth reads, and whether promised fields exist."""
@@ -52,11 +60,16 @@ class ResultsExtension(Extension):
         )
 
     def forget(self, settings: Settings, ids: Collection[str], keys: Sequence[str]) -> Iterator[str]:
-        """All tables and words, and every verdict on these properties."""
+        """All tables and words, every verdict on these properties, and their rows in all snapshots."""
         from vlm_assets.assets.truth import REVIEWS
+        from vlm_results.described_properties import has_table
         from vlm_results.explore import forget_tables
         from vlm_results.review import forget_verdicts
 
         forget_tables(settings)
         if forget_verdicts(settings.home, ids):
             yield f"Removed what was said of them from {settings.home / REVIEWS}."
+        if has_table(settings):
+            from vlm_results.described_table import forget_properties
+
+            yield from forget_properties(settings, keys)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import Field, SecretStr, field_validator
 
 from vlm_assets.config.settings import AbsolutePath, Settings
 
 
 class ResultsSettings(Settings):
-    """All settings, with what is right of answers and what is promised of them."""
+    """All settings, with what is right of answers, what is promised of them, and the Iceberg table."""
 
     truth: AbsolutePath | None = None
     """What is right of some properties (CSV, JSONL or parquet with property_id and fields): dataset_quality
@@ -22,6 +23,12 @@ class ResultsSettings(Settings):
     answer beside (docs/confidence.md). Default: every answer is shown."""
     guarantee_risk: Annotated[float, Field(gt=0.0, le=0.5)] = 0.05
     """Chance that any of these fields has fewer right answers than the guarantee says."""
+    table: AbsolutePath | None = None
+    """Folder of described_properties, an Iceberg table of all rows; of several machines one that all reach.
+    Default: described_properties in the home."""
+    table_catalog: SecretStr | None = None
+    """Postgres that keeps the catalogue of the Iceberg table, as STATE_URL. Default: that of STATE_URL, else
+    SQLite beside the table. Secret."""
 
     @field_validator("guarantee")
     @classmethod
@@ -35,7 +42,17 @@ class ResultsSettings(Settings):
         return guarantee
 
     @property
+    def described_table(self) -> Path:
+        """The folder of the Iceberg table, whether there is one or not."""
+        return self.table or self.home / "described_properties"
+
+    @property
     def guarantee_targets(self) -> dict[str, float]:
         """The promised share of right answers, by field."""
         pairs = (part.split(">=") for part in self.guarantee.split(",") if part.strip())
         return {field.strip(): float(share) for field, share in pairs}
+
+    @field_validator("table_catalog")
+    @classmethod
+    def _with_its_driver_too(cls, url: SecretStr | None) -> SecretStr | None:
+        return cls._with_its_driver(url)

@@ -13,8 +13,10 @@ _JUDGE = "sensors/progress_judge.py"
 _END = "sensors/run_end.py"
 _SEARCH = "vlm_results/search.py"
 _EXPORT = "vlm_results/export.py"
+_ROWS = "vlm_results/exported_rows.py"
 _TABLE = "vlm_results/published_table.py"
 _CHANGES = "vlm_results/changes.py"
+_DESCRIBED = "vlm_results/described_table.py"
 _REVIEW = "vlm_results/review.py"
 _IMAGES = "vlm_results/exported_images.py"
 _QUALITY = "vlm_results/quality.py"
@@ -51,7 +53,6 @@ TESTS = {
         f"tests/unit/vlm_results/{name}"
         for name in (
             "test_export.py::test_a_vector_is_given_on_with_the_text_that_it_was_made_from_alone",
-            "test_export.py::test_each_row_gets_its_own_vector_whatever_order_they_lie_in",
             "test_export.py::test_a_shard_that_is_not_what_was_written_ends_the_export",
             "test_export.py::test_fewer_rows_than_were_chosen_end_the_export",
             "test_export.py::test_nothing_says_that_a_folder_is_whole_while_its_shards_are_replaced",
@@ -60,8 +61,20 @@ TESTS = {
             "test_exported_images.py::test_a_copy_that_is_gone_or_left_over_is_put_right",
         )
     ],
+    _ROWS: [
+        "tests/unit/vlm_results/test_export.py::test_each_row_gets_its_own_vector_whatever_order_they_lie_in"
+    ],
     _TABLE: [
         "tests/unit/vlm_results/test_export.py::test_a_vector_is_given_on_with_the_text_that_it_was_made_from_alone"
+    ],
+    _DESCRIBED: [
+        f"tests/unit/vlm_results/test_described_table.py::test_{name}"
+        for name in (
+            "new_descriptions_wait_for_their_vectors",
+            "nothing_of_a_withdrawn_property_is_left_on_the_disk",
+            "another_folder_forgets_with_its_next_run",
+            "a_lost_file_is_written_again_and_a_lost_table_is_not_guessed",
+        )
     ],
     _REVIEW: ["tests/unit/vlm_results/test_taken_verdicts.py"],
     _CHANGES: ["tests/unit/vlm_results/test_changes.py"],
@@ -199,15 +212,21 @@ MUTANTS = (
     Mutant(_EXPORT, "            _unfinish(folder)\n            size", "            size", "nothing says that a folder is whole while it changes"),
     Mutant(_EXPORT, 'pc.and_(pc.equal(table["status"], "ok"), pc.is_null(table["embedding"]))', 'pc.is_null(table["embedding"])',
            "a failed row lacks no vector"),
-    Mutant(_EXPORT, 'positions = pc.index_in(rows["ordinal"], value_set=vectors["ordinal"].combine_chunks())',
+    Mutant(_ROWS, 'positions = pc.index_in(rows["ordinal"], value_set=vectors["ordinal"].combine_chunks())',
            "positions = pa.chunked_array([pa.array(range(rows.num_rows))])", "each row gets its own vector"),
-    Mutant(_EXPORT, 'rows = rows.filter(pa.array(mask[rows["ordinal"].to_numpy()]))', "pass", "only chosen rows are exported"),
+    Mutant(_ROWS, 'rows = rows.filter(pa.array(mask[rows["ordinal"].to_numpy()]))', "pass", "only chosen rows are exported"),
     Mutant(_EXPORT, "elif pa.types.is_string(field.type) and not raw_cells:", "elif False:", "a cell of a CSV is no formula"),
     Mutant(_EXPORT, " and task.images.holds(_key_of(name), note)", "", "an export has each copy of an image, and no other"),
     Mutant(_EXPORT, ' and not task.images.readable(note["unread"])', "", "an image that is back is exported"),
     Mutant(_EXPORT, "            task.images.remove(key)\n", "            pass\n", "copies of what is exported no more are removed"),
     Mutant(_REVIEW, 'reviewed is None or reviewed.answer != line["answer"]', "reviewed is None", "a verdict is of the answer that was judged"),
     Mutant(_REVIEW, "before.judgement == verdict.judgement", "False", "a verdict is not taken twice"),
+    Mutant(_DESCRIBED, "    return are_vectors_of(embedded, described)\n", "    return True\n", "the table has no vectors of other texts"),
+    Mutant(_DESCRIBED, "expires_all=withdraws,", "expires_all=False,", "a table forgets a withdrawn property with its snapshots"),
+    Mutant(_DESCRIBED, '"write.metadata.metrics.default": "none"', '"write.metadata.metrics.default": "full"',
+           "no manifest of a table names a withdrawn property"),
+    Mutant(_DESCRIBED, "is_whole = table is not None and not lost_files(table)", "is_whole = table is not None",
+           "a file that a table lost is written again"),
     Mutant(_CHANGES, "self.told.get(described.key) == _version(self._guarantee, described, embedded)", "described.key in self.told",
            "a new version of a partition is compared"),
     Mutant(_CHANGES, "digest()[:_DIGEST_BYTES]", "digest()[:0].ljust(16)", "a row that differs is told"),

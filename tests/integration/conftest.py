@@ -15,6 +15,7 @@ from tests.support.desks import (  # noqa: F401 - fixtures
     published_home,
     shared_desk,
 )
+from tests.support.homes import dataset, made  # noqa: F401 - fixtures
 from tests.support.pictures import pictures  # noqa: F401 - a fixture
 from tests.support.scripted_engine import scripted_engine  # noqa: F401 - a fixture
 from vlm_durable.mirror.bucket import S3Folder, client

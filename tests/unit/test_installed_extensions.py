@@ -54,7 +54,7 @@ def test_settings_of_extensions_are_set_and_refused_as_all_others(tmp_path: Path
     own = {extension.package: own_settings(extension.settings) for extension in installed()}
     assert own == {
         "vlm_cluster": [],
-        "vlm_results": ["truth", "guarantee", "guarantee_risk"],
+        "vlm_results": ["truth", "guarantee", "guarantee_risk", "table", "table_catalog"],
         "vlm_training": ["variants"],
     }
     monkeypatch.setenv("VLM_ASSETS_VARIANTS", "variants.yaml")

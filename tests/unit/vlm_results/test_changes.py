@@ -269,10 +269,10 @@ def test_the_command_writes_a_line_a_change_and_refuses_what_is_no_cursor(told, 
     (tmp_path / "text").write_text("x")
     for since, message in (
         (tmp_path / "text", "is no snapshot that can be read"),
-        (tmp_path / "gone", "neither the file of a snapshot nor a time"),
+        (tmp_path / "gone", "neither a snapshot nor a time"),
     ):
         with pytest.raises(CommandError, match=message):
-            changes_module._since(str(since), dataset.settings, dataset.catalog)
+            changes_module.told_before(str(since), dataset.settings, dataset.catalog)
     dataset.describe(dataset.keys[0], text="another", settings="other")
     with pytest.raises(CommandError, match="is no snapshot that can be read"):
         snapshot = changes_module.RowSnapshot(tmp_path / "damaged", dataset.catalog)

@@ -23,6 +23,7 @@ from vlm_results import export as export_module
 from vlm_results import published_table
 from vlm_results.export import Format, export
 from vlm_results.exported_images import Images
+from vlm_results.exported_rows import ExportedRows
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -121,14 +122,14 @@ def test_an_export_of_an_earlier_version_is_brought_up_to_date(dataset, tmp_path
 def test_the_card_has_the_whole_schema_and_names_nothing_that_is_not_missing(dataset, tmp_path, monkeypatch):
     """Its columns are not cut, however many fields a description has; with all vectors none is missing."""
     wide = pa.struct([(f"a_field_with_a_long_name_{number}", pa.string()) for number in range(20)])
-    shard = export_module._shard
+    read_rows = ExportedRows.read
 
     def widened(*arguments):
-        table, sources = shard(*arguments)
+        table, read = read_rows(*arguments)
         at = table.schema.get_field_index("description")
-        return table.set_column(at, "description", pa.nulls(table.num_rows, wide)), sources
+        return table.set_column(at, "description", pa.nulls(table.num_rows, wide)), read
 
-    monkeypatch.setattr(export_module, "_shard", widened)
+    monkeypatch.setattr(ExportedRows, "read", widened)
     export(dataset.settings, dataset.catalog, tmp_path / "out", Format.huggingface)
     card = (tmp_path / "out" / "README.md").read_text()
     assert "omitted" not in card and card.count("a_field_with_a_long_name_19") == 2

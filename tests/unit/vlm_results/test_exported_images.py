@@ -25,6 +25,7 @@ from vlm_results import export as export_module
 from vlm_results import exported_images
 from vlm_results.export import Exported, Format, export
 from vlm_results.exported_images import ExportedImages, Images
+from vlm_results.exported_rows import LATER_COLUMNS
 
 
 def exported(pictures: Dataset, folder: Path, format_: Format = Format.jsonl, **more: object) -> Exported:
@@ -191,7 +192,7 @@ def test_what_was_used_and_what_failed_is_exported(pictures, tmp_path):
         "images_failed": [{"uri": "b/gone.jpg", "kind": "missing", "error": "it is not there"}],
     }
     key, folder = pictures.keys[0], tmp_path / "out"
-    types = exported_images.pa, export_module._LATER_COLUMNS
+    types = exported_images.pa, LATER_COLUMNS
     schema = DESCRIPTIONS
     for name in row:
         schema = schema.append(types[0].field(name, types[1][name]))

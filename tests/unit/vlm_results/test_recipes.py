@@ -16,6 +16,7 @@ from tests.support.homes import Dataset
 from tests.support.pictures import COLOURS, OPENED
 from tests.support.recipes import recipe
 from vlm_assets.assets.truth import verdicts
+from vlm_results.described_table import TablePlace, bring_up_to_date
 from vlm_results.export import Format, export
 from vlm_results.exported_images import Images
 from vlm_results.review import TakenVerdicts, accuracy, published_answers, take_verdicts
@@ -74,6 +75,17 @@ def test_duckdb_finds_every_picture(run, images):
     for _, _, path in found:
         with Image.open(path) as picture:
             assert picture.size == (8, 8)
+
+
+def test_the_table_is_read_as_it_is_and_as_it_was(pictures, tmp_path):
+    """pyiceberg alone, without this program: rows, an earlier snapshot, and SQL of DuckDB."""
+    settings = pictures.settings.model_copy(update={"embedding_model": None})
+    bring_up_to_date(settings, pictures.catalog, TablePlace(tmp_path / "table"))
+    names: dict[str, Any] = {"folder": tmp_path / "table"}
+    exec(compile(recipe("A table with snapshots"), "docs/after.md", "exec"), names)
+    assert names["rows"]["property_id"].to_pylist() == ["c", "d", "a", "b"]
+    assert names["before"]["property_id"].to_pylist() == ["a", "b"]
+    assert names["floors"] == [(2, 4)]
 
 
 def test_huggingface_decodes_embedded_pictures(run, datasets):

@@ -1,0 +1,107 @@
+"""described_properties: the Iceberg table as an asset, and the sensor that has it follow what is published.
+
+Dagster's side alone. ``vlm_results/described_table.py`` writes the table.
+"""
+
+# No postponed annotations here: Dagster reads an asset's parameters from its real ones.
+import dagster as dg
+
+from sensors.sensor_definition import Decided, Situation, build_sensor
+from sensors.ticks import Ticks
+from vlm_assets.assets import property_descriptions, property_embeddings
+from vlm_assets.assets.markdown import sentence
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.settings import Settings
+from vlm_durable.state.pause import pause_of
+from vlm_results.results_settings import ResultsSettings
+
+ASSET = "described_properties"
+SENSOR = "described_properties_due"
+INTERVAL_SECONDS = 60
+
+
+def has_table(settings: Settings) -> bool:
+    """Whether somebody has begun the table: by the asset, or by the command."""
+    return any(ResultsSettings.part_of(settings).described_table.glob(f"{ASSET}_*"))
+
+
+def build_described_properties(settings: Settings) -> dg.AssetsDefinition:
+    """The asset."""
+
+    @dg.asset(
+        key=settings.names.key(ASSET),
+        deps=[
+            settings.names.key(asset) for asset in (property_descriptions.ASSET, property_embeddings.ASSET)
+        ],
+        group_name=settings.names.name("properties"),
+        kinds={"iceberg"},
+        owners=settings.owner_list,
+        tags=settings.tag_values,
+        metadata={"dagster/uri": f"file://{ResultsSettings.part_of(settings).described_table}"},
+        description=(
+            "One Apache Iceberg table of descriptions, vectors and image URIs, for Spark, Trino, DuckDB and"
+            " pyiceberg. A partition is written in one commit, once its vectors are of its descriptions; only"
+            " changed partitions are. Materialize it once, and it follows by itself."
+        ),
+    )
+    def described_properties(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
+        from vlm_results.described_table import TablePlace, bring_up_to_date
+
+        changed = last_publication(settings)
+        table = bring_up_to_date(settings, Catalog.open(settings.home), TablePlace.of(settings))
+        for text in table.sentences():
+            context.log.warning(text)
+        return dg.MaterializeResult(
+            metadata={
+                "dagster/row_count": table.rows,
+                "dagster/table_name": table.table,
+                "partitions": table.partitions,
+                "written": table.written,
+                "waiting for vectors": len(table.waiting),
+                "of other types": len(table.other_types),
+                "snapshots": table.snapshots,
+                "snapshot": dg.MetadataValue.text(str(table.snapshot)),
+                "not in it yet": dg.MetadataValue.text(sentence(" ".join(table.sentences()))),
+                "changed": dg.MetadataValue.float(changed),
+            }
+        )
+
+    return described_properties
+
+
+def last_publication(settings: Settings) -> float:
+    """When a file of descriptions or vectors was last published; 0 if none is."""
+    times = [
+        asset.published.stat().st_mtime
+        for asset in (settings.descriptions, settings.embeddings)
+        if asset.published.is_dir()
+    ]
+    return max(times, default=0.0)
+
+
+def build_table_sensor(settings: Settings, table: dg.AssetsDefinition) -> dg.SensorDefinition:
+    """The sensor that has a table that was begun brought up to date as partitions are published."""
+    state = control_state(settings)
+
+    def decide(at: Situation) -> Decided:
+        pause = pause_of(state)
+        if pause:
+            return Decided(f"Nothing is started: {pause.sentence()}.")
+        if not has_table(settings):
+            return Decided("Nobody has begun the table: materialize described_properties for that.")
+        changed = last_publication(settings)
+        materialization = at.dagster.latest_materialization(ASSET)
+        if materialization is not None and float(materialization[1].get("changed", 0)) == changed:
+            return Decided("The table has what is published.")
+        why = "Partitions were published since the table was written."
+        return Decided(why, requests=[dg.RunRequest(run_key=f"{changed}", tags={"vlm-assets/why": why})])
+
+    return build_sensor(
+        SENSOR,
+        decide,
+        interval_seconds=INTERVAL_SECONDS,
+        description="Brings the Iceberg table up to date when partitions were published, once it was begun.",
+        ticks=Ticks(state, settings.names),
+        target=table,
+    )

@@ -1,0 +1,120 @@
+"""The rows that are handed on: what is published of a partition, its vectors, and where its images are.
+
+``published_table.py`` reads them, ``exported_images.py`` knows where images are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vlm_assets.assets.partition import CONFIDENCE, INPUTS
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.config.settings import Settings
+from vlm_assets.services.command_error import CommandError
+from vlm_durable.versions.partition_files import PublishedRecord
+from vlm_engine.schema import confidence_type, description_text
+from vlm_results.exported_images import ExportedImages
+from vlm_results.guarantee import RAW, Guarantee
+from vlm_results.published_table import DescribedRows, Mask, answer_digest, read_described
+
+_COLUMNS: Final = (
+    "property_id", "ordinal", "status", "description", CONFIDENCE, "error_kind", "error", "model",
+    "model_revision", "described_at", "images_used", "images_failed", INPUTS,
+)  # fmt: skip
+
+LATER_COLUMNS: Final = {
+    "described_at": pa.timestamp("us", tz="UTC"),
+    "images_used": pa.list_(pa.string()),
+    "images_failed": pa.list_(
+        pa.struct([("uri", pa.string()), ("kind", pa.string()), ("error", pa.string())])
+    ),
+}
+"""Columns that files of earlier versions may lack: null there."""
+
+_EXPORTED: Final = (
+    "property_id", "ordinal", "status", "description", RAW, CONFIDENCE, "text", "answer", "error_kind",
+    "error", "model", "model_revision", "described_at", "image_names", "image_uris", "images_used",
+    "images_failed", "embedding", "embedding_model",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ExportedRows:
+    """What the rows of partitions are made from. width: of the vectors; None: each partition has its own."""
+
+    settings: Settings
+    catalog: Catalog
+    images: ExportedImages
+    guarantee: Guarantee
+    mask: Mask | None = None
+    width: int | None = None
+
+    def sources(
+        self, key: str, described: PublishedRecord, embedded: PublishedRecord | None
+    ) -> dict[str, object]:
+        """What the rows of a partition come from: digests, and where the images are."""
+        shown = self.guarantee.version_of(described)
+        return {
+            **({"guarantee": shown} if shown else {}),
+            "listed": self.catalog.slice_digest(PropertyRange.from_key(key)),
+            "described": described.sha256,
+            "embedded": None if embedded is None else embedded.sha256,
+            "image_roots": self.images.roots,
+        }
+
+    def read(self, key: str) -> tuple[pa.Table, DescribedRows]:
+        """The rows of a partition, its images by their names; and what they were made from.
+
+        Raises CommandError, PublishedError.
+        """
+        read = read_described(self.settings, key, _COLUMNS)
+        rows, vectors = read.rows, read.vectors
+        mask = self.mask
+        if mask is not None:
+            rows = rows.filter(pa.array(mask[rows["ordinal"].to_numpy()]))
+        sure = confidence_type(rows.schema.field("description").type)
+        for name, type_ in {**LATER_COLUMNS, CONFIDENCE: sure}.items():
+            if name not in rows.schema.names:
+                rows = rows.append_column(name, pa.nulls(rows.num_rows, type_))
+        rows = rows.combine_chunks()
+        listed = self.catalog.slice(PropertyRange.from_key(key))
+        positions = pc.index_in(rows["ordinal"], value_set=listed["ordinal"].combine_chunks())
+        texts = [
+            None if description is None else description_text(description)
+            for description in rows["description"].to_pylist()
+        ]
+        rows = rows.append_column("text", pa.array(texts, pa.string()))
+        decided = rows.select([name for name in (INPUTS, "description", RAW) if name in rows.schema.names])
+        answers = [
+            None if row["description"] is None else answer_digest({INPUTS: None, **row})
+            for row in decided.to_pylist()
+        ]
+        rows = rows.append_column("answer", pa.array(answers, pa.string()))
+        rows = rows.append_column("image_names", listed["image_uris"].take(positions))
+        if vectors is None:
+            type_ = pa.list_(pa.float32(), self.width or 1)
+            columns = [pa.nulls(rows.num_rows, type_), pa.nulls(rows.num_rows, pa.string())]
+        else:
+            type_ = vectors.schema.field("embedding").type
+            if self.width is not None and type_ != pa.list_(pa.float32(), self.width):
+                raise CommandError(
+                    f"The vectors of {key} are {type_}, others {pa.list_(pa.float32(), self.width)}:"
+                    " materialize property_embeddings of those that are stale, or choose others with --where."
+                )
+            positions = pc.index_in(rows["ordinal"], value_set=vectors["ordinal"].combine_chunks())
+            columns = [
+                vectors[name].combine_chunks().take(positions.combine_chunks())
+                for name in ("embedding", "model")
+            ]
+        rows = rows.append_column("embedding", columns[0]).append_column("embedding_model", columns[1])
+        return in_order(rows).replace_schema_metadata(None), read
+
+
+def in_order(table: pa.Table) -> pa.Table:
+    """The exported columns of a table, in their order: files of several versions have several orders."""
+    return table.select([name for name in _EXPORTED if name in table.schema.names])
