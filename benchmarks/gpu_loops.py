@@ -209,6 +209,9 @@ class Work:
 class AnyText:
     """In the place of a schema: what a model with random weights says is a description."""
 
+    fields = ()
+    """It asks for no field, so that an answer has no confidence to be found in it."""
+
     def parse(self, text: str) -> dict[str, Any]:
         """The verdict on an answer."""
         return {"text": text}
@@ -229,7 +232,7 @@ def describe_window(
     settings = lengths.longest
     with (
         workers_of(bench, case, output) as workers,
-        # AnyText parses, which is all that is asked of a schema here.
+        # AnyText parses and has no fields, which is all that is asked of a schema here.
         Describing(engine, workers, AnyText(), settings, BatchSizes(case.batch)) as describing,  # type: ignore[arg-type]
     ):
         described = describing.describe_batches(bench.batches(case))

@@ -112,8 +112,10 @@ def _is_text(node: Mapping[str, Any]) -> bool:
 def confidence_of(fields: Sequence[AnswerField], text: str, tokens: AnswerTokens | None) -> Confidence | None:
     """The confidence of each field of an answer that fits the schema.
 
-    None where the tokens are not known, or are not the bytes of the text.
+    None where no field is asked for, and where the tokens are not known or are not the bytes of the text.
     """
+    if not fields:
+        return None
     answer = b"" if tokens is None else b"".join(tokens.texts)
     if tokens is None or answer != text.encode("utf-8", "surrogatepass"):
         return None
