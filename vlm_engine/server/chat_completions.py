@@ -15,7 +15,7 @@ import json
 import math
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from PIL import Image
@@ -67,8 +67,8 @@ TOKEN_SCORES: Final = frozenset({"logprobs", "top_logprobs"})
 _OPTIONS: Final = 5
 """Likeliest tokens that are asked for in each place: a server writes each of them into its answer."""
 
-_PROOF: Final = "zq"
-"""A word that no model would say to ``proof_question``."""
+_PROOF: Final = ("zq", "qz")
+"""Words that no model would say to ``proof_question``. They part at their first letter."""
 
 _PROVEN: Final = 0.99
 _ROUNDED_UP: Final = 1.001
@@ -197,10 +197,10 @@ def proof_request(model: str) -> bytes:
 
 
 def proof_question(model: str) -> Question:
-    """The question for ``are_masked``: its schema allows one value, which nobody would say."""
+    """The question for ``are_masked``: its schema allows two values, which nobody would say."""
     schema = {
         "type": "object",
-        "properties": {"word": {"type": "string", "enum": [_PROOF]}},
+        "properties": {"word": {"type": "string", "enum": list(_PROOF)}},
         "required": ["word"],
         "additionalProperties": False,
     }
@@ -210,16 +210,38 @@ def proof_question(model: str) -> Question:
 def are_masked(answer: Answer) -> bool:
     """Whether the probabilities of an answer to ``proof_question`` are those after the grammar's mask.
 
-    The one value that the schema allows has the probability 1 then, and else hardly any.
+    The two values that the schema allows share the probability 1 then, and else have hardly any. One value
+    would not do: a server may give what the schema forces the probability 1, and choices that of no mask.
     """
     try:
-        if json.loads(answer.text) != {"word": _PROOF}:
-            return False
+        value = json.loads(answer.text)
     except (ValueError, RecursionError):
         return False
+    if answer.tokens is None or value not in [{"word": word} for word in _PROOF]:
+        return False
+    words = _PROOF if value["word"] == _PROOF[0] else _PROOF[::-1]
+    tokens = _with_other_as_own(answer.tokens, answer.text.encode(), answer.text.replace(*words).encode())
+    if tokens is None:
+        return False
     field = AnswerField("word", "word", is_text=False, nullable=False)
-    confidence = confidence_of([field], answer.text, answer.tokens)
+    confidence = confidence_of([field], answer.text, tokens)
     return confidence is not None and confidence["word"] >= _PROVEN
+
+
+def _with_other_as_own(tokens: AnswerTokens, answer: bytes, other: bytes) -> AnswerTokens | None:
+    """The tokens of an answer, with options that go on to the other answer as if they wrote this one.
+
+    None where no option does, or none has a probability.
+    """
+    texts, start, is_shown = list(tokens.option_texts), 0, False
+    for token, text in enumerate(tokens.texts):
+        if answer[:start] == other[:start]:
+            for option in range(tokens.bounds[token], tokens.bounds[token + 1]):
+                if other.startswith(texts[option], start) and not answer.startswith(texts[option], start):
+                    is_shown |= tokens.option_probabilities[option] > 0
+                    texts[option] = text
+        start += len(text)
+    return replace(tokens, option_texts=texts) if is_shown else None
 
 
 @dataclass(frozen=True)

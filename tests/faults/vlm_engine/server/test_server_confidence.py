@@ -8,10 +8,34 @@ from vlm_engine.confidence import confidence_of
 from vlm_engine.protocol import Attempt
 
 FIRST = Attempt(number=1, max_new_tokens=50)
-PROVEN = [("{", 1.0, {}), ('"word":"', 0.5, {'"': 0.5}), ("z", 0.7, {"zq": 0.3}), ('q"}', 0.6, {"q": 0.4})]
-"""The mask leaves one value: ways to write it share all of the probability."""
+PROVEN = [
+    ("{", 1.0, {}),
+    ('"word":"', 0.5, {'"': 0.5}),
+    ("z", 0.5, {"zq": 0.2, "q": 0.25, "qz": 0.049}),
+    ('q"}', 0.6, {"q": 0.4}),
+]
+"""The mask leaves two values: ways to write them share all of the probability."""
 
-UNMASKED = [("{", 1.0, {}), ('"word":"', 1.0, {}), ("z", 0.001, {"sun": 0.9}), ('q"}', 1.0, {})]
+MIRRORED = [
+    ('{"word":', 0.9, {'{ "': 0.1}),
+    ('"q', 0.7, {'"z': 0.25, '"': 0.05}),
+    ("z", 1.0, {}),
+    ('"}', 1.0, {}),
+]
+"""The same where the model takes the second value, with its mark in one token."""
+
+UNMASKED = [("{", 1.0, {}), ('"word":"', 1.0, {}), ("z", 0.001, {"sun": 0.9, "q": 0.001}), ('q"}', 1.0, {})]
+"""What the grammar forces is skipped and has the probability 1; a choice has its own without the mask."""
+
+ONE_SHOWN = [("{", 1.0, {}), ('"word":"', 1.0, {}), ("z", 1.0, {"q": 0.0}), ('q"}', 1.0, {})]
+"""Each token that was taken has the probability 1, whatever the model found probable."""
+
+NOT_ALL = [("{", 1.0, {}), ('"word":"', 1.0, {}), ("q", 0.6, {"z": 0.3}), ('z"}', 1.0, {})]
+"""One in ten for what the schema does not allow."""
+
+THIRD = [("{", 1.0, {}), ('"word":"', 1.0, {}), ("q", 0.6, {"z": 0.4}), ('z"}', 0.5, {"q": 0.5})]
+"""A third word after the first letter of the second."""
+
 STOREYS = [('{"storeys":', 1.0, {}), ("2", 0.6, {"1": 0.3, "3": 0.05}), ("}", 0.9, {"0": 0.1})]
 
 
@@ -42,9 +66,10 @@ def confidences(engine, schema, *properties, attempt=FIRST):
     return [confidence_of(schema.fields, answer.text, answer.tokens) for answer in answers]
 
 
-def test_a_server_whose_probabilities_are_masked_is_asked_for_them(engine, stub, schema, load):
+@pytest.mark.parametrize("proven", [PROVEN, MIRRORED], ids=["first", "second"])
+def test_a_server_whose_probabilities_are_masked_is_asked_for_them(engine, stub, schema, load, proven):
     """One question proves it, before the first property is asked; then each answer has its confidence."""
-    stub.proof, stub.otherwise = scored(PROVEN), scored(STOREYS)
+    stub.proof, stub.otherwise = scored(proven), scored(STOREYS)
     found = confidences(engine, schema, *(load(str(at)) for at in range(4)))
     assert found == [{"storeys": pytest.approx(0.6 * 0.9)}] * 4
     assert all(body["logprobs"] and body["top_logprobs"] == 5 for body in stub.asked)
@@ -54,13 +79,19 @@ def test_a_server_whose_probabilities_are_masked_is_asked_for_them(engine, stub,
     "proof",
     [
         scored(UNMASKED),
+        scored(ONE_SHOWN),
+        scored(NOT_ALL),
+        scored(THIRD),
         scored([("sun", 1.0, {})]),
         scored([('{"word":"zq"', 1.0, {}), ("}}", 1.0, {})], end="}"),
         None,
     ],
 )
 def test_probabilities_that_are_not_proven_are_not_asked_for(engine, stub, schema, load, failing, proof):
-    """A server that ignores the schema, says what it wanted without it, or knows no probabilities."""
+    """A server that ignores the schema, says what it wanted without it, or knows no probabilities.
+
+    The two values must share all of the probability, and both must be shown.
+    """
     stub.proof = proof or failing.answer('{"word":"zq"}')
     stub.otherwise = scored(STOREYS)
     engine.describe([load("a"), load("b")], attempt=FIRST)
