@@ -27,7 +27,7 @@ NOT_BY_FAULTS = frozenset(
         "catalog_copies.catalog_id_of: except CatalogFormatError",
         "partition_files.PartitionVersions.from_bytes: except FormatVersionError",
         # A caller's mistake: a key that is no name, a version accepted where none was put back.
-        "partition_files.PartitionFiles.__init__: if not _KEY.fullmatch(key)",
+        "versioned_object.VersionedObject.__init__: if (problem := unfit_key(paths.key))",
         "partition_files.PartitionFiles.accept: if older is None or"
         " (newest is not None and self.whole_file(newest) is not None)",
         # Rights that were taken away: root, which mounts file systems here, has all.

@@ -92,10 +92,8 @@ def _strike(chance: random.Random, home: Path, older: Path) -> str:
 def _check_readers(home: Path, description: str, *, newest: bool) -> None:
     """Raise PromiseBrokenError where a reader would take half a model, or unwarned an older one, for true."""
     model = _model(home)
-    records = [copy.record["sequence"] for copy in model.copies() if copy.record is not None]
-    is_older = newest and max(records, default=_VERSIONS) < _VERSIONS
-    if is_older and _text(model.folder) != str(_VERSIONS) and model.trouble() is None:
-        raise PromiseBrokenError(f"{description}: an older model describes (home: {home})")
+    if newest and _text(model.folder) != str(_VERSIONS) and model.trouble() is None:
+        raise PromiseBrokenError(f"{description}: another model than the newest describes (home: {home})")
     if not newest and _text(model.folder) not in (str(_VERSIONS - 1), str(_VERSIONS)):
         raise PromiseBrokenError(f"{description}: readers see neither model (home: {home})")
 

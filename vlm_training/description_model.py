@@ -48,6 +48,7 @@ from vlm_durable.mirror.bucket import StoreAwayError, UnfitStoreError
 from vlm_durable.mirror.mirror import Mirror
 from vlm_durable.state.withdrawing import being_withdrawn
 from vlm_durable.state.workers import Phase, WorkerBeat, Workers
+from vlm_durable.versions.versioned_object import PublishedError
 from vlm_durable.wording import counted
 from vlm_engine.devices.find import DeviceError
 from vlm_engine.devices.leases import LeaseHolder, NoDeviceFreeError, WillBeFree
@@ -166,7 +167,7 @@ def build_description_model(settings: Settings) -> dg.AssetsDefinition | None:
         except (NoDeviceFreeError, StoreAwayError):
             note_run(context, NO_ATTEMPT)
             raise
-        except (TrainingError, FormatVersionError, UnfitStoreError) as error:
+        except (TrainingError, FormatVersionError, PublishedError, UnfitStoreError) as error:
             raise dg.Failure(str(error), allow_retries=False) from error
 
     return description_model

@@ -20,6 +20,7 @@ from vlm_durable.mirror.bucket import ListedObject
 from vlm_durable.mirror.mirror import Mirror
 from vlm_durable.mirror.stored_journal import stored_journals
 from vlm_durable.state.workers import Phase, Worker
+from vlm_durable.versions.versioned_object import PublishedError
 from vlm_durable.wording import counted
 from vlm_training.published_model import ASSET, PublishedModel
 from vlm_training.rank import PLAN
@@ -68,7 +69,7 @@ def _superseded(trainings: AssetFolders, store: Mirror, key: str, generation: st
     """
     try:
         published, fenced = StoredModel(store, PublishedModel(trainings, key)).record()
-    except (TrainingError, FormatVersionError):
+    except (TrainingError, FormatVersionError, PublishedError):
         return []
     stored = fenced.record
     if published is None or stored is None or published.get("pending"):

@@ -10,7 +10,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+import uuid
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,29 +54,46 @@ class PublishedModel(VersionedObject[Mapping[str, Any]]):
         except BrokenSealError as error:
             raise RecordDamagedError(f"the record of {self.key} cannot be read: {error}") from error
         refuse_newer_format(record.pop("format", 0), 1, Path(f"the record of {ASSET} {self.key}"))
+        # Models that were published first do not say it.
+        if (name := record.get("name", self.mark.name)) != self.mark.name:
+            raise RecordDamagedError(f"the record of {self.key} is that of {name}")
         return record
 
     @property
     def record(self) -> Mapping[str, Any] | None:
         """The record of the newest model that was published here; None where nothing says that one was.
 
-        Raises FormatVersionError, OSError.
+        Raises RecordDamagedError where what said so is damaged, FormatVersionError, OSError.
         """
-        mark = self.mark.read().mark
+        reading = self.mark.read()
+        mark = reading.mark
         marked = mark.content["published"] if mark is not None and mark.content is not None else None
         records = (*self._standing(), marked)
         known = [record for record in records if record is not None]
+        if not known and (reading.is_unreadable or any(copy.damage is not None for copy in self.copies())):
+            where = ", ".join(str(path) for path in (*self.record_paths, *self.mark.copies) if path.exists())
+            raise RecordDamagedError(
+                f"nothing tells which model of {self.key} was published: none of {where} can be read."
+                f" Nothing was changed. Put one of them back from a backup; or move them elsewhere and"
+                f" materialize {ASSET} {self.key}, which publishes it anew and keeps the folder of before in"
+                f" {self.quarantine}."
+            )
         return max(known, key=lambda record: int(record["sequence"]), default=None)
 
-    def trouble(self) -> str | None:
-        """Why nothing may be described with what stands there; None where it is the newest model."""
+    def trouble(self, digest: Callable[[Path], str] = sha256_of) -> str | None:
+        """Why nothing may be described with what stands there; None where it is the newest model.
+
+        digest: gives the SHA-256 of a file; one that remembers it makes this cheap.
+        """
         try:
             newest, standing = self.record, [record["sequence"] for record in self._standing()]
-        except FormatVersionError as error:
+            if newest is None or self.is_whole(newest, digest=digest):
+                return None
+        except (FormatVersionError, RecordDamagedError, OSError) as error:
             return f"{error}"
-        if newest is None or newest["sequence"] in standing or self.is_whole(newest):
-            return None
-        older = f"version {max(standing)} stands there" if standing else "its record is lost"
+        older = "its files are others than those of its record"
+        if newest["sequence"] not in standing:
+            older = f"version {max(standing)} stands there" if standing else "its record is lost"
         return (
             f"the model of {self.key} is not the newest one that was published: {older}, and version"
             f" {newest['sequence']} ({newest['step']} steps) was here. Nothing was changed. Materialize"
@@ -83,12 +101,17 @@ class PublishedModel(VersionedObject[Mapping[str, Any]]):
             f" itself as the model: {self.folder}. {command('status')} shows the variants."
         )
 
-    def is_whole(self, record: Mapping[str, Any], folder: Path | None = None) -> bool:
+    def is_whole(
+        self,
+        record: Mapping[str, Any],
+        folder: Path | None = None,
+        digest: Callable[[Path], str] = sha256_of,
+    ) -> bool:
         """Whether a folder, the published one unless given, has the files of a record with their digests."""
         within = folder or self.folder
         return all(
-            (within / name).is_file() and sha256_of(within / name) == digest
-            for name, digest in record["files"].items()
+            (within / name).is_file() and digest(within / name) == expected
+            for name, expected in record["files"].items()
         )
 
     def empty_export(self) -> None:
@@ -117,11 +140,14 @@ class PublishedModel(VersionedObject[Mapping[str, Any]]):
         newest = self.record
         number, known = int(record["sequence"]), int(newest["sequence"]) if newest is not None else 0
         is_known = newest is not None and all(newest[part] == record[part] for part in _IDENTITY)
-        record = {**record, "sequence": max(number, known if is_known else self.mark.next_sequence(known))}
+        number = max(number, known if is_known else self.mark.next_sequence(known))
+        record = {**record, "name": self.mark.name, "sequence": number}
         for name in record["files"]:
             sync_file(self.export / name)
         for folder in (self.export, *(path for path in self.export.rglob("*") if path.is_dir())):
             sync_directory(folder)
+        if newest is None:
+            self._set_aside_unknown(record)
         exchange(self.export, self.folder)
         # If a model is kept already, only the model of the record may take its place.
         if not is_known and newest and (not self.kept.exists() or self.is_whole(newest, self.export)):
@@ -142,6 +168,17 @@ class PublishedModel(VersionedObject[Mapping[str, Any]]):
 
     def _standing(self) -> list[Mapping[str, Any]]:
         return [copy.record for copy in self.copies() if copy.record is not None]
+
+    def _set_aside_unknown(self, record: Mapping[str, Any]) -> None:
+        """Move a folder that has no record into the quarantine, unless the new model has all of its files."""
+        standing = [path for path in self.folder.rglob("*") if path.is_file()]
+        own = {self.folder / name: digest for name, digest in record["files"].items()}
+        if any(own.get(path) != sha256_of(path) for path in standing):
+            make_directory(self.quarantine)
+            os.rename(self.folder, self.quarantine / f"{self.key}.{uuid.uuid4().hex[:12]}")  # noqa: PTH104
+            for folder in (self.quarantine, self.folder.parent):
+                sync_directory(folder)
+            make_directory(self.folder)
 
     def _keep_export(self) -> None:
         shutil.rmtree(self.kept, ignore_errors=True)

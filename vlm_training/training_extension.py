@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     import dagster as dg
 
+    from vlm_training.published_model import PublishedModel
+
 from vlm_assets.config.extensions import Extension, StatusTable, StoredLeftover
-from vlm_assets.config.settings import Settings
+from vlm_assets.config.settings import PREFIX, Settings, SettingsError
 from vlm_durable.state.workers import Worker
 from vlm_training.training_settings import TrainingSettings
 
@@ -35,15 +38,15 @@ class TrainingExtension(Extension):
 
     def model_folder(self, settings: Settings, name: str) -> Path:
         """Where a variant's finished model is published."""
-        from vlm_training.published_model import ASSET, PublishedModel
-
-        return PublishedModel(settings.layout.asset(ASSET), name).folder
+        return _model(settings, name).folder
 
     def model_trouble(self, settings: Settings, name: str) -> str | None:
-        """An older model was put back."""
-        from vlm_training.published_model import ASSET, PublishedModel
+        """An older model was put back, or nothing tells which one is the newest."""
+        from vlm_engine.model_source import file_digest
 
-        return PublishedModel(settings.layout.asset(ASSET), name).trouble()
+        return _model(settings, name).trouble(
+            partial(file_digest, kept_in=settings.state_directory / "models")
+        )
 
     def assets_by_hand(self, settings: Settings) -> tuple[str, ...]:
         """The asset, if there are variants."""
@@ -88,3 +91,17 @@ class TrainingExtension(Extension):
 
         for folder in remove_trainings(settings, ids):
             yield f"Removed the training {folder}: its variant is trained anew, without them."
+
+
+def _model(settings: Settings, name: str) -> PublishedModel:
+    """The published model of a variant. Raises SettingsError where none can have that name."""
+    from vlm_durable.versions.versioned_object import PublishedError
+    from vlm_training.published_model import ASSET, PublishedModel
+
+    try:
+        return PublishedModel(settings.layout.asset(ASSET), name)
+    except PublishedError as error:
+        raise SettingsError(
+            f"{PREFIX}MODEL=variant:{name}: {error}. A model that stands in such a folder is named by it:"
+            f" {PREFIX}MODEL={settings.layout.asset(ASSET).published / name}."
+        ) from error

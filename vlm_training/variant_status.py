@@ -13,6 +13,7 @@ from vlm_assets.config.settings import Settings
 from vlm_durable.files.layout import PartitionPaths
 from vlm_durable.files.sealed_json import FormatVersionError
 from vlm_durable.state.workers import Workers
+from vlm_durable.versions.versioned_object import PublishedError
 from vlm_durable.wording import counted
 from vlm_training.checkpoints import newest_state
 from vlm_training.description_model import begun_parts, changed_settings
@@ -93,7 +94,7 @@ def _status(settings: Settings, name: str, variant: Variant, *, is_running: bool
     model = PublishedModel(settings.layout.asset(ASSET), name)
     try:
         record = model.record
-    except FormatVersionError as error:
+    except (FormatVersionError, PublishedError) as error:
         return VariantStatus(name, "refused", note=str(error))
     folder = _begun(model.paths, None if record is None else str(record["fingerprint"]))
     if not is_running:

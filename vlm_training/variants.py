@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -20,6 +21,7 @@ from pydantic import (
 )
 
 from vlm_assets.config.settings import EXAMPLE, EXAMPLE_MODEL, PREFIX, Settings, SettingsError
+from vlm_durable.versions.versioned_object import unfit_key
 from vlm_training.training_settings import TrainingSettings
 
 _SETTING = f"{PREFIX}VARIANTS"
@@ -68,10 +70,16 @@ class Variant(BaseModel):
         return self.microbatches or min(4, self.batch)
 
 
+def _fit_name(name: str) -> str:
+    if problem := unfit_key(name):
+        raise ValueError(f"{problem}. Rename it")
+    return name
+
+
 class _VariantsFile(BaseModel):
     model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
-    variants: dict[Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")], Variant]
+    variants: dict[Annotated[str, AfterValidator(_fit_name)], Variant]
 
 
 def read_variants(settings: Settings) -> Mapping[str, Variant]:

@@ -41,6 +41,9 @@ _STATE_TABLES = "vlm_durable/state/tables.py"
 _STATE_FILE = "vlm_durable/state/sqlite_file.py"
 _STATE_COPIES = "vlm_durable/state/copies.py"
 _MODEL = "vlm_training/published_model.py"
+_VARIANTS = "vlm_training/variants.py"
+_VERSIONED = "vlm_durable/versions/versioned_object.py"
+_MARKS = "vlm_durable/versions/version_mark.py"
 _ENGINE_CHOICE = "vlm_assets/config/engine_choice.py"
 
 
@@ -113,6 +116,9 @@ TESTS = {
     _STATE_FILE: ["tests/unit/vlm_durable/state/test_database.py"],
     _STATE_COPIES: ["tests/unit/vlm_durable/state/test_database.py"],
     _MODEL: ["tests/unit/vlm_training/test_description_model.py"],
+    _VARIANTS: ["tests/unit/vlm_training/test_variants.py"],
+    _VERSIONED: ["tests/unit/vlm_training/test_variants.py"],
+    _MARKS: ["tests/unit/vlm_durable/versions/test_version_mark.py"],
     _ENGINE_CHOICE: ["tests/unit/vlm_training/test_description_model.py"],
 }
 
@@ -134,6 +140,16 @@ MUTANTS = (
     Mutant(_MODEL, "        if any(copy.record != record for copy in self.copies()):\n", "        if False:\n",
            "a lost record of a model is written anew"),
     Mutant(_MODEL, "        if not is_known and newest and (", "        if newest and (", "a model that is made again leaves the one before it"),
+    Mutant(_MODEL, "newest is None or self.is_whole(newest, digest", "newest is None or newest[\"sequence\"] in standing or self.is_whole(newest, digest",
+           "an older folder beside the newest record of a model describes nothing"),
+    Mutant(_MODEL, "if not known and (reading.is_unreadable or ", "if not known and (", "a damaged mark of a model is not taken for none"),
+    Mutant(_MODEL, " or any(copy.damage is not None for copy in self.copies())", "", "a damaged record of a model is not taken for none"),
+    Mutant(_MODEL, "        if newest is None:\n            self._set_aside_unknown(record)\n", "", "a model without a record is kept aside"),
+    Mutant(_MODEL, 'record.get("name", self.mark.name)', "self.mark.name", "the record of another model is damage"),
+    Mutant(_VARIANTS, "if problem := unfit_key(name):", "if problem := None:", "no two variants share a file"),
+    Mutant(_VERSIONED, "if problem := unfit_key(paths.key):", "if problem := None:", "no two objects share a file"),
+    Mutant(_MARKS, "int(time.time()) if reading.is_unreadable else 0", "0", "no number is given twice where a mark cannot be read"),
+    Mutant(_MARKS, "unknown if reading.is_unreadable else reading.mark", "reading.mark", "a loss that is accepted gives no number twice"),
     Mutant(_ENGINE_CHOICE, "trouble = extension.model_trouble(settings, name)", "trouble = None", "an older model describes nothing"),
     Mutant(_RETRY, "entry.attempts + (not interrupted)", "entry.attempts + 1", "an interruption is no attempt"),
     Mutant(_RETRY, "    attempts = 0 if progress else ", "    attempts = ", "a new row begins the count of attempts anew"),

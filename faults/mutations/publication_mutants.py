@@ -53,7 +53,7 @@ MUTANTS = (
     Mutant(_FILES, "        self.mark.write(self._mark(published))\n", "", "a publication is marked when it is durable"),
     Mutant(_FILES, "        return comparison in (MarkComparison.OLDER, MarkComparison.OTHER)\n", "        return comparison is MarkComparison.OLDER\n", "another version of the same number is not the marked one"),
     Mutant(_FILES, "        if older is not None:\n            raise PutBackError", "        if False:\n            raise PutBackError", "an older version is never silently taken for the newest"),
-    Mutant(_MARK, "max((*sequences, mark.sequence if mark is not None else 0)) + 1\n", "max((*sequences, 0)) + 1\n", "a version's number is not given twice"),
+    Mutant(_MARK, "marked, *(mark.sequence for mark in reading.marks))) + 1\n", "marked)) + 1\n", "a version's number is not given twice"),
     Mutant(_FILES, "        if reading.is_unreadable:\n            self._refuse_doubt(records)\n", "", "a mark that cannot be read is not taken for none"),
     Mutant(_FILES, "        return self.renumber(older, self.mark.next_sequence(*(record.latest_sequence for record in records)))\n", "        return self.renumber(older, older.sequence + 1)\n", "an older version that is accepted gets a number of its own"),
     Mutant(_FILES, "        return next((path for path in places if self.holds(path, record)), None)\n", "        return next((path for path in places if path.exists()), None)\n", "a record is only written for a file that is that version"),

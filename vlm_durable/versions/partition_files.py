@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -50,8 +49,6 @@ Fetch = Callable[["PublishedRecord"], bytes | None]
 
 LOCK_SECONDS = 60.0
 """To wait for another process that is publishing the same partition."""
-
-_KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,149}")
 
 
 PUBLISHED_FILE = "published_file"
@@ -237,12 +234,6 @@ class PartitionFiles(VersionedObject[PartitionVersions]):
     """The files of one partition of an asset. Raises PublishedError for an unusable key."""
 
     def __init__(self, asset: AssetFolders, key: str) -> None:
-        # No dot in a key: KEY.0.parquet would be the file of two keys.
-        if not _KEY.fullmatch(key):
-            raise PublishedError(
-                f"partition key {key!r} cannot be a file name: use up to 150 letters, digits, '-' and '_' "
-                "(ASCII)"
-            )
         super().__init__(asset.partition(key))
         self.published = self.paths.published
         self.record_path, self.record_copy = self.record_paths

@@ -6,6 +6,7 @@ that a newer version existed. The mark is never the truth about the data: a mark
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -13,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from vlm_durable.files.files import make_directory, sync_directory, write_replacing
+from vlm_durable.files.files import make_directory, write_replacing
 from vlm_durable.files.layout import PartitionPaths
 from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, sealed
 
@@ -142,20 +143,22 @@ class VersionMarkFile:
     def forget(self) -> None:
         """Have it name no version, durably: the object counts as never published.
 
-        The number of a readable mark stays, so that no number is given twice.
+        A number stays, so that none is given twice.
         """
-        if (mark := self.read().mark) is not None:
+        reading = self.read()
+        unknown = VersionMark.now(self.name, self.next_sequence(), "")
+        mark = unknown if reading.is_unreadable else reading.mark
+        if mark is not None:
             self.write(replace(mark, digest=f"{mark.origin}:" if mark.origin else "", content=None))
-            return
-        for copy in self.copies:
-            copy.unlink(missing_ok=True)
-        if self._asset.version_marks.is_dir():
-            sync_directory(self._asset.version_marks)
 
     def next_sequence(self, *sequences: int) -> int:
-        """The number of the next version, above these. No number is ever given twice."""
-        mark = self.read().mark
-        return max((*sequences, mark.sequence if mark is not None else 0)) + 1
+        """The number of the next version, above these. No number is ever given twice.
+
+        Where the mark cannot be read, nothing tells which were given: the seconds since 1970 are more.
+        """
+        reading = self.read()
+        marked = int(time.time()) if reading.is_unreadable else 0
+        return max((*sequences, marked, *(mark.sequence for mark in reading.marks))) + 1
 
     def last_store(self) -> str | None:
         """The last store that had the object."""

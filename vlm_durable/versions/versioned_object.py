@@ -8,6 +8,7 @@ writes wants the lock held.
 from __future__ import annotations
 
 import errno
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -19,6 +20,9 @@ from vlm_durable.files.lock_files import LockFile, acquire_lock
 from vlm_durable.versions.version_mark import VersionMarkFile
 
 Record = TypeVar("Record")
+
+_KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,149}")
+"""No dot in a key: KEY.copy.json and KEY.0.parquet would be files of two keys."""
 
 
 class PublishedError(Exception):
@@ -42,10 +46,19 @@ class RecordCopy(Generic[Record]):
     damage: RecordDamagedError | OSError | None
 
 
+def unfit_key(key: str) -> str | None:
+    """Why no object can have this key; None where one can."""
+    if _KEY.fullmatch(key):
+        return None
+    return f"{key!r} cannot be a file name: use up to 150 letters, digits, '-' and '_' (ASCII)"
+
+
 class VersionedObject(Generic[Record]):
-    """One versioned object. ``Record`` is what its record is read as."""
+    """One versioned object. ``Record`` is what its record is read as. Raises PublishedError: unusable key."""
 
     def __init__(self, paths: PartitionPaths) -> None:
+        if problem := unfit_key(paths.key):
+            raise PublishedError(f"the key {problem}")
         self.paths = paths
         self.key = paths.key
         self.asset = paths.asset.name

@@ -16,13 +16,16 @@ from vlm_assets.assets.fingerprint import Fingerprint
 from vlm_assets.config.engine_choice import require_models
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import SettingsError, load_settings
-from vlm_durable.files.files import exchange
+from vlm_durable.files.files import exchange, sha256_of
 from vlm_durable.state.workers import Phase, Workers
+from vlm_durable.versions.versioned_object import RecordDamagedError
+from vlm_engine import model_source
 from vlm_engine.devices import find, leases
 from vlm_engine.devices.find import GpuReading
 from vlm_engine.devices.leases import LeaseHolder
 from vlm_training import published_model
 from vlm_training.description_model import TrainingWork, _EventHandler
+from vlm_training.published_model import PublishedModel
 from vlm_training.training_plan import TrainingPlan
 
 LOG = logging.getLogger("test_description_model")
@@ -179,12 +182,55 @@ def test_nothing_is_described_with_an_older_model_that_was_put_back(tmp_path):
     assert (work.is_complete(), work.model.record["sequence"]) == (True, 2), "the same bytes, the same number"
 
 
-def test_an_older_folder_beside_the_newest_record_is_made_anew(tmp_path):
-    """The next start compares digests, whatever the record says."""
+def test_an_older_folder_beside_the_newest_record_is_made_anew(tmp_path, monkeypatch):
+    """Digests are compared, whatever the record says; a file that did not change is read once for them."""
     work = older(tmp_path, records=False)
+    settings = work.settings.model_copy(update={"model": "variant:tiny"})
+    with pytest.raises(SettingsError, match=r"its files are others than those of its record.* Materialize"):
+        require_models(settings)
     assert not work.is_complete()
     publish(work)
     assert (work.is_complete(), work.model.record["sequence"]) == (True, 2)
+    read = []
+    monkeypatch.setattr(model_source, "sha256_of", lambda path: read.append(path.name) or sha256_of(path))
+    for _ in range(2):
+        require_models(settings)
+    assert sorted(read) == sorted(work.model.record["files"])
+
+
+@pytest.mark.parametrize("gone", ["none", "records", "mark"])
+def test_a_model_whose_records_are_damaged_is_never_replaced_unseen(tmp_path, gone):
+    """Unreadable is not empty: it stops until a person moves them; what stands is kept aside then."""
+    publish(work_of(tmp_path, "old"))
+    work = work_of(tmp_path, "new")
+    model = work.model
+    notes = [*model.record_paths, *model.mark.copies]
+    for path in notes:
+        path.write_bytes(path.read_bytes()[:-5])
+    for path in {"records": model.record_paths, "mark": model.mark.copies}.get(gone, ()):
+        path.unlink()
+    with pytest.raises(SettingsError, match=r"none of .* can be read.* Put one of them back"):
+        require_models(work.settings.model_copy(update={"model": "variant:tiny"}))
+    with pytest.raises(RecordDamagedError):
+        publish(work)
+    assert (model.folder / "model").read_text() == "old"
+    for path in notes:
+        path.unlink(missing_ok=True)
+    publish(work)
+    (aside,) = model.quarantine.iterdir()
+    assert ((model.folder / "model").read_text(), (aside / "model").read_text()) == ("new", "old")
+
+
+def test_the_record_of_another_model_is_damage(tmp_path):
+    """A file that was copied to another variant's place does not say what that one's model is."""
+    work = work_of(tmp_path, "new")
+    publish(work)
+    other = PublishedModel(work.model.paths.asset, "other")
+    shutil.copyfile(work.model.record_paths[0], other.record_paths[1])
+    with pytest.raises(RecordDamagedError):
+        _ = other.record
+    shutil.copyfile(work.model.record_paths[0], other.record_paths[0])
+    assert "description_model/tiny" in str(other.copies()[0].damage)
 
 
 @pytest.mark.parametrize("lost", [0, 1, "both", "mark"])

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from vlm_assets.config.engine_choice import require_models
 from vlm_assets.config.settings import EXAMPLE_MODEL, SettingsError, load_settings
 from vlm_training.variants import Variant, read_variants
 
@@ -47,7 +48,8 @@ def test_a_name_may_be_a_number(tmp_path: Path) -> None:
         ("steps: 60", "steps: 60\n    epochs: 2", "steps or epochs, one of them"),
         ("method: full", "method: half", r"method: Input should be 'full' or 'lora'"),
         ("batch: 8", "batch: 0", "batch: .*greater than 0"),
-        ("tiny:", "../tiny:", "match pattern"),
+        ("tiny:", "../tiny:", "cannot be a file name"),
+        ("tiny:", "v.copy:", r"variants\.yaml: .*'v\.copy' cannot be a file name.* Rename it"),
         ("variants:", "models:", "holds one object `variants`"),
         ("  tiny:", "  - tiny:", "variants.yaml"),
         ("data: truth", "data: truth\n    partitions: [a]", "partitions are of descriptions"),
@@ -57,6 +59,13 @@ def test_a_wrong_value_is_named(tmp_path: Path, before: str, after: str, said: s
     """The file, the variant, the value and what would do, before anything is trained."""
     with pytest.raises(SettingsError, match=said):
         variants(tmp_path, TINY.replace(before, after))
+
+
+def test_no_model_has_a_name_that_no_variant_can_have(tmp_path: Path) -> None:
+    """The files of variant `v.copy` would be second copies of those of `v`; its folder can still be named."""
+    settings = load_settings(home=tmp_path, model="variant:v.copy")
+    with pytest.raises(SettingsError, match=r"cannot be a file name.*VLM_ASSETS_MODEL=/.*/v\.copy"):
+        require_models(settings)
 
 
 def test_without_a_file_there_are_none(tmp_path: Path) -> None:

@@ -244,7 +244,7 @@ def test_damaged_marks_beside_files_that_do_not_agree_stop(
                 call(KEY)
     partitions.accept_older(KEY)
     assert partitions.verify(KEY).ok
-    assert partitions.record(KEY).sequence == 4
+    assert partitions.record(KEY).sequence > 3
     assert text(partitions) == ("b" if "file" in names else "c")
 
 

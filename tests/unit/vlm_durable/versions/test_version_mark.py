@@ -99,6 +99,21 @@ def test_two_damaged_copies_are_not_the_same_as_none(tmp_path: Path) -> None:
     assert (reading.mark, reading.is_unreadable) == (None, True)
 
 
+def test_no_number_is_given_twice_where_the_mark_cannot_be_read(tmp_path: Path) -> None:
+    """Nor once a person accepted the loss; without any mark the first number is 1."""
+    marks = marks_in(tmp_path)
+    marks.forget()
+    assert (marks.next_sequence(), marks.next_sequence(3)) == (1, 4)
+    marks.raise_to(mark(7))
+    for copy in marks.copies:
+        copy.write_bytes(b"?")
+    given = marks.next_sequence(3)
+    assert given > 7
+    marks.forget()
+    assert not marks.read().is_unreadable
+    assert marks.next_sequence() > given
+
+
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("damage", ["flip", "empty", "gone", "folder", "foreign", "older"])
 def test_one_copy_is_enough_and_the_other_comes_back(tmp_path: Path, number: int, damage: str) -> None:
