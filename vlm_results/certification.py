@@ -1,7 +1,7 @@
 """Certification: what labels of a random sample show of each promised field, and how many are missing.
 
 Looks are at fixed numbers of labels, and each is done once (``confidence_statistics.looks``). So it costs
-nothing to look at the results while one labels: between two looks nothing is tested.
+nothing to look at the results while one labels or publishes: between two looks nothing is tested.
 """
 
 from __future__ import annotations
@@ -102,19 +102,20 @@ def certify_promises(
     if not targets:
         return []
     kept = read_looks(settings)
-    promises = []
+    promises, done = list[FieldPromise](), list[LookResult]()
     for made_with, populations in quality.confidences.items():
         for field, target in targets.items():
             population = populations.get(field, np.zeros(len(GRID), np.int64))
             of_field = judged.get(made_with, ())
             labels = len(certifying_labels(of_field, field))
             promise = FieldPromise(made_with, field, target, risk, population, labels, ())
-            promises.append(replace(promise, looks=tuple(_results(promise, of_field, kept))))
-    current = {(promise.made_with, promise.field, promise.target, promise.risk) for promise in promises}
+            results = list(_results(promise, of_field, kept))
+            promises.append(replace(promise, looks=tuple(look for look in results if look.holds)))
+            done += results
+    current = {look.promise for look in done}
     # Looks for other targets or other answers stay: these may come back, and are not tested twice then.
-    others = [look for look in kept if (look.made_with, look.field, look.target, look.risk) not in current]
-    done = [*others, *(look for promise in promises for look in promise.looks)]
-    if set(done) != set(kept):
+    done = [*(look for look in kept if look.promise not in current), *done]
+    if done != kept:
         write_looks(settings, done)
     return promises
 
@@ -122,20 +123,30 @@ def certify_promises(
 def _results(
     promise: FieldPromise, judged: Sequence[Judged], kept: Sequence[LookResult]
 ) -> Iterator[LookResult]:
-    """The looks that the labels are enough for.
+    """The looks that were done, and those that the labels are enough for by now.
 
-    A look is done again only if its labels changed, because a person corrected a verdict for example. One
-    whose labels are gone shows nothing any more.
+    The labels of a look come first in all later ones, whatever is published since: else each publication
+    would change which labels are the first, and test others at the full risk. A look is done again only if
+    its labels changed, because a person corrected a verdict for example. One that there are too few labels
+    for by now shows nothing, and is kept.
     """
+    of = promise.made_with, promise.field, promise.target, promise.risk
+    done = {look.labels: look for look in kept if look.promise == of}
+    first = dict.fromkeys(name for labels in sorted(done) for name in done[labels].judged)
+    today = certifying_labels(judged, promise.field).judged
     for look in looks(promise.risk):
+        result = done.pop(look.labels, None)
         if look.labels > promise.labels:
-            return
-        first = certifying_labels(judged, promise.field, look.labels)
-        test = promise.made_with, promise.field, promise.target, promise.risk, look.labels, first.digest
-        done = next((result for result in kept if result.test == test), None)
-        if done is None:
+            if result is not None:
+                yield replace(result, holds=False)
+            if not done:
+                return
+        elif result is not None and not result.has_changed(today):
+            yield replace(result, holds=True)
+        else:
+            chosen = certifying_labels(judged, promise.field, look.labels, first=first)
             certified = certify(
-                first.confidences, first.right, promise.population, target=promise.target, risk=look.risk
+                chosen.confidences, chosen.right, promise.population, target=promise.target, risk=look.risk
             )
             threshold, right, above = (
                 (None, 0, 0)
@@ -143,5 +154,5 @@ def _results(
                 else (certified.threshold, certified.right, certified.labels)
             )
             now = datetime.now(UTC).isoformat(timespec="seconds")
-            done = LookResult(*test, threshold, right, above, now)
-        yield done
+            yield LookResult(*of, look.labels, chosen.judged, threshold, right, above, now)
+            first |= dict.fromkeys(chosen.judged)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Final, Self
 
 import pyarrow as pa
@@ -23,6 +23,8 @@ from vlm_results.results_settings import ResultsSettings
 
 FILE: Final = "guarantee.json"
 
+_FORMAT: Final = 2
+
 RAW: Final = "raw_description"
 """The column with the answers as the model gave them, beside those that are shown."""
 
@@ -32,11 +34,12 @@ Thresholds = Mapping[str, float | None]
 
 @dataclass(frozen=True)
 class LookResult:
-    """What one look at the labels of a field showed. It stays as long as its labels do.
+    """What one look at the labels of a field showed. It is kept for good, and done again if they change.
 
     made_with: see ``PartitionSummary``. target, risk: of the field; a look spends its part of the risk.
-    digest: of the labels. threshold: the lowest that is good, None if none is; right, above: the labels above
-    it. at: when.
+    judged: its labels, in the order in which later looks take them first (see ``FieldLabels``). threshold:
+    the lowest that is good, None if none is; right, above: the labels above it. at: when. holds: whether
+    there still are so many labels; else it shows nothing.
     """
 
     made_with: str
@@ -44,16 +47,25 @@ class LookResult:
     target: float
     risk: float
     labels: int
-    digest: str
+    judged: Mapping[str, str]
     threshold: float | None
     right: int
     above: int
     at: str
+    holds: bool = True
 
     @property
-    def test(self) -> tuple[str, str, float, float, int, str]:
-        """What was tested: nothing is tested twice."""
-        return self.made_with, self.field, self.target, self.risk, self.labels, self.digest
+    def promise(self) -> tuple[str, str, float, float]:
+        """What it is a look for: its later looks take the same labels first."""
+        return self.made_with, self.field, self.target, self.risk
+
+    def has_changed(self, judged: Mapping[str, str]) -> bool:
+        """Whether one of its labels is judged otherwise, or all are gone, by what is judged today.
+
+        One that is gone alone changes nothing that was shown.
+        """
+        today = {name: judged[name] for name in self.judged if name in judged}
+        return not today or any(self.judged[name] != answer for name, answer in today.items())
 
 
 def lowest_threshold(looks: Iterable[LookResult]) -> float | None:
@@ -61,7 +73,7 @@ def lowest_threshold(looks: Iterable[LookResult]) -> float | None:
 
     The risks of all looks are parts of the field's, so what each of them showed holds.
     """
-    return min((look.threshold for look in looks if look.threshold is not None), default=None)
+    return min((look.threshold for look in looks if look.holds and look.threshold is not None), default=None)
 
 
 def read_looks(settings: Settings) -> list[LookResult]:
@@ -70,14 +82,22 @@ def read_looks(settings: Settings) -> list[LookResult]:
     Those of a damaged file are done again: until then nothing is promised.
     """
     with contextlib.suppress(FileNotFoundError, BrokenSealError):
-        content = read_sealed(settings.state_directory / FILE)
-        return [LookResult(**look) for look in content["looks"]]
+        content = read_sealed(settings.state_directory / FILE, format_=_FORMAT)
+        return [_look(look) for look in content["looks"]]
     return []
 
 
 def write_looks(settings: Settings, looks: Iterable[LookResult]) -> None:
     """Keep these looks in place of those before, durably. Raises OSError."""
-    write_sealed(settings.state_directory / FILE, {"looks": [asdict(look) for look in looks]})
+    write_sealed(
+        settings.state_directory / FILE, {"looks": [asdict(look) for look in looks]}, format_=_FORMAT
+    )
+
+
+def _look(content: Mapping[str, Any]) -> LookResult:
+    """A look of the file. Format 1 kept a digest of its labels alone: such a look is done once more."""
+    names = [field.name for field in fields(LookResult)]
+    return LookResult(**{"judged": {}} | {name: content[name] for name in names if name in content})
 
 
 def promised_shares(settings: Settings) -> tuple[dict[str, float], float]:

@@ -5,10 +5,10 @@ They come from the truth file and from verdicts of ``review``. Curves and promis
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from itertools import groupby
 from typing import Any, Final
 
@@ -16,12 +16,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vlm_assets.assets.fingerprint import settings_digest
+from vlm_assets.assets.fingerprint import digest_of, settings_digest
 from vlm_assets.assets.partition import CONFIDENCE, INPUTS, OK
 from vlm_assets.assets.truth import REVIEWS, names_a_model, read_truth, verdicts
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.settings import Settings
+from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.progress import doing
+from vlm_durable.commands import command
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.versions.versioned_object import PublishedError
 from vlm_engine.schema import same
@@ -36,11 +38,12 @@ _COLUMNS: Final = ("property_id", "ordinal", "status", "description", INPUTS, CO
 class Judged:
     """A property of which it is known how far its published answer is right.
 
-    right: by field. confidences: by field; a field without one is left out. weight: what it counts for in a
-    mean over all properties; 0 where it says nothing of others. is_random: drawn by chance alone, and judged
-    by no model, so that it may certify.
+    name: a digest of its id, which no withdrawal has to search for. right: by field. confidences: by field; a
+    field without one is left out. weight: what it counts for in a mean over all properties; 0 where it says
+    nothing of others. is_random: drawn by chance alone, and judged by no model, so that it may certify.
     """
 
+    name: str
     answer: str
     right: Mapping[str, bool]
     confidences: Mapping[str, float]
@@ -52,13 +55,15 @@ class Judged:
 class FieldLabels:
     """The labels of one field, in the order in which they count.
 
-    digest: of what was judged and how; labels that are the same have the same.
+    digest: of what was judged and how; labels that are the same have the same. judged: of each label, by the
+    digest of its property's id, what was judged and how.
     """
 
     confidences: Floats
     right: Flags
     weights: Floats
     digest: str
+    judged: Mapping[str, str] = dataclass_field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.right)
@@ -69,9 +74,17 @@ def teaching_labels(judged: Iterable[Judged], field: str) -> FieldLabels:
     return _labels([judgement for judgement in judged if judgement.weight > 0], field)
 
 
-def certifying_labels(judged: Iterable[Judged], field: str, most: int | None = None) -> FieldLabels:
-    """The labels of a field's random sample, in which each has the same weight: the first so many of them."""
-    return _labels([judgement for judgement in judged if judgement.is_random], field, most)
+def certifying_labels(
+    judged: Iterable[Judged], field: str, most: int | None = None, *, first: Iterable[str] = ()
+) -> FieldLabels:
+    """The labels of a field's random sample, in which each has the same weight: the first so many of them.
+
+    first: digests of the ids of those that come first, in this order.
+    """
+    places = {name: place for place, name in enumerate(first)}
+    chosen = [judgement for judgement in judged if judgement.is_random]
+    chosen.sort(key=lambda judgement: places.get(judgement.name, len(places)))
+    return _labels(chosen, field, most)
 
 
 def _labels(judged: Sequence[Judged], field: str, most: int | None = None) -> FieldLabels:
@@ -86,6 +99,7 @@ def _labels(judged: Sequence[Judged], field: str, most: int | None = None) -> Fi
         np.array([judgement.right[field] for judgement in chosen], np.bool_),
         np.array([judgement.weight for judgement in chosen], np.float64),
         hashlib.sha256(content.encode()).hexdigest()[:16],
+        {judgement.name: f"{judgement.answer}{judgement.right[field]:d}" for judgement in chosen},
     )
 
 
@@ -94,7 +108,8 @@ def read_judged(settings: Settings, catalog: Catalog) -> dict[str, list[Judged]]
 
     Those of the truth file come first, in an order that their ids decide and nobody else. Then come verdicts,
     in the order in which they were first given, which is that of the shuffled sample. A property in both
-    counts by the truth file. Raises TruthError, FormatVersionError, OSError.
+    counts by the truth file. Raises TruthError, FormatVersionError, OSError, and CommandError for a partition
+    that cannot be read: without its labels others would be the first.
     """
     truth: Mapping[str, Mapping[str, Any]] = {}
     # The verdicts as a truth file would let those certify that were chosen for being suspicious.
@@ -131,7 +146,7 @@ def read_judged(settings: Settings, catalog: Catalog) -> dict[str, list[Judged]]
             right = dict.fromkeys(verdict.right, True) | dict.fromkeys(verdict.wrong, False)
             weight, is_random = verdict.weight, verdict.by_chance
         judged.setdefault(row["made_with"], []).append(
-            Judged(answer, right, row["confidences"], weight, is_random)
+            Judged(digest_of(name), answer, right, row["confidences"], weight, is_random)
         )
     return judged
 
@@ -139,32 +154,36 @@ def read_judged(settings: Settings, catalog: Catalog) -> dict[str, list[Judged]]
 def _published_rows(settings: Settings, catalog: Catalog, ids: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The described rows of these properties, with ``made_with`` and the confidences of their fields.
 
-    Only their partitions are read. One that cannot be read gives no rows: the audit says why.
+    Only their partitions are read. Raises CommandError if one cannot be.
     """
     ordinals = catalog.ordinals_of(set(ids))
     published = PublishedPartitions(settings.descriptions)
     for catalog_range, group in groupby(ordinals, catalog.range_of):
-        with contextlib.suppress(PublishedError, OSError, pa.ArrowException):
+        try:
             record = published.record(catalog_range.key)
             if record is None:
                 continue
             doing("reading what was judged")
             table = published.read(catalog_range.key).to_table(list(_COLUMNS))
-            table = table.filter(
-                pc.and_(
-                    pc.is_in(table["ordinal"], value_set=pa.array(list(group), pa.int64())),
-                    pc.equal(table["status"], OK),
-                )
+        except (PublishedError, OSError, pa.ArrowException) as error:
+            raise CommandError(
+                f"No promise was changed, for partition {catalog_range.key} has labels and cannot be read:"
+                f" {error}. Do it again; if it fails again, {command('audit')} says what is wrong with the"
+                f" partition in {settings.descriptions.published}."
+            ) from error
+        if CONFIDENCE not in table.column_names:
+            continue
+        table = table.filter(
+            pc.and_(
+                pc.is_in(table["ordinal"], value_set=pa.array(list(group), pa.int64())),
+                pc.equal(table["status"], OK),
             )
-            made_with = settings_digest(record.metadata.get("parts", {}))
-            if CONFIDENCE not in table.column_names:
-                continue
-            type_ = table.schema.field("description").type
-            sure = {field.name: field_confidences(table[CONFIDENCE], field.name) for field in type_}
-            for number, row in enumerate(table.drop_columns([CONFIDENCE]).to_pylist()):
-                confidences = {
-                    name: float(values[number])
-                    for name, values in sure.items()
-                    if np.isfinite(values[number])
-                }
-                yield {**row, "made_with": made_with, "confidences": confidences}
+        )
+        made_with = settings_digest(record.metadata.get("parts", {}))
+        type_ = table.schema.field("description").type
+        sure = {field.name: field_confidences(table[CONFIDENCE], field.name) for field in type_}
+        for number, row in enumerate(table.drop_columns([CONFIDENCE]).to_pylist()):
+            confidences = {
+                name: float(values[number]) for name, values in sure.items() if np.isfinite(values[number])
+            }
+            yield {**row, "made_with": made_with, "confidences": confidences}

@@ -280,6 +280,7 @@ MUTANTS = (
     Mutant(_GUARANTEE, "{answer}", "description.{name}", "an answer that is not sure enough is not shown"),
     Mutant(_GUARANTEE, "settings_digest({} if record is None else record.metadata.get(\"parts\", {}))", "next(iter(self.thresholds), (\"\",))[0]",
            "labels of one model promise nothing of another's answers"),
+    Mutant(_CERTIFICATION, "look.labels, first=first)", "look.labels)", "labels of a look are the first of later ones"),
     Mutant(_CERTIFICATION, "if look.labels > promise.labels:", "if look.labels > 2 * promise.labels:", "nothing is promised by too few labels"),
     Mutant(_LABELS, "weight, is_random = verdict.weight, verdict.by_chance", "weight, is_random = verdict.weight, True",
            "what was chosen for being unsure certifies nothing"),

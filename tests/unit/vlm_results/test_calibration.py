@@ -194,7 +194,7 @@ def test_unsure_means_near_the_threshold_where_something_is_promised(tmp_path):
     """Labels there say whether the threshold could be lower; sure and hopeless answers teach nothing."""
     dataset = sure_dataset(tmp_path, guarantee="floors>=0.95")
     look = LookResult(
-        settings_digest({"maker": "s"}), "floors", 0.95, 0.05, 300, "d", 0.9, 299, 300, "2026-11-01"
+        settings_digest({"maker": "s"}), "floors", 0.95, 0.05, 300, {}, 0.9, 299, 300, "2026-11-01"
     )
     write_looks(dataset.settings, [look])
     drawn = draw_unsure(dataset.settings, dataset.catalog, count=200, seed=1)

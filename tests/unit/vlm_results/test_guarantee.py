@@ -1,5 +1,6 @@
 """What is shown keeps the promise: null below a threshold that labels have shown, and for nothing else."""
 
+import errno
 import json
 from collections import Counter
 
@@ -10,14 +11,18 @@ import pytest
 
 from tests.support.sure_answers import sure_dataset
 from vlm_assets.config.settings import SettingsError, load_settings
-from vlm_results import explore
+from vlm_assets.services.command_error import CommandError
+from vlm_durable.versions.published import PublishedPartitions
+from vlm_results import certification, confidence_statistics, explore
 from vlm_results.certification import certify_published
 from vlm_results.changes import Nothing, RowSnapshot, SnapshotWriter, changes
 from vlm_results.confidence_statistics import GRID, cell_counts
 from vlm_results.export import Format, export
 from vlm_results.exported_images import Images
 from vlm_results.guarantee import FILE, Guarantee, shown_rows
+from vlm_results.labels import Judged
 from vlm_results.published_table import matching_rows, published_records, read_described, read_rows
+from vlm_results.quality import Quality
 from vlm_results.review import published_answers
 from vlm_results.search import Hit, descriptions_of
 from vlm_results.truth_check import examine_guarantee
@@ -168,6 +173,82 @@ def test_labels_that_are_gone_promise_nothing_any_more(tmp_path):
         assert (promise.threshold is not None) is promises
         shown = Guarantee.read(dataset.settings).of(dataset.descriptions.record(dataset.keys[0]))
         assert (shown["has_pool"] is not None) is promises
+
+
+def test_the_labels_of_a_look_are_frozen_while_more_is_published(monkeypatch):
+    """The first labels change with each publication: tested anew each time, 9% and more break their promise.
+
+    A promise of 80% at a risk of 5%, where just under 80% are right: each that is made is broken.
+    """
+    monkeypatch.setattr(confidence_statistics, "FIRST_LOOK", 60)
+    kept = []
+    monkeypatch.setattr(certification, "read_looks", lambda _: list(kept))
+    monkeypatch.setattr(certification, "write_looks", lambda _, looks: kept.__setitem__(slice(None), looks))
+    settings = load_settings(guarantee="has_pool>=0.8", guarantee_risk=0.05)
+    population = np.zeros(len(GRID), np.int64)
+    population[-1] = 1000
+    quality = Quality({}, {}, 0, {}, (), (), confidences={"m": {"has_pool": population}})
+    chance = np.random.default_rng(7)
+    broken, rounds = 0, 200
+    for _ in range(rounds):
+        kept.clear()
+        labels = [
+            Judged(str(number), "a", {"has_pool": bool(right)}, {"has_pool": 1.0}, 1.0, is_random=True)
+            for number, right in enumerate(chance.random(220) < 0.7999)
+        ]
+        published_at = chance.permutation(np.arange(220) // 20)
+        promised = False
+        for time in range(2, 11):
+            published = [label for label, at in zip(labels, published_at, strict=True) if at <= time]
+            (promise,) = certification.certify_promises(settings, quality, {"m": published})
+            promised |= promise.threshold is not None
+        assert [(look.labels, len(look.judged)) for look in kept] == [(60, 60), (120, 120)]
+        assert list(kept[1].judged)[:60] == list(kept[0].judged)
+        broken += promised
+    assert 0 < broken <= 0.05 * rounds
+
+
+def test_a_partition_that_cannot_be_read_stops_certification_and_changes_nothing(promised, monkeypatch):
+    """A storage that fails for a moment took labels away, and with them the promise."""
+    dataset, _ = promised
+    path = dataset.settings.state_directory / FILE
+    (promise,) = certify_published(dataset.settings, dataset.catalog)
+    before = path.read_bytes()
+    read, damaged = PublishedPartitions.read, dataset.keys[1]
+
+    def fails(self, key):
+        if key == damaged:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(self, key)
+
+    with monkeypatch.context() as storage:
+        storage.setattr(PublishedPartitions, "read", fails)
+        with pytest.raises(CommandError, match=rf"(?s){damaged}.*Input/output error.*audit"):
+            certify_published(dataset.settings, dataset.catalog)
+    assert path.read_bytes() == before
+    (again,) = certify_published(dataset.settings, dataset.catalog)
+    assert again.looks == promise.looks
+
+
+def test_a_look_is_kept_while_labels_are_away_and_done_again_when_one_changes(tmp_path):
+    """Labels that come back are not tested once more; a corrected one is."""
+    dataset = sure_dataset(tmp_path, truth=tmp_path / "truth.jsonl", **PROMISE)
+    ids, truth = [f"p{number}" for number in range(320)], dataset.settings.truth
+
+    def looks():
+        (promise,) = certify_published(dataset.settings, dataset.catalog)
+        return promise.looks
+
+    dataset.write_truth(truth, ids)
+    before = looks()
+    dataset.write_truth(truth, ids[:250])
+    assert looks() == ()
+    dataset.write_truth(truth, [*ids[10:], *(f"p{number}" for number in range(320, 350))])
+    assert looks() == before
+    lines = truth.read_text().replace('"has_pool": false', '"has_pool": true')
+    truth.write_text(lines)
+    (again,) = looks()
+    assert (again.labels, again.threshold) == (300, None)
 
 
 def test_who_follows_is_told_when_other_answers_are_shown(tmp_path):
