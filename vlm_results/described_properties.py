@@ -14,16 +14,12 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_durable.state.pause import pause_of
+from vlm_results.known_tables import has_table
 from vlm_results.results_settings import ResultsSettings
 
 ASSET = "described_properties"
 SENSOR = "described_properties_due"
 INTERVAL_SECONDS = 60
-
-
-def has_table(settings: Settings) -> bool:
-    """Whether somebody has begun the table: by the asset, or by the command."""
-    return any(ResultsSettings.part_of(settings).described_table.glob(f"{ASSET}_*"))
 
 
 def build_described_properties(settings: Settings) -> dg.AssetsDefinition:

@@ -16,7 +16,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 import sqlalchemy as sa
-from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
 from pyiceberg.conversions import from_bytes
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, ValidationError
 from pyiceberg.io.pyarrow import _dataframe_to_data_files, _pyarrow_to_schema_without_ids
@@ -36,7 +36,7 @@ from vlm_assets.assets.fingerprint import digest_of
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import is_tombstone
 from vlm_assets.catalog.ranges import PropertyRange
-from vlm_assets.config.settings import Settings
+from vlm_assets.config.settings import PREFIX, Settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.progress import doing
 from vlm_durable.commands import command
@@ -54,8 +54,10 @@ from vlm_results.iceberg_files import (
     lost_files,
     metadata_files,
     named_files,
+    path_of,
     remove_unnamed,
 )
+from vlm_results.known_tables import refuse_away, remember
 from vlm_results.published_table import are_vectors_of, published_records
 from vlm_results.results_settings import ResultsSettings
 
@@ -294,6 +296,7 @@ class DescribedTable:
             exported = _as_table_rows(in_order(exported), key, source)
             if table is None:
                 table = self._create(rows.catalog, exported.schema)
+                remember(rows.settings, self._place.folder)
             ordinals = _withdrawn_ordinals(rows.catalog, key)
             withdraws = bool(_rows_of_withdrawn(table, key, ordinals))
             self._commit(
@@ -349,10 +352,31 @@ class DescribedTable:
         return (NAMESPACE, name) in self._catalogue.list_tables(NAMESPACE)
 
     def _load(self, name: str) -> Table | None:
+        """The table of this name. Raises CommandError where the catalogue has a table of another folder."""
+        self._refuse_another_folder(name)
         try:
             return self._catalogue.load_table((NAMESPACE, name))
         except NoSuchTableError:
             return None
+
+    def _refuse_another_folder(self, name: str) -> None:
+        """The catalogue's entry says it: the other folder may be on a disk that is not there now."""
+        of_table = (IcebergTables.catalog_name == NAMESPACE, IcebergTables.table_namespace == NAMESPACE)
+        entry = sa.select(IcebergTables.metadata_location).where(*of_table, IcebergTables.table_name == name)
+        with self._catalogue.engine.connect() as connection:
+            location = connection.scalar(entry)
+        folder = self._place.folder
+        # FOLDER/described_properties_1/metadata/STATE.metadata.json
+        if location is None or path_of(location).parents[2] == folder:
+            return
+        other = path_of(location).parents[2]
+        if self._place.catalog_url is None:
+            raise _moved(folder, str(other))
+        raise CommandError(
+            f"The catalogue of the table in {folder} has the table in {other}, and a catalogue has one table."
+            f" Nothing was changed. Set {PREFIX}TABLE_CATALOG to a database of this home's own; or, if both"
+            f" are one table, {PREFIX}TABLE to {other}."
+        )
 
     def put_right(self, catalog: Catalog) -> None:
         """Enter into the catalogue what it lost; refuse a table of another catalogue of properties."""
@@ -387,11 +411,7 @@ class DescribedTable:
             except _UNREADABLE:
                 continue
             if state.location() != f"{SCHEME}{folder}":
-                raise CommandError(
-                    f"The table in {folder} was made in {state.location()}, and its files name each other by"
-                    f" whole paths. Move it back; or remove {self._place.folder}, and do it again: it is"
-                    " written anew from what is published, without earlier snapshots."
-                )
+                raise _moved(folder, state.location())
             if is_whole:
                 if self._is_entered(name):
                     self._catalogue.drop_table((NAMESPACE, name))
@@ -512,6 +532,14 @@ class DescribedTable:
                 yield
             finally:
                 self._lock_connection = None
+
+
+def _moved(folder: Path, made_in: str) -> CommandError:
+    return CommandError(
+        f"The table in {folder} was made in {made_in}, and its files name each other by whole paths. Name the"
+        " folder as it was named then, or move it back; or remove it, and do it again: it is written anew"
+        " from what is published, without earlier snapshots."
+    )
 
 
 class _Replacement(_OverwriteFiles):
@@ -684,7 +712,10 @@ def bring_up_to_date(
         raise CommandError(f"A table holds no image files: --images {Images.link}, or {Images.none}.")
     if set("#?%") & set(str(place.folder)):
         raise CommandError(f"{place.folder} has #, ? or % in it, which the address of a table cannot have.")
-    if not place.versions and place.folder.is_dir():
+    refuse_away(settings, place.folder)
+    if place.versions:
+        remember(settings, place.folder)
+    elif place.folder.is_dir():
         names = {path.name for path in place.folder.iterdir()} - {place.sqlite.name, ".lock", ".quarantine"}
         if names:
             raise CommandError(f"{place.folder} holds other files: name an empty folder, or a new one.")
@@ -695,10 +726,12 @@ def bring_up_to_date(
 
 
 def forget_properties(settings: Settings, keys: Collection[str]) -> Iterator[str]:
-    """Take withdrawn properties out of the asset's table and its files. Safe to repeat. Raises OSError."""
+    """Take withdrawn properties out of the asset's table and its files. Safe to repeat.
+
+    Raises CommandError, OSError.
+    """
     place = TablePlace.of(settings)
-    if not place.versions:
-        return
+    refuse_away(settings, place.folder)
     catalog = Catalog.open(settings.home)
     with place.opened() as described:
         had_any = described.forget(catalog, keys)

@@ -62,8 +62,8 @@ class ResultsExtension(Extension):
     def forget(self, settings: Settings, ids: Collection[str], keys: Sequence[str]) -> Iterator[str]:
         """All tables and words, every verdict on these properties, and their rows in all snapshots."""
         from vlm_assets.assets.truth import REVIEWS
-        from vlm_results.described_properties import has_table
         from vlm_results.explore import forget_tables
+        from vlm_results.known_tables import has_table, other_tables
         from vlm_results.review import forget_verdicts
 
         forget_tables(settings)
@@ -73,3 +73,4 @@ class ResultsExtension(Extension):
             from vlm_results.described_table import forget_properties
 
             yield from forget_properties(settings, keys)
+        yield from other_tables(settings)

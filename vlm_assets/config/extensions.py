@@ -169,7 +169,10 @@ class KeptInHomes:
 
 
 KEPT_IN_HOMES: Final = (
-    KeptInHomes("results", files=("review.jsonl", ".state/explore", ".state/search", "described_properties")),
+    KeptInHomes(
+        "results",
+        files=("review.jsonl", ".state/explore", ".state/search", ".state/tables", "described_properties"),
+    ),
     KeptInHomes("training", assets=("description_model",)),
 )
 """Of the extensions of this repository; those of others have to stay installed."""

@@ -53,7 +53,18 @@ from vlm_durable.versions.versioned_object import PublishedError
 from vlm_durable.wording import counted
 
 _OF_THIS_MACHINE = frozenset(
-    {"copies", "damaged", "explore", "leases", "publication_locks", "runs", "search", "servers", "workers"}
+    {
+        "copies",
+        "damaged",
+        "explore",
+        "leases",
+        "publication_locks",
+        "runs",
+        "search",
+        "servers",
+        "tables",
+        "workers",
+    }
 )
 """Folders of ``.state`` that mean nothing elsewhere, hold a server's key, or are copied in another way."""
 

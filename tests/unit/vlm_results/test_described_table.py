@@ -27,6 +27,7 @@ from vlm_results import described_table
 from vlm_results.described_table import BroughtUpToDate, TableChanges, TablePlace, bring_up_to_date
 from vlm_results.exported_images import Images
 from vlm_results.iceberg_files import named_files
+from vlm_results.known_tables import has_table, note_of, remember
 
 
 @pytest.fixture
@@ -127,9 +128,11 @@ def change_behind(dataset: Dataset) -> str:
     """Describe a partition anew, and withdraw a property of another one without the table's knowing."""
     folder, away = dataset.settings.described_table, dataset.settings.home.parent / "away"
     folder.rename(away)
+    note_of(dataset.settings, folder).unlink()
     for _ in withdraw(dataset.settings, prepare_withdrawal(dataset.settings, ["p7"])):
         pass
     away.rename(folder)
+    remember(dataset.settings, folder)
     dataset.describe(dataset.keys[0], text="another house", settings="other")
     dataset.embed(dataset.keys[0])
     return "p7"
@@ -201,6 +204,7 @@ def test_a_kill_at_any_operation_leaves_whole_partitions(changed, server, begun)
         if not begun:
             shutil.rmtree(folder)
             folder.mkdir()
+            note_of(changed.settings, folder).unlink(missing_ok=True)
         if server.kill_at(at, home=str(changed.settings.home)) is None:
             break
         kills += 1
@@ -275,11 +279,11 @@ def test_nothing_of_a_withdrawn_property_is_left_on_the_disk(dataset):
 
 
 def test_another_folder_forgets_with_its_next_run(dataset, tmp_path):
-    """A table that the home does not know of has the ids until the same command runs again."""
+    """A table that is not the asset's has the ids until its command runs again, as the withdrawal says."""
     folder = tmp_path / "out"
     follow(dataset, folder)
-    for _ in withdraw(dataset.settings, prepare_withdrawal(dataset.settings, ["p1"])):
-        pass
+    said = [*withdraw(dataset.settings, prepare_withdrawal(dataset.settings, ["p1"]))]
+    assert any(f"export {folder} --format iceberg" in line for line in said)
     assert has_text(folder, "p1")
     assert follow(dataset, folder).snapshots == 1
     assert has_text(folder, "p1") == []
@@ -432,7 +436,7 @@ def test_a_table_of_another_catalogue_or_place_is_refused(dataset, tmp_path):
     with pytest.raises(CommandError, match="the table of another catalogue"):
         follow(other, folder)
     folder.rename(tmp_path / "moved")
-    with pytest.raises(CommandError, match="Move it back"):
+    with pytest.raises(CommandError, match="move it back"):
         follow(dataset, tmp_path / "moved")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("")
@@ -441,6 +445,60 @@ def test_a_table_of_another_catalogue_or_place_is_refused(dataset, tmp_path):
             follow(dataset, place)
     with pytest.raises(CommandError, match="holds no image files"):
         bring_up_to_date(dataset.settings, dataset.catalog, TablePlace.of(dataset.settings), Images.copy)
+
+
+def test_a_table_on_a_disk_that_is_not_mounted_is_missed(dataset):
+    """A withdrawal is not done, and no other table begins in the mount point, until a person says so."""
+    folder = dataset.settings.described_table
+    follow(dataset)
+    folder.rename(folder.with_name("disk"))
+    folder.mkdir()
+    withdrawal = prepare_withdrawal(dataset.settings, ["p1"])
+    for repeat in (lambda: follow(dataset), lambda: [*withdraw(dataset.settings, withdrawal)]):
+        with pytest.raises(CommandError, match=r"is not there\. Mount its disk, or delete"):
+            repeat()
+    assert has_table(dataset.settings) and not files_below(folder)
+    folder.rmdir()
+    folder.with_name("disk").rename(folder)
+    assert has_text(folder, "p1")
+    for _ in withdraw(dataset.settings, withdrawal):
+        pass
+    assert has_text(folder, "p1") == []
+    shutil.rmtree(folder)
+    note_of(dataset.settings, folder).unlink()
+    assert follow(dataset).written == 3
+
+
+def test_a_catalogue_with_the_table_of_another_home_is_refused(dataset, tmp_path):
+    """The name of the table is the same in each home: the second would write into the first one's files."""
+    first = TablePlace.of(dataset.settings)
+    follow(dataset)
+    rows = rows_at(first.read())
+    shared = f"sqlite:///{first.sqlite}"
+    second = TablePlace(tmp_path / "second", shared)
+    for away in (False, True):
+        if away:
+            first.folder.rename(tmp_path / "away")
+            first.folder.mkdir()
+            shutil.copy(tmp_path / "away" / "catalog.db", first.sqlite)
+        with second.opened() as opened, pytest.raises(CommandError, match="_TABLE_CATALOG to a database"):
+            opened.current()
+    shutil.rmtree(first.folder)
+    (tmp_path / "away").rename(first.folder)
+    assert rows_at(first.read()) == rows
+
+
+def test_a_table_under_another_name_of_its_folder_loses_no_file(dataset, tmp_path):
+    """By a link, or in a copy, each path is another one: all files would be what nothing names."""
+    folder = tmp_path / "out"
+    follow(dataset, folder)
+    (tmp_path / "link").symlink_to(folder)
+    shutil.copytree(folder, tmp_path / "copy")
+    before = files_below(folder)
+    for other in ("link", "copy"):
+        with pytest.raises(CommandError, match="Name the folder as it was named"):
+            follow(dataset, tmp_path / other)
+    assert files_below(folder) == before and len(files_below(tmp_path / "copy")) == len(before)
 
 
 def test_changes_between_two_snapshots(dataset, call, tmp_path):
