@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, TypeVar
 
 import dagster as dg
@@ -49,6 +50,24 @@ class Decided:
     requests: Sequence[dg.RunRequest] = ()
     events: Sequence[dg.AssetMaterialization] = ()
     logged: Sequence[str] = ()
+
+
+_AGAIN_SECONDS, _LONGEST_SECONDS = 300.0, 6 * 3600.0
+
+
+def ask_until_done(at: Situation, key: str, why: str) -> Decided:
+    """Ask for a run under this key, and once more after one that ended without doing it, later each time."""
+    for attempt in count():
+        run_key = f"{key} {attempt}" if attempt else key
+        run = at.dagster.runs_with_key([run_key]).get(run_key)
+        if run is None:
+            return Decided(why, requests=[dg.RunRequest(run_key=run_key, tags={"vlm-assets/why": why})])
+        if not run.finished:
+            return Decided("A run for it is under way.")
+        wait = min(_AGAIN_SECONDS * 2.0**attempt, _LONGEST_SECONDS)
+        if at.now < (run.ended_at or run.created_at) + wait:
+            return Decided(f"Run {run.run_id[:8]} for it has ended without it. It is asked for again later.")
+    raise AssertionError
 
 
 def build_sensor(

@@ -13,13 +13,16 @@ import dagster as dg
 import numpy as np
 import numpy.typing as npt
 
-from sensors.sensor_definition import Decided, Situation, build_sensor
+from sensors.sensor_definition import Decided, Situation, ask_until_done, build_sensor
 from sensors.ticks import Ticks
 from vlm_assets.assets import markdown, property_descriptions
+from vlm_assets.assets.fingerprint import digest_of
 from vlm_assets.assets.markdown import Markdown, escape, sentence, table
+from vlm_assets.assets.truth import REVIEWS
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
+from vlm_durable.files.seen_files import signature_at
 from vlm_durable.state.pause import pause_of
 from vlm_durable.state.workers import Workers
 from vlm_durable.wording import counted
@@ -28,6 +31,7 @@ from vlm_results.certification import FieldPromise, certify_promises
 from vlm_results.confidence_statistics import calibration_error
 from vlm_results.labels import read_judged
 from vlm_results.quality import FieldAnswers, Kind, Quality, Suspicion, assess_quality
+from vlm_results.results_settings import ResultsSettings
 from vlm_results.review import Accuracy, accuracy, published_answers
 
 ASSET = "dataset_quality"
@@ -166,7 +170,7 @@ def build_dataset_quality(settings: Settings) -> dg.AssetsDefinition:
         ),
     )
     def dataset_quality(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
-        changed = last_publication(settings)
+        changed = judged_state(settings)
         catalog = Catalog.open(settings.home)
         quality = assess_quality(settings, catalog)
         for finding in quality.findings[:_SHOWN]:
@@ -176,24 +180,24 @@ def build_dataset_quality(settings: Settings) -> dg.AssetsDefinition:
         right = accuracy(settings.home, published_answers(settings, catalog))
         promises = certify_promises(settings, quality, judged)
         metadata = quality_metadata(quality, right, calibrations, promises)
-        metadata["changed"] = dg.MetadataValue.float(changed)
+        metadata["changed"] = dg.MetadataValue.text(changed)
         yield dg.MaterializeResult(metadata=metadata, check_results=check_results(quality))
 
     return dataset_quality
 
 
-def why_due(last: tuple[float, float] | None, changed: float, *, works: bool, now: float) -> str | None:
+def why_due(last: tuple[float, str] | None, changed: str, *, works: bool, now: float) -> str | None:
     """Why the quality is due to be judged; None if it is not. All times are in unix seconds.
 
-    last: the time of the last judgement, and ``changed`` at that time. changed: the last publication; 0
-    before the first. works: whether a partition is worked on.
+    last: the time of the last judgement, and ``changed`` at that time. changed: see ``judged_state``. works:
+    whether a partition is worked on.
     """
     if not changed or (last is not None and last[1] == changed):
         return None
     if not works:
-        return "Partitions were published, and everything is at rest."
+        return "Partitions or labels have changed, and everything is at rest."
     if last is None or now - last[0] >= AGAIN_SECONDS:
-        return "Partitions were published, and the last judgement is old."
+        return "Partitions or labels have changed, and the last judgement is old."
     return None
 
 
@@ -202,6 +206,15 @@ def last_publication(settings: Settings) -> float:
     if not settings.descriptions.published_keys():
         return 0.0
     return settings.descriptions.published.stat().st_mtime
+
+
+def judged_state(settings: Settings) -> str:
+    """A digest of what the quality depends on: publications, labels and promises; empty before the first."""
+    published = last_publication(settings)
+    own = ResultsSettings.part_of(settings)
+    labels = [signature_at(path) for path in (settings.home / REVIEWS, own.truth)]
+    promises = [own.guarantee_targets, own.guarantee_risk, str(own.truth)]
+    return digest_of([published, *labels, *promises]) if published else ""
 
 
 def build_quality_sensor(settings: Settings, quality: dg.AssetsDefinition) -> dg.SensorDefinition:
@@ -216,13 +229,12 @@ def build_quality_sensor(settings: Settings, quality: dg.AssetsDefinition) -> dg
         last = None
         if materialization is not None:
             materialized_at, metadata = materialization
-            last = materialized_at, float(metadata.get("changed", 0))
-        changed = last_publication(settings)
+            last = materialized_at, metadata.get("changed", "")
+        changed = judged_state(settings)
         why = why_due(last, changed, works=bool(Workers(state).living()), now=at.now)
         if why is None:
             return Decided("The quality is not due.")
-        run_key = f"{last[0] if last else 0:.0f} {changed}"
-        return Decided(why, requests=[dg.RunRequest(run_key=run_key, tags={"vlm-assets/why": why})])
+        return ask_until_done(at, f"{ASSET} {last[0] if last else 0:.0f} {changed}", why)
 
     return build_sensor(
         SENSOR,

@@ -6,15 +6,18 @@ Dagster's side alone. ``vlm_results/described_table.py`` writes the table.
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
 import dagster as dg
 
-from sensors.sensor_definition import Decided, Situation, build_sensor
+from sensors.sensor_definition import Decided, Situation, ask_until_done, build_sensor
 from sensors.ticks import Ticks
 from vlm_assets.assets import property_descriptions, property_embeddings
+from vlm_assets.assets.fingerprint import digest_of
 from vlm_assets.assets.markdown import sentence
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
+from vlm_durable.files.seen_files import signature_at
 from vlm_durable.state.pause import pause_of
 from vlm_results.known_tables import has_table
+from vlm_results.guarantee import FILE, promised_shares
 from vlm_results.results_settings import ResultsSettings
 
 ASSET = "described_properties"
@@ -44,7 +47,7 @@ def build_described_properties(settings: Settings) -> dg.AssetsDefinition:
     def described_properties(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
         from vlm_results.described_table import TablePlace, bring_up_to_date
 
-        changed = last_publication(settings)
+        changed = shown_state(settings)
         table = bring_up_to_date(settings, Catalog.open(settings.home), TablePlace.of(settings))
         for text in table.sentences():
             context.log.warning(text)
@@ -59,7 +62,7 @@ def build_described_properties(settings: Settings) -> dg.AssetsDefinition:
                 "snapshots": table.snapshots,
                 "snapshot": dg.MetadataValue.text(str(table.snapshot)),
                 "not in it yet": dg.MetadataValue.text(sentence(" ".join(table.sentences()))),
-                "changed": dg.MetadataValue.float(changed),
+                "changed": dg.MetadataValue.text(changed),
             }
         )
 
@@ -76,6 +79,13 @@ def last_publication(settings: Settings) -> float:
     return max(times, default=0.0)
 
 
+def shown_state(settings: Settings) -> str:
+    """A digest of what the table depends on: publications, and which answers are shown."""
+    targets, risk = promised_shares(settings)
+    kept = signature_at(settings.state_directory / FILE)
+    return digest_of([last_publication(settings), targets, risk, kept])
+
+
 def build_table_sensor(settings: Settings, table: dg.AssetsDefinition) -> dg.SensorDefinition:
     """The sensor that has a table that was begun brought up to date as partitions are published."""
     state = control_state(settings)
@@ -86,12 +96,13 @@ def build_table_sensor(settings: Settings, table: dg.AssetsDefinition) -> dg.Sen
             return Decided(f"Nothing is started: {pause.sentence()}.")
         if not has_table(settings):
             return Decided("Nobody has begun the table: materialize described_properties for that.")
-        changed = last_publication(settings)
+        changed = shown_state(settings)
         materialization = at.dagster.latest_materialization(ASSET)
-        if materialization is not None and float(materialization[1].get("changed", 0)) == changed:
+        if materialization is not None and materialization[1].get("changed") == changed:
             return Decided("The table has what is published.")
-        why = "Partitions were published since the table was written."
-        return Decided(why, requests=[dg.RunRequest(run_key=f"{changed}", tags={"vlm-assets/why": why})])
+        last = 0 if materialization is None else materialization[0]
+        why = "Partitions were published, or the promise has changed, since the table was written."
+        return ask_until_done(at, f"{ASSET} {last:.0f} {changed}", why)
 
     return build_sensor(
         SENSOR,

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -276,10 +275,7 @@ def _view_columns(paths: list[Path]) -> tuple[str, dict[str, pa.StructType]]:
     With them the types of description and confidence, of all fields.
     """
     types: dict[str, pa.StructType] = {}
-    schemas = [pq.read_schema(path) for path in (paths[0], paths[-1])]
-    if not any(CONFIDENCE in schema.names for schema in schemas):
-        schemas += islice((schema for schema in map(pq.read_schema, paths) if CONFIDENCE in schema.names), 1)
-    for schema in schemas:
+    for schema in map(pq.read_schema, paths):
         for name in ("description", CONFIDENCE):
             if name in schema.names:
                 fields = {field.name: field for field in [*types.get(name, ()), *schema.field(name).type]}

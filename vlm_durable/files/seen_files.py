@@ -30,6 +30,14 @@ def signature_of(file: os.stat_result) -> str:
     return f"{file.st_size} {file.st_mtime_ns} {file.st_ctime_ns} {file.st_ino}"
 
 
+def signature_at(path: Path | None) -> str:
+    """The signature of a file; empty if there is none."""
+    try:
+        return "" if path is None else signature_of(path.stat())
+    except FileNotFoundError:
+        return ""
+
+
 def is_settled(file: os.stat_result) -> bool:
     """Whether a further change of the file would show in its signature."""
     return file.st_ctime_ns < time.time_ns() - _SETTLED_NS

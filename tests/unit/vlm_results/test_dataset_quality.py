@@ -6,6 +6,7 @@ from vlm_results.dataset_quality import (
     ASSET,
     build_dataset_quality,
     check_results,
+    judged_state,
     last_publication,
     quality_picture,
     why_due,
@@ -49,6 +50,14 @@ def test_a_partition_that_was_published_anew_is_looked_at(dataset):
     assert last_publication(dataset.settings) == before > 0
     dataset.describe(dataset.keys[1], settings="another model")
     assert last_publication(dataset.settings) != before
+
+
+def test_labels_that_change_are_looked_at(dataset):
+    """A corrected verdict ends a promise, so the quality is due after it, though nothing is published."""
+    before = judged_state(dataset.settings)
+    assert judged_state(dataset.settings) == before
+    (dataset.settings.home / "review.jsonl").write_text("")
+    assert judged_state(dataset.settings) != before
 
 
 def test_it_looks_at_rest_and_seldom_while_something_works():

@@ -21,7 +21,7 @@ from vlm_results.export import Format, export
 from vlm_results.exported_images import Images
 from vlm_results.guarantee import FILE, Guarantee, shown_rows
 from vlm_results.labels import Judged
-from vlm_results.published_table import matching_rows, published_records, read_described, read_rows
+from vlm_results.published_table import matching_rows, published_records, read_described, read_rows, table
 from vlm_results.quality import Quality
 from vlm_results.review import published_answers
 from vlm_results.search import Hit, descriptions_of
@@ -340,3 +340,15 @@ def test_a_confidence_is_compared_as_it_was_tested():
     assert cell_counts(values)[GRID.index(0.95) :].sum() == 1
     shown = shown_rows(rows, {"floors": 0.95})["description"].to_pylist()
     assert shown == [{"floors": None}, {"floors": 2}]
+
+
+def test_a_promised_field_that_one_partition_alone_has_is_hidden_from_conditions(tmp_path):
+    """Types were those of the first and the last file: unsure answers of a field between them were shown."""
+    thresholds = {}
+    for name, field in (("a", "floors"), ("b", "has_pool"), ("c", "floors")):
+        rows = [{"ordinal": 1, "description": {field: 1}, "confidence": {field: 0.5}}]
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
+        thresholds[tmp_path / f"{name}.parquet"] = {"has_pool": 0.9}
+    with table(thresholds) as connection:
+        shown = connection.sql("SELECT description.has_pool, raw_description.has_pool FROM properties")
+        assert {row for row in shown.fetchall() if row[1]} == {(None, 1)}
