@@ -16,8 +16,8 @@ from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_durable.files.seen_files import signature_at
 from vlm_durable.state.pause import pause_of
-from vlm_results.known_tables import has_table
 from vlm_results.guarantee import FILE, promised_shares
+from vlm_results.known_tables import has_table
 from vlm_results.results_settings import ResultsSettings
 
 ASSET = "described_properties"
