@@ -55,7 +55,16 @@ class GpuResource:
 
     def left_out_devices(self) -> LeftOutDevices:
         """The devices that failed twice."""
-        return LeftOutDevices(self.state or open_state(Path(self.leases_directory).parent))
+        return LeftOutDevices(self._control_state)
+
+    @property
+    def home(self) -> str:
+        """The home that a lease is for, as its record names it."""
+        return str(self._control_state.directory.resolve())
+
+    @property
+    def _control_state(self) -> ControlState:
+        return self.state or open_state(Path(self.leases_directory).parent)
 
     def usable(self) -> list[Device]:
         """The devices of this machine that are not left out. Raises DeviceError, ControlStateError."""
@@ -122,7 +131,7 @@ class GpuResource:
         a device may be taken back meanwhile, and a backfill's queue must not fail run by run at once. Raises
         DeviceError if torch already runs CUDA on another device, and the other children of DeviceError.
         """
-        holder = LeaseHolder(run_id=run_id, partition=partition, step=step)
+        holder = LeaseHolder(run_id, partition, step, self.home)
         try:
             return lease_for_process(
                 partial(self.leases, server_digest=server_digest, log=log),

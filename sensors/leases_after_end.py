@@ -71,17 +71,20 @@ class LeasesAfterEnd:
     """Checks who holds a device. directory: of the leases. ender: ends those who hold one for too long.
 
     silence: seconds that a living process may go without a heartbeat, whatever it loads. If Dagster does not
-    know the run, the sensor waits that long.
+    know the run, the sensor waits that long. home: the home whose runs these are, as ``LeaseHolder`` has it.
     """
 
     directory: Path
     ender: RunEnder
     silence: float
+    home: str
 
     def late(self, watch: Watch, living: Sequence[Worker], dagster: DagsterFacts) -> list[RunToEnd]:
         """The processes that hold a device for too long after their run; changes ``watch``.
 
-        living: the workers with a heartbeat. Such a worker is ended only if its run has certainly ended.
+        living: the workers with a heartbeat. Such a worker is ended only if its run has certainly ended. So
+        is a process of another home that shares the devices: it has its heartbeat there, and may have a
+        Dagster of its own.
         Raises LeaseDirectoryError.
         """
         leases = DeviceLeases(self.directory, [Device(**fields) for fields in watch.devices.values()])
@@ -97,7 +100,8 @@ class LeasesAfterEnd:
             if held.device.id in used and not beats:
                 continue  # The record is an earlier holder's.
             run = run_of_process(dagster, record.holder.run_id, record.pid)
-            if run is RunOfProcess.UNDER_WAY or (beats and run is RunOfProcess.UNKNOWN):
+            may_work = beats or not record.holder.is_of(self.home)
+            if run is RunOfProcess.UNDER_WAY or (may_work and run is RunOfProcess.UNKNOWN):
                 continue
             late[_name(record)] = _LateHolder(held, record, run)
         watch.after_end = {name: max(watch.after_end.get(name, watch.at), watch.since) for name in late}

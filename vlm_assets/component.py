@@ -22,8 +22,8 @@ DATA = "data"
 
 DEVICES = ".devices"
 
-_homes: dict[Path, str] = {}
-"""The name prefix of each home that this process has loaded."""
+_owners: dict[Path | str, str] = {}
+"""The name prefix that has each home and each database of a control state, in this process."""
 
 
 class ScaffoldParams(BaseModel):
@@ -90,7 +90,7 @@ class PropertyDescriptionsComponent(dg.Component, dg.Model, dg.Resolvable):
     def to_settings(self, project: Path, *, name: str) -> Settings:
         """The settings of these fields. project: the project's folder; name: of the component's.
 
-        Raises SettingsError, also where another component has the same home.
+        Raises SettingsError, also where another component of this process has the same home or database.
         """
         prefix = self.name_prefix or re.sub(r"\W", "_", name)
         fields = {
@@ -117,13 +117,20 @@ class PropertyDescriptionsComponent(dg.Component, dg.Model, dg.Resolvable):
         )
         if settings.ray_address is not None:
             raise SettingsError(f"ray_address: several machines need {command('serve')}, and no component.")
-        other = _homes.setdefault(settings.home, prefix)
-        if other != prefix:
-            raise SettingsError(
-                f"{settings.home} is the home of the components {other} and {prefix}: each needs one of its"
-                f" own. Write another `home` in the defs.yaml of {prefix}."
-            )
+        _claim(settings.home.resolve(), prefix, what=f"{settings.home} is the home", field="home")
+        if settings.state_url is not None:
+            url = settings.state_url.get_secret_value()
+            _claim(url, prefix, what="One database of `state_url` is the control state", field="state_url")
         return settings
+
+
+def _claim(place: Path | str, prefix: str, *, what: str, field: str) -> None:
+    other = _owners.setdefault(place, prefix)
+    if other != prefix:
+        raise SettingsError(
+            f"{what} of the components {other} and {prefix}: each needs one of its own. Write another"
+            f" `{field}` in the defs.yaml of {prefix}."
+        )
 
 
 def _below(project: Path, text: str) -> Path | S3Folder:

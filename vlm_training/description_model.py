@@ -140,7 +140,7 @@ def build_description_model(settings: Settings) -> dg.AssetsDefinition | None:
                     )
                 work.prepare()
                 wait = DeviceWait(context, beat, control_state(settings))
-                holder = LeaseHolder(context.run.run_id, name, ASSET)
+                holder = LeaseHolder(context.run.run_id, name, ASSET, gpu.home)
                 with work.devices(gpu, holder, context, wait) as devices:
                     ranks = RankProcesses(
                         folder=work.folder,

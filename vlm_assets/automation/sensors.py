@@ -125,7 +125,9 @@ def _liveness_sensors(
         ]
     health = build_health_watcher(settings)
     gpu = build_gpu(settings)
-    leases = LeasesAfterEnd(Path(gpu.leases_directory), health.ender, silence=health.limits.loading)
+    leases = LeasesAfterEnd(
+        Path(gpu.leases_directory), health.ender, silence=health.limits.loading, home=gpu.home
+    )
     watching = [
         build_worker_health_sensor(
             health,

@@ -32,7 +32,7 @@ from vlm_engine.devices.find import Device, DeviceError
 
 _POLL_SECONDS = 0.5
 _NOTICE_SECONDS = 60.0
-FORMAT = 1
+FORMAT = 2
 _ABOUT = (
     "For people; this file may be deleted. Whether the device is held is decided by the lock on the .lock "
     "file beside it, which must stay while anything runs."
@@ -68,11 +68,20 @@ class Clock(Protocol):
 
 @dataclass(frozen=True)
 class LeaseHolder:
-    """The run, partition and step that a device works for."""
+    """The run, partition and step that a device works for.
+
+    home: the state directory of the run's home. Homes that share devices share their locks, and each knows
+    the heartbeats of its own runs alone. Records of format 1 name none.
+    """
 
     run_id: str
     partition: str
     step: str
+    home: str = ""
+
+    def is_of(self, home: str) -> bool:
+        """Whether this home watches the run. A record that names no home is everybody's own."""
+        return self.home in ("", home)
 
 
 @dataclass(frozen=True)
@@ -126,9 +135,10 @@ class HeldDevice:
         if record is None or not self.is_at_work:
             return f"{self.device.id} is held by a process that has not said who it is."
         holder = record.holder
+        home = f" of {holder.home}" if holder.home else ""
         return (
-            f"{self.device.id} is held by run {holder.run_id} (partition {holder.partition}, {holder.step}), "
-            f"pid {record.pid} on {record.host}, since {record.since}."
+            f"{self.device.id} is held by run {holder.run_id} (partition {holder.partition}, {holder.step})"
+            f"{home}, pid {record.pid} on {record.host}, since {record.since}."
         )
 
 
@@ -207,9 +217,10 @@ class DeviceLeases:
         """The first device that is free and sound; waits for one, logging who holds them.
 
         It logs at once and then each minute. will_be_free: asked at each look; where it says so, that time
-        does not count against ``wait_seconds``. Raises NoDeviceFreeError after these (at once with 0),
-        LeaseDirectoryError where the directory cannot keep locks. The health of a device that a cluster gave
-        is logged, not judged.
+        does not count against ``wait_seconds``. With it, a living run of another home counts as at work:
+        that home has its heartbeats, and ends it if it hangs. Raises NoDeviceFreeError after these (at once
+        with 0), LeaseDirectoryError where the directory cannot keep locks. The health of a device that a
+        cluster gave is logged, not judged.
         """
         self._prepare_directory()
         started = next_notice = deadline_from = clock.monotonic()
@@ -224,8 +235,10 @@ class DeviceLeases:
                     log.info("%s (%s) is leased after %.0f s", device.id, device.name, waited)
                     return lease
             now = clock.monotonic()
-            at_work = will_be_free is not None and will_be_free(
-                {held.record.holder.run_id for held in self.holders() if held.record and held.is_at_work}
+            others = [held.record.holder for held in self.holders() if held.record and held.is_at_work]
+            at_work = will_be_free is not None and (
+                will_be_free({other.run_id for other in others})
+                or not all(other.is_of(holder.home) for other in others)
             )
             if at_work:
                 deadline_from = now

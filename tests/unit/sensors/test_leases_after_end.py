@@ -30,6 +30,7 @@ from vlm_engine.devices.left_out import LeftOutDevices
 DEVICE = Device("cpu-0", "cpu", "CPU slot", None, "")
 SUBJECT = "devices/cpu-0/lease"
 GRACE, SILENCE = 10.0, 1800.0
+HOME = "/data/flats/.state"
 HERE = {".dagster/grpc_info": json.dumps({"host": "localhost", "socket": "/somewhere"})}
 HANGING = """
 import logging, signal, sys
@@ -38,7 +39,8 @@ from vlm_engine.devices.find import Device
 from vlm_engine.devices.leases import LeaseHolder
 from vlm_engine.devices.leases import DeviceLeases
 leases = DeviceLeases(Path(sys.argv[1]), [Device("cpu-0", "cpu", "CPU slot", None, "")])
-lease = leases.acquire(LeaseHolder(sys.argv[2], "k", "s"), wait_seconds=0, log=logging.getLogger())
+holder = LeaseHolder(sys.argv[2], "k", "s", sys.argv[4])
+lease = leases.acquire(holder, wait_seconds=0, log=logging.getLogger())
 if sys.argv[3] == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("held", flush=True)
@@ -63,20 +65,21 @@ class Desk:
         self.leases = DeviceLeases(folder / "leases", [DEVICE])
         self.left_out = LeftOutDevices(open_state(folder))
         self.ender = RunEnder(self.outbox, self.left_out, grace=GRACE)
-        self.look_after = LeasesAfterEnd(folder / "leases", self.ender, silence=SILENCE)
+        self.look_after = LeasesAfterEnd(folder / "leases", self.ender, silence=SILENCE, home=HOME)
         self.watch = Watch(boot=boot_id(), at=1000.0, since=1000.0, devices={DEVICE.id: asdict(DEVICE)})
         self.process = None
 
-    def hold(self, run_id, *, deaf=False):
-        command = [sys.executable, "-c", HANGING, self.folder / "leases", run_id, "deaf" if deaf else ""]
+    def hold(self, run_id, *, deaf=False, home=HOME):
+        how = "deaf" if deaf else ""
+        command = [sys.executable, "-c", HANGING, self.folder / "leases", run_id, how, home]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert self.process.stdout.readline() == b"held\n"
         return self.process
 
-    def run(self, status=DagsterRunStatus.SUCCESS, *, tags=HERE, deaf=False, pid=None):
+    def run(self, status=DagsterRunStatus.SUCCESS, *, tags=HERE, deaf=False, pid=None, home=HOME):
         """A run whose process holds the device, and stands so in Dagster."""
         run = self.instance.create_run_for_job(nothing, tags=tags, status=status)
-        process = self.hold(run.run_id, deaf=deaf)
+        process = self.hold(run.run_id, deaf=deaf, home=home)
         event = EngineEventData.in_process(process.pid if pid is None else pid)
         self.instance.report_engine_event("Started process for run.", run, event)
         return run.run_id
@@ -187,15 +190,32 @@ def test_a_device_whose_holder_outlives_sigkill_is_left_out(desk, monkeypatch):
     assert desk.tick(5), "told as long as it is held"
 
 
-def test_a_run_that_dagster_does_not_know_is_waited_for_as_long_as_anything_may_load(desk):
+@pytest.mark.parametrize("home", [HOME, ""], ids=["this home's", "a record of format 1"])
+def test_a_run_that_dagster_does_not_know_is_waited_for_as_long_as_anything_may_load(desk, home):
     """With its database lost, or the run deleted by hand, only a process that is silent for so long hangs."""
-    desk.hold(str(uuid.uuid4()))
+    desk.hold(str(uuid.uuid4()), home=home)
     desk.tick(0)
     assert not desk.tick(SILENCE)
     assert desk.is_left_alone()
     assert desk.tick(1)
     assert desk.ended_by() is signal.SIGTERM
     assert not desk.tick(5)
+
+
+def test_a_run_of_another_home_and_another_dagster_is_left_alone(desk):
+    """Homes share the devices of a machine: its heartbeats are in its own home, and nobody is told of it."""
+    desk.hold(str(uuid.uuid4()), home="/data/houses/.state")
+    desk.tick(0)
+    assert not desk.tick(10 * SILENCE)
+    assert desk.is_left_alone()
+
+
+def test_a_process_of_another_home_is_ended_if_this_dagster_says_that_its_run_has_ended(desk):
+    """Two components of one project: the device is freed though the other one's sensors are off."""
+    desk.run(home="/data/houses/.state")
+    desk.tick(0)
+    assert desk.tick(GRACE + 61)
+    assert desk.ended_by() is signal.SIGTERM
 
 
 def test_a_trial_on_the_command_line_is_left_alone(desk):

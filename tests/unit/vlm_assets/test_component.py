@@ -15,7 +15,7 @@ from vlm_assets.config.settings import SettingsError
 
 @pytest.fixture(autouse=True)
 def _no_homes(monkeypatch):
-    monkeypatch.setattr(component, "_homes", {})
+    monkeypatch.setattr(component, "_owners", {})
 
 
 def component_of(**fields: object) -> PropertyDescriptionsComponent:
@@ -44,8 +44,21 @@ def test_two_components_share_devices_and_nothing_else(tmp_path):
     assert houses.devices_directory == flats.devices_directory
     assert houses.state_directory != flats.state_directory
     assert component_of().to_settings(tmp_path, name="houses") == houses, "a reload"
-    with pytest.raises(SettingsError, match="the home of the components houses and third"):
-        component_of(home="data/houses").to_settings(tmp_path, name="third")
+    houses.home.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(houses.home)
+    for home in ("data/houses", "data/houses/../houses", "link"):
+        with pytest.raises(SettingsError, match="the home of the components houses and third"):
+            component_of(home=home).to_settings(tmp_path, name="third")
+
+
+def test_a_database_is_the_control_state_of_one_component(tmp_path):
+    """It has the pauses, cancels and retries of one home; a second component that names it is refused."""
+    given = component_of(settings={"state_url": "postgresql+psycopg2://u:secret@h/db"})
+    houses = given.to_settings(tmp_path, name="houses")
+    assert given.to_settings(tmp_path, name="houses") == houses, "a reload"
+    with pytest.raises(SettingsError, match="control state of the components houses and flats") as refused:
+        given.to_settings(tmp_path, name="flats")
+    assert "secret" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def watcher(tmp_path, clock, machine):
 @pytest.fixture
 def leases(tmp_path, watcher, clock):
     """What a worker's device is freed by after its run."""
-    return LeasesAfterEnd(tmp_path / "leases", watcher.ender, silence=1800.0)
+    return LeasesAfterEnd(tmp_path / "leases", watcher.ender, silence=1800.0, home=str(tmp_path))
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Collection, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -128,6 +129,40 @@ def test_a_wait_says_who_holds_at_once_then_each_minute_and_lasts_as_long_as_the
     assert "cpu-0 is held by run run-alice" in str(raised.value)
 
 
+def test_a_run_of_another_home_counts_as_at_work(slots: DeviceLeases) -> None:
+    """Its heartbeats are in its own home, which ends it if it hangs: a wait for it is no failure."""
+    clock, others = SimulatedClock(), [replace(holder, home="/houses/.state") for holder in (ALICE, BOB)]
+    with (
+        slots.acquire(others[0], wait_seconds=0, log=LOG),
+        slots.acquire(others[1], wait_seconds=0, log=LOG) as second,
+    ):
+
+        def nobody_works_here(_: Collection[str]) -> bool:
+            if clock.now > 1700:
+                second.release()
+            return False
+
+        own = LeaseHolder("run-carol", "k", "s", "/flats/.state")
+        with slots.acquire(
+            own, wait_seconds=600, log=LOG, clock=clock, will_be_free=nobody_works_here
+        ) as lease:
+            assert lease.device == second.device
+            assert "(partition k, s) of /flats/.state, pid" in slots.holders()[1].sentence()
+
+
+def test_a_record_of_format_1_is_read(slots: DeviceLeases) -> None:
+    """It names no home, and counts as the reader's own."""
+    with slots.acquire(ALICE, wait_seconds=0, log=LOG):
+        path = slots.directory / "cpu-0.json"
+        fields = json.loads(path.read_bytes())
+        del fields["holder"]["home"]
+        path.write_text(json.dumps(fields | {"format": 1}))
+        (held,) = slots.holders()
+        assert held.record is not None
+        assert held.record.holder == ALICE
+        assert held.record.holder.is_of("/flats/.state")
+
+
 def test_without_patience_who_finds_no_device_is_told_who_has_it(both_taken: DeviceLeases) -> None:
     """With a limit of 0 nobody waits, though a device is at work; nor does a person's command for hours."""
     with pytest.raises(NoDeviceFreeError, match="cpu-0 is held by run run-alice"):
@@ -201,6 +236,7 @@ def test_the_record_says_who_for_people(slots: DeviceLeases) -> None:
             "run_id": "run-alice",
             "partition": ALICE.partition,
             "step": "property_descriptions",
+            "home": "",
         }
         assert (written["pid"], written["process_start"]) == (os.getpid(), process_start(os.getpid()))
         assert "may be deleted" in written["about"]
