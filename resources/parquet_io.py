@@ -17,6 +17,7 @@ from dagster import (
 )
 
 from resources.dagster_names import UNPREFIXED, DagsterNames
+from resources.interrupts import interrupt_once
 from resources.run_tags import NO_ATTEMPT
 from vlm_durable.files.layout import Home
 from vlm_durable.mirror.bucket import StoreAwayError, StoreError
@@ -52,6 +53,7 @@ class ParquetIOManager(IOManager):
 
         Raises as ``PublishedPartitions.publish`` and ``StoredPartitions.push``.
         """
+        interrupt_once(context.run_id)
         key = self._one_partition(context.asset_key, context.asset_partition_keys)
         partitions = self.partitions(context.asset_key)
         if not isinstance(obj, StagedFile | Publication):

@@ -6,7 +6,7 @@ out. Tell: people and Dagster, last, so that a message that cannot be written ke
 
 Others send the first signal too: Dagster or Ray at a run that a person terminates, which Dagster has fenced
 as being cancelled, and a node that stops, whose runs say themselves that they were interrupted. Each run
-hears its first signal alone (``interrupt_once`` in ``vlm_assets/assets/run_watch.py``). What does not end is
+hears its first signal alone (``interrupt_once`` in ``resources/interrupts.py``). What does not end is
 killed here.
 
 What does not live here: who is to end. Workers that stand still are in ``worker_health.py``, processes that

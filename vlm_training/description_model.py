@@ -22,6 +22,7 @@ import dagster as dg
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
 from resources.gpu import GpuResource
+from resources.interrupts import interrupt_once
 from resources.run_tags import NO_ATTEMPT
 from sensors.progress_judge import ProgressLimits
 from vlm_assets.assets import markdown, property_catalog
@@ -30,7 +31,6 @@ from vlm_assets.assets.materialize import Metadata
 from vlm_assets.assets.run_watch import (
     DeviceWait,
     end_if_paused,
-    interrupt_once,
     note_run,
     wait_for_store,
     wait_while_paused,
@@ -106,7 +106,7 @@ def build_description_model(settings: Settings) -> dg.AssetsDefinition | None:
         ),
     )
     def description_model(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
-        interrupt_once()
+        interrupt_once(context.run.run_id)
         gpu: GpuResource = names.resource(context, "gpu")
         name = context.partition_key
         wait_while_paused(context, control_state(settings))

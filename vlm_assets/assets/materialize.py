@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +21,7 @@ import dagster as dg
 import pyarrow as pa
 
 from resources.gpu import GpuResource
+from resources.interrupts import interrupt_once
 from resources.run_tags import NEEDS_PERSON, NO_ATTEMPT
 from sensors.dagster_internals.instance_needs import UnfitInstanceError, refuse_unfit
 from vlm_assets.assets.checks import (
@@ -38,7 +39,6 @@ from vlm_assets.assets.rows_in_doubt import RowsInDoubt, alert_failed_canaries
 from vlm_assets.assets.run_watch import (
     ImagesAwayError,
     RunProgress,
-    interrupt_once,
     note_run,
     wait_for_store,
     wait_while_paused,
@@ -228,7 +228,7 @@ class Materialization:
         Raises RunRefusedError, BeingWithdrawnError, dg.Failure where an older version was put back, and
         MachineDiffersError where the store is worked with under other settings.
         """
-        interrupt_once()
+        interrupt_once(context.run.run_id)
         if options.recompute and options.retry_failed:
             note_run(context, NEEDS_PERSON)
             raise RunRefusedError("recompute computes every row again, failed ones too: set only one.")
@@ -269,7 +269,7 @@ class Materialization:
         # Embeddings of other texts follow their descriptions, whatever the settings.
         return bool(record.metadata.get("parts", {}).get(TEXTS) == now.parts.get(TEXTS))
 
-    def verify(self) -> Iterator[Event]:
+    def verify(self) -> Generator[Event]:
         """Read every byte of a complete partition, put back what is damaged, and run the checks."""
         record, key = self._record, self.partition.key
         verified: Metadata
@@ -506,7 +506,7 @@ class Materialization:
             note_run(self._context, NEEDS_PERSON)
             raise
 
-    def publish(self, journal: Journal, computed: Metadata) -> Iterator[Event]:
+    def publish(self, journal: Journal, computed: Metadata) -> Generator[Event]:
         """Stage one file of all rows and check it; publish it, or raise and leave the old one in place.
 
         computed: what the page says of the work.

@@ -19,6 +19,7 @@ import dagster as dg
 import pyarrow as pa
 
 from resources.gpu import GpuResource
+from resources.interrupts import interrupted_once
 from resources.vision_language_model import VisionLanguageModel
 from vlm_assets.assets import markdown
 from vlm_assets.assets.asset_metadata import DESCRIPTIONS, table_metadata
@@ -160,7 +161,7 @@ def build_property_descriptions(
         )
         with Materialization.begin(context, settings, ASSET, work, config) as run:
             if run.is_complete:
-                yield from run.verify()
+                yield from interrupted_once(context.run.run_id, run.verify())
                 return
             with run.resume() as journal:
                 computed: Metadata = {}
@@ -182,7 +183,7 @@ def build_property_descriptions(
                     ):
                         keep_engine(settings, context.log)
                         computed = work.describe(run, journal, device, workers)
-                yield from run.publish(journal, computed)
+                yield from interrupted_once(context.run.run_id, run.publish(journal, computed))
 
     return property_descriptions
 

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from resources.gpu import GpuResource
+from resources.interrupts import interrupted_once
 from resources.text_embedding import TextEmbedder, TextEmbeddingModel
 from resources.vision_language_model import VisionLanguageModel
 from vlm_assets.assets.asset_metadata import EMBEDDINGS, table_metadata
@@ -89,7 +90,7 @@ def build_property_embeddings(
         work = EmbeddingWork.for_range(catalog, property_range, descriptions, text_embedding_model)
         with Materialization.begin(context, settings, ASSET, work, config) as run:
             if run.is_complete:
-                yield from run.verify()
+                yield from interrupted_once(context.run.run_id, run.verify())
                 return
             with run.resume() as journal:
                 computed: Metadata = {}
@@ -99,7 +100,7 @@ def build_property_embeddings(
                         gpu, server_digest=_server_digest(settings, vision_language_model)
                     ) as device:
                         computed = work.embed(run, journal, device)
-                yield from run.publish(journal, computed)
+                yield from interrupted_once(context.run.run_id, run.publish(journal, computed))
 
     return property_embeddings
 

@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import logging
 import math
-import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -77,25 +75,6 @@ _T = TypeVar("_T")
 
 _working: set[str] = set()
 """Runs that have begun to work in this process, and may hold a device."""
-
-
-def interrupt_once() -> None:
-    """Have the first SIGTERM or SIGINT interrupt this run, as in Dagster; every later one changes nothing.
-
-    Several may tell a run to end: Dagster or Ray when a person terminates it, a node that stops, and whoever
-    ends runs (``sensors/run_end.py``). A second interrupt would break into the commit of what is finished. A
-    process that does not end is killed after the grace.
-    """
-    numbers = (signal.SIGTERM, signal.SIGINT)
-
-    def interrupt(*_: object) -> None:
-        for number in numbers:
-            signal.signal(number, signal.SIG_IGN)
-        raise dg.DagsterExecutionInterruptedError
-
-    if threading.current_thread() is threading.main_thread():  # Only there Dagster interrupts a run.
-        for number in numbers:
-            signal.signal(number, interrupt)
 
 
 def wait_while_paused(context: dg.AssetExecutionContext, state: ControlState) -> None:
