@@ -28,7 +28,7 @@ NOT_IN = {
 """What other people's packages a folder does without. A user of these folders need not have them."""
 
 # Dagster's classes: all other modules of resources/ are plain Python that Dagster hands on.
-OF_DAGSTER = {"resources/parquet_io.py", "resources/dagster_names.py"}
+OF_DAGSTER = {"resources/parquet_io.py", "resources/dagster_names.py", "resources/interrupts.py"}
 
 
 @cache

@@ -138,13 +138,13 @@ def test_a_run_of_another_home_counts_as_at_work(slots: DeviceLeases) -> None:
     ):
 
         def nobody_works_here(_: Collection[str]) -> bool:
-            if clock.now > 1700:
+            if clock.now > 1030:
                 second.release()
             return False
 
         own = LeaseHolder("run-carol", "k", "s", "/flats/.state")
         with slots.acquire(
-            own, wait_seconds=600, log=LOG, clock=clock, will_be_free=nobody_works_here
+            own, wait_seconds=10, log=LOG, clock=clock, will_be_free=nobody_works_here
         ) as lease:
             assert lease.device == second.device
             assert "(partition k, s) of /flats/.state, pid" in slots.holders()[1].sentence()
