@@ -55,8 +55,8 @@ class Judged:
 class FieldLabels:
     """The labels of one field, in the order in which they count.
 
-    digest: of what was judged and how; labels that are the same have the same. judged: of each label, by the
-    digest of its property's id, what was judged and how.
+    digest: of what was judged, how, and how sure the answer is; labels that are the same have the same.
+    judged: of each label, by the digest of its property's id, what was judged and how.
     """
 
     confidences: Floats
@@ -92,7 +92,8 @@ def _labels(judged: Sequence[Judged], field: str, most: int | None = None) -> Fi
         judgement for judgement in judged if field in judgement.right and field in judgement.confidences
     ][:most]
     content = "".join(
-        f"{judgement.answer}{judgement.right[field]:d}{judgement.weight:g};" for judgement in chosen
+        f"{judgement.answer}{judgement.right[field]:d}{judgement.weight:g},{judgement.confidences[field]!r};"
+        for judgement in chosen
     )
     return FieldLabels(
         np.array([judgement.confidences[field] for judgement in chosen], np.float64),

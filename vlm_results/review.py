@@ -10,10 +10,10 @@ import contextlib
 import json
 import os
 import random
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
@@ -70,43 +70,45 @@ class Reviewed:
     by_chance: bool = True
 
 
+@dataclass(frozen=True)
+class _Drawing:
+    """How a property came into the sample: see ``Reviewed``."""
+
+    why: str = ""
+    weight: float = 1.0
+    by_chance: bool = True
+
+
 def draw_sample(
     settings: Settings, catalog: Catalog, *, count: int, seed: int, suspicious: bool
 ) -> list[Reviewed]:
-    """Draw published descriptions by a seed. suspicious: put those first that the quality names.
+    """Draw published descriptions by a seed, all with the same chance. None that chance drew before.
 
-    Raises CommandError, RecordDamagedError, OSError.
+    suspicious: put those first that the quality names. Raises CommandError, RecordDamagedError, TruthError,
+    OSError.
     """
     records = published_records(settings.descriptions, catalog)
-    if not records:
-        raise CommandError(f"No description is published yet: {command('run')}.")
-    chance = random.Random(seed)  # noqa: S311 - repeatable, not secret
-    ranges = {bounds.key: bounds for bounds in catalog.ranges if bounds.key in records}
-    sizes = [len(bounds) for bounds in ranges.values()]
-    counts: Counter[str] = Counter(chance.choices(list(ranges), sizes, k=count))
+    keys = doing_each("drawing the sample from partitions", records)
+    rows = _drawable(settings, catalog, (_described_rows(settings, key) for key in keys))
+    ordinals: list[int] = rows["ordinal"].to_pylist()
+    draw = draw_mixed(np.zeros(len(ordinals)), by_chance=count, by_score=0, seed=seed)
+    drawn = {ordinals[position]: _Drawing() for position in draw.positions}
+    sample = _read_sample(settings, catalog, drawn, seed)
+    if not suspicious:
+        return sample
     suspects: dict[str, str] = {}
-    if suspicious:
-        for finding in assess_quality(settings, catalog).findings:
-            for property_id in finding.examples:
-                suspects.setdefault(property_id, finding.sentence)
-    keys = dict.fromkeys(counts)
-    for property_id in suspects:
-        suspect = catalog.find(property_id)
-        if suspect is not None and suspect.range.key in records:
-            keys.setdefault(suspect.range.key)
-    first, others = list[Reviewed](), list[Reviewed]()
-    for key in doing_each("drawing the sample from partitions", keys):
-        rows = [row for row in _rows(settings, key) if row["status"] == "ok"]
-        drawn = chance.sample(rows, min(counts[key], len(rows)))
-        others += [_reviewed(key, row) for row in drawn]
-        first += [
-            _reviewed(key, row, suspects[row["property_id"]], weight=0.0, by_chance=False)
-            for row in rows
-            # A suspicious row that chance drew stays among the others: the accuracy is that of all rows.
-            if row["property_id"] in suspects and row not in drawn
-        ]
-    chance.shuffle(others)
-    return [*first, *others][:count]
+    for finding in assess_quality(settings, catalog).findings:
+        for property_id in finding.examples:
+            suspects.setdefault(property_id, finding.sentence)
+    found = [row for row in map(catalog.find, suspects) if row is not None]
+    # A suspicious row that chance drew stays among the others: the accuracy is that of all rows.
+    left = set(ordinals) - drawn.keys()
+    first = {
+        row.ordinal: _Drawing(suspects[row.property_id], weight=0.0, by_chance=False)
+        for row in found
+        if row.ordinal in left
+    }
+    return [*_read_sample(settings, catalog, first, seed), *sample][:count]
 
 
 def draw_unsure(settings: Settings, catalog: Catalog, *, count: int, seed: int) -> list[Reviewed]:
@@ -114,17 +116,17 @@ def draw_unsure(settings: Settings, catalog: Catalog, *, count: int, seed: int) 
 
     They teach more the nearer a confidence is to its field's threshold, or without one the lower it is, and
     twice as much in a partition that the quality names. Each gets the weight with which the accuracy of all
-    stays unbiased. Raises CommandError, RecordDamagedError, OSError, and what ``assess_quality`` raises.
+    stays unbiased. None is drawn that chance drew before. Raises CommandError, RecordDamagedError,
+    TruthError, OSError, and what ``assess_quality`` raises.
     """
     records = published_records(settings.descriptions, catalog)
-    if not records:
-        raise CommandError(f"No description is published yet: {command('run')}.")
     odd = {finding.key for finding in assess_quality(settings, catalog).findings}
     guarantee = Guarantee.read(settings)
-    rows = pa.concat_tables(
+    tables = (
         _unsureness(settings, key, guarantee.of(record), factor=2.0 if key in odd else 1.0)
         for key, record in doing_each("reading how sure answers are, of partitions", records.items())
     )
+    rows = _drawable(settings, catalog, tables)
     scores = rows["score"].to_numpy()
     if not scores.any():
         raise CommandError(
@@ -133,7 +135,11 @@ def draw_unsure(settings: Settings, catalog: Catalog, *, count: int, seed: int) 
         )
     draw = draw_mixed(scores, by_chance=count - count // 2, by_score=count // 2, seed=seed)
     drawn = {
-        row["ordinal"]: (f"{row['field']} has the confidence {row['confidence']:.2f}.", weight, by_chance)
+        row["ordinal"]: _Drawing(
+            "" if by_chance else f"{row['field']} has the confidence {row['confidence']:.2f}.",
+            weight,
+            by_chance,
+        )
         for row, weight, by_chance in zip(
             rows.take(pa.array(draw.positions)).to_pylist(),
             draw.weights.tolist(),
@@ -141,21 +147,52 @@ def draw_unsure(settings: Settings, catalog: Catalog, *, count: int, seed: int) 
             strict=True,
         )
     }
-    sample = []
-    for catalog_range, group in groupby(sorted(drawn), catalog.range_of):
-        for row in _rows(settings, catalog_range.key, list(group)):
-            why, weight, by_chance = drawn[row["ordinal"]]
-            why = "" if by_chance else why
-            sample.append(_reviewed(catalog_range.key, row, why, weight=weight, by_chance=by_chance))
-    # In any order chance decides which are judged first: looks take the first labels.
+    return _read_sample(settings, catalog, drawn, seed)
+
+
+def _drawable(settings: Settings, catalog: Catalog, tables: Iterable[pa.Table]) -> pa.Table:
+    """Those of the described rows that chance never drew. Raises CommandError, TruthError, OSError.
+
+    What it drew stays out though it was described anew: a model may have learned from its verdict. What was
+    chosen otherwise may be drawn: such properties are wrong more often, and the others alone would look too
+    good.
+    """
+    described = list(tables)
+    if not described:
+        raise CommandError(f"No description is published yet: {command('run')}.")
+    by_chance = [name for name, verdict in verdicts(settings.home).items() if verdict.by_chance]
+    rows = pa.concat_tables(described)
+    before = pa.array(catalog.ordinals_of(by_chance), pa.int64())
+    left = rows.filter(pc.invert(pc.is_in(rows["ordinal"], value_set=before)))
+    if rows.num_rows and not left.num_rows:
+        raise CommandError(
+            "Chance drew each published description before, and a second verdict certifies nothing: there is"
+            " nothing left to draw."
+        )
+    return left
+
+
+def _read_sample(
+    settings: Settings, catalog: Catalog, drawn: Mapping[int, _Drawing], seed: int
+) -> list[Reviewed]:
+    """The properties with these ordinals, in an order that chance decides: looks take the first labels."""
+    sample = [
+        _reviewed(catalog_range.key, row, drawn[row["ordinal"]])
+        for catalog_range, group in groupby(sorted(drawn), catalog.range_of)
+        for row in _rows(settings, catalog_range.key, list(group))
+    ]
     random.Random(seed).shuffle(sample)  # noqa: S311 - repeatable, not secret
     return sample
 
 
+def _described_rows(settings: Settings, key: str, columns: Sequence[str] = ()) -> pa.Table:
+    rows = PublishedPartitions(settings.descriptions).read(key).to_table(["ordinal", "status", *columns])
+    return rows.filter(pc.equal(rows["status"], OK)).drop_columns(["status"])
+
+
 def _unsureness(settings: Settings, key: str, thresholds: Thresholds, *, factor: float) -> pa.Table:
     """For each described row its ordinal, how much a label would teach, and of which field and confidence."""
-    rows = PublishedPartitions(settings.descriptions).read(key).to_table(["ordinal", "status", CONFIDENCE])
-    rows = rows.filter(pc.equal(rows["status"], OK))
+    rows = _described_rows(settings, key, [CONFIDENCE])
     scores, confidences = np.zeros(rows.num_rows), np.zeros(rows.num_rows)
     fields = np.full(rows.num_rows, "", object)
     if CONFIDENCE in rows.column_names:
@@ -177,12 +214,10 @@ def _rows(settings: Settings, key: str, ordinals: Sequence[int] | None = None) -
     return rows
 
 
-def _reviewed(
-    key: str, row: Mapping[str, Any], why: str = "", *, weight: float = 1.0, by_chance: bool = True
-) -> Reviewed:
+def _reviewed(key: str, row: Mapping[str, Any], drawing: _Drawing) -> Reviewed:
     return Reviewed(
-        row["property_id"], key, row["ordinal"], answer_digest(row), row["description"] or {}, why, weight,
-        by_chance,
+        row["property_id"], key, row["ordinal"], answer_digest(row), row["description"] or {}, drawing.why,
+        drawing.weight, drawing.by_chance,
     )  # fmt: skip
 
 
@@ -247,7 +282,11 @@ def typed_fields(reviewed: Reviewed, fields: Mapping[str, Any]) -> dict[str, Any
 
 @dataclass(frozen=True)
 class TakenVerdicts:
-    """Verdicts from elsewhere. known: kept before. replaced: on answers that are published no more."""
+    """Verdicts from elsewhere.
+
+    known: kept before, or on an answer that chance drew, whose verdict stays as it is. replaced: on answers
+    that are published no more.
+    """
 
     kept: int
     known: int
@@ -275,8 +314,7 @@ def take_verdicts(settings: Settings, catalog: Catalog, path: Path) -> TakenVerd
         }
         try:
             verdict = verdict_of(
-                # Who judged elsewhere may have chosen what to judge.
-                replace(reviewed, by_chance=False),
+                reviewed,
                 right=sorted(fields.keys() - corrections),
                 wrong=sorted(corrections),
                 corrections=corrections,
@@ -284,7 +322,7 @@ def take_verdicts(settings: Settings, catalog: Catalog, path: Path) -> TakenVerd
         except VerdictError as error:
             raise CommandError(f"{path}, line {number}: {error}. Nothing was kept.") from error
         before = kept_before.get(verdict.property_id)
-        if before is not None and before.judgement == verdict.judgement:
+        if before is not None and (before.judgement == verdict.judgement or before.outlasts(verdict)):
             known += 1
         else:
             judged.append(verdict)
@@ -321,7 +359,9 @@ def _published(
     for catalog_range, group in groupby(ordinals, catalog.range_of):
         if catalog_range.key in records:
             rows = _rows(settings, catalog_range.key, list(group))
-            published |= {row["property_id"]: _reviewed(catalog_range.key, row) for row in rows}
+            # Nobody knows how it was chosen what to judge elsewhere.
+            elsewhere = _Drawing(weight=0.0, by_chance=False)
+            published |= {row["property_id"]: _reviewed(catalog_range.key, row, elsewhere) for row in rows}
     return published
 
 

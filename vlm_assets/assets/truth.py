@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,6 +59,14 @@ class FieldVerdict:
     def judgement(self) -> tuple[object, ...]:
         """What was judged and how, whenever and why."""
         return self.answer, self.right, self.wrong, self.true_fields
+
+    def outlasts(self, later: FieldVerdict) -> bool:
+        """Whether this verdict on a property stays, though a later one was given on the same answer.
+
+        Chance drew this one and not the other. Who chooses what to judge again would decide which labels of
+        the random sample change, and which leave it.
+        """
+        return self.by_chance and not later.by_chance and self.answer == later.answer
 
     def line(self) -> bytes:
         """The line of the file; training reads its ``description``."""
@@ -156,7 +164,11 @@ def _typed(text: str | None) -> Any:
 
 
 def verdicts(home: Path) -> dict[str, FieldVerdict]:
-    """The latest verdict of each property. Raises TruthError, FormatVersionError, OSError."""
+    """Of each property the verdict that counts: the latest, unless an earlier one outlasts it.
+
+    In the order in which chance drew them: looks take the first. Raises TruthError, FormatVersionError,
+    OSError.
+    """
     path = home / REVIEWS
     if not path.exists():
         return {}
@@ -184,9 +196,9 @@ def verdicts(home: Path) -> dict[str, FieldVerdict]:
                     " lines are not lost."
                 ) from error
             earlier = verdicts.get(verdict.property_id)
-            if earlier is not None and earlier.by_chance and earlier.answer == verdict.answer:
-                # It stays in the random sample. Properties that are chosen are wrong more often than others:
-                # without them the sample would look too good.
-                verdict = replace(verdict, why="", weight=earlier.weight, by_chance=True)
+            if earlier is not None and earlier.outlasts(verdict):
+                continue
+            if earlier is not None and not earlier.by_chance:
+                del verdicts[verdict.property_id]  # A later place: the labels before keep theirs.
             verdicts[verdict.property_id] = verdict
     return verdicts

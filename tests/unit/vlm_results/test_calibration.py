@@ -1,5 +1,6 @@
 """Curves learn from labels, are kept with them, and get a new version when the labels change."""
 
+import json
 from dataclasses import replace
 
 import dagster as dg
@@ -18,14 +19,16 @@ from vlm_results.calibration import LEAST_LABELS, learn_curves, read_curves
 from vlm_results.confidence_statistics import calibration_error
 from vlm_results.dataset_quality import ASSET, build_dataset_quality
 from vlm_results.guarantee import LookResult, write_looks
-from vlm_results.labels import certifying_labels, read_judged, teaching_labels
+from vlm_results.labels import Judged, certifying_labels, read_judged, teaching_labels
 from vlm_results.quality import assess_quality
 from vlm_results.review import (
+    TakenVerdicts,
     accuracy,
     append_verdict,
     draw_sample,
     draw_unsure,
     published_answers,
+    take_verdicts,
     verdict_of,
 )
 
@@ -112,17 +115,76 @@ def test_a_truth_file_and_a_larger_model_teach_but_a_model_does_not_certify(tmp_
         assert len(certifying_labels(judged, "floors")) == certifying
 
 
-def test_only_what_chance_drew_certifies_and_a_verdict_that_is_given_again_stays_in_the_sample(tmp_path):
-    """Properties chosen for being unsure are wrong more often. Chosen later, one drawn before stays drawn."""
+def test_only_what_chance_drew_certifies_and_stays_in_the_sample_as_it_was_judged(tmp_path):
+    """Properties chosen for being unsure are wrong more often. Chosen later, one drawn before stays drawn.
+
+    Its verdict stays too: who chooses what to judge again could leave the right ones alone.
+    """
     dataset = sure_dataset(tmp_path)
     drawn = judge_sample(dataset, 60)
-    judge_sample(dataset, 60, why="floors: 0.61", weight=0.3, by_chance=False)
-    judge_sample(dataset, 40, seed=2, why="floors: 0.61", weight=0.0, by_chance=False)
+    certified = certifying(dataset)
+    for one in drawn:
+        again = verdict_of(
+            replace(one, why="floors: 0.61", weight=0.3, by_chance=False),
+            right=["floors"],
+            wrong=[],
+            corrections={},
+        )
+        append_verdict(dataset.settings.home, again)
+    judge_sample(dataset, 40, why="floors: 0.61", weight=0.0, by_chance=False)
     (judged,) = read_judged(dataset.settings, dataset.catalog).values()
-    ids = {one.property_id for one in drawn}
-    assert len(certifying_labels(judged, "floors")) == len(ids)
-    assert len(teaching_labels(judged, "floors")) == len(ids)
-    assert len(judged) > len(ids)
+    assert len(certified) == len(teaching_labels(judged, "floors")) == len(drawn)
+    assert certifying(dataset).digest == certified.digest
+    assert not certified.right.all()
+    assert len(judged) > len(drawn)
+
+
+def certifying(dataset):
+    (judged,) = read_judged(dataset.settings, dataset.catalog).values()
+    return certifying_labels(judged, "floors")
+
+
+def test_verdicts_from_a_file_neither_certify_nor_teach_nor_change_what_chance_drew(tmp_path):
+    """Nobody knows how it was chosen what to judge elsewhere: it says nothing of all answers."""
+    dataset = sure_dataset(tmp_path)
+    settings, catalog = dataset.settings, dataset.catalog
+    drawn = judge_sample(dataset, 60)
+    certified, right = certifying(dataset), accuracy(settings.home, published_answers(settings, catalog))
+    others = draw_sample(settings, catalog, count=40, seed=2, suspicious=False)
+    lines = [
+        {"property_id": one.property_id, "answer": one.answer, "description": one.description}
+        for one in (*drawn, *others)
+    ]
+    path = tmp_path / "verdicts.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert take_verdicts(settings, catalog, path) == TakenVerdicts(len(others), len(drawn), 0)
+    assert certifying(dataset).digest == certified.digest
+    assert accuracy(settings.home, published_answers(settings, catalog)) == right
+    (judged,) = read_judged(settings, catalog).values()
+    assert len(judged) == len(drawn) + len(others)
+    assert len(teaching_labels(judged, "floors")) == len(drawn)
+
+
+def test_another_confidence_makes_other_labels(tmp_path):
+    """What a look showed of some confidences is not taken for what others show."""
+    one = Judged("p", "a", {"floors": True}, {"floors": 0.9}, 1.0, is_random=True)
+    digests = {
+        certifying_labels([replace(one, confidences={"floors": sure})], "floors").digest
+        for sure in (0.9, 0.9, 0.91)
+    }
+    assert len(digests) == 2
+
+
+def test_a_property_that_is_drawn_after_it_was_chosen_is_the_last_label(tmp_path):
+    """The first 300 labels stay the first 300: a look is not done again with others."""
+    dataset = sure_dataset(tmp_path)
+    chosen = judge_sample(dataset, 1, seed=5, weight=0.0, by_chance=False)
+    judge_sample(dataset, 10)
+    before = certifying(dataset)
+    judge(dataset, chosen)
+    (judged,) = read_judged(dataset.settings, dataset.catalog).values()
+    assert certifying_labels(judged, "floors", len(before)).digest == before.digest
+    assert len(certifying(dataset)) == len(before) + 1
 
 
 @pytest.mark.parametrize("kept", ["verdicts", "verdicts as truth"])

@@ -19,7 +19,7 @@ from vlm_assets.assets.truth import verdicts
 from vlm_results.described_table import TablePlace, bring_up_to_date
 from vlm_results.export import Format, export
 from vlm_results.exported_images import Images
-from vlm_results.review import TakenVerdicts, accuracy, published_answers, take_verdicts
+from vlm_results.review import TakenVerdicts, take_verdicts
 
 
 @pytest.fixture
@@ -146,8 +146,7 @@ def test_answers_of_label_studio_become_verdicts(run, pictures, tmp_path):
     verdict = verdicts(pictures.settings.home)["b"]
     assert (verdict.right, verdict.wrong) == (("has_pool",), ("floors",))
     assert verdict.true_fields == {"floors": 3, "has_pool": False}
-    right = accuracy(pictures.settings.home, published_answers(pictures.settings, pictures.catalog))
-    assert (right.fields["floors"].share, right.fields["has_pool"].share, right.replaced) == (0, 1, 0)
+    assert (verdict.weight, verdict.by_chance) == (0, False)
 
 
 def test_samples_of_fiftyone_name_files_that_open(run, tmp_path):

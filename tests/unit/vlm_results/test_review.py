@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 
@@ -110,7 +111,9 @@ def test_a_verdict_counts_for_the_answer_that_it_was_given_for_and_for_no_other(
     assert counted() == (len(drawn) - of_first, of_first)
     page = TestClient(review_page.review_app(settings, catalog, drawn)).get("/property/0").json()
     assert page["marks"] == {"floors": "right"}
+    (settings.home / REVIEWS).rename(settings.home / "aside")
     again = draw_sample(settings, catalog, count=50, seed=4, suspicious=False)
+    (settings.home / "aside").rename(settings.home / REVIEWS)
     page = TestClient(review_page.review_app(settings, catalog, again))
     shown = [page.get(f"/property/{number}").json() for number in range(len(again))]
     assert [bool(one["marks"]) for one in shown] == [one.key != dataset.keys[0] for one in again]
@@ -239,6 +242,39 @@ def test_the_sample_is_drawn_of_what_is_published_and_the_same_again(dataset):
     assert len(set(ids)) == len(ids) > 3
     assert "p4" not in ids, "it could not be described"
     assert drawn == draw_sample(dataset.settings, dataset.catalog, count=50, seed=4, suspicious=False)
+
+
+def test_each_description_is_drawn_with_the_same_chance_however_many_of_its_partition_failed(dataset):
+    """All drawn rows go into an exact test: a partition of few described ones must not count for more."""
+    alone, *others = dataset.keys
+    dataset.describe(alone, lambda rows: [rows[0], *({**row, "status": "failed"} for row in rows[1:])])
+    drawn = Counter(
+        one.key
+        for seed in range(40)
+        for one in draw_sample(dataset.settings, dataset.catalog, count=2, seed=seed, suspicious=False)
+    )
+    total = len(draw_sample(dataset.settings, dataset.catalog, count=50, seed=1, suspicious=False))
+    assert set(drawn) == {alone, *others}
+    assert drawn[alone] < 1.4 * 80 / total
+
+
+def test_what_chance_drew_is_not_drawn_again_though_it_was_described_anew(dataset):
+    """A model that learned from verdicts would be judged by what it learned. What was chosen may be drawn.
+
+    Chosen properties are wrong more often: without them all others would look too good.
+    """
+    draw = partial(draw_sample, dataset.settings, dataset.catalog, seed=4, suspicious=False)
+    first, *rest = draw(count=50)
+    append_verdict(dataset.settings.home, verdict_of(first, right=["floors"], wrong=[], corrections={}))
+    chosen = replace(rest[0], why="It is odd.", weight=0.0, by_chance=False)
+    append_verdict(dataset.settings.home, verdict_of(chosen, right=["floors"], wrong=[], corrections={}))
+    for key in dataset.keys:
+        dataset.describe(key, settings="another model")
+    assert {one.property_id for one in draw(count=50)} == {one.property_id for one in rest}
+    for one in rest:
+        append_verdict(dataset.settings.home, verdict_of(one, right=["floors"], wrong=[], corrections={}))
+    with pytest.raises(CommandError, match="nothing left to draw"):
+        draw(count=50)
 
 
 def test_what_chance_drew_counts_though_it_is_suspicious(dataset, monkeypatch):
