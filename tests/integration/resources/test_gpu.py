@@ -42,8 +42,8 @@ def finish(run: Run) -> dict[str, Any]:
     return dict(json.loads(said.splitlines()[-1]))
 
 
-def test_two_runs_never_share_a_device(start: Start) -> None:
-    """While one run holds the only device another says who does, ends by name, and later gets it."""
+def test_two_runs_never_share_a_device(start: Start, tmp_path: Path) -> None:
+    """While one run holds the only device another says whose it is, ends by name, and later gets it."""
     first = start(0)
     mine = answer(first.stdout)
     assert mine["device"] == "cpu-0"
@@ -51,7 +51,7 @@ def test_two_runs_never_share_a_device(start: Start) -> None:
     assert not refused["success"]
     (cause,) = refused["causes"]
     assert "NoDeviceFreeError" in cause
-    assert f"(partition 000000000-000000999, described), pid {first.pid} " in cause
+    assert f"(partition 000000000-000000999, described) of {tmp_path}, pid {first.pid} " in cause
     (notice,) = [message for message in refused["log"] if "No device is free" in message]
     assert f"pid {first.pid} " in notice
 
