@@ -327,4 +327,5 @@ def test_ending_leaves_no_process_and_no_descriptor(folder):
         for pid in pids:
             with pytest.raises(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
-    assert set(Path("/proc/self/fd").iterdir()) == before
+    # Fewer is fine: what others left to the garbage collector may be closed meanwhile.
+    assert set(Path("/proc/self/fd").iterdir()) <= before
