@@ -36,7 +36,7 @@ _COLUMNS: Final = ("property_id", "ordinal", "status", "description", INPUTS, CO
 
 @dataclass(frozen=True)
 class Judged:
-    """A property of which it is known how far its published answer is right.
+    """A property whose published answer somebody judged, field by field.
 
     name: a digest of its id, which no withdrawal has to search for. right: by field. confidences: by field; a
     field without one is left out. weight: what it counts for in a mean over all properties; 0 where it says

@@ -1,4 +1,4 @@
-"""Processes that a test started, each of which may end while it is asked."""
+"""Processes that a test started. Each may end while the test asks about it."""
 
 from __future__ import annotations
 

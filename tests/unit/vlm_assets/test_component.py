@@ -1,5 +1,6 @@
 """The component: its settings are those of the file, and what it lacks is named."""
 
+from contextvars import ContextVar
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,11 +12,14 @@ from sensors.dagster_internals.instance_needs import UnfitInstanceError, refuse_
 from vlm_assets import component
 from vlm_assets.component import PropertyDescriptionsComponent
 from vlm_assets.config.settings import SettingsError
+from vlm_durable import commands
 
 
 @pytest.fixture(autouse=True)
 def _no_homes(monkeypatch):
+    """No test sees which homes another one's components have, or which home they named for commands."""
     monkeypatch.setattr(component, "_owners", {})
+    monkeypatch.setattr(commands, "_named_home", ContextVar("named_home", default=None))
 
 
 def component_of(**fields: object) -> PropertyDescriptionsComponent:
