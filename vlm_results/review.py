@@ -100,12 +100,12 @@ def draw_sample(
     for finding in assess_quality(settings, catalog).findings:
         for property_id in finding.examples:
             suspects.setdefault(property_id, finding.sentence)
-    suspicious = [row for row in map(catalog.find, suspects) if row is not None]
+    named = [row for row in map(catalog.find, suspects) if row is not None]
     # A suspicious row that chance drew stays among the others: the accuracy is that of all rows.
     left = set(ordinals) - drawn.keys()
     first = {
         row.ordinal: _Drawing(suspects[row.property_id], weight=0.0, by_chance=False)
-        for row in suspicious
+        for row in named
         if row.ordinal in left
     }
     return [*_read_sample(settings, catalog, first, seed), *sample][:count]
