@@ -239,11 +239,14 @@ def has_text(folder: Path, text: str) -> list[Path]:
     found = []
     for path in files_below(folder):
         content = path.read_bytes()
+        # Of what is compressed only what it says: two letters may stand in any bytes.
         if path.suffix == ".parquet":
-            content += json.dumps(pq.read_table(path).to_pylist(), default=str).encode()
+            footer = content[-8 - int.from_bytes(content[-8:-4], "little") :]
+            content = footer + json.dumps(pq.read_table(path).to_pylist(), default=str).encode()
         elif path.suffix == ".avro":
             # Each block ends with the marker that the file ends with: two numbers, then deflated records.
-            for block in content.split(content[-16:])[1:-1]:
+            content, *blocks = content.split(content[-16:])[:-1]
+            for block in blocks:
                 numbers = [at for at, byte in enumerate(block) if byte < 128][:2]
                 content += zlib.decompress(block[numbers[1] + 1 :], -15)
         if text.encode() in content:
