@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import typer
 
 from vlm_assets.assets.fingerprint import digest_of
-from vlm_assets.assets.partition import OK
+from vlm_assets.assets.partition import CONFIDENCE, OK
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.commands.html_page import thumbnails
@@ -33,13 +33,16 @@ from vlm_durable.files.files import make_directory, write_replacing
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.wording import counted
 from vlm_results.guarantee import Guarantee
-from vlm_results.published_table import are_vectors_of, published_records, read_rows
+from vlm_results.published_table import are_vectors_of, field_confidences, published_records, read_rows
 from vlm_results.search import comparable
 from vlm_results.word_index import forget_words
 
 _THUMBNAIL_HEIGHT = 96
 _NEIGHBOURS = 10
 _SEED = 1
+_SURE = "_confidence"
+"""Ends the column of a field's confidences."""
+
 _OWN = ("model", "device", "images_seen")
 _NAMES = frozenset(
     {
@@ -50,7 +53,7 @@ _NAMES = frozenset(
 """Columns that are no fields; a field of such a name has an underscore after it."""
 
 TOTAL = b"total"
-_FORMAT = 3
+_FORMAT = 4
 
 
 def explore_table(settings: Settings, catalog: Catalog, *, sample: int) -> pa.Table:
@@ -104,9 +107,11 @@ def explore_table(settings: Settings, catalog: Catalog, *, sample: int) -> pa.Ta
 
 
 def _rows(settings: Settings, guarantee: Guarantee, key: str, drawn: pa.Array) -> pa.Table:
-    """The drawn rows of a partition: fields as columns, and the vector last."""
+    """The drawn rows of a partition: fields and their confidences as columns, and the vector last."""
     columns = ["property_id", "ordinal", "description", *_OWN]
-    table = read_rows(settings, guarantee, key, columns, ordinals=drawn).select(columns)
+    table = read_rows(settings, guarantee, key, [*columns, CONFIDENCE], ordinals=drawn)
+    confidences = _confidences(table)
+    table = table.select(columns)
     vectors = (
         PublishedPartitions(settings.embeddings).read(key).to_table(["ordinal", "embedding"]).combine_chunks()
     )
@@ -117,7 +122,20 @@ def _rows(settings: Settings, guarantee: Guarantee, key: str, drawn: pa.Array) -
         text = " ".join(value for value in fields.values() if isinstance(value, str))
         first = {"property_id": row["property_id"], **fields, "text": text, "partition": key}
         rows.append(first | row)
-    return pa.Table.from_pylist(rows).append_column("vector", vectors["embedding"].take(positions))
+    made = pa.Table.from_pylist(rows)
+    for column, values in confidences.items():
+        made = made.append_column(column, values)
+    return made.append_column("vector", vectors["embedding"].take(positions))
+
+
+def _confidences(table: pa.Table) -> dict[str, pa.Array]:
+    """A column for each field that has confidences, by which the map can be coloured."""
+    columns = {}
+    for field in table.schema.field(CONFIDENCE).type if CONFIDENCE in table.column_names else ():
+        sure = field_confidences(table[CONFIDENCE], field.name)
+        if np.isfinite(sure).any():
+            columns[f"{field.name}{_SURE}"] = pa.array(sure, pa.float32(), mask=~np.isfinite(sure))
+    return columns
 
 
 def _fields(description: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,11 @@ function element(name, text, kind) {
   if (kind) made.className = kind;
   return made;
 }
+function chip({text, colour}) {
+  const made = element("span", text, "sure");
+  made.style.borderColor = colour;
+  return made;
+}
 function draw() {
   at("title").textContent = shown.property_id;
   at("note").textContent = `${shown.number + 1} of ${shown.total}, ${shown.reviewed} reviewed` +
@@ -22,10 +27,11 @@ function draw() {
     if (image.data === null) return element("div", `${image.uri} cannot be shown`, "gone");
     const shownImage = element("img"); shownImage.src = image.data; shownImage.alt = shownImage.title = image.uri;
     return shownImage; }));
-  at("fields").replaceChildren(...shown.fields.map(([name, value], row) => {
+  at("fields").replaceChildren(...shown.fields.map(({name, value, sure}, row) => {
     const line = element("tr", undefined, [marks[name] || "", row === field ? "at" : ""].join(" "));
     const text = name in corrections ? `${value} → ${corrections[name]}` : value;
-    line.append(element("td", name), element("td", text), element("td", marks[name] || ""));
+    line.append(element("td", name), element("td", text), element("td"), element("td", marks[name] || ""));
+    if (sure) line.children[2].append(chip(sure));
     const buttons = element("td");
     for (const [key, label] of [["r", "right"], ["w", "wrong"], ["c", "correct …"]]) {
       const button = element("button", label);
@@ -35,6 +41,8 @@ function draw() {
     line.append(buttons);
     line.addEventListener("click", () => { field = row; draw(); });
     return line; }));
+  const {text, bands} = shown.legend;
+  at("legend").replaceChildren(...(shown.fields.some(({sure}) => sure) ? [`${text}:`, ...bands.map(chip)] : []));
   at("accuracy").textContent = shown.accuracy.join(" · ");
 }
 async function show(next) {
@@ -43,7 +51,7 @@ async function show(next) {
   draw();
 }
 function mark(kind) {
-  const name = shown.fields[field][0];
+  const name = shown.fields[field].name;
   marks[name] = kind; delete corrections[name];
   field = Math.min(field + 1, shown.fields.length - 1);
 }
@@ -53,9 +61,9 @@ async function press(key) {
   else if (key === "ArrowUp") field = Math.max(field - 1, 0);
   else if (key === "r") mark("right");
   else if (key === "w") mark("wrong");
-  else if (key === "a") shown.fields.forEach(([name]) => { marks[name] = marks[name] || "right"; });
+  else if (key === "a") shown.fields.forEach(({name}) => { marks[name] = marks[name] || "right"; });
   else if (key === "c") {
-    const name = shown.fields[field][0], correction = window.prompt(`What is right for ${name}?`);
+    const name = shown.fields[field].name, correction = window.prompt(`What is right for ${name}?`);
     if (correction !== null) { mark("wrong"); corrections[name] = correction; }
   }
   else if (key === "s") return show(Math.min(number + 1, shown.total - 1));

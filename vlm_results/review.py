@@ -42,7 +42,7 @@ from vlm_results.guarantee import Guarantee, Thresholds
 from vlm_results.published_table import answer_digest, field_confidences, published_records
 from vlm_results.quality import assess_quality
 
-_COLUMNS = ["property_id", "ordinal", "status", "description", INPUTS]
+_COLUMNS = ["property_id", "ordinal", "status", "description", INPUTS, CONFIDENCE]
 
 _LOCK_SECONDS = 20.0
 """A verdict and a withdrawal hold the lock for one write each."""
@@ -57,7 +57,7 @@ class Reviewed:
     """A property of the sample.
 
     answer: the digest that a verdict on it names. why: why it was chosen; empty if chance drew it. weight,
-    by_chance: see ``FieldVerdict``.
+    by_chance: see ``FieldVerdict``. confidence: of its fields, read with the answer.
     """
 
     property_id: str
@@ -68,6 +68,7 @@ class Reviewed:
     why: str = ""
     weight: float = 1.0
     by_chance: bool = True
+    confidence: Mapping[str, Any] = field(repr=False, default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,9 @@ def _unsureness(settings: Settings, key: str, thresholds: Thresholds, *, factor:
 
 
 def _rows(settings: Settings, key: str, ordinals: Sequence[int] | None = None) -> list[dict[str, Any]]:
-    table = pq.read_table(settings.descriptions.partition(key).published, columns=_COLUMNS)
+    path = settings.descriptions.partition(key).published
+    names = pq.read_schema(path).names  # Files of earlier versions have no confidence.
+    table = pq.read_table(path, columns=[name for name in _COLUMNS if name in names])
     if ordinals is not None:
         table = table.filter(pc.is_in(table["ordinal"], value_set=pa.array(ordinals, pa.int64())))
     rows: list[dict[str, Any]] = table.to_pylist()
@@ -217,7 +220,7 @@ def _rows(settings: Settings, key: str, ordinals: Sequence[int] | None = None) -
 def _reviewed(key: str, row: Mapping[str, Any], drawing: _Drawing) -> Reviewed:
     return Reviewed(
         row["property_id"], key, row["ordinal"], answer_digest(row), row["description"] or {}, drawing.why,
-        drawing.weight, drawing.by_chance,
+        drawing.weight, drawing.by_chance, row.get(CONFIDENCE) or {},
     )  # fmt: skip
 
 

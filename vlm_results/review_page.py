@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from pydantic import BaseModel
 
+from vlm_assets.assets.shown_confidence import BANDS, LEGEND, shown_confidence
 from vlm_assets.assets.truth import REVIEWS, TruthError, verdicts
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands.html_page import thumbnails
@@ -163,7 +164,11 @@ def _page_content(
             {"uri": uri, "data": image and f"data:image/jpeg;base64,{b64encode(image).decode()}"}
             for uri, image in zip(uris, images, strict=True)
         ],
-        "fields": [[name, _as_text(value)] for name, value in reviewed.description.items()],
+        "fields": [
+            {"name": name, "value": _as_text(value), "sure": _sure(reviewed.confidence.get(name))}
+            for name, value in reviewed.description.items()
+        ],
+        "legend": {"text": LEGEND, "bands": [asdict(band) for band in BANDS]},
         "marks": marks,
         "corrections": corrections,
         "accuracy": [
@@ -171,6 +176,11 @@ def _page_content(
             for name, share in accuracy(settings.home, answers).fields.items()
         ],
     }
+
+
+def _sure(confidence: object) -> dict[str, str] | None:
+    shown = shown_confidence(confidence)
+    return None if shown is None else {"text": shown.number, "colour": shown.band.colour}
 
 
 def _as_text(value: object) -> str:
@@ -255,5 +265,5 @@ def review_command(
 
 def _say_promises(settings: Settings, catalog: Catalog) -> None:
     """What the labels show of each promised field, and how many are missing."""
-    for promise in certify_published(settings, catalog):
+    for promise in certify_published(settings, catalog, report=say):
         say(promise.sentence())

@@ -19,6 +19,8 @@ import pyarrow.compute as pc
 from PIL import Image, ImageDraw
 
 from vlm_assets.assets.markdown import Markdown, escape, paragraphs, picture, table
+from vlm_assets.assets.partition import CONFIDENCE
+from vlm_assets.assets.shown_confidence import BANDS, LEGEND, shown_confidence
 from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_durable.wording import counted
 
@@ -49,8 +51,8 @@ class SheetRow:
     """One property on the sheet.
 
     thumbnails: a JPEG file for each image, ``THUMBNAIL_HEIGHT`` high; None for an image that failed. images:
-    how many the property has.
-    description: None where the property failed, and then ``error`` says why.
+    how many the property has. description: None where the property failed, and then ``error`` says why.
+    confidence: of each field, where it is known.
     """
 
     property_id: str
@@ -58,11 +60,16 @@ class SheetRow:
     description: Mapping[str, object] | None
     error: str | None
     images: int = 0
+    confidence: Mapping[str, object] | None = None
 
 
 def contact_sheet(rows: Sequence[SheetRow]) -> Markdown:
     """Markdown of all rows; images are JPEG data URIs."""
-    return Markdown("\n\n---\n\n".join(_property(row) for row in rows) or "No property to show.")
+    sheet = Markdown("\n\n---\n\n".join(_property(row) for row in rows) or "No property to show.")
+    if not any(map(shown_confidence, (sure for row in rows for sure in (row.confidence or {}).values()))):
+        return sheet
+    bands = ", ".join(f"{band.mark} {band.text}" for band in BANDS)
+    return paragraphs(Markdown(f"*{LEGEND}: {bands}*"), sheet)
 
 
 def shown_id(property_id: str) -> Markdown:
@@ -83,9 +90,11 @@ def _answer(row: SheetRow) -> Markdown:
         return Markdown(f"*failed*: {escape(row.error or 'no reason recorded')}")
     prose, facts, nested = [], [], []
     for name, value in row.description.items():
-        line = f"{_name(name)}: {_value(value)}"
+        shown = shown_confidence((row.confidence or {}).get(name))
+        sure = "" if shown is None else f" {shown.band.mark} {shown.number}"
+        line = f"{_name(name)}: {_value(value)}{sure}"
         if isinstance(value, str) and " " in value:
-            prose.append(escape(value))
+            prose.append(Markdown(escape(value) + sure))
         elif isinstance(value, Mapping) or (isinstance(value, Sequence) and not isinstance(value, str)):
             nested.append(f"- {line}")
         else:
@@ -194,7 +203,8 @@ def read_quality(rows: PartitionRows) -> PartitionQuality:
         lots = [(_lot(row["property_id"]), row["ordinal"]) for row in ok.to_pylist()]
         smallest = heapq.nsmallest(SAMPLED, [*smallest, *lots])
     ordinals = pa.array([ordinal for _, ordinal in smallest], pa.int64())
-    for batch in rows.iter_batches(["property_id", "ordinal", "error", "description"]) if smallest else ():
+    columns = ["property_id", "ordinal", "error", "description", CONFIDENCE]
+    for batch in rows.iter_batches(columns) if smallest else ():
         quality.sample += batch.filter(pc.is_in(batch["ordinal"], value_set=ordinals)).to_pylist()
     return quality
 

@@ -464,6 +464,13 @@ class DescriptionWork:
         ]
         thumbnails = make_thumbnails(shown, height=THUMBNAIL_HEIGHT, source=self.catalog.images)
         return [
-            SheetRow(row["property_id"], files, row.get("description"), row["error"], len(of_row))
+            SheetRow(
+                row["property_id"],
+                files,
+                row.get("description"),
+                row["error"],
+                len(of_row),
+                row.get(CONFIDENCE),
+            )
             for row, files, of_row in zip(rows, thumbnails, uris, strict=True)
         ]

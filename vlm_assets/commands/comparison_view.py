@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.commands.html_page import Card, page, thumbnails, write_page
+from vlm_assets.commands.html_page import Card, ModelValue, page, thumbnails, write_page
 from vlm_assets.commands.terminal import (
     AsJson,
     Home,
@@ -57,7 +57,10 @@ def cards(trial: Trial, catalog: Catalog) -> list[Card]:
             thumbnail_files,
             {"failed": f"{answer.error_kind}: {answer.error}"}
             if answer.description is None
-            else answer.description,
+            else {
+                name: ModelValue(value, (answer.confidence or {}).get(name))
+                for name, value in answer.description.items()
+            },
             uris=image_uris[:_PAGE_IMAGES],
             image_count=len(image_uris),
         )
@@ -109,9 +112,12 @@ def comparison_cards(comparison: Comparison, catalog: Catalog) -> list[Card]:
         truth = comparison.truths.get(property_id)
         values = {}
         for key, answers in comparison.differences[property_id].items():
-            values[key] = [answers.get(name, "not asked") for name in names]
-            if truth:
-                values[key].append(truth.get(key, ""))
+            sure = {name: comparison.confidences.get(name, {}).get(property_id) or {} for name in names}
+            cells: list[object] = [
+                ModelValue(answers[name], sure[name].get(key)) if name in answers else "not asked"
+                for name in names
+            ]
+            values[key] = [*cells, truth.get(key, "")] if truth else cells
         written.append(
             Card(
                 property_id,

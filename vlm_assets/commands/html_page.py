@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vlm_assets.assets.shown_confidence import BANDS, LEGEND, Band, shown_confidence
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.services.progress import doing
 from vlm_durable.files.files import make_directory, write_replacing
@@ -39,12 +40,24 @@ table { border-collapse: collapse; margin: 1rem 0 } th, td { padding: .25rem .7r
 th:first-child, td:first-child { text-align: left } tr + tr { border-top: 1px solid #8884 }
 .card th, .card td { text-align: left; vertical-align: top }
 .note { opacity: .65 }
+.sure { border-left: .9em solid; margin-left: .6em; padding-left: .3em }
+.sure { white-space: nowrap; font-size: .85em }
 """
+
+
+@dataclass(frozen=True)
+class ModelValue:
+    """A value that a model gave. confidence: a number, or None where it is not known."""
+
+    value: object
+    confidence: object = None
 
 
 @dataclass(frozen=True)
 class Card:
     """A property: its id, a note beside it, JPEG files (None for a failed one), and named values.
+
+    values: those that a model gave as ``ModelValue``, to be shown with their confidence.
 
     columns: heads of a table in which each value is a row; without them each value is a single one. uris: of
     the images, if they are to be named. image_count: how many images the property has, if not all are shown.
@@ -66,7 +79,9 @@ def page(
     tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[object]]]] = (),
 ) -> str:
     """The whole page. tables: caption, head and rows, before the cards."""
-    parts = [_table(*table) for table in tables] + [_card(card) for card in cards]
+    shown = [_card(card) for card in cards]
+    legend = [_legend()] if any(_SURE in card for card in shown) else []
+    parts = [_table(*table) for table in tables] + legend + shown
     if not parts:
         parts = ["<p>Nothing to show.</p>"]
     return (
@@ -135,7 +150,22 @@ def _table(caption: str, head: Sequence[str], rows: Sequence[Sequence[object]]) 
     return f"<h2>{_text(caption)}</h2><table><tr>{top}</tr>{body}</table>"
 
 
+_SURE = '<span class="sure"'
+"""Begins each confidence; in no text, for quotes are escaped."""
+
+
+def _sure(text: str, band: Band) -> str:
+    return f'{_SURE} style="border-color: {band.colour}">{_text(text)}</span>'
+
+
+def _legend() -> str:
+    return f'<p class="note">{LEGEND}:{"".join(_sure(band.text, band) for band in BANDS)}</p>'
+
+
 def _value(value: object) -> str:
+    if isinstance(value, ModelValue):
+        sure = shown_confidence(value.confidence)
+        return _value(value.value) + ("" if sure is None else _sure(sure.number, sure.band))
     if isinstance(value, str) or value is None:
         return _text("none" if value is None else value)
     return _text(json.dumps(value, ensure_ascii=False, default=str))

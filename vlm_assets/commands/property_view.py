@@ -15,7 +15,7 @@ import typer
 from vlm_assets.assets.partition import CONFIDENCE
 from vlm_assets.catalog.catalog import Catalog, CatalogError, CatalogRow
 from vlm_assets.catalog.image_root import InvalidImagePathError
-from vlm_assets.commands.html_page import Card, page, thumbnails, write_page
+from vlm_assets.commands.html_page import Card, ModelValue, page, thumbnails, write_page
 from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, say, say_as_json, visible_line
 from vlm_assets.config.settings import Settings
 from vlm_durable.commands import command
@@ -155,7 +155,9 @@ def _card(values: Values, catalog: Catalog) -> Card:
     uris = [image["uri"] for image in values["images"]]
     (files,) = thumbnails(catalog, [uris[:_PAGE_IMAGES]], height=_PAGE_HEIGHT)
     answers = {
-        name: value for row in values["published"] for name, value in (row["description"] or {}).items()
+        name: ModelValue(value, (row.get(CONFIDENCE) or {}).get(name))
+        for row in values["published"]
+        for name, value in (row["description"] or {}).items()
     }
     # Without the indented lines: the answer and the images are shown by themselves.
     about = "\n".join(line for line in lines(values) if not line.startswith("  "))

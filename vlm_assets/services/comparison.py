@@ -21,6 +21,7 @@ from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.intervals import Difference, Share, mean_share, paired_difference, wilson
 from vlm_assets.services.trial import Trial, run_trial, sample
 from vlm_durable.wording import counted
+from vlm_engine.confidence import Confidence
 from vlm_engine.schema import load_schema, same
 
 
@@ -79,6 +80,7 @@ class Comparison:
     """All results. disagreements: ids of properties on which contenders differ, most different first.
 
     differences: for each of these properties, the fields that differ, with the answer of each contender.
+    confidences: by contender and property, how sure it was of each field.
     """
 
     sample: int
@@ -88,11 +90,12 @@ class Comparison:
     disagreements: tuple[str, ...]
     differences: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(repr=False, default_factory=dict)
     truths: Descriptions = field(repr=False, default_factory=dict)
+    confidences: Mapping[str, Mapping[str, Confidence | None]] = field(repr=False, default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Numbers and ids, without the descriptions."""
         content = asdict(self)
-        del content["differences"], content["truths"]
+        del content["differences"], content["truths"], content["confidences"]
         return content
 
 
@@ -149,6 +152,10 @@ def compare(
         disagreements=tuple(differences),
         differences=differences,
         truths=truths,
+        confidences={
+            name: {row.property_id: row.confidence for row in trial.described}
+            for name, (trial, _) in trials.items()
+        },
     )
 
 

@@ -65,6 +65,21 @@ def test_a_nested_schema_is_told_in_words():
     ]
 
 
+def test_answers_have_their_confidence_as_number_and_colour():
+    """A legend says what the colours are; a sheet of rows without confidences has none."""
+    description = {"summary": "A house.", "floors": 2, "rooms": 3, "size": {"width": 1}, "tags": ["a"]}
+    confidence = {"summary": 0.4, "floors": 0.971, "rooms": None, "size": {"width": 0.5}, "tags": 0.85}
+    shown = contact_sheet([SheetRow("P-1", (), description, None, 0, confidence)]).split("\n\n")
+    assert shown[0].endswith("(raw confidence): 🟦 0.95 and more, 🟧 0.80 to 0.94, 🟥 below 0.80*")
+    assert shown[3:] == [
+        "A house. 🟥 0.40",
+        "floors: 2 🟦 0.97 · rooms: 3",
+        "- size: width 1\n- tags: a 🟧 0.85",
+    ]
+    for unknown in (None, {"rooms": None}, {"size": {"width": 0.5}}):
+        assert contact_sheet([SheetRow("P-1", (), description, None, 0, unknown)]).startswith("**P")
+
+
 def test_a_long_list_and_a_long_text_are_cut():
     """An answer that runs away does not fill the event log."""
     said = text_of(sheet({"numbers": list(range(500)), "story": "word " * 5000}))
@@ -154,9 +169,10 @@ def failed(ordinal, kind="no_image", **fields):
 def quality(tmp_path):
     """Reads the quality of rows that are written to a file."""
 
-    def read(rows):
+    def read(rows, *later):
         path = tmp_path / "rows.parquet"
-        pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), path, row_group_size=50)
+        schema = pa.schema([*SCHEMA, *later])
+        pq.write_table(pa.Table.from_pylist(rows, schema=schema), path, row_group_size=50)
         return read_quality(PartitionRows(path))
 
     return read
@@ -181,6 +197,12 @@ def test_everything_is_counted(quality):
 def test_the_sample_is_random_and_always_the_same(quality):
     """The first rows of a partition are neighbours and alike; the sample is spread, and can be compared."""
     found = quality([row(n) for n in range(1000)])
+    assert "confidence" not in found.sample[0], "a file of an earlier version has none"
+    sure = pa.field("confidence", pa.struct([("floors", pa.float64())]))
+    surer = quality([row(n, confidence={"floors": n / 1000}) for n in range(1000)], sure)
+    assert [one["confidence"]["floors"] for one in surer.sample] == [
+        one["ordinal"] / 1000 for one in found.sample
+    ]
     sampled = sorted(one["ordinal"] for one in found.sample)
     assert len(sampled) == SAMPLED
     assert sampled[-1] > 100

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands.comparison_view import cards
-from vlm_assets.commands.html_page import Card, page, thumbnails
+from vlm_assets.commands.html_page import Card, ModelValue, page, thumbnails
 from vlm_assets.commands.main import app
 from vlm_assets.services.trial import Trial
 from vlm_engine.images.images import ImageFailure
@@ -44,6 +44,31 @@ def test_an_image_that_cannot_be_shown_is_named_in_its_place(tmp_path):
     assert "default-src &#x27;none&#x27;" in text and "<script" not in text and "http:" not in text
 
 
+def test_an_answer_has_its_confidence_as_a_number_beside_its_colour():
+    """Never a colour alone, and a legend says what it means. What is not known has neither."""
+    sure = {
+        "roof": ModelValue("<b>slate", 0.949),
+        "floors": ModelValue(2, 0.994),
+        "pool": ModelValue(False, 0.1),
+    }
+    unsure = {"rooms": ModelValue(3), "size": ModelValue({"width": 1}, {"width": 0.5})}
+    text = page(
+        "p", [Card("p", "", [], sure | unsure), Card("q", "", [], {"a": [ModelValue(4, 0.8)]}, ["m"])]
+    )
+    chip = '<span class="sure" style="border-color: {}">{}</span>'
+    for number, colour in (
+        ("0.95", "#0072b2"),
+        ("0.99", "#0072b2"),
+        ("0.10", "#d55e00"),
+        ("0.80", "#e69f00"),
+    ):
+        assert chip.format(colour, number) in text
+    assert chip.format("#e69f00", "0.80 to 0.94") in text, "the legend"
+    assert text.count('class="sure"') == 4 + 3
+    assert "&lt;b&gt;slate<span" in text
+    assert 'class="sure"' not in page("p", [Card("p", "", [], unsure)])
+
+
 def test_show_writes_its_page(tmp_path):
     """The pictures of a property can be sent to somebody, as one file with nothing to run in it."""
     Image.new("RGB", (64, 48), "red").save(tmp_path / "1.jpg")
@@ -66,6 +91,11 @@ def test_a_page_of_a_trial_says_of_how_many_images_an_answer_is(tmp_path):
         (one,), 1, "cpu-0", 1, 1.0, 1.0, 10, ((1, 4, 1.0),), images_listed={"p <b>": 9}
     )  # fmt: skip
     text = page("tried", cards(trial, Catalog.open(home)))
+    assert "raw confidence" not in text
+    sure = replace(trial, described=(replace(one, confidence={"floors": 0.5}),))
+    assert '<dd>2<span class="sure" style="border-color: #d55e00">0.50<' in page(
+        "", cards(sure, Catalog.open(home))
+    )
     assert "described from 4 of 9 images; 1.jpg left out (missing): &lt;u&gt;it is gone" in text
     failed = replace(one, status="failed", images_seen=0)
     assert trial.images_sentence(failed).startswith("saw 0 of 9 images; "), "nothing was described"

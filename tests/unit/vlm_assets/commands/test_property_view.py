@@ -96,3 +96,4 @@ def test_a_row_says_how_many_of_its_images_were_seen(empty, property_id: str, ex
         assert line in said.splitlines()
         assert line in html.read_text()
     assert ("  floors: 2 (confidence 0.97)" in said.splitlines()) == (property_id == "p0")
+    assert ("0.97</span>" in html.read_text()) == (property_id == "p0")

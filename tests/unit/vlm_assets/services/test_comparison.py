@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.commands import comparison_view
 from vlm_assets.commands.comparison_view import tables
-from vlm_assets.commands.html_page import Card, page
+from vlm_assets.commands.html_page import Card, ModelValue, page
 from vlm_assets.config.settings import Settings
 from vlm_assets.services import comparison as comparison_module
 from vlm_assets.services.comparison import Comparison, Contender, compare
@@ -17,6 +18,7 @@ from vlm_assets.services.trial import Trial
 from vlm_engine.ladder import Described
 
 Answers = list[dict[str, Any] | None]
+SURE = {"first": 0.96, "second": 0.55}
 RIGHT = {"floors": 2, "has_pool": True}
 WRONG = {"floors": 3, "has_pool": False}
 
@@ -48,6 +50,7 @@ def compared(
                 f"p{number}", number, "ok" if answer else "failed", None, None, answer, None,
                 attempts=1, images_seen=1, images_failed=(), prompt_tokens=100, output_tokens=20,
                 finish_reason="stop", seconds=1.0,
+                confidence=dict.fromkeys(answer or {}, SURE[settings.prompt]) or None,
             )
             for number, answer in enumerate(answers[settings.prompt])
         )  # fmt: skip
@@ -97,6 +100,21 @@ def test_the_better_contender_is_named_and_all_right_is_surer_than_an_error(
     back = compared(uneven, tmp_path, monkeypatch, second, [RIGHT] * 8).pairs[0].better_by
     assert back is not None
     assert (back.low, back.high) == pytest.approx((-pair.better_by.high, -pair.better_by.low))
+
+
+def test_where_contenders_differ_the_page_says_how_sure_each_was(uneven, tmp_path, monkeypatch) -> None:
+    """As a number beside a colour; an answer that is none, and the truth, have neither."""
+    monkeypatch.setattr(
+        comparison_view, "thumbnails", lambda _, uris, **__: [[None for _ in of_row] for of_row in uris]
+    )
+    comparison = compared(uneven, tmp_path, monkeypatch, [RIGHT] * 8, [WRONG, None, *[RIGHT] * 6])
+    wrong, failed = comparison_view.comparison_cards(comparison, Catalog.open(uneven.home))
+    assert wrong.values["floors"] == [ModelValue(2, 0.96), ModelValue(3, 0.55), 2]
+    assert failed.values["floors"] == [ModelValue(2, 0.96), ModelValue(None, None), 2]
+    written = page("", [wrong, failed])
+    assert written.count(">0.55</span>") == 2
+    assert written.count(">0.96</span>") == 4
+    assert "confidences" not in comparison.as_json()
 
 
 def test_a_clear_difference_is_beyond_chance(uneven, tmp_path, monkeypatch) -> None:

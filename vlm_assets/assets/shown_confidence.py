@@ -1,0 +1,42 @@
+"""How people are shown a confidence: the number as it is stored, and beside it a colour, never alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True)
+class Band:
+    """Confidences that are shown alike. colour: for HTML. mark: the same colour where there is text alone."""
+
+    least: float
+    text: str
+    colour: str
+    mark: str
+
+
+BANDS: Final = (
+    Band(0.95, "0.95 and more", "#0072b2", "\N{LARGE BLUE SQUARE}"),
+    Band(0.8, "0.80 to 0.94", "#e69f00", "\N{LARGE ORANGE SQUARE}"),
+    Band(0.0, "below 0.80", "#d55e00", "\N{LARGE RED SQUARE}"),
+)
+"""The surest first; colours that colour-blind people tell apart (Okabe and Ito)."""
+
+LEGEND: Final = "How sure the model was of each answer, as it says itself (raw confidence)"
+
+
+@dataclass(frozen=True)
+class ShownConfidence:
+    """A confidence for people: its number with two digits, and the band of that number."""
+
+    number: str
+    band: Band
+
+
+def shown_confidence(confidence: object) -> ShownConfidence | None:
+    """None where nothing is known of the answer: no number, or a nested object, which has none of its own."""
+    if not isinstance(confidence, float):
+        return None
+    number = f"{confidence:.2f}"
+    return ShownConfidence(number, next(band for band in BANDS if float(number) >= band.least))
