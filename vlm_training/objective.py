@@ -8,7 +8,7 @@ the engine makes them, and the cross entropy of the answer. The order of samples
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
@@ -88,16 +88,21 @@ def build_base(plan: TrainingPlan) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class _Features:
-    """A sample: the processor's tensors with the answer appended. labels: [1, tokens]."""
+    """A sample: the processor's tensors with the answer appended. labels: [1, tokens].
+
+    weights: [1, tokens], of the labels in the loss; None where each counts the same.
+    """
 
     tensors: Mapping[str, Any]
     labels: Any
+    weights: Any = None
 
 
 class DescribeObjective:
     """The model gets the prompt of a description and learns the answer: the JSON of the known fields.
 
-    A field that the target lacks is in the answer with an empty value of its type, which is not learned.
+    A field that the target lacks is in the answer with an empty value of its type, which is not learned. The
+    tokens of a field that a teacher was not sure of weigh as much as its confidence.
     """
 
     def __init__(self, plan: TrainingPlan) -> None:
@@ -145,7 +150,7 @@ class DescribeObjective:
             return None
         processor = self._prepare()
         tensors = dict(processed(processor, self._plan.prompt, [images]))
-        text, hidden = answer(sample.target, self._schema)
+        text, hidden, weighed = answer(sample.target, self._schema, sample.confidence)
         encoded = processor.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         end = processor.tokenizer.eos_token_id
         ids = torch.tensor([[*encoded["input_ids"], end]])
@@ -160,10 +165,20 @@ class DescribeObjective:
                 fill = torch.ones_like(ids) if name == "attention_mask" else torch.zeros_like(ids)
                 tensors[name] = torch.cat([tensor, fill.to(tensor.dtype)], dim=1)
         tensors["input_ids"] = torch.cat([prompt_ids, ids], dim=1)
-        return _Features(tensors, torch.cat([torch.full_like(prompt_ids, _IGNORED), labels], dim=1))
+        weights = None
+        if sample.confidence:
+            of_tokens = [
+                min((sure for start, stop, sure in weighed if begin < stop and until > start), default=1.0)
+                for begin, until in encoded["offset_mapping"]
+            ]
+            weights = torch.tensor([[*[0.0] * prompt_ids.shape[1], *of_tokens, 1.0]])
+        labels = torch.cat([torch.full_like(prompt_ids, _IGNORED), labels], dim=1)
+        return _Features(tensors, labels, weights)
 
     def collate(self, features: Sequence[_Features]) -> list[_Features]:
         """Samples joined and padded on the right; single ones if the model's tensors cannot be joined."""
+        import torch
+
         from vlm_engine.transformers.collation import joined
 
         self._prepare()
@@ -177,23 +192,38 @@ class DescribeObjective:
                 join = f"padded with {pad if name == 'input_ids' else 0}"
             batch[name] = joined(parts, join)
         labels = joined([sample.labels for sample in features], f"padded with {_IGNORED}")
-        return [_Features(batch, labels)]
+        weights = None
+        if any(sample.weights is not None for sample in features):
+            parts = [
+                torch.ones_like(sample.labels, dtype=torch.float32)
+                if sample.weights is None
+                else sample.weights
+                for sample in features
+            ]
+            weights = joined(parts, "padded with 0")
+        return [_Features(batch, labels, weights)]
 
     def loss(self, model: Any, heads: Any, batch: list[_Features], *, step: int) -> tuple[Any, float]:
-        """Cross entropy summed over the answers' tokens, and how many there are."""
+        """Cross entropy summed over the answers' tokens, and how many there are; by their weights."""
         import torch
 
-        total, count = torch.zeros((), device=model.device), 0
+        total, count = torch.zeros((), device=model.device), 0.0
         for part in batch:
             tensors = {name: tensor.to(model.device) for name, tensor in part.tensors.items()}
             logits = model(**tensors, use_cache=False).logits[:, :-1]
             targets = part.labels[:, 1:].to(model.device)
             learned = targets != _IGNORED
-            total = total + torch.nn.functional.cross_entropy(
-                logits[learned].float(), targets[learned], reduction="sum"
+            losses = torch.nn.functional.cross_entropy(
+                logits[learned].float(), targets[learned], reduction="sum" if part.weights is None else "none"
             )
-            count += int(learned.sum())
-        return total, float(count)
+            if part.weights is None:
+                total = total + losses
+                count += int(learned.sum())
+            else:
+                weights = part.weights[:, 1:].to(model.device)[learned]
+                total = total + (losses * weights).sum()
+                count += float(weights.sum())
+        return total, count
 
     def figures(self, folder: Path, held_out: Sequence[Sample], device: Literal["cpu", "cuda"]) -> Figures:
         """For each known field, the share of properties that get it right, guided as in a real run."""
@@ -253,8 +283,13 @@ def _fetched(address: str) -> bytes:
         raise ImageError("missing", f"{address}: {error}.") from error
 
 
-def answer(target: Mapping[str, Any], schema: DescriptionSchema) -> tuple[str, list[tuple[int, int]]]:
-    """The answer to learn, and its unknown parts, from character to character, which are not learned."""
+def answer(
+    target: Mapping[str, Any], schema: DescriptionSchema, confidence: Mapping[str, Any]
+) -> tuple[str, list[tuple[int, int]], list[tuple[int, int, float]]]:
+    """The answer to learn; its unknown parts, which are not learned; and its parts that weigh less than 1.
+
+    Parts are from character to character, the latter with their weights.
+    """
     empty = {"string": "", "integer": 0, "number": 0, "boolean": False, "array": [], "object": {}}
     description: dict[str, Any] = {}
     unknown = []
@@ -265,13 +300,32 @@ def answer(target: Mapping[str, Any], schema: DescriptionSchema) -> tuple[str, l
             description[name] = field["enum"][0] if "enum" in field else empty.get(field.get("type", ""))
             if description[name] is not None:
                 unknown.append(name)
-    text = description_text(description)
-    hidden = []
-    for name in unknown:
-        value = json.dumps(description[name], ensure_ascii=False, separators=(",", ":"))
-        start = text.index(f'"{name}":') + len(name) + 3
-        hidden.append((start + value.startswith('"'), start + len(value)))
-    return text, hidden
+    text, places = description_text(description), _value_places(description)
+    hidden = [(start + (text[start] == '"'), stop) for start, stop in map(places.__getitem__, unknown)]
+    return text, hidden, list(_weighed_places(description, confidence))
+
+
+def _value_places(description: Mapping[str, Any], place: int = 0) -> dict[str, tuple[int, int]]:
+    """Where each value stands in the text of a description that begins at ``place``; nulls stand nowhere."""
+    places = {}
+    for name, value in description.items():
+        if value is not None:
+            start = place + 1  # After the bracket or the comma.
+            place = start + len(description_text({name: value})) - len("{}")
+            places[name] = start + len(json.dumps(name, ensure_ascii=False)) + len(":"), place
+    return places
+
+
+def _weighed_places(
+    description: Mapping[str, Any], confidence: Mapping[str, Any], place: int = 0
+) -> Iterator[tuple[int, int, float]]:
+    """Where the values stand that a teacher was more or less sure of, and how sure."""
+    for name, (start, stop) in _value_places(description, place).items():
+        value, sure = description[name], confidence.get(name)
+        if isinstance(sure, Mapping) and isinstance(value, Mapping):
+            yield from _weighed_places(value, sure, start)
+        elif isinstance(sure, float):
+            yield start, stop, sure
 
 
 def _loaded(sample: Sample, plan: TrainingPlan) -> LoadedProperty:

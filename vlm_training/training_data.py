@@ -8,12 +8,14 @@ order in ``order.py``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow.parquet as pq
 
 from vlm_assets.assets.fingerprint import digest_of
+from vlm_assets.assets.partition import CONFIDENCE
 from vlm_assets.assets.truth import REVIEWS, TruthError, read_truth
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.image_root import InvalidImagePathError
@@ -23,6 +25,8 @@ from vlm_durable.versions.stored import StoredPartitions
 from vlm_durable.wording import counted
 from vlm_training.training_plan import Sample, TrainingError
 from vlm_training.variants import Variant
+
+_COLUMNS: Final = ("property_id", "status", "description", CONFIDENCE)
 
 
 def pull_data(settings: Settings, variant: Variant) -> list[str]:
@@ -38,8 +42,16 @@ def pull_data(settings: Settings, variant: Variant) -> list[str]:
     return [note for key in keys for note in stored.pull(key)]
 
 
-Targets = dict[str, Mapping[str, Any]]
-"""The known fields of each property, by its id."""
+@dataclass(frozen=True)
+class KnownFields:
+    """The known fields of a property. confidence: how sure a teacher was of each, where it is known."""
+
+    fields: Mapping[str, Any]
+    confidence: Mapping[str, Any] = field(default_factory=dict)
+
+
+Targets = dict[str, KnownFields]
+"""The target of each property, by its id."""
 
 
 def training_samples(settings: Settings, variant: Variant) -> tuple[list[Sample], str]:
@@ -51,8 +63,10 @@ def training_samples(settings: Settings, variant: Variant) -> tuple[list[Sample]
     samples, content = [], []
     for property_id, inputs, paths in _properties(Catalog.open(settings.home), targets):
         target = targets[property_id]
-        samples.append(Sample(property_id, paths, target))
-        content.append([property_id, inputs, target])
+        samples.append(Sample(property_id, paths, target.fields, target.confidence))
+        # Without confidences the digest is that of earlier versions: their trainings go on.
+        weights = [target.confidence] if target.confidence else []
+        content.append([property_id, inputs, target.fields, *weights])
     if not samples:
         raise TrainingError(
             f"There is nothing to train on: data is {variant.data!r}, and of its"
@@ -101,10 +115,22 @@ def _published(settings: Settings, partitions: Sequence[str] | None) -> Targets:
     targets: Targets = {}
     for key in partitions or published:
         path = settings.descriptions.partition(key).published
-        for row in pq.read_table(path, columns=["property_id", "status", "description"]).to_pylist():
+        names = pq.read_schema(path).names  # Files of earlier versions have no confidence.
+        for row in pq.read_table(path, columns=[name for name in _COLUMNS if name in names]).to_pylist():
             if row["status"] == "ok":
-                targets[row["property_id"]] = row["description"]
+                confidence = _known_confidence(row.get(CONFIDENCE) or {})
+                targets[row["property_id"]] = KnownFields(row["description"], confidence)
     return targets
+
+
+def _known_confidence(confidence: Mapping[str, Any]) -> dict[str, Any]:
+    """The confidences that are known, with three digits: the rest is noise of the batch."""
+    known = {
+        name: _known_confidence(sure) if isinstance(sure, Mapping) else round(sure, 3)
+        for name, sure in confidence.items()
+        if sure is not None
+    }
+    return {name: sure for name, sure in known.items() if sure != {}}
 
 
 def _read_targets(path: Path) -> Targets:
@@ -116,4 +142,4 @@ def _read_targets(path: Path) -> Targets:
             f"{error} data is truth (the example's own), descriptions, review, or the path of a parquet, CSV"
             " or JSONL file with the column property_id and the known fields."
         ) from error
-    return {property_id: fields for property_id, fields in targets.items() if fields}
+    return {property_id: KnownFields(fields) for property_id, fields in targets.items() if fields}

@@ -29,11 +29,12 @@ class TrainingError(RuntimeError):
 
 @dataclass(frozen=True)
 class Sample:
-    """A property to learn from. target: its known fields."""
+    """A property to learn from. target: its known fields. confidence: how sure a teacher was of them."""
 
     property_id: str
     image_paths: tuple[str, ...]
     target: Mapping[str, Any]
+    confidence: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Samples(Protocol):
@@ -119,7 +120,8 @@ class SampleFile:
 
     def __getitem__(self, index: int) -> Sample:
         row = self._rows[index]
-        return Sample(row["property_id"], tuple(row["image_paths"]), row["target"])
+        # Earlier versions wrote no confidence.
+        return Sample(row["property_id"], tuple(row["image_paths"]), row["target"], row.get("confidence", {}))
 
 
 def write_samples(path: Path, samples: Sequence[Sample]) -> None:
