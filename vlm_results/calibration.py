@@ -6,7 +6,8 @@ The file ``HOME/.state/calibration.json`` holds them. Raw confidences stay as th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -15,10 +16,12 @@ from typing import Any, Final
 import numpy as np
 
 from vlm_assets.config.settings import Settings
-from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, write_sealed
+from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, set_aside_damaged, write_sealed
 from vlm_results.confidence_statistics import Bin, Curve, cross_calibrated, reliability
 from vlm_results.labels import FieldLabels, Judged, teaching_labels
 from vlm_results.quality import Quality
+
+_log: Final = logging.getLogger(__name__)
 
 _FILE: Final = "calibration.json"
 
@@ -54,12 +57,19 @@ class Calibration:
 
 
 def learn_curves(
-    settings: Settings, quality: Quality, judged: Mapping[str, Sequence[Judged]]
+    settings: Settings,
+    quality: Quality,
+    judged: Mapping[str, Sequence[Judged]],
+    *,
+    report: Callable[[str], None] = _log.warning,
 ) -> list[Calibration]:
     """Learn the curve of each field with enough labels, and keep those that are new. Raises OSError.
 
-    Only for answers that are published: curves of others are dropped.
+    Only for answers that are published: curves of others are dropped. report: is told where the curves before
+    are damaged.
     """
+    if damage := quarantine_curves(settings):
+        report(damage)
     path = settings.state_directory / _FILE
     kept = {(curve.made_with, curve.field): curve for curve in read_curves(settings)}
     calibrations = []
@@ -79,8 +89,14 @@ def learn_curves(
     return calibrations
 
 
+def quarantine_curves(settings: Settings) -> str:
+    """Move a damaged file of curves aside before they are learned anew, and say so; empty if it is whole."""
+    damage = set_aside_damaged(settings.state_directory / _FILE, settings.descriptions.quarantine)
+    return damage and f"{damage} Its curves are learned anew, from version 1."
+
+
 def read_curves(settings: Settings) -> list[Calibration]:
-    """The curves that are kept. Those of a damaged file are learned anew. Raises FormatVersionError."""
+    """The curves that are kept; none of a damaged file. Raises FormatVersionError, OSError."""
     with contextlib.suppress(FileNotFoundError, BrokenSealError):
         content = read_sealed(settings.state_directory / _FILE)
         return [_from_json(curve) for curve in content["curves"]]

@@ -6,9 +6,11 @@ nothing to look at the results while one labels or publishes: between two looks 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Final
 
 import numpy as np
 
@@ -17,10 +19,19 @@ from vlm_assets.config.settings import Settings
 from vlm_durable.commands import command
 from vlm_durable.wording import counted
 from vlm_results.confidence_statistics import GRID, Counts, certify, looks, next_look
-from vlm_results.guarantee import LookResult, lowest_threshold, promised_shares, read_looks, write_looks
+from vlm_results.guarantee import (
+    LookResult,
+    lowest_threshold,
+    promised_shares,
+    quarantine_looks,
+    read_looks,
+    write_looks,
+)
 from vlm_results.labels import Judged, certifying_labels, read_judged
 from vlm_results.quality import Quality, assess_quality
 from vlm_results.results_settings import ResultsSettings
+
+_log: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +39,8 @@ class FieldPromise:
     """What is promised of a field's answers that were made with the same settings.
 
     population: how many of these answers have a confidence in each cell of the grid. labels: those of the
-    random sample. looks: those that were done, in their order.
+    random sample. looks: those that were done, in their order. learned: labels that do not count, for the
+    model was trained on them.
     """
 
     made_with: str
@@ -38,6 +50,7 @@ class FieldPromise:
     population: Counts
     labels: int
     looks: tuple[LookResult, ...]
+    learned: int = 0
 
     @property
     def threshold(self) -> float | None:
@@ -76,6 +89,11 @@ class FieldPromise:
             f"{counted(self.missing, 'labels')} of a random sample are missing for the next test:"
             f" {command('review', '--sample', 'N')}."
         )
+        if self.learned:
+            more += (
+                f" {counted(self.learned, 'labels do', 'label does')} not count: the model was trained on"
+                f" {'them' if self.learned > 1 else 'it'}."
+            )
         if not self.looks:
             return f"{name}: nothing is promised yet, and none is shown. {more}"
         return (
@@ -84,23 +102,35 @@ class FieldPromise:
         )
 
 
-def certify_published(settings: Settings, catalog: Catalog) -> list[FieldPromise]:
+def certify_published(
+    settings: Settings, catalog: Catalog, *, report: Callable[[str], None] = _log.warning
+) -> list[FieldPromise]:
     """``certify_promises`` for what is published and judged. Only new partitions are read for it.
 
     Raises CommandError, CatalogError, SchemaError, TruthError, FormatVersionError, OSError.
     """
     if not ResultsSettings.part_of(settings).guarantee_targets:
         return []
-    return certify_promises(settings, assess_quality(settings, catalog), read_judged(settings, catalog))
+    quality, judged = assess_quality(settings, catalog), read_judged(settings, catalog)
+    return certify_promises(settings, quality, judged, report=report)
 
 
 def certify_promises(
-    settings: Settings, quality: Quality, judged: Mapping[str, Sequence[Judged]]
+    settings: Settings,
+    quality: Quality,
+    judged: Mapping[str, Sequence[Judged]],
+    *,
+    report: Callable[[str], None] = _log.warning,
 ) -> list[FieldPromise]:
-    """Do the looks that are due, keep them, and say what is promised. Raises FormatVersionError, OSError."""
+    """Do the looks that are due, keep them, and say what is promised.
+
+    report: is told where the looks before are damaged. Raises FormatVersionError, OSError.
+    """
     targets, risk = promised_shares(settings)
     if not targets:
         return []
+    if damage := quarantine_looks(settings):
+        report(damage)
     kept = read_looks(settings)
     promises, done = list[FieldPromise](), list[LookResult]()
     for made_with, populations in quality.confidences.items():
@@ -108,7 +138,8 @@ def certify_promises(
             population = populations.get(field, np.zeros(len(GRID), np.int64))
             of_field = judged.get(made_with, ())
             labels = len(certifying_labels(of_field, field))
-            promise = FieldPromise(made_with, field, target, risk, population, labels, ())
+            learned = sum(label.is_learned and field in label.right for label in of_field)
+            promise = FieldPromise(made_with, field, target, risk, population, labels, (), learned)
             results = list(_results(promise, of_field, kept))
             promises.append(replace(promise, looks=tuple(look for look in results if look.holds)))
             done += results
@@ -127,8 +158,8 @@ def _results(
 
     The labels of a look come first in all later ones, whatever is published since: else each publication
     would change which labels are the first, and test others at the full risk. A look is done again only if
-    its labels changed, because a person corrected a verdict for example. One that there are too few labels
-    for by now shows nothing, and is kept.
+    its labels changed: a person corrected a verdict, or a partition was described anew with the same answers
+    and other confidences. One that there are too few labels for by now shows nothing, and is kept.
     """
     of = promise.made_with, promise.field, promise.target, promise.risk
     done = {look.labels: look for look in kept if look.promise == of}

@@ -36,10 +36,14 @@ BINS: Final = 10
 _FOLDS: Final = 5
 
 
+def cells_of(confidences: Floats) -> Counts:
+    """For each confidence the number of its cell: from a threshold of the grid up to the next."""
+    return np.clip(np.searchsorted(GRID, confidences, side="right") - 1, 0, None)
+
+
 def cell_counts(confidences: Floats) -> Counts:
-    """How many confidences lie from each threshold of the grid up to the next."""
-    cells = np.searchsorted(GRID, confidences, side="right") - 1
-    return np.bincount(np.clip(cells, 0, None), minlength=len(GRID)).astype(np.int64)
+    """How many confidences lie in each cell of the grid."""
+    return np.bincount(cells_of(confidences), minlength=len(GRID)).astype(np.int64)
 
 
 # --- A promise ---------------------------------------------------------------------------------------

@@ -176,9 +176,9 @@ def build_dataset_quality(settings: Settings) -> dg.AssetsDefinition:
         for finding in quality.findings[:_SHOWN]:
             context.log.warning(_sentence(finding))
         judged = read_judged(settings, catalog)
-        calibrations = learn_curves(settings, quality, judged)
+        calibrations = learn_curves(settings, quality, judged, report=context.log.warning)
         right = accuracy(settings.home, published_answers(settings, catalog))
-        promises = certify_promises(settings, quality, judged)
+        promises = certify_promises(settings, quality, judged, report=context.log.warning)
         metadata = quality_metadata(quality, right, calibrations, promises)
         metadata["changed"] = dg.MetadataValue.text(changed)
         yield dg.MaterializeResult(metadata=metadata, check_results=check_results(quality))

@@ -17,13 +17,13 @@ import pyarrow as pa
 from vlm_assets.assets.fingerprint import digest_of, settings_digest
 from vlm_assets.assets.partition import CONFIDENCE
 from vlm_assets.config.settings import Settings
-from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, write_sealed
+from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, set_aside_damaged, write_sealed
 from vlm_durable.versions.partition_files import PublishedRecord
 from vlm_results.results_settings import ResultsSettings
 
 FILE: Final = "guarantee.json"
 
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 
 RAW: Final = "raw_description"
 """The column with the answers as the model gave them, beside those that are shown."""
@@ -60,7 +60,7 @@ class LookResult:
         return self.made_with, self.field, self.target, self.risk
 
     def has_changed(self, judged: Mapping[str, str]) -> bool:
-        """Whether one of its labels is judged otherwise, or all are gone, by what is judged today.
+        """Whether one of its labels is judged otherwise or as sure as others, or all are gone, by today.
 
         One that is gone alone changes nothing that was shown.
         """
@@ -79,12 +79,18 @@ def lowest_threshold(looks: Iterable[LookResult]) -> float | None:
 def read_looks(settings: Settings) -> list[LookResult]:
     """All looks that are kept. Raises FormatVersionError, OSError.
 
-    Those of a damaged file are done again: until then nothing is promised.
+    With a damaged file nothing is promised, until ``quarantine_looks`` has moved it and they are done again.
     """
     with contextlib.suppress(FileNotFoundError, BrokenSealError):
         content = read_sealed(settings.state_directory / FILE, format_=_FORMAT)
         return [_look(look) for look in content["looks"]]
     return []
+
+
+def quarantine_looks(settings: Settings) -> str:
+    """Move a damaged file of looks aside before they are done again, and say so; empty if it is whole."""
+    damage = set_aside_damaged(settings.state_directory / FILE, settings.descriptions.quarantine)
+    return damage and f"{damage} Its looks at the labels are done again."
 
 
 def write_looks(settings: Settings, looks: Iterable[LookResult]) -> None:
@@ -95,7 +101,10 @@ def write_looks(settings: Settings, looks: Iterable[LookResult]) -> None:
 
 
 def _look(content: Mapping[str, Any]) -> LookResult:
-    """A look of the file. Format 1 kept a digest of its labels alone: such a look is done once more."""
+    """A look of the file.
+
+    Format 1 kept a digest of its labels alone, format 2 not how sure they are: such a look is done once more.
+    """
     names = [field.name for field in fields(LookResult)]
     return LookResult(**{"judged": {}} | {name: content[name] for name in names if name in content})
 

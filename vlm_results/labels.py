@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vlm_assets.assets.fingerprint import digest_of, settings_digest
+from vlm_assets.assets.learned_labels import learned_labels
 from vlm_assets.assets.partition import CONFIDENCE, INPUTS, OK
 from vlm_assets.assets.truth import REVIEWS, names_a_model, read_truth, verdicts
 from vlm_assets.catalog.catalog import Catalog
@@ -27,7 +28,7 @@ from vlm_durable.commands import command
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.versions.versioned_object import PublishedError
 from vlm_engine.schema import same
-from vlm_results.confidence_statistics import Flags, Floats
+from vlm_results.confidence_statistics import Flags, Floats, cells_of
 from vlm_results.published_table import answer_digest, field_confidences
 from vlm_results.results_settings import ResultsSettings
 
@@ -41,6 +42,7 @@ class Judged:
     name: a digest of its id, which no withdrawal has to search for. right: by field. confidences: by field; a
     field without one is left out. weight: what it counts for in a mean over all properties; 0 where it says
     nothing of others. is_random: drawn by chance alone, and judged by no model, so that it may certify.
+    is_learned: the model that answered was trained on this label, which shows nothing of its other answers.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Judged:
     confidences: Mapping[str, float]
     weight: float
     is_random: bool
+    is_learned: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +59,8 @@ class FieldLabels:
     """The labels of one field, in the order in which they count.
 
     digest: of what was judged, how, and how sure the answer is; labels that are the same have the same.
-    judged: of each label, by the digest of its property's id, what was judged and how.
+    judged: of each label, by the digest of its property's id, what was judged, how, and the cell of the grid
+    in which the answer's confidence lies: all that a test depends on.
     """
 
     confidences: Floats
@@ -95,12 +99,16 @@ def _labels(judged: Sequence[Judged], field: str, most: int | None = None) -> Fi
         f"{judgement.answer}{judgement.right[field]:d}{judgement.weight:g},{judgement.confidences[field]!r};"
         for judgement in chosen
     )
+    confidences = np.array([judgement.confidences[field] for judgement in chosen], np.float64)
     return FieldLabels(
-        np.array([judgement.confidences[field] for judgement in chosen], np.float64),
+        confidences,
         np.array([judgement.right[field] for judgement in chosen], np.bool_),
         np.array([judgement.weight for judgement in chosen], np.float64),
         hashlib.sha256(content.encode()).hexdigest()[:16],
-        {judgement.name: f"{judgement.answer}{judgement.right[field]:d}" for judgement in chosen},
+        {
+            judgement.name: f"{judgement.answer}{judgement.right[field]:d} {cell}"
+            for judgement, cell in zip(chosen, cells_of(confidences).tolist(), strict=True)
+        },
     )
 
 
@@ -126,12 +134,15 @@ def read_judged(settings: Settings, catalog: Catalog) -> dict[str, list[Judged]]
     if not ordered:
         return {}
     rows = {row["property_id"]: row for row in _published_rows(settings, catalog, ordered)}
+    models = {row["model"] for row in rows.values()} if truth else ()
+    learned = {model: learned_labels(settings, model) for model in models}
     judged: dict[str, list[Judged]] = {}
     for name in ordered:
         row = rows.get(name)
         if row is None:
             continue
         answer = answer_digest(row)
+        is_learned = name in truth and digest_of(name) in learned[row["model"]]
         if name in truth:
             true_fields, described = truth[name], row["description"]
             right = {
@@ -139,7 +150,7 @@ def read_judged(settings: Settings, catalog: Catalog) -> dict[str, list[Judged]]
                 for field in described
                 if field in true_fields
             }
-            weight, is_random = 1.0, may_certify
+            weight, is_random = float(not is_learned), may_certify and not is_learned
         else:
             verdict = given[name]
             if verdict.answer != answer:
@@ -147,13 +158,13 @@ def read_judged(settings: Settings, catalog: Catalog) -> dict[str, list[Judged]]
             right = dict.fromkeys(verdict.right, True) | dict.fromkeys(verdict.wrong, False)
             weight, is_random = verdict.weight, verdict.by_chance
         judged.setdefault(row["made_with"], []).append(
-            Judged(digest_of(name), answer, right, row["confidences"], weight, is_random)
+            Judged(digest_of(name), answer, right, row["confidences"], weight, is_random, is_learned)
         )
     return judged
 
 
 def _published_rows(settings: Settings, catalog: Catalog, ids: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The described rows of these properties, with ``made_with`` and the confidences of their fields.
+    """The described rows of these properties, with ``made_with``, the model's exact revision and confidences.
 
     Only their partitions are read. Raises CommandError if one cannot be.
     """
@@ -180,11 +191,12 @@ def _published_rows(settings: Settings, catalog: Catalog, ids: Sequence[str]) ->
                 pc.equal(table["status"], OK),
             )
         )
-        made_with = settings_digest(record.metadata.get("parts", {}))
+        parts = record.metadata.get("parts", {})
+        made_with, model = settings_digest(parts), parts.get("model", "")
         type_ = table.schema.field("description").type
         sure = {field.name: field_confidences(table[CONFIDENCE], field.name) for field in type_}
         for number, row in enumerate(table.drop_columns([CONFIDENCE]).to_pylist()):
             confidences = {
                 name: float(values[number]) for name, values in sure.items() if np.isfinite(values[number])
             }
-            yield {**row, "made_with": made_with, "confidences": confidences}
+            yield {**row, "made_with": made_with, "model": model, "confidences": confidences}

@@ -27,6 +27,7 @@ from resources.run_tags import NO_ATTEMPT
 from sensors.progress_judge import ProgressLimits
 from vlm_assets.assets import markdown, property_catalog
 from vlm_assets.assets.fingerprint import Fingerprint
+from vlm_assets.assets.learned_labels import write_learned
 from vlm_assets.assets.materialize import Metadata
 from vlm_assets.assets.run_watch import (
     DeviceWait,
@@ -303,6 +304,7 @@ class TrainingWork:
     """The training of one variant: its plan, what decides its result, its folders. Plain Python.
 
     sequence: number of the next publication: one more than the highest number when this training began.
+    learns_labels: whether people or a truth file gave the known fields, and no teacher's descriptions.
     """
 
     settings: Settings
@@ -311,6 +313,7 @@ class TrainingWork:
     fingerprint: Fingerprint
     samples: tuple[Any, ...]
     sequence: int = 1
+    learns_labels: bool = False
 
     @classmethod
     def of(cls, settings: Settings, name: str, variant: Variant) -> Self:
@@ -339,7 +342,8 @@ class TrainingWork:
             **_values(variant),
             **variant.model_dump(include={"threads", "ranks", "workers", "evaluate", "checkpoint_seconds"}),
         )
-        return cls(settings, name, plan, fingerprint, tuple(samples))
+        learns_labels = variant.data != "descriptions"
+        return cls(settings, name, plan, fingerprint, tuple(samples), learns_labels=learns_labels)
 
     @cached_property
     def model(self) -> PublishedModel:
@@ -500,6 +504,9 @@ class TrainingWork:
         """Put the model into place in one step, then write its record. The earlier model is kept."""
         shutil.copyfile(self.history, self.model.export / HISTORY)
         (self.model.export / "README.md").write_text(self._card(finished))
+        is_held_out = self.plan.is_held_out
+        trained = (sample.property_id for sample in self.samples if not is_held_out(sample.property_id))
+        write_learned(self.model.export, trained if self.learns_labels else (), Path(self.plan.base))
         export = self.model.export
         names = sorted(str(path.relative_to(export)) for path in export.rglob("*") if path.is_file())
         self._publish(

@@ -29,12 +29,16 @@ SURE = DESCRIPTIONS.append(
 class SureDataset(Dataset):
     """Each property has two floors and no pool. A wrong answer says three, or that there is a pool."""
 
-    def answer(self, key, *, model="s", shift=1.0, without_confidence=False, seed=1):
-        """Publish answers of a range. shift: the larger, the surer. Each is right as often as it is sure."""
+    def answer(self, key, *, model="s", shift=1.0, moved=0.0, without_confidence=False, seed=1, revision=""):
+        """Publish answers of a range. shift: the larger, the surer. Each is right as often as it is sure.
+
+        moved: the same answers with a confidence that is less by so much. revision: the model's exact one.
+        """
         rows = self.rows(key)
         chance = np.random.default_rng([seed, rows[0]["ordinal"]])
         sure = chance.beta(8 * shift, 0.5, (len(rows), 2)).astype(np.float32)
         right = chance.random(sure.shape) < sure
+        sure = np.maximum(sure - np.float32(moved), 0.0)
         rows = [
             {
                 **row,
@@ -50,7 +54,7 @@ class SureDataset(Dataset):
             }
             for row, confidences, is_right in zip(rows, sure, right, strict=True)
         ]
-        parts = {"catalogue_slice": key, "maker": model}
+        parts = {"catalogue_slice": key, "maker": model} | ({"model": revision} if revision else {})
         schema = DESCRIPTIONS if without_confidence else SURE
         return publish(self.descriptions, key, rows, schema, f"fp-{model}", parts, texts="t")
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vlm_durable.files.files import make_directory, write_replacing
+from vlm_durable.files.files import make_directory, set_aside, write_replacing
 
 _HEAD = b'{"sha256":"'
 _MIDDLE = b'","content":'
@@ -65,6 +65,20 @@ def read_sealed(path: Path, *, format_: int = 1) -> dict[str, Any]:
     content = unseal(path.read_bytes())
     refuse_newer_format(content.pop("format", 0), format_, path)
     return content
+
+
+def set_aside_damaged(path: Path, directory: Path) -> str:
+    """Move a sealed file into ``directory`` if its seal is broken, and say so; else return an empty text.
+
+    Whoever writes such a file anew calls this first: a damaged file is never overwritten. Raises OSError.
+    """
+    try:
+        check_seal(path.read_bytes())
+    except FileNotFoundError:
+        return ""
+    except BrokenSealError as error:
+        return f"{path} was damaged ({error}) and is kept as {set_aside(path, directory)}."
+    return ""
 
 
 def sealed(content: Mapping[str, object], *, format_: int = 1) -> bytes:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import dagster as dg
 import pytest
@@ -9,6 +10,8 @@ import torch
 
 from resources.gpu import GpuResource
 from resources.run_tags import NO_ATTEMPT
+from vlm_assets.assets.fingerprint import digest_of
+from vlm_assets.assets.learned_labels import learned_labels
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.resource_settings import control_state
@@ -22,6 +25,7 @@ from vlm_training.checkpoints import Checkpoints
 from vlm_training.description_model import TrainingWork
 from vlm_training.published_model import ASSET, PublishedModel
 from vlm_training.state import TrainingState
+from vlm_training.training_plan import SampleFile, TrainingPlan
 from vlm_training.variants import read_variants
 
 VARIANTS = """
@@ -73,6 +77,14 @@ def test_a_variant_is_trained_published_and_left_alone(training_desk):
     assert "## Right, of 2 held-out properties\n\n- " in (folder / "README.md").read_text()
     assert observed(done, "metric")[-1]["step"].value == 3
     assert observed(done, "interval")[0]["interval"].value > 0
+    # Whose labels it learned: they certify no promise of its answers.
+    learned = learned_labels(training_desk.settings, exact_revision(ModelSource(str(folder))))
+    plan = TrainingPlan.read(
+        next((training_desk.settings.home / ".journal" / ASSET).glob("tiny/*/plan.json"))
+    )
+    samples = SampleFile(Path(plan.samples))
+    assert learned == {digest_of(name) for name in samples.ids if not plan.is_held_out(name)}
+    assert 0 < len(learned) < len(samples.ids)
 
     weights = folder / "model.safetensors"
     nothing = NoDevice(leases_directory=str(training_desk.settings.state_directory / "leases"))

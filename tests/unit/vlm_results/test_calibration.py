@@ -6,16 +6,20 @@ from dataclasses import replace
 import dagster as dg
 import pyarrow.parquet as pq
 import pytest
+from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from tests.support.sure_answers import sure_dataset
-from vlm_assets.assets.fingerprint import settings_digest
+from vlm_assets.assets.fingerprint import digest_of, settings_digest
+from vlm_assets.assets.learned_labels import write_learned
 from vlm_assets.assets.truth import REVIEWS, verdicts
 from vlm_assets.commands.main import app
 from vlm_assets.services.command_error import CommandError
+from vlm_engine.model_source import ModelSource, exact_revision
 from vlm_engine.schema import same
 from vlm_results import calibration, review_page
 from vlm_results.calibration import LEAST_LABELS, learn_curves, read_curves
+from vlm_results.certification import certify_published
 from vlm_results.confidence_statistics import calibration_error
 from vlm_results.dataset_quality import ASSET, build_dataset_quality
 from vlm_results.guarantee import LookResult, write_looks
@@ -31,6 +35,7 @@ from vlm_results.review import (
     take_verdicts,
     verdict_of,
 )
+from vlm_results.review_page import review_app
 
 TRUE = {"floors": 2, "has_pool": False}
 
@@ -56,10 +61,10 @@ def described(dataset):
     return [answer for path in paths for answer in pq.read_table(path)["description"].to_pylist()]
 
 
-def learn(dataset):
+def learn(dataset, **report):
     settings, catalog = dataset.settings, dataset.catalog
     quality = assess_quality(settings, catalog)
-    return learn_curves(settings, quality, read_judged(settings, catalog))
+    return learn_curves(settings, quality, read_judged(settings, catalog), **report)
 
 
 def test_a_curve_is_kept_with_its_labels_and_gets_a_new_version_when_they_change(tmp_path):
@@ -81,8 +86,13 @@ def test_a_curve_is_kept_with_its_labels_and_gets_a_new_version_when_they_change
     judge_sample(dataset, 20, seed=2)
     assert {one.version for one in learn(dataset)} == {2}
     # A damaged file is made anew from the verdicts, which are the truth.
-    path.write_bytes(path.read_bytes()[:-9])
-    assert {one.version for one in learn(dataset)} == {1}
+    damaged = path.read_bytes()[:-9]
+    path.write_bytes(damaged)
+    told = []
+    assert {one.version for one in learn(dataset, report=told.append)} == {1}
+    (aside,) = dataset.settings.descriptions.quarantine.glob("calibration.json.*")
+    assert aside.read_bytes() == damaged, "a damaged file is moved, not overwritten"
+    assert [str(path) in sentence and str(aside) in sentence for sentence in told] == [True]
     assert {one.version for one in read_curves(dataset.settings)} == {1}
 
 
@@ -113,6 +123,29 @@ def test_a_truth_file_and_a_larger_model_teach_but_a_model_does_not_certify(tmp_
         assert {len(one.labels) for one in curves} == {len(ids)}
         (judged,) = read_judged(dataset.settings, dataset.catalog).values()
         assert len(certifying_labels(judged, "floors")) == certifying
+
+
+def test_labels_that_the_describing_model_learned_neither_teach_nor_certify(tmp_path):
+    """A model says again what it learned. Other labels count, and these for other models' answers."""
+    dataset = sure_dataset(tmp_path, truth=tmp_path / "truth.jsonl", guarantee="floors>=0.95")
+    ids = [f"p{number}" for number in range(400)]
+    dataset.write_truth(dataset.settings.truth, ids)
+    folder, base = dataset.settings.layout.asset("description_model").published / "tiny", tmp_path / "base"
+    for model, learned in ((base, ids[:50]), (folder, ids[50:300])):
+        model.mkdir(parents=True)
+        (model / "config.json").write_text("{}")
+        revision = exact_revision(ModelSource(str(model)))
+        write_learned(model, learned, base)
+        assert exact_revision(ModelSource(str(model))) == revision, "no row becomes stale by the file"
+    for certifying, answering in ((400, "sha256:another"), (100, revision)):
+        for key in dataset.keys:
+            dataset.answer(key, model=answering, revision=answering)
+        (judged,) = read_judged(dataset.settings, dataset.catalog).values()
+        assert len(certifying_labels(judged, "floors")) == certifying
+        assert len(teaching_labels(judged, "floors")) == certifying
+    assert {label.name for label in judged if not label.is_learned} == set(map(digest_of, ids[300:]))
+    (promise,) = certify_published(dataset.settings, dataset.catalog)
+    assert "300 labels do not count: the model was trained on them." in promise.sentence()
 
 
 def test_only_what_chance_drew_certifies_and_stays_in_the_sample_as_it_was_judged(tmp_path):
@@ -263,6 +296,35 @@ def test_unsure_means_near_the_threshold_where_something_is_promised(tmp_path):
     sure = [float(one.why.split()[-1][:-1]) for one in drawn if not one.by_chance]
     assert all(one.why.startswith("floors") for one in drawn if not one.by_chance)
     assert sum(0.7 < confidence < 0.97 for confidence in sure) > 0.8 * len(sure)
+
+
+def test_the_page_shows_how_sure_each_answer_is(tmp_path, monkeypatch):
+    """As a number beside a colour, with a legend; rows of earlier versions have neither."""
+    monkeypatch.setattr(review_page, "thumbnails", lambda _, uris, **__: [[None] * len(uris[0])])
+    dataset = sure_dataset(tmp_path)
+
+    def shown():
+        drawn = draw_sample(dataset.settings, dataset.catalog, count=20, seed=1, suspicious=False)
+        page = TestClient(review_app(dataset.settings, dataset.catalog, drawn))
+        return drawn, [page.get(f"/property/{number}").json() for number in range(20)]
+
+    drawn, pages = shown()
+    for reviewed, content in zip(drawn, pages, strict=True):
+        assert [field["value"] for field in content["fields"]] == [
+            json.dumps(value) for value in reviewed.description.values()
+        ]
+        assert {field["name"]: field["sure"]["text"] for field in content["fields"]} == {
+            name: f"{sure:.2f}" for name, sure in reviewed.confidence.items()
+        }
+        colours = {band["text"]: band["colour"] for band in content["legend"]["bands"]}
+        for field in content["fields"]:
+            sure = float(field["sure"]["text"])
+            band = "0.95 and more" if sure >= 0.95 else "0.80 to 0.94" if sure >= 0.8 else "below 0.80"
+            assert field["sure"]["colour"] == colours[band]
+    for key in dataset.keys:
+        dataset.answer(key, without_confidence=True)
+    _, pages = shown()
+    assert {field["sure"] for content in pages for field in content["fields"]} == {None}
 
 
 def test_without_confidences_nothing_is_unsure(tmp_path):

@@ -107,6 +107,12 @@ def test_every_reader_shows_the_same_nulls_and_keeps_the_raw_answer(promised, tm
     drawn = explore._rows(settings, Guarantee.read(settings), dataset.keys[0], pa.array(range(500)))
     explored = dict(zip(drawn["property_id"].to_pylist(), drawn["has_pool"].to_pylist(), strict=True))
     assert explored == {name: expected[name] for name in explored}
+    sure = dict(zip(drawn["property_id"].to_pylist(), drawn["has_pool_confidence"].to_pylist(), strict=True))
+    assert sure == {
+        row["property_id"]: row["confidence"]["has_pool"]
+        for row in raw_rows(dataset)
+        if row["property_id"] in sure
+    }
 
     assert Counter(change.change for change in changes(settings, catalog, Nothing())) == {"new": 2000}
 
@@ -160,8 +166,30 @@ def test_a_look_is_done_once_and_again_only_when_its_labels_change(promised):
     assert path.read_bytes() == before
     path.write_bytes(before[:-5])  # A damaged file promises nothing until the next look.
     assert set(Guarantee.read(dataset.settings).of(None).values()) == {None}
-    (again,) = certify_published(dataset.settings, dataset.catalog)
+    told = []
+    (again,) = certify_published(dataset.settings, dataset.catalog, report=told.append)
     assert [look.threshold for look in again.looks] == [look.threshold for look in promise.looks]
+    (aside,) = dataset.settings.descriptions.quarantine.glob(f"{FILE}.*")
+    assert aside.read_bytes() == before[:-5], "a damaged file is moved, not overwritten"
+    assert [str(path) in sentence and str(aside) in sentence for sentence in told] == [True]
+
+
+def test_a_look_is_done_again_when_its_labels_are_as_sure_as_others(tmp_path):
+    """Partitions that were described anew with the same answers: the threshold was that of other numbers."""
+    dataset = sure_dataset(tmp_path, truth=tmp_path / "truth.jsonl", guarantee="has_pool>=0.95")
+    dataset.write_truth(dataset.settings.truth, [f"p{number}" for number in range(320)])
+    kept = dataset.settings.state_directory / FILE
+
+    def threshold(moved):
+        for key in dataset.keys:
+            dataset.answer(key, moved=moved)
+        (promise,) = certify_published(dataset.settings, dataset.catalog)
+        return promise.threshold, kept.stat().st_ino
+
+    before = threshold(0.0)
+    assert threshold(1e-6) == before, "noise of another batch moves no label into another cell"
+    later, _ = threshold(0.3)
+    assert 0 < later < before[0] - 0.2
 
 
 def test_labels_that_are_gone_promise_nothing_any_more(tmp_path):
