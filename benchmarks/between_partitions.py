@@ -3,7 +3,8 @@
 The real Dagster (code server, queue, a process a run) describes and embeds partitions one after the other on
 one device, with a run prepared for the next partition and without one. The describing model is a server that
 answers each question after a fixed time, as a fast GPU would: what it says is not the point. The seconds are
-those of the published rows: from the last vector of a partition to the first question of the next one.
+those from the last vector of a partition to the first question that the server hears of the next one. With
+--home they are those of its published rows, which know only roughly when a batch was asked.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import pyarrow.parquet as pq
 
@@ -57,7 +58,11 @@ class _Answers(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._respond({"data": [{"id": "house", "root": "/models/house"}]})
 
+    questions: ClassVar[list[datetime]] = []
+    """When each was heard."""
+
     def do_POST(self) -> None:
+        self.questions.append(datetime.now(UTC))
         self.rfile.read(int(self.headers["Content-Length"]))
         time.sleep(_ANSWER_SECONDS)
         choice = {"message": {"content": json.dumps(_ANSWER)}, "finish_reason": "stop"}
@@ -84,21 +89,20 @@ def _model_server() -> Iterator[str]:
         server.shutdown()
 
 
-def seconds_between(home: Path) -> list[float]:
-    """Of each two partitions that followed each other, as their published rows say it."""
+def seconds_between(home: Path, questions: Sequence[datetime] = ()) -> list[float]:
+    """Of each two partitions that followed each other. questions: when each was heard, if known."""
     spans = []
     for part in Catalog.open(home).ranges:
         described, embedded = (pq.read_table(home / asset / f"{part.key}.parquet") for asset in _ASSETS)
-        questions = [
-            row["described_at"] - timedelta(seconds=row["seconds"])
-            for row in described.select(["described_at", "seconds"]).to_pylist()
-        ]
-        spans.append((min(questions), max(embedded["embedded_at"].to_pylist())))
+        rows = described.select(["described_at", "seconds"]).to_pylist()
+        asked = min(row["described_at"] - timedelta(seconds=row["seconds"]) for row in rows)
+        spans.append((asked, max(embedded["embedded_at"].to_pylist())))
     spans.sort()
-    return [
-        (first_question - last_vector).total_seconds()
-        for (_, last_vector), (first_question, _) in itertools.pairwise(spans)
-    ]
+    gaps = []
+    for (_, last_vector), (asked, _) in itertools.pairwise(spans):
+        first_question = min((at for at in questions if at > last_vector), default=asked)
+        gaps.append((first_question - last_vector).total_seconds())
+    return gaps
 
 
 def measure(folder: Path, url: str, *, partitions: int, properties: int, prepared: int) -> list[float]:
@@ -120,7 +124,7 @@ def measure(folder: Path, url: str, *, partitions: int, properties: int, prepare
         server.start_daemon()
         while server.api.backfill(backfill, _ASSETS[0]).unfinished:
             server.watch(1.0)
-    return seconds_between(home)
+    return seconds_between(home, _Answers.questions)
 
 
 def main(arguments: list[str]) -> None:

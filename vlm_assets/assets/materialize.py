@@ -467,12 +467,19 @@ class Materialization:
 
     @contextlib.contextmanager
     def device(
-        self, gpu: GpuResource, *, server_digest: str | None, computes_elsewhere: bool = False
+        self,
+        gpu: GpuResource,
+        *,
+        server_digest: str | None,
+        computes_elsewhere: bool = False,
+        needed_by: str | None = None,
     ) -> Iterator[Device]:
         """Lease a device for the work inside. How that work ends is tagged on the run for the retry schedule.
 
         server_digest: of the model server that is to stay on the device. computes_elsewhere: what fails in
-        the work, CUDA errors too, says nothing of the device here.
+        the work, CUDA errors too, says nothing of the device here. needed_by: the asset that computes next
+        where the run makes both; else the device is given back after the work, and not only when the
+        process ends, which takes seconds.
         """
         asset, key = self.partition.asset, self.partition.key
         try:
@@ -487,10 +494,15 @@ class Materialization:
             if computes_elsewhere:
                 self.progress.load(None)
                 yield lease.device
-                return
-            self.progress.load(lease.device.id)
-            with gpu.blame(lease.device, asset=asset, partition=key, log=self._context.log):
-                yield lease.device
+            else:
+                self.progress.load(lease.device.id)
+                with gpu.blame(lease.device, asset=asset, partition=key, log=self._context.log):
+                    yield lease.device
+            # Empty: all assets of a job.
+            selection = self._context.run.asset_selection
+            kept = needed_by and (not selection or self._settings.names.key(needed_by) in selection)
+            if not kept:
+                lease.release()
         except (
             NoDeviceFreeError,
             ServerUnreachableError,

@@ -56,6 +56,7 @@ from vlm_assets.assets.partition_page import (
     read_quality,
 )
 from vlm_assets.assets.published_rows import record_metadata
+from vlm_assets.assets.row_counts import EMBEDDINGS
 from vlm_assets.assets.run_watch import ImagesAwayError, ImagesWatch, RunProgress, wait_until_available
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import WITHDRAWN, is_tombstone
@@ -179,6 +180,7 @@ def build_property_descriptions(
                             gpu,
                             server_digest=model.server_digest(work.prompt),
                             computes_elsewhere=model.is_at_address,
+                            needed_by=EMBEDDINGS,
                         ) as device,
                     ):
                         keep_engine(settings, context.log)

@@ -92,6 +92,21 @@ def test_another_text_embedder_makes_other_vectors_of_the_same_descriptions(desk
     assert stamps(desk.settings.descriptions) == before
 
 
+def test_a_device_is_given_back_as_soon_as_nothing_computes_on_it(desk):
+    """Both assets of a run have one lease; after the last of them, the next run need not wait for this process."""
+    leases = []
+
+    class Watched(GpuResource):
+        def lease(self, **given):
+            leases.append(super().lease(**given))
+            return leases[-1]
+
+    gpu = Watched(leases_directory=str(desk.settings.state_directory / "leases"), devices="cpu:1")
+    done = desk.materialize("property_descriptions", "property_embeddings", gpu=gpu)
+    assert done.success, done.failure
+    assert leases[0] is leases[1] and not leases[0].held
+
+
 @pytest.mark.published("property_descriptions")
 def test_embeddings_without_an_embedder_are_refused(desk, no_device):
     """Nothing but a named embedder embeds: one sentence says the setting, before a device is leased."""
