@@ -30,7 +30,7 @@ from vlm_durable.files.processes import process_start
 from vlm_durable.files.sealed_json import refuse_newer_format
 from vlm_engine.devices.find import Device, DeviceError
 
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.25
 _NOTICE_SECONDS = 60.0
 FORMAT = 2
 _ABOUT = (
