@@ -93,7 +93,7 @@ def test_another_text_embedder_makes_other_vectors_of_the_same_descriptions(desk
 
 
 def test_a_device_is_given_back_as_soon_as_nothing_computes_on_it(desk):
-    """Both assets of a run have one lease; after the last of them, the next run need not wait for this process."""
+    """Both assets of a run have one lease; after the last one the next run need not wait for this process."""
     leases = []
 
     class Watched(GpuResource):
