@@ -1,4 +1,4 @@
-"""The names in Dagster of assets, sensors, schedules, jobs and resources: the project's own, or prefixed.
+"""The names in Dagster of assets, sensors, schedules, jobs, resources and run tags: our own, or prefixed.
 
 Files, the control state and the code use the names without the prefix. With it, the definitions of several
 homes fit into one Dagster project.
@@ -54,3 +54,12 @@ class DagsterNames:
 
 UNPREFIXED: Final = DagsterNames()
 """The names of a project that has one home alone."""
+
+
+NO_ATTEMPT = "vlm-assets/no-attempt"
+"""Run tag: a step of the run failed, but not through a fault of its partition, so it counts as no attempt.
+
+Its value is the run's own id, because Dagster's run retries inherit tags.
+"""
+NEEDS_PERSON = "vlm-assets/needs-person"
+"""Run tag: another start would only end the same way. Its value is the run's own id."""

@@ -1,7 +1,6 @@
 """The IO manager of partitioned assets: publishes what an asset staged, loads partitions lazily.
 
-What lives here: Dagster's side only. What may be published, and how, is in
-``vlm_durable.versions.published``.
+What may be published, and how, is in ``vlm_durable.versions.published``.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ from dagster import (
     OutputContext,
 )
 
-from resources.dagster_names import UNPREFIXED, DagsterNames
+from resources.dagster_names import NO_ATTEMPT, UNPREFIXED, DagsterNames
 from resources.interrupts import interrupt_once
-from resources.run_tags import NO_ATTEMPT
 from vlm_durable.files.layout import Home
 from vlm_durable.mirror.bucket import StoreAwayError, StoreError
 from vlm_durable.mirror.mirror import NO_MIRROR, Mirror

@@ -1,8 +1,7 @@
 """Embeddings of descriptions: texts to vectors, by a text embedder.
 
-What lives here: the embedding model of the settings, and vectors of texts on the leased device. What does
-not: which files a text embedder may have (``sentence_modules.py``), the text of a description
-(``vlm_engine/schema.py``), where the vectors are kept.
+Which files a text embedder may have is in ``vlm_engine/sentence_modules.py``, the text of a description in
+``vlm_engine/schema.py``.
 """
 
 from __future__ import annotations

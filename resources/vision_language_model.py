@@ -1,9 +1,7 @@
 """The model that describes properties, as the assets get it: settings in, an engine on the leased device out.
 
-What lives here: whether the model runs in this process, on a server that we start, or on a server at a URL;
-and for each of them the model's exact name and revision, the engine's part in an answer's meaning, and how
-workers prepare images. What does not: running it (``vlm_engine/transformers``, ``vlm_engine/server``). It is
-a plain object, not a configurable Dagster resource: run config cannot set any of its fields.
+The model runs in this process, on a server that we start, or on a server at a URL (``vlm_engine``). It is a
+plain object, not a configurable Dagster resource: run config cannot set any of its fields.
 """
 
 from __future__ import annotations

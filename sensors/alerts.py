@@ -1,8 +1,7 @@
 """The alerts sensor: it looks for trouble that a person must know of, posts alerts, and has them delivered.
 
-What lives here: the alerts about checks, runs and the queue. What does not: silent sensors (``ticks.py``),
-the alerts that other sensors post themselves, and how alerts reach people (``resources/alerts``). A tick that
-dies anywhere is repeated: the ids of alerts make that harmless.
+Here are the alerts about checks, runs and the queue. How alerts reach people is in ``resources/alerts``. A
+tick that dies anywhere is repeated: the ids of alerts make that harmless.
 """
 
 # No postponed annotations here: Dagster reads a sensor's parameters from its real ones.

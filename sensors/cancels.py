@@ -1,8 +1,6 @@
 """Partitions that a person cancelled: each is kept until it is launched by hand again.
 
-What lives here: the table ``cancels``, and how Dagster's runs change it. What does not: which partitions are
-tried again (``retry_decision.py``). A cancelled partition is not a failed one: a retry would restart what a
-person has just stopped.
+A cancelled partition is not a failed one: a retry would restart what a person has just stopped.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """The nodes of a cluster over time: a silent node counts as dead, and its runs are ended, to go on elsewhere.
 
-What lives here: the only decision which node and run is alive. Heartbeats decide, by the database's clock. A
-silence counts only while this sensor ticked: if it was away itself, or could not ask the database, it
-declares no node dead before it has watched for that long again. If Ray says that a job has ended, the wait is
-shorter; no other answer of Ray counts. Also here: the pool's limit, which follows the nodes, and taking over
-what other machines published. What does not: which node a run goes to (the launcher), workers and devices of
-a node (``vlm_cluster/node.py``), and starting anything again (Dagster's run retries do that).
+Only here is decided which node and run is alive. Heartbeats decide, by the database's clock. A silence counts
+only while this sensor ticked: if it was away itself, or could not ask the database, it declares no node dead
+before it has watched for that long again. If Ray says that a job has ended, the wait is shorter; no other
+answer of Ray counts. Dagster's run retries start a run again.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Devices over time: sickness is recorded against a device, and people are told of devices left out.
 
-What lives here: the check of the devices, its alerts, and how many devices may still be used. What does not:
-how a device is judged (``vlm_engine/devices/health.py``), when it is left out
-(``vlm_engine/devices/left_out.py``), the tick (``worker_health.py``), and devices that are held after a run
-(``leases_after_end.py``).
+How a device is judged is in ``vlm_engine/devices/health.py``, when it is left out in ``left_out.py`` there.
+``worker_health.py`` has the tick.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Scheduled re-materialization: chooses the partitions to try again, and writes them down before the launch.
 
-What lives here: which partitions are not as they should be (failed materializations and checks, interrupted
-work, missing files), and the tick, which brings them together with the ledger and a person's cancels. What
-does not: the decision about one partition (``retry_decision.py``, with the table of who owns which failure),
-and when it ticks (``retry_schedule.py``).
+The decision about one partition is in ``retry_decision.py``, with the table of who owns which failure, and
+when it ticks in ``retry_schedule.py``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The memory of the watcher of workers and devices between two ticks: the cursor of its sensor.
-
-What lives here: the value, and which part of it still holds after a gap or a reboot. What does not: the
-decisions from it (``worker_health.py``).
-"""
+"""The memory of the watcher of workers and devices between two ticks: the cursor of its sensor."""
 
 from __future__ import annotations
 

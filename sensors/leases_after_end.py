@@ -1,10 +1,8 @@
 """Processes that hold a device though their run has ended: people are told, and the process is ended.
 
-What lives here: which holders those are. What does not: how they are ended (``run_end.py``), workers that
-stand still at their work (``worker_health.py``), the locks (``vlm_engine/devices/leases.py``). A process may
-hang at its very end, in the driver or in a library, after its run and its heartbeat have ended. It may also
-be stopped (SIGSTOP) at work while a person ends its run by force: then it still holds its heartbeat's lock,
-so that lock does not count.
+A process may hang at its very end, in the driver or in a library, after its run and its heartbeat have ended.
+It may also be stopped (SIGSTOP) at work while a person ends its run by force: then it still holds its
+heartbeat's lock, so that lock does not count. ``run_end.py`` ends it.
 """
 
 from __future__ import annotations

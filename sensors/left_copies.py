@@ -1,7 +1,6 @@
 """Copies to the store what a run that died had committed and not copied, whether or not it runs again.
 
-What lives here: which journals are copied, and when. What does not: copying (``vlm_durable/mirror``), and the
-runs of a cluster, whose partitions go on at once on any machine from what the store has.
+A cluster needs no such copies: its partitions go on at once on any machine from what the store has.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What happens next to a partition whose last run did not end well: it is tried again, or a person must act.
 
-What lives here: the sentences. What does not: the decisions (``retry_decision.py``), and the command that
-shows them (``vlm-assets run``).
+``retry_decision.py`` decides; here are the sentences.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The state of the partitions of assets: attempts, materializations and failed checks, kept between reads.
-
-What lives here: the state of each partition, updated from new events alone. What does not: reading events
-(``dagster_internals/events.py``), and what is done about a partition (``failed_partitions.py``).
-"""
+"""The state of the partitions of assets: attempts, materializations and failed checks, kept between reads."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The judge of progress: what stands still, and what is slower than its peers. Readings in, verdict out.
 
-What lives here: the same judgement for workers on properties and for the steps of a training. It has no clock
-and reads no file. What does not: who makes the readings (``worker_health.py`` from heartbeats,
-``vlm_training/rank_watch.py`` from events), and what follows from a verdict.
+It judges workers on properties (``worker_health.py``) and the steps of a training
+(``vlm_training/rank_watch.py``) alike. It has no clock and reads no file.
 """
 
 from __future__ import annotations

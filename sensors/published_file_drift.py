@@ -1,9 +1,8 @@
 """Published files that are not what was published any more: truncated, replaced, deleted, foreign, or stale.
 
-What lives here: the tick that finds changed files, has them verified, and reports each verdict to Dagster as
-a result of the check ``published_file``. What does not: comparing a file with its record and the catalogue,
-which is handed in, and repairs: the scheduled re-materialization verifies and restores files. The check of
-the store, which is handed in too, puts back what is damaged only there.
+A tick finds changed files, has them verified, and reports each verdict to Dagster as a result of the check
+``published_file``. It repairs nothing: the scheduled re-materialization does. The check of the store, which
+is handed in, puts back what is damaged only there.
 """
 
 from __future__ import annotations

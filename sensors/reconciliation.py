@@ -1,9 +1,7 @@
 """Brings Dagster's database in line with the living processes and with the disk, after anything has died.
 
-What lives here: which runs have no process any more, freeing what they held, telling Dagster of published
-partitions that its database does not know. What does not: ending a run (``run_end.py``), starting anything
-again (Dagster's run retries and the scheduled re-materialization do that), and judging living workers
-(``worker_health.py``).
+It starts nothing again: Dagster's run retries and the scheduled re-materialization do that.
+``worker_health.py`` judges living workers.
 """
 
 from __future__ import annotations

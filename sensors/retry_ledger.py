@@ -1,8 +1,6 @@
 """The ledger of the re-materialization: the attempts and launches of each partition, and what came right.
 
-What lives here: the table ``attempts`` as entries, and the alerts about an entry; a person's request for a
-tick; and the table ``done_again``, which a person who slept wants to see first. What does not: the decisions
-(``retry_decision.py``), and when alerts are posted (``failed_partitions.py``).
+The table ``done_again`` is for a person who slept, and wants to see first what came right by itself.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The schedule and the button of the re-materialization: two ways to the same tick.
 
-What lives here: the schedule, the job that a person launches (the button), and the sensor that answers the
-button. What does not: which runs are launched (``failed_partitions.py``). The button's run launches nothing
-itself: through Dagster's public calls only schedules and sensors can.
+The button is a job that a person launches, and a sensor answers it. The button's run launches nothing itself:
+through Dagster's public calls only schedules and sensors can.
 """
 
 # No postponed annotations here: Dagster reads the parameters of schedules and ops from their real ones.

@@ -1,7 +1,6 @@
 """A Dagster sensor around a decision: the decision gets Dagster's facts and the time as arguments.
 
-What lives here: the thin wrapper that all sensors share, and when a tick is noted. What does not: any
-decision. A simulation calls the decisions directly, with its own facts and clock.
+A simulation calls the decisions directly, with its own facts and clock.
 """
 
 # No postponed annotations here: Dagster reads a sensor's parameters from its real ones.

@@ -35,7 +35,7 @@ from vlm_assets.config.settings import PREFIX, Settings, SettingsError, of_env_f
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.webserver.home import seed_settings
 from vlm_assets.webserver.process_group import ProcessEndedError, ProcessGroup, interruptible
-from vlm_cluster.dagster_settings import cluster_settings
+from vlm_cluster.cluster_extension import ClusterExtension
 from vlm_cluster.ray_launcher import NODE_LABEL
 from vlm_durable.files.files import make_directory
 from vlm_durable.files.home_claim import claim_home
@@ -206,7 +206,7 @@ def run_node(settings: Settings, place: Place, *, lends: bool, say: Callable[[st
 
     claim_home(settings.layout)
     make_directory(settings.state_directory)
-    seed_settings(home, cluster_settings(settings))
+    seed_settings(home, ClusterExtension().dagster_settings(settings))
     with ExitStack() as stack:
         lock = acquire_lock(settings.state_directory / "node.lock", seconds=5.0)
         if lock is None:

@@ -1,8 +1,8 @@
 """Foreign text in the markdown of Dagster's pages, escaped so that none of it is markup.
 
 Ids, answers, file names and texts of a schema come from strangers. A page that rendered them would fetch an
-image from any address and show any link. What lives here: escaping, and turning it back into plain text. The
-forms of this program's pages, such as tables, are in ``vlm_assets/assets/markdown.py``.
+image from any address and show any link. The forms of this program's pages, such as tables, are in
+``vlm_assets/assets/markdown.py``.
 """
 
 from __future__ import annotations

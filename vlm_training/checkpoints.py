@@ -1,9 +1,7 @@
 """Checkpoints of a training: written beside it, named by their digest, the newest three kept and verified.
 
-Here are the file of a checkpoint, when the next one is due, and which one counts after a kill. The meaning of
-the numbers is in ``state.py``, the durable write in ``vlm_durable/files``. A checkpoint is a safetensors
-file, ``checkpoint-STEP-SHA256.safetensors``: the file exists as a whole or not at all, and after a change of
-a single bit it does not fit its name.
+A checkpoint is a safetensors file, ``checkpoint-STEP-SHA256.safetensors``: the file exists as a whole or not
+at all, and after a change of a single bit it does not fit its name.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """description_model: one model a variant, trained to describe, resumed to the bit wherever it was killed.
 
 Here are the asset, whose function is the story of a training, what decides a training's result, and how its
-folder is published. The loop is in ``loop.py``, its processes are in ``rank_processes.py``, the data in
-``training_data.py``, the file of variants in ``variants.py``.
+folder is published. The loop is in ``loop.py``.
 """
 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
@@ -21,9 +20,9 @@ import dagster as dg
 
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
+from resources.dagster_names import NO_ATTEMPT
 from resources.gpu import GpuResource
 from resources.interrupts import interrupt_once
-from resources.run_tags import NO_ATTEMPT
 from sensors.progress_judge import ProgressLimits
 from vlm_assets.assets import markdown, property_catalog
 from vlm_assets.assets.fingerprint import Fingerprint

@@ -1,9 +1,7 @@
 """The loop of a training on one rank: from a checkpoint, or the beginning, to the finished model.
 
-Here are the parts of a step, what happens to a step that must not be taken, metrics, and the end. The order
-of samples is in ``order.py``, files in ``checkpoints.py``, other ranks in ``ranks.py``, the loss in
-``objective.py``. A step is a pure function of the state before it: no random state is kept, and a gradient is
-the sum of a fixed number of microbatches in a fixed tree.
+A step is a pure function of the state before it: no random state is kept, and a gradient is the sum of a
+fixed number of microbatches in a fixed tree.
 """
 
 from __future__ import annotations

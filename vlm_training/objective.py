@@ -1,8 +1,6 @@
 """The objective of a training. The default learns the answer's tokens, of any image-text-to-text model.
 
-Here are the interface that another objective fulfils (``objective: module:name``), the inputs of a sample as
-the engine makes them, and the cross entropy of the answer. The order of samples and the optimizer are in
-``loop.py``.
+Another objective fulfils the same interface (``objective: module:name``).
 """
 
 from __future__ import annotations

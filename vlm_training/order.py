@@ -1,8 +1,6 @@
 """The order of the samples of a training: a pure function of (seed, number), and the detector of leaks.
 
-Here are the permutation of an epoch, the seeds of samples and microbatches, and the sums by which a repeated
-or missing sample is noticed. Samples are made in ``objective.py``, progress is in ``state.py``. No random
-state is kept, so that nothing has to be restored.
+No random state is kept, so that nothing has to be restored.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The processes of a training's ranks, as its run handles them.
 
-The run starts the ranks, reads their events, asks them to stop, and goes on with fewer when one dies. The
-program of a rank is in ``rank.py``. The ranks hold the training's lock together with the run, so that a new
-start waits until the last of them is gone.
+The run starts the ranks (``rank.py``), reads their events, asks them to stop, and goes on with fewer when one
+dies. The ranks hold the training's lock together with the run, so that a new start waits until the last of
+them is gone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """The progress of a training, and whether a step may be taken: all that a checkpoint holds beside tensors.
 
-Here are the numbers of finished steps, the skipped batches, the best metric, and the judgement of a step's
-loss and gradient, which depends on these numbers alone. The order of the samples is in ``order.py``, the
-files are in ``checkpoints.py``.
+Whether a step may be taken depends on its loss, its gradient and these numbers alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The data that a variant is trained on: properties of the catalogue, and the known fields of each.
 
 The known fields come from a teacher's published descriptions, review verdicts, the truth of the example or a
-file. They are joined here with the catalogue's images. The held-out split is in ``training_plan.py``, the
-order in ``order.py``.
+file. They are joined here with the catalogue's images.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A training in an S3 store: copies of its checkpoints, and the finished model, for another machine.
 
 Copies are made beside the training. Another machine takes them over, and a fence keeps two machines from
-publishing at once. The store itself is in ``vlm_durable/mirror``, the files on disk in ``checkpoints.py``.
-Keys have the layout of the home's files. A checkpoint is cut into parts, because a store takes 5 GB at once.
+publishing at once. A checkpoint is cut into parts, because a store takes 5 GB at once.
 """
 
 from __future__ import annotations

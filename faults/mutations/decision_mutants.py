@@ -39,7 +39,6 @@ _LEFT_OUT = "vlm_engine/devices/left_out.py"
 _STATE = "vlm_durable/state/database.py"
 _STATE_TABLES = "vlm_durable/state/tables.py"
 _STATE_FILE = "vlm_durable/state/sqlite_file.py"
-_STATE_COPIES = "vlm_durable/state/copies.py"
 _MODEL = "vlm_training/published_model.py"
 _VARIANTS = "vlm_training/variants.py"
 _VERSIONED = "vlm_durable/versions/versioned_object.py"
@@ -114,7 +113,6 @@ TESTS = {
     _STATE: ["tests/unit/vlm_durable/state/test_database.py"],
     _STATE_TABLES: ["tests/unit/vlm_durable/state/test_database.py"],
     _STATE_FILE: ["tests/unit/vlm_durable/state/test_database.py"],
-    _STATE_COPIES: ["tests/unit/vlm_durable/state/test_database.py"],
     _MODEL: ["tests/unit/vlm_training/test_description_model.py"],
     _VARIANTS: ["tests/unit/vlm_training/test_variants.py"],
     _VERSIONED: ["tests/unit/vlm_training/test_variants.py"],
@@ -344,8 +342,8 @@ MUTANTS = (
            "if the newest copy is damaged too, everything is paused"),
     Mutant(_STATE, "            connection.execute(tables.restorations.insert().values(asdict(restoration)))\n", "",
            "a control state that was put back says so"),
-    Mutant(_STATE_COPIES, "return sha256_of(self.path) == self.sha256", "return True", "a damaged copy is not put back"),
-    Mutant(_STATE_COPIES, "                check_pages(copied, temporary)\n", "", "no copy is made of a damaged control state"),
+    Mutant(_STATE, "return sha256_of(self.path) == self.sha256", "return True", "a damaged copy is not put back"),
+    Mutant(_STATE, "                check_pages(copied, temporary)\n", "", "no copy is made of a damaged control state"),
     Mutant(_STATE_FILE, "if identity == self._checked:", "if True:", "the control state is checked before its first use"),
     Mutant(_STATE_FILE, 'for ending in ("", "-wal", "-shm"):', 'for ending in ("",):', "a restored control state has no older one's log"),
     Mutant(_STATE_FILE, 'exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")', 'exec_driver_sql("BEGIN")',

@@ -12,7 +12,6 @@ _RECOVERY = "vlm_durable/journal/recovery.py"
 _COMMITS = "vlm_durable/journal/commits.py"
 _JOURNAL = "vlm_durable/journal/journal.py"
 _LOCK = "vlm_durable/journal/writer_lock.py"
-_DISCARDING = "vlm_durable/journal/discarding.py"
 _ASIDE = "vlm_durable/journal/setting_aside.py"
 
 MUTANTS = (
@@ -128,13 +127,13 @@ MUTANTS = (
     Mutant(_JOURNAL, "        except (OSError, SegmentUnreadableError) as error:\n            named", "        except OSError as error:\n            named", "a segment that a takeover cleared away says so"),
     Mutant(_LOCK, "            if self._descriptor >= 0:\n                self.check()\n", "            pass\n", "an error after a takeover is named as one"),
     Mutant(_LOCK, "        except OSError:\n            # The storage fails", "        except ZeroDivisionError:\n            # The storage fails", "storage that fails the look at the lock too is named by its first error"),
-    Mutant(_DISCARDING, "            sequence = _retire_mark(directory, head, key, generation, high_water_mark)\n", "            sequence = 1 + max(commits.sequences(directory), default=0)\n", "a discarded journal's mark says so first"),
-    Mutant(_DISCARDING, "        lock = WriterLock(directory)\n", "        lock = WriterLock(directory.parent)\n", "a journal in use is not discarded"),
-    Mutant(_DISCARDING, "    if head is None and not {path.name for path in directory.iterdir()} <= {LOCK_NAME}:\n", "    if False:\n", "a journal that does not read is not discarded"),
-    Mutant(_DISCARDING, "            lock.check()\n", "", "a discarding that was overtaken stops"),
-    Mutant(_DISCARDING, "        rows = max(retired.rows, mark.rows if mark else 0)\n", "        rows = retired.rows\n", "a discarded journal's mark keeps the highest number of rows"),
-    Mutant(_DISCARDING, "        write_mark(high_water_mark, dataclasses.replace(mark, sequence=sequence, retired=True))\n", "        pass\n", "a discarding killed at its end still retires the mark"),
-    Mutant(_DISCARDING, "    sequence = 1 + max([*commits.sequences(directory), mark.sequence if mark else 0])\n", "    sequence = 1 + max(commits.sequences(directory), default=0)\n", "a discarding's number follows all others"),
+    Mutant(_ASIDE, "            sequence = _retire_mark(directory, head, key, generation, high_water_mark)\n", "            sequence = 1 + max(commits.sequences(directory), default=0)\n", "a discarded journal's mark says so first"),
+    Mutant(_ASIDE, "        lock = WriterLock(directory)\n", "        lock = WriterLock(directory.parent)\n", "a journal in use is not discarded"),
+    Mutant(_ASIDE, "    if head is None and not {path.name for path in directory.iterdir()} <= {LOCK_NAME}:\n", "    if False:\n", "a journal that does not read is not discarded"),
+    Mutant(_ASIDE, "            lock.check()\n", "", "a discarding that was overtaken stops"),
+    Mutant(_ASIDE, "        rows = max(retired.rows, mark.rows if mark else 0)\n", "        rows = retired.rows\n", "a discarded journal's mark keeps the highest number of rows"),
+    Mutant(_ASIDE, "        write_mark(high_water_mark, dataclasses.replace(mark, sequence=sequence, retired=True))\n", "        pass\n", "a discarding killed at its end still retires the mark"),
+    Mutant(_ASIDE, "    sequence = 1 + max([*commits.sequences(directory), mark.sequence if mark else 0])\n", "    sequence = 1 + max(commits.sequences(directory), default=0)\n", "a discarding's number follows all others"),
     Mutant(_LOCK, "            if not keep:\n                os.close(descriptor)\n", "            pass\n", "a lock that was not taken whole is given back"),
     Mutant(_ASIDE, "            write_sealed(paths.set_aside_note(generation), {\"generation\": generation, \"why\": why})\n", "            pass\n", "a generation that was set aside is never used again"),
     Mutant(_ASIDE, "        if paths.journal(note.stem).is_dir() or any(slot.exists() for slot in slots(mark)):\n", "        if False:\n", "a setting aside that was killed is finished by the next run"),

@@ -28,7 +28,7 @@ from faults.rehearsal.dagster_in_memory import DagsterInMemory, SimulatedClock
 from faults.rehearsal.fault_plan import Fault, FaultKind
 from faults.rehearsal.partition_life import ASSET, PartitionLife, Strike
 from resources.alerts.outbox import Outbox
-from resources.run_tags import NEEDS_PERSON, NO_ATTEMPT
+from resources.dagster_names import NEEDS_PERSON, NO_ATTEMPT
 from sensors.alerts import AlertScan, Cursor
 from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY
 from sensors.device_health import DeviceWatcher
@@ -41,9 +41,8 @@ from sensors.run_end import RunEnder, RunToEnd
 from sensors.worker_health import HealthWatcher
 from vlm_assets.assets.checks import FailedShareLimits
 from vlm_assets.assets.fingerprint import Meanings
-from vlm_assets.automation.drift_looks import DriftLooks
 from vlm_assets.automation.retries import build_failed_partitions
-from vlm_assets.automation.sensors import worker_limits
+from vlm_assets.automation.sensors import DriftLooks, worker_limits
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.settings import Settings

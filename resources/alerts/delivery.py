@@ -1,11 +1,9 @@
 """Delivery: every posted event reaches every target, in order, whatever dies or is down.
 
-What lives here: which events each target has, what it gets next, storms, and back-off. What does not: the
-text (``alert.py``), the sending (``targets.py``). A row of ``alert_targets`` holds the last event that a
-target has. Before a message is sent, the row notes the last event of that message, and until when no process
-sends to that target. After the target took it, the row moves on. So two processes never send the same message
-at once. After a kill in between, the message is sent again with the same id. A failure needs no note: the
-target is due again later.
+A row of ``alert_targets`` holds the last event that a target has. Before a message is sent, the row notes the
+last event of that message, and until when no process sends to that target. After the target took it, the row
+moves on. So two processes never send the same message at once. After a kill in between, the message is sent
+again with the same id. A failure needs no note: the target is due again later.
 """
 
 from __future__ import annotations

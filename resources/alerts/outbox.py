@@ -1,8 +1,7 @@
 """The outbox: any process posts the trouble that it sees here. It is durable before ``post`` returns.
 
-What lives here: the table ``alert_events``, which is outbox and history in one; which events are known; and
-which subjects are open: those whose latest event is no recovery. What does not: telling people
-(``delivery.py``).
+The table ``alert_events`` is outbox and history in one. A subject is open while its latest event is no
+recovery. ``delivery.py`` tells people.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The targets of alerts: apprise addresses, which are secrets as a whole.
 
-What lives here: refusing bad addresses, naming a target without showing its address, and sending. What does
-not: what is sent when (``delivery.py``). Apprise's own command sends each message: a command that hangs can
-be ended, and nothing that a notification library logs or remembers can reach our logs or files.
+Apprise's own command sends each message: a command that hangs can be ended, and nothing that a notification
+library logs or remembers can reach our logs or files.
 """
 
 from __future__ import annotations

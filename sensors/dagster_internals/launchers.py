@@ -17,7 +17,7 @@ from dagster._core.errors import DagsterUserCodeUnreachableError as DagsterUserC
 from dagster._core.launcher import DefaultRunLauncher as DefaultRunLauncher
 from dagster._core.launcher import LaunchRunContext as LaunchRunContext
 
-from sensors.dagster_internals.patience import wait_for_postgres
+from sensors.dagster_internals.instance_needs import wait_for_postgres
 
 
 class JobLauncher(ABC):

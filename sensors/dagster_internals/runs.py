@@ -30,8 +30,7 @@ from dagster import DagsterInstance, DagsterRunStatus
 from dagster._core.storage.event_log.schema import SqlEventLogStorageTable
 from dagster._core.storage.runs.schema import RunsTable, RunTagsTable
 
-from resources.dagster_names import UNPREFIXED, DagsterNames
-from resources.run_tags import NEEDS_PERSON, NO_ATTEMPT
+from resources.dagster_names import NEEDS_PERSON, NO_ATTEMPT, UNPREFIXED, DagsterNames
 
 LAUNCHED_BY = "vlm-assets/launched-by"
 """Run tag: what launched a run, if no person did. The value RETRY marks runs of the retry schedule."""

@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from vlm_assets.assets.partition import Refusal
 from vlm_assets.assets.published_rows import COUNTED, row_counts
-from vlm_assets.assets.refusal import Refusal
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.catalog.ranges import PropertyRange

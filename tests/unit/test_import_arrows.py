@@ -249,7 +249,7 @@ def test_the_data_path_does_not_import_the_watchers():
     assert len(on_path) > 100
     watching = {name for path in on_path for name in imported(path) if name.startswith(WATCHERS)}
     # No watcher: how a run waits for Dagster's database, beside the other uses of its private parts.
-    assert watching == {f"sensors.dagster_internals.{name}" for name in ("instance_needs", "patience")}
+    assert watching == {"sensors.dagster_internals.instance_needs"}
 
 
 def test_what_dagster_does_not_promise_is_used_in_one_package_alone():

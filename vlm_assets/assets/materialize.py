@@ -20,9 +20,9 @@ from typing import Any, Protocol
 import dagster as dg
 import pyarrow as pa
 
+from resources.dagster_names import NEEDS_PERSON, NO_ATTEMPT
 from resources.gpu import GpuResource
 from resources.interrupts import interrupt_once
-from resources.run_tags import NEEDS_PERSON, NO_ATTEMPT
 from sensors.dagster_internals.instance_needs import UnfitInstanceError, refuse_unfit
 from vlm_assets.assets.checks import (
     NOT_ACCEPTED,
@@ -33,8 +33,14 @@ from vlm_assets.assets.checks import (
 )
 from vlm_assets.assets.dagster_versions import version_tags
 from vlm_assets.assets.fingerprint import ANEW, SETTINGS, TEXTS, Fingerprint
-from vlm_assets.assets.partition import Partition, adopt_rows, generation_of, rows_to_try_again
-from vlm_assets.assets.refusal import Refusal, clear_refusal
+from vlm_assets.assets.partition import (
+    Partition,
+    Refusal,
+    adopt_rows,
+    clear_refusal,
+    generation_of,
+    rows_to_try_again,
+)
 from vlm_assets.assets.rows_in_doubt import RowsInDoubt, alert_failed_canaries
 from vlm_assets.assets.run_watch import (
     ImagesAwayError,

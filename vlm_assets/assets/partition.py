@@ -1,23 +1,27 @@
 """One partition of an asset: its expected rows, its journal, and the finished rows that it adopts.
 
 Here are the name of the generation that a materialization works at, opening its journal, adopting rows that
-other generations made from the same inputs, and choosing the failed rows that are tried again. The order of
-a materialization is in ``materialize.py``.
+other generations made from the same inputs, choosing the failed rows that are tried again, and the note that
+checks refused finished rows: without it they only wait for publication. The order of a materialization is in
+``materialize.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import chain
+from typing import Self
 
 import pyarrow as pa
 
 from vlm_assets.assets.fingerprint import Fingerprint
 from vlm_assets.config.settings import Settings
 from vlm_durable.commands import command
+from vlm_durable.files.files import sync_directory
 from vlm_durable.files.layout import PartitionPaths
+from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, write_sealed
 from vlm_durable.journal.high_water_mark import read_mark
 from vlm_durable.journal.journal import Journal, clear_retired
 from vlm_durable.journal.journal_errors import SegmentUnreadableError
@@ -223,3 +227,35 @@ def _with_fingerprint(rows: pa.Table, fingerprint: str) -> pa.Table:
     """The rows with this generation's fingerprint, which would have made the same from these inputs."""
     position = rows.schema.get_field_index("fingerprint")
     return rows.set_column(position, rows.schema.field(position), pa.array([fingerprint] * len(rows)))
+
+
+_ABOUT = "May be deleted: checks refused these rows. The next start checks them again."
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Finished rows that checks refused. checks: a sentence for each failed check, by its name."""
+
+    generation: str
+    checks: Mapping[str, str]
+
+    @classmethod
+    def read(cls, paths: PartitionPaths, generations: Collection[str]) -> Self | None:
+        """The refusal of one of these generations; None where none was noted."""
+        try:
+            content = read_sealed(paths.refusal)
+            refusal = cls(content["generation"], content["checks"])
+        except (OSError, BrokenSealError, KeyError):
+            return None
+        return refusal if refusal.generation in generations else None
+
+    def write(self, paths: PartitionPaths) -> None:
+        """Write the note durably. Raises OSError."""
+        write_sealed(paths.refusal, {"about": _ABOUT, **asdict(self)})
+
+
+def clear_refusal(paths: PartitionPaths) -> None:
+    """Remove the note, because rows change or the checks have passed. Raises OSError."""
+    if paths.refusal.exists():
+        paths.refusal.unlink()
+        sync_directory(paths.refusal.parent)

@@ -27,8 +27,7 @@ from vlm_assets.assets.fingerprint import (
     Meanings,
     digest_of,
 )
-from vlm_assets.assets.partition import INPUTS
-from vlm_assets.assets.refusal import Refusal
+from vlm_assets.assets.partition import INPUTS, Refusal
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.resource_settings import control_state

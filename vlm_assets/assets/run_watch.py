@@ -28,8 +28,8 @@ import dagster as dg
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from resources.run_tags import NO_ATTEMPT
-from sensors.dagster_internals.patience import without_waiting
+from resources.dagster_names import NO_ATTEMPT
+from sensors.dagster_internals.instance_needs import without_waiting
 from vlm_assets.assets import markdown
 from vlm_assets.assets.markdown import Markdown
 from vlm_assets.catalog.catalog import Catalog

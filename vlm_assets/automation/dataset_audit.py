@@ -1,8 +1,7 @@
 """dataset_audit: the audit as an asset with a check, so that the pages show whether the dataset is whole.
 
-What lives here: Dagster's side, and when it is audited by itself: once a day, and each hour while something
-is wrong, so that a repair closes the alert of the audit before it. What does not: the audit
-(``vlm_assets/services/home_audit.py``).
+The data set is audited by itself once a day, and each hour while something is wrong, so that a repair closes
+the alert of the audit before it. The audit is in ``vlm_assets/services/home_audit.py``.
 """
 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.

@@ -74,9 +74,8 @@ def build_dataset_plan(settings: Settings) -> dg.AssetsDefinition:
         ),
     )
     def dataset_plan(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
-        from vlm_assets.services.forecast import make_forecast
+        from vlm_assets.services.forecast import compare_with_run, make_forecast
         from vlm_assets.services.measurement import current_measurement
-        from vlm_assets.services.past_forecasts import compare_with_run
         from vlm_engine.protocol import ModelLoadError
 
         catalog, gpu = Catalog.open(settings.home), build_gpu(settings)

@@ -1,8 +1,7 @@
 """dataset_progress: how far the whole dataset is, as an asset whose page has the picture and the figures.
 
-What lives here: what the page shows, and when it is drawn anew: while something works, and once it has come
-to rest. What does not: what is known (``vlm_assets/services/status.py``) and the drawing
-(``vlm_assets/automation/picture.py``). ``vlm-assets status`` says the same, and needs no Dagster.
+The page is drawn anew while something works, and once it has come to rest. ``vlm-assets status`` says the
+same (``vlm_assets/services/status.py``), and needs no Dagster.
 """
 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
@@ -87,7 +86,7 @@ def progress_metadata(status: Status) -> dict[str, dg.MetadataValue]:
 
 def _page(settings: Settings, status: Status) -> dict[str, dg.MetadataValue]:
     """The metadata of the page; after a planned run, with how far the plan was off."""
-    from vlm_assets.services.past_forecasts import compare_with_run
+    from vlm_assets.services.forecast import compare_with_run
 
     compared = compare_with_run(settings)
     planned = {} if compared is None else {"the plan": dg.MetadataValue.text(compared.sentence())}

@@ -17,9 +17,14 @@ from vlm_assets.config.resource_settings import (
     build_vision_language_model,
 )
 from vlm_assets.config.settings import PREFIX
-from vlm_assets.services.forecast import SECONDS_A_DAY, Forecast, keep_forecast, make_forecast
+from vlm_assets.services.forecast import (
+    SECONDS_A_DAY,
+    Forecast,
+    compare_with_run,
+    keep_forecast,
+    make_forecast,
+)
 from vlm_assets.services.measurement import current_measurement, measure
-from vlm_assets.services.past_forecasts import compare_with_run
 from vlm_assets.services.progress import doing
 from vlm_durable.commands import command
 from vlm_durable.wording import counted, duration

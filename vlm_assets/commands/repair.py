@@ -31,8 +31,7 @@ from vlm_assets.config.settings import Settings
 from vlm_assets.services.home_audit import audit
 from vlm_assets.services.journal_losses import accept_loss, find_losses
 from vlm_assets.services.progress import doing
-from vlm_assets.services.repairing import carry_out
-from vlm_assets.services.repairs import find_repairs, older_versions
+from vlm_assets.services.repairs import carry_out, find_repairs, older_versions
 from vlm_durable.mirror.stored_journal import HeadDamagedError
 from vlm_durable.state.workers import Workers
 from vlm_durable.wording import counted

@@ -24,8 +24,8 @@ from vlm_assets.services.store_contents import remove_leftovers, store_leftovers
 from vlm_durable.commands import command
 from vlm_durable.files import files
 from vlm_durable.files.layout import AssetFolders
-from vlm_durable.journal.discarding import discard
 from vlm_durable.journal.high_water_mark import read_mark
+from vlm_durable.journal.setting_aside import discard
 from vlm_durable.versions.partition_files import PartitionFiles, PublishedRecord
 from vlm_durable.versions.partition_findings import read_record
 from vlm_durable.versions.stored import StoredPartitions

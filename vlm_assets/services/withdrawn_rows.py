@@ -17,8 +17,8 @@ from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.resource_settings import build_vision_language_model
 from vlm_assets.config.settings import Settings
 from vlm_durable.files.layout import AssetFolders
-from vlm_durable.journal.discarding import discard
 from vlm_durable.journal.high_water_mark import read_marks, slots
+from vlm_durable.journal.setting_aside import discard
 from vlm_durable.mirror.stored_journal import HeadDamagedError, StoredJournal, stored_generations
 from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_durable.versions.published import PublishedPartitions

@@ -1,8 +1,7 @@
 """Whether a directory's storage gives the guarantees that the commit protocol needs.
 
-What lives here: reading mount type and devices, and trying locks, links, fsync and reading back, in seconds.
-What does not: kills and flips in the directory (``faults/storage.py``). Nothing in the directory is touched
-but one new folder, which is removed again.
+Mount type and devices are read; locks, links, fsync and reading back are tried, in seconds. Nothing in the
+directory is touched but one new folder, which is removed again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Durable files: every byte that must not be lost is written and renamed here, and nowhere else.
 
-What lives here: write, fsync, read back, publish under a name, fsync the directory. What does not: what
-the bytes mean. The order of the steps is the commit protocol of docs/durability.md; the power cuts on a
-simulated disk in tests/faults/test_power_cuts.py test it.
+The order of the steps is the commit protocol of docs/durability.md; the power cuts on a simulated disk in
+tests/faults/test_power_cuts.py test it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Lock files (flock): a dead process holds no lock any more, and a forked child holds none at all.
 
-What lives here: opening and acquiring locks, asking who holds one, and closing them in a forked child, which
-would otherwise keep its dead parent's locks. What does not: what each lock means, and the journal's own lock,
-because the journal depends on no other module of locks (``vlm_durable/journal/writer_lock.py``).
+A forked child would otherwise keep its dead parent's locks. The journal depends on no other module of locks,
+and has its own (``vlm_durable/journal/writer_lock.py``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The identity of processes: pid and start; their children, their states and how they ended.
 
-What lives here: telling a process from a later one with its pid, ending processes, ending with the parent,
-and exit codes in words. What does not: whether a materialization lives (its lock says that,
-``vlm_durable/state/workers.py``), and ending runs (``sensors/run_end.py``).
+Whether a materialization lives is said by its lock (``vlm_durable/state/workers.py``). Runs are ended by
+``sensors/run_end.py``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What was found in files when they were last read. A file that was changed since is read again.
 
-What lives here: the one rule by which anything that is remembered of a file is believed. What does not: what
-is looked for in the files. A lost note costs time alone.
+This is the one rule by which anything that is remembered of a file is believed. A lost note costs time alone.
 """
 
 from __future__ import annotations

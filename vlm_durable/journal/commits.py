@@ -1,8 +1,7 @@
 """The commit of one group of rows: segment, manifest, high-water mark, each durable before the next.
 
-What lives here: manifests, the numbered lists of committed segments, each written once and never replaced;
-the order of the steps of a commit; and the thread that commits a group when it is due, so that the caller
-never waits for the disk. What does not: recovery from a crash between two steps (recovery.py).
+Manifests are numbered lists of committed segments, each written once and never replaced. A thread commits a
+group when it is due, so that the caller never waits for the disk.
 """
 
 from __future__ import annotations

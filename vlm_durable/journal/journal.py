@@ -1,7 +1,7 @@
 """The journal of one partition's work under way: submitted rows are never lost and never doubled.
 
-Opening is resuming: rows that verify on disk are done. What lives here: the public interface. The steps of a
-commit are in commits.py, recovery from a crash is in recovery.py, the terms are in docs/durability.md.
+Opening is resuming: rows that verify on disk are done. The steps of a commit are in commits.py, recovery from
+a crash is in recovery.py, the terms are in docs/durability.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The errors of a journal. Each message says what happened, where, and what to do next.
-
-What does not live here: errors of a single property (those are rows) and of the published file.
-"""
+"""The errors of a journal. Each message says what happened, where, and what to do next."""
 
 from __future__ import annotations
 

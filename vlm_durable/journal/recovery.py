@@ -1,7 +1,6 @@
 """Recovery: from the files that a crash left to one verified state, or to a refusal that says why.
 
 ``survey_journal`` only reads and decides; ``settle`` then quarantines, adopts and writes the state down.
-What does not live here: the writer's lock (writer_lock.py) and new commits (commits.py).
 """
 
 from __future__ import annotations

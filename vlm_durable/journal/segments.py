@@ -1,8 +1,6 @@
 """Segments: immutable parquet files of committed rows, named by their content.
 
-What lives here: whose rows a journal holds, encoding them, reading back, verifying one segment, and reading
-several in the catalogue's order. What does not: which segments count (commits.py) and what happens to one
-that does not verify (recovery.py).
+Which segments count is in commits.py, what happens to one that does not verify in recovery.py.
 """
 
 from __future__ import annotations

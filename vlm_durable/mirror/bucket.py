@@ -1,9 +1,8 @@
 """A folder of an S3 bucket: reading, listing and conditional puts, with an exception for each kind of error.
 
-What lives here: addresses, the one client of the process, errors by what to do about them, and the probe
-that proves a store's guarantees. What does not: what the objects are. Credentials, region and endpoint come
-from the standard AWS environment alone (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL`` …, or a role). Requests,
-and bodies that are cut short, are retried here: botocore's own retries end within a second.
+Credentials, region and endpoint come from the standard AWS environment alone (``AWS_ACCESS_KEY_ID``,
+``AWS_ENDPOINT_URL`` …, or a role). Requests, and bodies that are cut short, are retried here: botocore's own
+retries end within a second.
 """
 
 from __future__ import annotations

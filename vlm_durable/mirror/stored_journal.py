@@ -1,14 +1,13 @@
 """Work under way in an S3 store: each committed segment is copied there, and any machine goes on from there.
 
-What lives here: the head (the object that says what the store has of a journal), taking over, the thread that
-copies, the fence. What does not: the journal on disk, which commits as it does without a store
-(``vlm_durable.journal``). Keys are those of the home's files, and ``head.json`` beside a journal's segments.
+The journal on disk commits as it does without a store. Keys are those of the home's files, and ``head.json``
+beside a journal's segments says what the store has of it.
 
 Segments first, then the head, always in place of the head that was read (``If-Match``, and ``If-None-Match``
-for the first). Each opening of a journal puts a head of its own before its first row: that is the takeover.
-A machine that was overtaken meets a head that it did not put, and changes nothing more. No listing of the
-store is trusted: the head names all that counts. Only where a head is damaged do the listed segments take
-its place, each verified by the digest in its name, and numbered without a gap.
+for the first). Each opening of a journal puts a head of its own before its first row: that is the takeover. A
+machine that was overtaken meets a head that it did not put, and changes nothing more. No listing of the store
+is trusted: the head names all that counts. Only where a head is damaged do the listed segments take its
+place, each verified by the digest in its name, and numbered without a gap.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The nodes of a cluster: each node's heartbeat, which names its devices and its living runs and workers.
 
-What lives here: the row of each node, and how long it has been silent. The clock is the database's, which all
-nodes share, so that no node's own clock matters. What does not: what follows from a silence
-(``sensors/cluster.py``), and the process that beats (``vlm_cluster/node.py``). A node reports its own
-processes: a run lives if its node beats and the run's process holds the run's lock.
+The clock is the database's, which all nodes share, so that no node's own clock matters. A node reports its
+own processes: a run lives if its node beats and the run's process holds the run's lock. What follows from a
+silence is in ``sensors/cluster.py``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The pause: while it stands, no schedule, retry or materialization starts anything, here or on one node.
-
-What lives here: setting, reading and lifting it. What does not: how schedules and runs obey it
-(``vlm_assets/assets/run_watch.py``, ``sensors/failed_partitions.py``).
-"""
+"""The pause: while it stands, no schedule, retry or materialization starts anything, here or on one node."""
 
 from __future__ import annotations
 

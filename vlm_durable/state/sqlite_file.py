@@ -1,8 +1,6 @@
 """One SQLite file that many processes share: opened, checked, and replaced where it is damaged or gone.
 
-What lives here: transactions, the check of a file, replacing it, and refusing file systems on which SQLite's
-locks and its write-ahead log cannot be trusted. What does not: what the tables mean (``tables.py``), the
-copies (``copies.py``).
+File systems on which SQLite's locks and its write-ahead log cannot be trusted are refused.
 """
 
 from __future__ import annotations

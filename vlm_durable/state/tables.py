@@ -1,7 +1,6 @@
 """All tables of the control state, declared in one place.
 
-What lives here: columns and what they mean. What does not: opening, restoring and copying the database
-(``database.py``, ``sqlite_file.py``). All times are in unix seconds.
+All times are in unix seconds.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The note of a withdrawal of properties under way, for every machine to see.
 
-What lives here: the note in the control state. What does not: the steps, and finishing a withdrawal
-that was cut short (``vlm_assets/services/withdrawal.py``). A run writes its heartbeat and then reads the
-note; a withdrawal writes the note and then reads the heartbeats. So of two that begin at once, one sees the
-other.
+A run writes its heartbeat and then reads the note; a withdrawal writes the note and then reads the
+heartbeats. So of two that begin at once, one sees the other.
 """
 
 from __future__ import annotations

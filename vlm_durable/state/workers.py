@@ -1,9 +1,7 @@
 """The heartbeat of each materialization: its partition, its speed, and whether its process still lives.
 
-What lives here: a row of the table ``workers`` for each (for people and for the health sensor), and the file
-``.state/workers/RUN.ASSET.lock``, which the working process holds, so that its death frees it. What does not:
-which rows are done (the journal says that), who holds which device (``vlm_engine/devices``), and what follows
-when a worker stands still.
+A row of the table ``workers`` is for people and for the health sensor. The working process holds the file
+``.state/workers/RUN.ASSET.lock``, so that its death frees it. The journal says which rows are done.
 """
 
 from __future__ import annotations

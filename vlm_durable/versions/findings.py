@@ -1,8 +1,7 @@
 """What may be wrong with published files, their records and copies, committed rows and stored objects.
 
-What lives here: the one vocabulary. ``status``, ``audit``, ``repair``, the drift sensor, the asset check
-``published_file`` and alerts say it in these words. What does not: who looks (``partition_findings.py``,
-``published.py``, ``stored.py`` and the packages above).
+This is the one vocabulary: ``status``, ``audit``, ``repair``, the drift sensor, the asset check
+``published_file`` and alerts say it in these words.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """The files of one partition: its record, what its files must be, and the steps from version to version.
 
-What lives here: what the record says, the comparison of a file with it, the order in which a publication
-changes the disk, and how one that was interrupted is finished or taken back. What does not: the lock, the
-record's two copies and the mark (``versioned_object``), where the files lie (``vlm_durable.files.layout``),
-what may be published and what people are told (``published``). Every method that writes wants the lock held.
+Every method that writes wants the lock held (``versioned_object``).
 
 The order holds at every line: the published name has the whole old file or the whole new one; the record on
 disk names both while they are being exchanged; a backup is dropped only after everything newer was read back.

@@ -1,8 +1,4 @@
-"""What is wrong with a partition's record, its copies and its folder, found without a lock or a change.
-
-What lives here: reading both copies of a record as they stand, and the findings that follow from them. What
-does not: comparing one file with its record (``partition_files.judge``), and the state of the partition.
-"""
+"""What is wrong with a partition's record, its copies and its folder, found without a lock or a change."""
 
 from __future__ import annotations
 

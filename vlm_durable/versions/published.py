@@ -1,8 +1,7 @@
 """The published partitions of one asset: one parquet file a partition, its backups and its record.
 
-What lives here: staging the next file (written and read back, not yet published), publishing, verifying,
-restoring and reading. What does not: the order of the steps on disk (``partition_files.py``), and Dagster
-(``parquet_io.py``).
+A file is staged (written and read back), published, verified, restored and read here. The order of the steps
+on disk is in ``partition_files.py``.
 """
 
 from __future__ import annotations

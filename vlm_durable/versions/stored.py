@@ -1,8 +1,7 @@
 """The published partitions of one asset in an S3 store: the place of record that several machines share.
 
-What lives here: copying what this machine published, and taking over what another one did. What does not: the
-order of the puts and the fence between machines (``fenced_object``), and the steps on disk
-(``partition_files``). Keys have the layout of the home's files.
+The order of the puts and the fence between machines are in ``fenced_object``. Keys have the layout of the
+home's files.
 """
 
 from __future__ import annotations

@@ -10,8 +10,7 @@ from vlm_assets.automation import dataset_audit
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.home_definitions import build_defs
 from vlm_assets.services.home_audit import audit as look
-from vlm_assets.services.repairing import put_right
-from vlm_assets.services.repairs import find_repairs
+from vlm_assets.services.repairs import find_repairs, put_right
 from vlm_durable.state.database import open_state
 
 KEY = "000000000-000000007"

@@ -21,7 +21,7 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands.main import app
 from vlm_assets.config.settings import Settings, load_settings
-from vlm_assets.services.doctor.service_checks import pool_findings
+from vlm_assets.services.doctor.machine_checks import pool_findings
 from vlm_assets.services.home_audit import audit
 from vlm_assets.webserver.api import CodeLocationError
 from vlm_assets.webserver.home import POOL, prepare_dagster_home

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from resources.run_tags import NO_ATTEMPT
+from resources.dagster_names import NO_ATTEMPT
 from resources.vision_language_model import VisionLanguageModel
 from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model, control_state

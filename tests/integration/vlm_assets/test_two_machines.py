@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from rich.console import Console
 from typer.testing import CliRunner
 
-from resources.run_tags import NO_ATTEMPT
+from resources.dagster_names import NO_ATTEMPT
 from resources.vision_language_model import VisionLanguageModel
 from tests.support.homes import Dataset
 from vlm_assets.assets import stored_settings

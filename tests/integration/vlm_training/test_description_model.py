@@ -8,8 +8,8 @@ import dagster as dg
 import pytest
 import torch
 
+from resources.dagster_names import NO_ATTEMPT
 from resources.gpu import GpuResource
-from resources.run_tags import NO_ATTEMPT
 from vlm_assets.assets.fingerprint import digest_of
 from vlm_assets.assets.learned_labels import learned_labels
 from vlm_assets.catalog.catalog import Catalog

@@ -16,7 +16,7 @@ from vlm_assets.commands.main import find_command
 from vlm_assets.config.resource_settings import runs_at_once
 from vlm_assets.config.settings import PREFIX, Settings, load_settings, secret_names
 from vlm_assets.webserver.home import POOL, seed_settings
-from vlm_cluster.dagster_settings import filled_in, logs_prefix
+from vlm_cluster.cluster_extension import filled_in, logs_prefix
 from vlm_durable.mirror.bucket import S3Folder
 
 CHECKOUT = Path(__file__).resolve().parents[3]

@@ -16,7 +16,7 @@ from dagster._core.events import (
 )
 
 from resources.alerts.outbox import Outbox
-from resources.run_tags import NO_ATTEMPT
+from resources.dagster_names import NO_ATTEMPT
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY
 from sensors.failed_partitions import FailedPartitions, Launch, TickResult, Watched

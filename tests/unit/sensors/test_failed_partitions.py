@@ -7,7 +7,7 @@ import dagster as dg
 import pytest
 from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
 
-from resources.run_tags import NEEDS_PERSON, NO_ATTEMPT
+from resources.dagster_names import NEEDS_PERSON, NO_ATTEMPT
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY
 from sensors.retry_ledger import (

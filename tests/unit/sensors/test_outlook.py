@@ -2,7 +2,7 @@
 
 import time
 
-from resources.run_tags import NEEDS_PERSON
+from resources.dagster_names import NEEDS_PERSON
 from sensors.outlook import outlooks
 from sensors.retry_decision import Policy
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from dagster import DagsterRunStatus
 from dagster._core.events import RunFailureReason
 
-from resources.run_tags import NEEDS_PERSON, NO_ATTEMPT
+from resources.dagster_names import NEEDS_PERSON, NO_ATTEMPT
 from sensors.dagster_internals.runs import LAUNCHED_BY, NEVER_STARTED, RETRY, RunState
 from sensors.retry_decision import INTERRUPTIONS_TOLD, Action, Facts, Policy, decide
 from sensors.retry_ledger import Entry

@@ -25,16 +25,14 @@ from vlm_assets.config.resource_settings import build_gpu, build_vision_language
 from vlm_assets.config.settings import ENV_FILE, PREFIX, Settings
 from vlm_assets.services.doctor.catalog_checks import examine_catalogue, examine_images
 from vlm_assets.services.doctor.machine_checks import (
+    examine_alerts,
     examine_clock,
+    examine_dagster,
     examine_devices,
     examine_limits,
     examine_space,
-    examine_storage,
-)
-from vlm_assets.services.doctor.service_checks import (
-    examine_alerts,
-    examine_dagster,
     examine_state,
+    examine_storage,
     examine_store,
 )
 from vlm_assets.services.progress import doing

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from faults.s3_server import BUCKET
-from resources.run_tags import NO_ATTEMPT
+from resources.dagster_names import NO_ATTEMPT
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_durable.mirror import bucket as bucket_module

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from dagster import DagsterExecutionInterruptedError
 
-from resources.run_tags import NEEDS_PERSON
+from resources.dagster_names import NEEDS_PERSON
 from resources.vision_language_model import VisionLanguageModel
 from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog

@@ -8,8 +8,8 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from resources.dagster_names import NEEDS_PERSON, NO_ATTEMPT
 from resources.gpu import GpuResource
-from resources.run_tags import NEEDS_PERSON, NO_ATTEMPT
 from tests.support.waiting import wait_until
 from vlm_assets.assets import property_descriptions
 from vlm_assets.assets.partition_state import committed_rows

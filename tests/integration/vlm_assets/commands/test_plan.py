@@ -11,7 +11,7 @@ from faults.rehearsal.rehearse import program
 from vlm_assets.automation.dataset_plan import build_dataset_plan
 from vlm_assets.commands.main import app
 from vlm_assets.services import small_runs
-from vlm_assets.services.past_forecasts import compare_with_run
+from vlm_assets.services.forecast import compare_with_run
 
 pytestmark = [pytest.mark.serves, pytest.mark.long]
 

@@ -11,8 +11,7 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.home_definitions import build_defs
 from vlm_assets.services.home_audit import audit
 from vlm_assets.services.journal_losses import accept_loss, find_losses
-from vlm_assets.services.repairing import put_right, recomputations
-from vlm_assets.services.repairs import find_repairs
+from vlm_assets.services.repairs import find_repairs, put_right, recomputations
 from vlm_durable.journal.journal import Journal
 from vlm_durable.journal.journal_errors import JournalLossError
 from vlm_durable.mirror.mirror import NO_MIRROR

@@ -24,8 +24,7 @@ from vlm_assets.services import store_looks as store_looks_module
 from vlm_assets.services.home_audit import audit
 from vlm_assets.services.pruning import find_removable, remove_stored
 from vlm_assets.services.pruning import remove as remove_here
-from vlm_assets.services.repairing import put_right
-from vlm_assets.services.repairs import Remedy, find_repairs
+from vlm_assets.services.repairs import Remedy, find_repairs, put_right
 from vlm_assets.services.status import read_status
 from vlm_assets.services.store_looks import StoreLooks
 from vlm_assets.services.withdrawal import pending_withdrawal, prepare_withdrawal, withdraw

@@ -10,8 +10,8 @@ import pytest
 from pydantic import SecretStr
 
 from faults.file_operations import FileOperations
+from resources.dagster_names import NO_ATTEMPT
 from resources.gpu import GpuResource
-from resources.run_tags import NO_ATTEMPT
 from tests.support.shares import share_of
 from vlm_assets.assets import materialize
 from vlm_assets.assets.truth import verdicts

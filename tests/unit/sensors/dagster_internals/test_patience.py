@@ -8,8 +8,8 @@ import pytest
 from dagster_postgres import utils
 from sqlalchemy.exc import OperationalError
 
-from sensors.dagster_internals import patience
-from sensors.dagster_internals.patience import wait_for_postgres, without_waiting
+from sensors.dagster_internals import instance_needs
+from sensors.dagster_internals.instance_needs import wait_for_postgres, without_waiting
 
 
 class Postgres:
@@ -51,7 +51,7 @@ def test_the_wait_has_an_end(waited: list[float]) -> None:
     wait_for_postgres()
     with pytest.raises(utils.DagsterPostgresException):
         utils.retry_pg_connection_fn(Postgres(away=10**9).connect)
-    assert patience.PATIENCE_SECONDS <= sum(waited) < patience.PATIENCE_SECONDS + 30
+    assert instance_needs.PATIENCE_SECONDS <= sum(waited) < instance_needs.PATIENCE_SECONDS + 30
 
 
 def test_what_is_told_in_passing_does_not_wait(waited: list[float]) -> None:

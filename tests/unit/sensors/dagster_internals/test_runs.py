@@ -1,6 +1,6 @@
 """What is said of runs without reading their bodies is what Dagster says."""
 
-from resources.run_tags import NO_ATTEMPT
+from resources.dagster_names import NO_ATTEMPT
 from sensors.dagster_internals.runs import GOES_ON_WITH, LAUNCHED_BY, RETRY, UNFINISHED
 
 

@@ -19,8 +19,8 @@ from tests.support.scripted_engine import scripted_engine  # noqa: F401 - a fixt
 from vlm_assets.assets import row_counts
 from vlm_assets.commands import device_commands, terminal
 from vlm_assets.commands import run as run_module
-from vlm_assets.commands.backfill_view import ProgressLine
 from vlm_assets.commands.main import app
+from vlm_assets.commands.run import ProgressLine
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model
 from vlm_assets.config.settings import load_settings
 from vlm_assets.services import home_audit, measurement

@@ -11,9 +11,8 @@ from typer.testing import CliRunner
 from vlm_assets.assets.fingerprint import Meaning, Meanings
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands import run as run_module
-from vlm_assets.commands.backfill_view import show_summary
 from vlm_assets.commands.main import app
-from vlm_assets.commands.run import Patience, _follow, _wait_for
+from vlm_assets.commands.run import Patience, _follow, _wait_for, show_summary
 from vlm_assets.services.backfill import Backfill, BackfillSummary, stale_options, with_stale
 from vlm_assets.services.status import read_status
 from vlm_assets.webserver.api import (

@@ -16,10 +16,15 @@ from tests.support.measurements import MEASURED
 from vlm_assets.assets.published_rows import COUNTED
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.services import forecast, small_runs
-from vlm_assets.services.forecast import best_commit_seconds, keep_forecast, make_forecast
+from vlm_assets.services.forecast import (
+    best_commit_seconds,
+    compare_with_run,
+    comparisons,
+    keep_forecast,
+    make_forecast,
+)
 from vlm_assets.services.measurement import Measurement, keep_measurement, read_measurements
 from vlm_assets.services.pace import Pace, range_size_advice
-from vlm_assets.services.past_forecasts import compare_with_run, comparisons
 from vlm_assets.services.small_runs import MeasuredRun
 from vlm_durable.versions.partition_files import PublishedRecord
 from vlm_durable.versions.published import PublishedPartitions

@@ -14,7 +14,7 @@ from tests.support.damage import flip_bit
 from vlm_assets.assets import fingerprint
 from vlm_assets.assets.checks import published_file_result
 from vlm_assets.assets.fingerprint import Meanings
-from vlm_assets.automation.drift_looks import DriftLooks
+from vlm_assets.automation.sensors import DriftLooks
 from vlm_assets.services.home_audit import audit
 from vlm_assets.services.repairs import Remedy, find_repairs
 from vlm_assets.services.status import read_status

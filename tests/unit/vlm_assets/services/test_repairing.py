@@ -1,8 +1,7 @@
 """Carrying out repairs beside runs."""
 
 from vlm_assets.config.resource_settings import control_state
-from vlm_assets.services.repairing import carry_out
-from vlm_assets.services.repairs import Remedy, Repair
+from vlm_assets.services.repairs import Remedy, Repair, carry_out
 from vlm_durable.state.workers import Phase, Workers
 
 

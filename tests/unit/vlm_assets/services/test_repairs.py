@@ -10,8 +10,7 @@ import pytest
 from tests.support.damage import damage_rows
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.services.home_audit import audit
-from vlm_assets.services.repairing import put_right, recomputations
-from vlm_assets.services.repairs import Remedy, find_repairs
+from vlm_assets.services.repairs import Remedy, find_repairs, put_right, recomputations
 from vlm_durable.journal.high_water_mark import HighWaterMark, write_mark
 from vlm_durable.versions.version_mark import mark_copies
 

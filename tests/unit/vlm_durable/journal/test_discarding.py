@@ -2,10 +2,10 @@
 
 import pytest
 
-from vlm_durable.journal import discarding
-from vlm_durable.journal.discarding import discard
+from vlm_durable.journal import setting_aside
 from vlm_durable.journal.high_water_mark import read_mark
 from vlm_durable.journal.journal_errors import FencedError, JournalLockedError, JournalLossError
+from vlm_durable.journal.setting_aside import discard
 
 
 def discarded(home) -> bool:
@@ -79,13 +79,13 @@ def test_a_mark_ahead_of_every_manifest_is_followed(committed):
 
 def test_a_discarding_that_is_overtaken_removes_nothing(committed, monkeypatch):
     """The lock was taken while the mark was written: the other's rows stay, and this process is told."""
-    real = discarding.write_mark
+    real = setting_aside.write_mark
 
     def taken(path, mark):
         (committed.directory / "writer.lock").unlink()
         real(path, mark)
 
-    monkeypatch.setattr(discarding, "write_mark", taken)
+    monkeypatch.setattr(setting_aside, "write_mark", taken)
     with pytest.raises(FencedError):
         discarded(committed)
     assert len(committed.segments()) == 3

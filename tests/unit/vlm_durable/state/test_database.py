@@ -17,8 +17,7 @@ import sqlalchemy as sa
 from tests.support.control_states import ROUNDS, THREADS, count_by_threads, with_version
 from tests.support.damage import flip_bit
 from vlm_durable.state import sqlite_file, tables
-from vlm_durable.state.copies import Copies
-from vlm_durable.state.database import COPY_SECONDS, ControlState, open_state
+from vlm_durable.state.database import COPY_SECONDS, ControlState, Copies, open_state
 from vlm_durable.state.sqlite_file import ControlStateError, refuse_network_file_system
 
 
@@ -370,7 +369,7 @@ _COUNT = """
 import sys
 from pathlib import Path
 from vlm_durable.state import sqlite_file, tables
-from vlm_durable.state.copies import Copies
+from vlm_durable.state.database import Copies
 from vlm_durable.state.database import ControlState
 state = ControlState(Path(sys.argv[1]))
 row = dict(partition="p", launches=0, attempts=0, interruptions=0, rows=0, not_before=0.0, given_up=False,
@@ -389,7 +388,7 @@ import sys
 from pathlib import Path
 import itertools
 from vlm_durable.state import sqlite_file, tables
-from vlm_durable.state.copies import Copies
+from vlm_durable.state.database import Copies
 from vlm_durable.state.database import ControlState
 state = ControlState(Path(sys.argv[1]))
 for number in itertools.count(int(sys.argv[2])):
