@@ -5,8 +5,6 @@ What may be published, and how, is in ``vlm_durable.versions.published``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from dagster import (
     AssetKey,
     InputContext,
@@ -52,8 +50,14 @@ class ParquetIOManager(IOManager):
         Raises as ``PublishedPartitions.publish`` and ``StoredPartitions.push``.
         """
         interrupt_once(context.run_id)
-        key = self._one_partition(context.asset_key, context.asset_partition_keys)
-        partitions = self.partitions(context.asset_key)
+        partitions, keys = self.partitions(context.asset_key), context.asset_partition_keys
+        if len(keys) != 1:
+            raise PublishedError(
+                f"asset {context.asset_key.to_user_string()} is published one partition a run, and this run"
+                f" has {len(keys)}: launch a backfill with one run a partition (leave the backfill policy"
+                " unset)"
+            )
+        (key,) = keys
         if not isinstance(obj, StagedFile | Publication):
             raise PublishedError(
                 f"asset {context.asset_key.to_user_string()} returned a {type(obj).__name__}: it must return "
@@ -123,11 +127,3 @@ class ParquetIOManager(IOManager):
         if asset is None:
             raise PublishedError(f"asset {asset_key.to_user_string()} is none of the home {self._home.root}")
         return PublishedPartitions(self._home.asset(asset))
-
-    def _one_partition(self, asset_key: AssetKey, keys: Sequence[str]) -> str:
-        if len(keys) != 1:
-            raise PublishedError(
-                f"asset {asset_key.to_user_string()} is published one partition a run, and this run has "
-                f"{len(keys)}: launch a backfill with one run a partition (leave the backfill policy unset)"
-            )
-        return keys[0]

@@ -129,9 +129,12 @@ class AlertScan:
 
         opened = self.outbox.open_subjects()
         recovered = passed_again(evaluations) | self.ticks.ticking_again(opened.keys(), now=now)
-        recovered |= self._made_since(dagster, opened.values())
+        if any(alert.kind == RUN_FAILED for alert in opened.values()):
+            self._history.update(dagster)
         for subject, alert in opened.items():
-            if alert.kind in (QUEUE_STANDS, RUN_STUCK) and subject not in still_since and not waits:
+            if alert.kind == RUN_FAILED and self._is_made_since(dagster, alert):
+                recovered[subject] = "A later run made the output of this run."
+            elif alert.kind in (QUEUE_STANDS, RUN_STUCK) and subject not in still_since and not waits:
                 recovered[subject] = "It goes on, or nothing is left to be done."
             elif alert.lasts is not None and now - alert.at >= alert.lasts:
                 recovered[subject] = (
@@ -200,15 +203,8 @@ class AlertScan:
                 at=run.ended_at or run.created_at,
             )
 
-    def _made_since(self, dagster: DagsterFacts, opened: Iterable[Alert]) -> dict[str, str]:
-        """By subject, a sentence for each failed run whose output was made since."""
-        failed = [alert for alert in opened if alert.kind == RUN_FAILED]
-        if failed:
-            self._history.update(dagster)
-        sentence = "A later run made the output of this run."
-        return {alert.subject: sentence for alert in failed if self._is_made_since(dagster, alert)}
-
     def _is_made_since(self, dagster: DagsterFacts, alert: Alert) -> bool:
+        """Whether the output of a failed run was made since."""
         first, second, *_ = alert.subject.split("/")
         names = first.split("+")
         if alert.partition is not None:

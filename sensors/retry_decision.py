@@ -69,10 +69,6 @@ class Policy:
         """Seconds to wait after the end of the ``times``-th run in a row without progress."""
         return float(self.backoff_seconds * 2 ** min(times, _LONGEST_DOUBLINGS))
 
-    def is_waiting(self, not_before: float, now: float) -> bool:
-        """Whether the back-off still lasts. An end beyond the longest delay means: the clock was put back."""
-        return now < not_before <= now + self.delay(_LONGEST_DOUBLINGS)
-
 
 @dataclass(frozen=True)
 class Facts:
@@ -112,7 +108,8 @@ def decide(entry: Entry, facts: Facts, policy: Policy, *, now: float, at_once: b
         return Decision(Action.GIVEN_UP, entry, facts.why)
     if entry.attempts >= policy.attempts:
         return Decision(Action.GIVE_UP, replace(entry, given_up=True), facts.why)
-    if policy.is_waiting(entry.not_before, now):
+    # An end beyond the longest delay means: the clock was put back.
+    if now < entry.not_before <= now + policy.delay(_LONGEST_DOUBLINGS):
         return Decision(Action.WAIT, entry, facts.why)
     return Decision(Action.LAUNCH, entry, facts.why)
 

@@ -72,7 +72,6 @@ class TrainingStoppedError(Exception):
 class _Microbatch:
     """The samples that a loader's process made from some sample numbers."""
 
-    indexes: Sequence[int]
     marks: int
     batch: Any | None
 
@@ -85,16 +84,16 @@ class _NumberedSamples:
     ) -> None:
         self.samples, self.chosen, self.order, self.objective = samples, chosen, order, objective
 
-    def __getitem__(self, number: int) -> tuple[int, int, Any]:
+    def __getitem__(self, number: int) -> tuple[int, Any]:
         index = self.order.index(number)
         sample = self.samples[self.chosen[index]]
         seed = seed_of("sample", self.order.seed, number)
-        return index, self.order.mark(number, index), self.objective.features(sample, seed)
+        return self.order.mark(number, index), self.objective.features(sample, seed)
 
-    def collate(self, samples: Sequence[tuple[int, int, Any]]) -> _Microbatch:
-        readable = [features for _, _, features in samples if features is not None]
+    def collate(self, samples: Sequence[tuple[int, Any]]) -> _Microbatch:
+        readable = [features for _, features in samples if features is not None]
         batch = self.objective.collate(readable) if readable else None
-        return _Microbatch([index for index, _, _ in samples], sum(mark for _, mark, _ in samples), batch)
+        return _Microbatch(sum(mark for mark, _ in samples), batch)
 
 
 class Training:

@@ -157,7 +157,7 @@ MUTANTS = (
     Mutant(_RETRY, "given_up=entry.given_up and not progress", "given_up=entry.given_up", "a new row brings back what was given up"),
     Mutant(_RETRY, "entry.attempts >= policy.attempts", "entry.attempts > policy.attempts", "it is given up after so many attempts"),
     Mutant(_RETRY, "if run is None or run.run_id == entry.reckoned:", "if run is None:", "the end of a run is counted once"),
-    Mutant(_RETRY, "now < not_before <= now + self.delay(_LONGEST_DOUBLINGS)", "now < not_before", "a clock that was put back holds nothing up"),
+    Mutant(_RETRY, "now < entry.not_before <= now + policy.delay(_LONGEST_DOUBLINGS)", "now < entry.not_before", "a clock that was put back holds nothing up"),
     Mutant(_RETRY, "2 ** min(times, _LONGEST_DOUBLINGS)", "2**times", "a back-off has an end"),
     Mutant(_RETRY, "max(interruptions - 1, 0) if interrupted else attempts", "attempts", "interruptions back off by their own number"),
     Mutant(_RETRY, "    delay = 0.0 if interrupted and interruptions <= 1 else ", "    delay = ", "the first interruption is resumed at once"),

@@ -315,7 +315,7 @@ def keep_forecast(settings: Settings, forecast: Forecast) -> None:
         "low": low * SECONDS_A_DAY,
         "high": high * SECONDS_A_DAY,
     }
-    keep_for_comparison(settings, content)
+    write_sealed(_folder(settings) / "latest.json", content)
 
 
 _KEPT: Final = 100
@@ -346,15 +346,6 @@ class ForecastAndRun:
             f" {counted(self.properties, 'properties')} on {counted(self.devices, 'devices')}; took"
             f" {duration(self.actual)}: {self.off:+.1%}, {inside} the band."
         )
-
-
-def keep_for_comparison(settings: Settings, content: Mapping[str, Any]) -> None:
-    """Note a forecast for the comparison after its run. Raises OSError.
-
-    content: when it was made (at), the name of its measurement (measured), the partitions (keys), and the
-    other fields of ``ForecastAndRun`` but ``actual``.
-    """
-    write_sealed(_folder(settings) / "latest.json", content)
 
 
 def comparisons(settings: Settings) -> list[ForecastAndRun]:

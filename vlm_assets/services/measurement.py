@@ -156,7 +156,11 @@ def measure(
     announce = tell or (lambda sentence: None)
     measured = current_measurement(settings, model, gpu)
     if measured is None:
-        announce(sample_announcement(catalog, model, limit))
+        rest = ", and how long the rest of measuring takes is said after it" if model.server is None else ""
+        announce(
+            "Nothing is measured under these settings: a sample of"
+            f" {counted(min(limit, catalog.rows), 'properties')} is described, once{rest}; {_NOTHING_WRITTEN}"
+        )
         if model.server is None:
             _try_apart(limit, quiet=tell is None)
             measured = current_measurement(settings, model, gpu)
@@ -175,16 +179,6 @@ def measure(
 
 
 _NOTHING_WRITTEN: Final = "nothing of it is written into the home's results, and Ctrl-C ends it."
-
-
-def sample_announcement(catalog: Catalog, model: VisionLanguageModel, limit: int) -> str:
-    """What is measured first where nothing is known; how long it takes shows by how far it is."""
-    rest = ", and how long the rest of measuring takes is said after it" if model.server is None else ""
-    size = counted(min(limit, catalog.rows), "properties")
-    return (
-        f"Nothing is measured under these settings: a sample of {size} is described, once{rest};"
-        f" {_NOTHING_WRITTEN}"
-    )
 
 
 def runs_announcement(catalog: Catalog, measured: Measurement, devices: int) -> str:

@@ -299,12 +299,6 @@ def remove_retired(directory: Path, retired: Manifest) -> None:
     manifest_path(directory, retired.sequence).unlink(missing_ok=True)
 
 
-def remove_temporaries(directory: Path) -> None:
-    """Remove temporary files of killed writers. Only for the journal's one writer."""
-    for temporary in directory.glob(f".*{files.TEMPORARY_SUFFIX}"):
-        temporary.unlink(missing_ok=True)
-
-
 @dataclass(frozen=True)
 class _Waiting:
     table: Any

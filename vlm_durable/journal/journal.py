@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from vlm_durable.files import files
 from vlm_durable.journal import commits
-from vlm_durable.journal.commits import Committer, CommitThread, remove_retired, remove_temporaries
+from vlm_durable.journal.commits import Committer, CommitThread, remove_retired
 from vlm_durable.journal.high_water_mark import clear_temporaries, read_mark, write_mark
 from vlm_durable.journal.journal_errors import (
     CrossDeviceError,
@@ -357,7 +357,8 @@ def clear_retired(directory: Path, high_water_mark: Path) -> bool:
         lock = WriterLock(directory)
         try:
             # A kill between naming the retired manifest and removing its temporary name leaves that name.
-            remove_temporaries(directory)
+            for temporary in directory.glob(f".*{files.TEMPORARY_SUFFIX}"):
+                temporary.unlink(missing_ok=True)
             clear_temporaries(high_water_mark)
             if head is not None:
                 # A killed process may not have made the visible names durable. A power cut now must leave
