@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from resources.alerts.alert import Alert
 from resources.dagster_names import UNPREFIXED, DagsterNames
-from vlm_durable.commands import name_home
+from vlm_durable.commands import command, name_home
 from vlm_durable.state.database import ControlState
 from vlm_durable.state.tables import ticks as _table
 
@@ -160,8 +160,8 @@ class Ticks:
             actual=f"no tick of any since {_clock(last)}",
             next_step=(
                 "Is the machine short of memory or disk? Do the definitions load (Deployment in the UI)?"
-                " Start Dagster again (`make run`, or its systemd units): everything goes on from where it"
-                " was. If you stopped it on purpose, there is nothing to do."
+                f" Start Dagster again ({command('serve')}, or its systemd units): everything goes on from"
+                " where it was. If you stopped it on purpose, there is nothing to do."
             ),
             page="deployment/daemons",
             at=now,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -29,3 +30,17 @@ def command(*words: object) -> str:
     if home and "--home" not in arguments:
         arguments += ["--home", home]
     return f"`{shlex.join(arguments)}`"
+
+
+_given: list[str] = []
+"""The words of the command that runs."""
+
+
+def note_given(words: Sequence[str]) -> None:
+    """Note which command runs, for ``given_command``."""
+    _given[:] = words
+
+
+def given_command(*more: object) -> str:
+    """The whole command that was given, with more words. Of an option that is in both, the last counts."""
+    return command(*_given, *more)

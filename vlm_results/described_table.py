@@ -39,7 +39,7 @@ from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.settings import PREFIX, Settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.progress import doing
-from vlm_durable.commands import command
+from vlm_durable.commands import command, given_command
 from vlm_durable.files.files import make_directory, set_aside
 from vlm_durable.files.lock_files import acquire_lock
 from vlm_durable.versions.partition_files import PublishedRecord
@@ -709,7 +709,7 @@ def bring_up_to_date(
     Raises CommandError, PublishedError, StoreAwayError, OSError.
     """
     if images in (Images.copy, Images.embed):
-        raise CommandError(f"A table holds no image files: --images {Images.link}, or {Images.none}.")
+        raise CommandError(f"A table holds no image files: {given_command('--images', Images.none)}.")
     if set("#?%") & set(str(place.folder)):
         raise CommandError(f"{place.folder} has #, ? or % in it, which the address of a table cannot have.")
     refuse_away(settings, place.folder)

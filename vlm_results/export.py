@@ -28,7 +28,7 @@ from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, say
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.progress import doing
-from vlm_durable.commands import command
+from vlm_durable.commands import command, given_command
 from vlm_durable.files.files import (
     TEMPORARY_SUFFIX,
     TemporaryFile,
@@ -127,7 +127,10 @@ def export(
     CommandError, PublishedError, StoreAwayError, OSError.
     """
     if images is Images.embed and format_ is Format.csv:
-        raise CommandError("A cell of a CSV holds no image: --images copy, or --format huggingface or jsonl.")
+        raise CommandError(
+            f"A cell of a CSV holds no image: {given_command('--images', 'copy')}, or"
+            f" {given_command('--format', 'huggingface')}."
+        )
     records = published_records(settings.descriptions, catalog)
     if not records:
         raise CommandError(f"No description is published yet: {command('run')}.")

@@ -27,6 +27,7 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.image_root import InvalidImagePathError
 from vlm_assets.catalog.ranges import InvalidRangeError, PropertyRange
 from vlm_assets.services.command_error import CommandError
+from vlm_durable.commands import given_command
 from vlm_durable.files.files import TemporaryFile, make_directory, publish_replacing, sync_directory
 from vlm_engine.images.fetching import THREADS
 from vlm_engine.images.images import (
@@ -152,7 +153,8 @@ class ExportedImages:
             if isinstance(place, Path) and not _has_entries(place):
                 raise CommandError(
                     f"There is nothing in {place}, which has the images. Nothing was changed."
-                    f" {self._root.advice} To export without images: --images none."
+                    f" {self._root.advice} To export without images:"
+                    f" {given_command('--images', 'none')}."
                 )
 
     def readable(self, names: Iterable[str]) -> bool:

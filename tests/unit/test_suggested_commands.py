@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 
 from tests.support.activity import commands_of
 from vlm_assets.commands import main as cli
-from vlm_assets.commands.terminal import given_command, note_given
-from vlm_durable.commands import command
+from vlm_durable.commands import command, given_command, note_given
 
 ROOT = Path(__file__).parents[2]
 CORE = ("vlm_durable", "vlm_engine", "resources", "sensors", "vlm_assets")
@@ -45,6 +44,17 @@ def suggested_words(call: ast.Call) -> list[str]:
         else:
             words += SPREAD[ast.unparse(word)] if isinstance(word, ast.Starred) else [FILLED_IN]
     return words
+
+
+def options_to_add() -> set[tuple[str, ...]]:
+    """The words that messages add to the command that was given."""
+    added = set()
+    for path in (path for package in (*CORE, *EXTENSIONS) for path in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(func=ast.Name("given_command"), args=words):
+                    added.add(tuple(ast.unparse(word).strip("'") for word in words))
+    return added
 
 
 def suggestions(packages: Iterable[str]) -> dict[str, str]:
@@ -115,24 +125,47 @@ def test_the_core_suggests_no_command_of_an_extension():
         assert not of_extensions & {named[0], " ".join(named[:2])}, place
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
+GIVEN_ONCE_MORE = {
+    ("--yes",): [
+        "ingest 3 --update",
         "prune",
-        "withdraw --ids 3",
         "repair",
-        "repair --catalog 3",
         "repair --accept-loss 3",
+        "repair --catalog 3",
         "run 3 --accept-failed",
+        "withdraw --ids 3",
     ],
+    ("--home", "DIR"): ["demo --home 3", "devices --home 3 pause", "devices resume"],
+    ("--port", "PORT"): ["demo", "review --port 3", "run", "serve --port 3"],
+    ("--images", "copy"): ["export 3 --format csv --images embed"],
+    ("--images", "none"): ["export 3 --images copy"],
+    ("--images", "Images.none"): ["export 3 --format iceberg --images copy"],
+    ("--format", "huggingface"): ["export 3 --format csv --images embed"],
+}
+"""What messages add to the command that was given, and the commands that say so."""
+
+
+@pytest.mark.parametrize(
+    ("more", "given"), [(more, given) for more, commands in GIVEN_ONCE_MORE.items() for given in commands]
 )
-def test_a_command_that_asks_can_be_given_its_answer(given, parsed, monkeypatch, tmp_path):
-    """Without a terminal a command says how it is told yes; that command exists, in the same home."""
+def test_the_command_that_was_given_is_suggested_with_one_word_more(
+    more, given, parsed, monkeypatch, tmp_path
+):
+    """It exists, keeps its home and all that it was given, and the word that is added counts."""
     home = tmp_path / "my home"
     monkeypatch.setenv("VLM_ASSETS_HOME", str(home))
     monkeypatch.chdir(tmp_path)
     Path(FILLED_IN).touch()
     note_given(given.split())
-    options = parsed(given_command("--yes"))
-    assert options["yes"] is True
-    assert options["home"] == home
+    option, *values = more
+    value = values[0].removeprefix("Images.").replace("PORT", "4") if values else "True"
+    options = parsed(given_command(option, *(value for _ in values)))
+    given_options = {name.strip("_"): given for name, given in options.items()}
+    assert str(given_options[option.strip("-")]) == value
+    if option != "--home":
+        assert options["home"] == home
+
+
+def test_every_word_that_a_message_adds_is_tried():
+    """The test above knows all of them."""
+    assert options_to_add() == set(GIVEN_ONCE_MORE)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shlex
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from vlm_assets.catalog.catalog_file import (
     read_header,
     verify_file,
 )
+from vlm_durable.commands import command
 from vlm_durable.files.files import (
     TEMPORARY_SUFFIX,
     DurableWriteError,
@@ -271,7 +271,7 @@ def catalog_id_of(home: Path) -> str | None:
 
 def choose_command(home: Path, place: object) -> str:
     """The command that checks a catalogue and makes it the home's."""
-    return f"`{shlex.join(['vlm-assets', 'repair', '--home', str(home), '--catalog', str(place)])}`"
+    return command("repair", "--home", home, "--catalog", place)
 
 
 def unreadable(home: Path, problem: str) -> CatalogUnreadableError:

@@ -74,8 +74,8 @@ class ImageRoot:
         if _SCHEME.match(written):
             if written[:5].lower() == "s3://":
                 raise InvalidImagePathError(
-                    f"it is on S3, and this source's images lie under {self.path}; name the folder of all"
-                    " images: --image-root s3://BUCKET/PREFIX"
+                    f"it is on S3, and this source's images lie under {self.path}; the image root is"
+                    " the folder of all images: s3://BUCKET/PREFIX"
                 )
             raise InvalidImagePathError("an image is given as a path, not as a URL")
         if written.startswith("/"):

@@ -40,6 +40,7 @@ from vlm_assets.catalog.listing import (
     INNER_FOLDERS,
     NOT_IMAGES,
     SINGULAR,
+    IngestRequest,
     Listing,
     ListingError,
     Problems,
@@ -244,38 +245,6 @@ class IngestReport:
 
 
 @dataclass(frozen=True)
-class IngestRequest:
-    """The arguments of an ingest, so that messages can suggest it again as a whole command.
-
-    words: of the command line, without the image roots. image_roots: as given; empty: the source's folder.
-    """
-
-    words: tuple[str, ...]
-    image_roots: tuple[str, ...]
-
-    @classmethod
-    def from_arguments(
-        cls,
-        source: Place,
-        image_roots: Sequence[Place],
-        range_size: int | None,
-        options: ReadingOptions,
-        flags: Mapping[str, bool],
-    ) -> IngestRequest:
-        """The request with these arguments of ``ingest``. flags: by the option's name."""
-        words = ["ingest", str(source), *options.words()]
-        words += [] if range_size is None else ["--range-size", str(range_size)]
-        words += [name for name, is_set in flags.items() if is_set]
-        return cls(tuple(words), tuple(map(str, image_roots)))
-
-    def command(self, *more: object, image_roots: Sequence[object] = ()) -> str:
-        """The same command with more words; image_roots: in place of those that were given."""
-        roots = [word for root in image_roots or self.image_roots for word in ("--image-root", root)]
-        words = [*self.words, *roots]
-        return command(*words, *(word for word in more if word not in words))
-
-
-@dataclass(frozen=True)
 class NextCatalog(Catalog):
     """The catalogue that an ingest is about to write, before it is written."""
 
@@ -333,7 +302,7 @@ def ingest(
     flags = {"--update": update, "--close": close, "--skip-bad": skip_bad}
     request = IngestRequest.from_arguments(source, chosen, range_size, options, flags)
     with (
-        Problems(source, rejects, request.command("--skip-bad")) as problems,
+        Problems(source, request, rejects) as problems,
         ThreadPoolExecutor(_THREADS) as pool,
         ExitStack() as stack,
     ):
@@ -361,7 +330,7 @@ def ingest(
         moved = current is not None and roots != roots_before
         is_wider = roots[: len(roots_before)] == roots_before
         data = merge.next_catalog(current, header)
-        _refuse_unsafe(merge, root, home, changes_roots=moved and not is_wider)
+        _refuse_unsafe(merge, root, home, request, changes_roots=moved and not is_wider)
         if merge.stale:
             next_header = CatalogHeader.from_footer(pq.read_metadata(pa.BufferReader(data)))
             path = catalog_path(home).absolute()
@@ -399,7 +368,9 @@ def ingest(
         )
 
 
-def _refuse_unsafe(merge: _Merge, root: AnyImageRoot, home: Path, *, changes_roots: bool) -> None:
+def _refuse_unsafe(
+    merge: _Merge, root: AnyImageRoot, home: Path, request: IngestRequest, *, changes_roots: bool
+) -> None:
     """Refuse a merge that would lose all images, or bring withdrawn properties back.
 
     changes_roots: the image roots of the catalogue are replaced. Raises ListingError, WithdrawnListError.
@@ -408,7 +379,7 @@ def _refuse_unsafe(merge: _Merge, root: AnyImageRoot, home: Path, *, changes_roo
         raise ListingError(
             f"Not one property of this catalogue is in {merge.source}, so nothing was changed: with the image"
             f" root {root.path} all would lose their images. Give these properties a home of their own:"
-            " --home DIR."
+            f" {request.command('--home', 'DIR')}."
         )
     if merge.tombstones and merge.withdrawn is None:
         raise lost_list(home, len(merge.tombstones))

@@ -26,9 +26,8 @@ import errno
 import json
 import os
 import re
-import shlex
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,11 +43,11 @@ import pyarrow.parquet as pq
 
 from vlm_assets.catalog.image_root import is_utf8
 from vlm_assets.catalog.text_listing import (
+    LIKELY_ENCODING,
     Encoding,
     Lines,
     LongRowError,
     csv_rows,
-    encoding_hint,
     find_delimiter,
     find_encoding,
     images_separator_in,
@@ -181,20 +180,52 @@ DETECTED = ReadingOptions()
 """No option is given: everything is detected."""
 
 
+@dataclass(frozen=True)
+class IngestRequest:
+    """The arguments of an ingest, so that messages can suggest it again as a whole command.
+
+    words: of the command line, without the image roots. image_roots: as given; empty: the source's folder.
+    """
+
+    words: tuple[str, ...]
+    image_roots: tuple[str, ...]
+
+    @classmethod
+    def from_arguments(
+        cls,
+        source: Place,
+        image_roots: Sequence[Place],
+        range_size: int | None,
+        options: ReadingOptions,
+        flags: Mapping[str, bool],
+    ) -> IngestRequest:
+        """The request with these arguments of ``ingest``. flags: by the option's name."""
+        words = ["ingest", str(source), *options.words()]
+        words += [] if range_size is None else ["--range-size", str(range_size)]
+        words += [name for name, is_set in flags.items() if is_set]
+        return cls(tuple(words), tuple(map(str, image_roots)))
+
+    def command(self, *more: object, image_roots: Sequence[object] = ()) -> str:
+        """The same command with one more option; image_roots: in place of those that were given."""
+        roots = [word for root in image_roots or self.image_roots for word in ("--image-root", root)]
+        words = [*self.words, *roots]
+        return command(*words, *(() if set(more) <= set(words) else more))
+
+
 @dataclass
 class Problems:
     """Entries of a source that cannot be taken: all of them counted, the first in words.
 
-    rejects: a file that all of them are written to; then the rest of the source is taken. take_rest: the
-    command that does so.
+    rejects: a file that all of them are written to; then the rest of the source is taken.
     """
 
     source: Place
+    request: IngestRequest
     rejects: Path | None = None
-    take_rest: str = ""
     count: int = 0
     _first: list[str] = field(default_factory=list)
     _reading: str | None = None
+    _separator: str | None = None
     _stream: TextIO | None = None
 
     def add(self, line: int, reason: str, text: str, property_id: str = "") -> None:
@@ -212,17 +243,33 @@ class Problems:
                 csv.writer(self._stream).writerow(["line", "property_id", "reason", "entry"])
             csv.writer(self._stream).writerow([line or "", property_id, reason, text])
 
+    def add_separator(self, line: int, separator: str, text: str, property_id: str) -> None:
+        """Note that the images of an entry have another separator than the one that was given."""
+        self._separator = self._separator or separator
+        self.add(line, f"this looks like {separator}-separated images", text, property_id)
+
     def refuse(self) -> None:
         """Raise ListingError if there were any, and the rest is not to be taken without them."""
         if self.count and self.rejects is None:
             more = f"\n  and {self.count - len(self._first)} more" if self.count > len(self._first) else ""
-            hint = f"\n{encoding_hint(_excerpt(self._reading))}" if self._reading is not None else ""
+            hint = ""
+            if self._reading is not None:
+                hint = (
+                    f"\nSome of these are not UTF-8. They look like {LIKELY_ENCODING}, in which one reads:"
+                    f" {_excerpt(self._reading)}\nIf that is right:"
+                    f" {self.request.command('--encoding', LIKELY_ENCODING)}."
+                )
+            if self._separator is not None:
+                hint += (
+                    "\nIf images are separated so:"
+                    f" {self.request.command('--image-separator', self._separator)}."
+                )
             raise ListingError(
                 f"{self.source} was refused, nothing was changed: {self.count} of its entries cannot be "
                 "taken:\n"
                 + "\n".join(self._first)
                 + f"{more}{hint}\nCorrect them and ingest again, or take the"
-                f" rest now: {self.take_rest}"
+                f" rest now: {self.request.command('--skip-bad')}"
             )
 
     def __enter__(self) -> Problems:
@@ -280,7 +327,7 @@ def open_listing(
         if Path(source.name).suffix.lower() in _LISTINGS:
             raise ListingError(
                 f"{source}: a listing is read from a local disk. Copy it here and ingest the copy; its images"
-                " may lie on S3: --image-root s3://BUCKET/PREFIX."
+                " may lie on S3, under an image root s3://BUCKET/PREFIX."
             )
         return _open_store(source, pool, nested=options.nested)
     if source.is_dir():
@@ -301,7 +348,8 @@ def open_listing(
     except (OSError, pa.ArrowException, UnicodeError) as error:
         raise ListingError(f"{source} cannot be read: {error}") from error
     except LookupError as error:
-        raise ListingError(f"{source} cannot be read: {error}. Give another --encoding.") from error
+        again = problems.request.command("--encoding", "NAME")
+        raise ListingError(f"{source} cannot be read: {error}. Name another one: {again}.") from error
     raise ListingError(
         f"{source} is not a listing that can be read: give a folder, or a .csv, .tsv, .jsonl or .parquet"
         f" file. {command('ingest', '--help')} shows what belongs in one."
@@ -527,7 +575,9 @@ def _open_csv(source: Path, problems: Problems, options: ReadingOptions) -> List
     if not header:
         raise ListingError(f"{source} is empty: it has not even a header.")
     looks = ("tab" if delimiter == "\t" else delimiter) + "-separated"
-    id_at, images_at, row_is_property = _columns(source, header, options, f"; this looks like {looks} text")
+    id_at, images_at, row_is_property = _columns(
+        source, header, options, problems.request, f"; this looks like {looks} text"
+    )
     row_is_property |= _holds_lists(source, encoding, delimiter, images_at, options)
     stream = open_text(source, encoding)
 
@@ -543,11 +593,7 @@ def _open_csv(source: Path, problems: Problems, options: ReadingOptions) -> List
             elif (images := _split_images(row[images_at], options.image_separator)) is None:
                 problems.add(line, "the images are no JSON array of strings", row[images_at], row[id_at])
             elif len(images) == 1 and (other := images_separator_in(images[0])) is not None:
-                reason = (
-                    f"this looks like {other}-separated images: ingest with"
-                    f" --image-separator {shlex.quote(other)}"
-                )
-                problems.add(line, reason, row[images_at], row[id_at])
+                problems.add_separator(line, other, row[images_at], row[id_at])
             else:
                 yield Listed(row[id_at], images, line)
 
@@ -680,7 +726,7 @@ def _open_parquet(source: Path, problems: Problems, options: ReadingOptions) -> 
             f" are read at most."
         )
     schema = file.schema_arrow
-    id_at, images_at, row_is_property = _columns(source, schema.names, options)
+    id_at, images_at, row_is_property = _columns(source, schema.names, options, problems.request)
     id_type, images_type = schema.field(id_at).type, schema.field(images_at).type
     if pa.types.is_list(images_type) or pa.types.is_large_list(images_type):
         row_is_property = True
@@ -820,7 +866,7 @@ def _fits(names: Sequence[str], options: ReadingOptions) -> bool:
 
 
 def _columns(
-    source: Path, names: Sequence[str], options: ReadingOptions, looks: str = ""
+    source: Path, names: Sequence[str], options: ReadingOptions, request: IngestRequest, looks: str = ""
 ) -> tuple[int, int, bool]:
     """Positions of the ids and the images, and whether a row is a property (otherwise it is an image)."""
     if len(names) > _MAX_COLUMNS:
@@ -833,7 +879,7 @@ def _columns(
             f"{source} has the columns {', '.join(map(_excerpt, names))}{looks}. Needed are exactly one of "
             f"{', '.join(ID_COLUMNS)} for the id, and exactly one of {', '.join(LIST_COLUMNS)} (one row a "
             f"property) or {', '.join(SINGLE_COLUMNS)} (one row an image). If they have other names, give"
-            " them: --id-column NAME --image-column NAME."
+            f" them: {request.command('--id-column', 'NAME', '--image-column', 'NAME')}."
         )
     lists = _plain_names((*LIST_COLUMNS, *LIKELY_LIST_COLUMNS))
     return id_at, images_at, _plain(names[images_at]) in lists

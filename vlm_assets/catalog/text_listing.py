@@ -28,7 +28,7 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16", "UTF-16"),
     (codecs.BOM_UTF16_BE, "utf-16", "UTF-16"),
 )
-_LIKELY = "windows-1252"
+LIKELY_ENCODING = "windows-1252"
 """The encoding of text files that Excel and most Western programs write where they do not write UTF-8."""
 
 _IMAGES_IN_ROW = re.compile(
@@ -77,15 +77,7 @@ def likely_reading(text: str) -> str | None:
         data = text.encode(errors="surrogateescape")
     except UnicodeEncodeError:
         return None  # Half a surrogate pair, escaped in JSON: no byte of the file.
-    return None if is_utf8(text) else data.decode(_LIKELY, errors="replace")
-
-
-def encoding_hint(reading: str) -> str:
-    """What to do about lines that are not UTF-8, with how one of them would read."""
-    return (
-        f"Some of these are not UTF-8. They look like {_LIKELY}, in which one reads: {reading}\n"
-        f"If that is right, ingest again with --encoding {_LIKELY}."
-    )
+    return None if is_utf8(text) else data.decode(LIKELY_ENCODING, errors="replace")
 
 
 def find_delimiter(

@@ -20,6 +20,7 @@ from vlm_assets.config.resource_settings import build_gpu, control_state
 from vlm_assets.config.settings import PREFIX, Settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.progress import doing
+from vlm_durable.commands import given_command
 from vlm_durable.mirror.store_claim import forget_machine
 from vlm_durable.state.nodes import DEAD_SECONDS, Nodes
 from vlm_durable.state.pause import pause, pause_node, resume, resume_node
@@ -103,7 +104,7 @@ def _refuse_without_home(settings: Settings) -> Settings:
     if not catalog_path(settings.home).exists() and not settings.state_directory.is_dir():
         raise CommandError(
             f"There is no data set in {settings.home}, so nothing was changed, and whatever runs elsewhere"
-            f" goes on. Name its folder: --home DIR, or {PREFIX}HOME."
+            f" goes on. Name its folder: {given_command('--home', 'DIR')}, or set {PREFIX}HOME."
         )
     return settings
 

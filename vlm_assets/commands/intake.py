@@ -27,7 +27,6 @@ from vlm_assets.commands.terminal import (
     agreed,
     app,
     chosen_settings,
-    given_command,
     say,
     say_as_json,
 )
@@ -37,6 +36,7 @@ from vlm_assets.config.settings import CHECKOUT, EXAMPLE, PREFIX, Settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.progress import doing
 from vlm_assets.webserver.api import reload_running
+from vlm_durable.commands import given_command
 from vlm_durable.mirror.bucket import Place, place_of
 from vlm_durable.wording import counted
 
@@ -112,7 +112,7 @@ def _take_in_example(settings: Settings, properties: int, range_size: int | None
     if not _is_of_example(settings.home):
         raise CommandError(
             f"{settings.home} holds a catalogue of other properties, and the example would mix with them."
-            " Give the example a home of its own: --home DIR."
+            f" Give the example a home of its own: {given_command('--home', 'DIR')}."
         )
     from examples.rendered_properties import write_example
 

@@ -22,7 +22,6 @@ from vlm_assets.commands.terminal import (
     VisibleFormatter,
     app,
     chosen_settings,
-    note_given,
     say,
     say_as_json,
     show_activity,
@@ -36,7 +35,7 @@ from vlm_assets.config.settings import (
     settings_class,
     settings_groups,
 )
-from vlm_durable.commands import HOME
+from vlm_durable.commands import HOME, note_given
 from vlm_durable.files.files import restrict_umask
 
 _OURS = frozenset({"vlm_durable", "vlm_engine", "resources", "sensors", "vlm_assets", "examples", "faults"})

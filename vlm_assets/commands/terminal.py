@@ -27,7 +27,7 @@ from rich.text import Text
 
 from vlm_assets.config.settings import PREFIX, Settings, load_settings
 from vlm_assets.services.progress import listen_to_progress, stop_listening
-from vlm_durable.commands import HOME, command
+from vlm_durable.commands import HOME, given_command
 
 _BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 _LINE_ENDS = "\u2028\u2029"
@@ -207,20 +207,6 @@ def chosen_settings(home: Path | None = None) -> Settings:
     if "home" in settings.model_fields_set:
         os.environ[HOME] = str(settings.home)
     return settings
-
-
-_given: list[str] = []
-"""The words of the command that runs."""
-
-
-def note_given(words: Sequence[str]) -> None:
-    """Note which command runs, for ``given_command``."""
-    _given[:] = words
-
-
-def given_command(*more: str) -> str:
-    """The whole command that was given, with more words."""
-    return command(*_given, *more)
 
 
 def say_as_json(value: object) -> None:

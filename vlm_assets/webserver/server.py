@@ -56,7 +56,7 @@ from vlm_assets.webserver.home import (
     set_databases_aside,
 )
 from vlm_assets.webserver.process_group import ProcessGroup, interruptible
-from vlm_durable.commands import command
+from vlm_durable.commands import command, given_command
 from vlm_durable.files.home_claim import claim_home
 from vlm_durable.files.layout import Home
 from vlm_durable.files.processes import end_processes
@@ -355,7 +355,8 @@ def _listen(port: int) -> socket.socket:
         with contextlib.suppress(OSError, OverflowError):
             return socket.create_server((_HOST, number))
     raise DagsterHomeError(
-        f"Ports {port} to {port + _PORTS_TRIED - 1} are all taken; name a free one with --port."
+        f"Ports {port} to {port + _PORTS_TRIED - 1} are all taken; name a free one:"
+        f" {given_command('--port', 'PORT')}."
     )
 
 

@@ -23,6 +23,7 @@ from vlm_assets.catalog.listing import (
     DETECTED,
     INNER_FOLDERS,
     NOT_IMAGES,
+    IngestRequest,
     Listing,
     ListingError,
     Problems,
@@ -37,7 +38,7 @@ def read(source: Path) -> dict[str, list[str]]:
 
 
 def opened(source: Path, options: ReadingOptions = DETECTED) -> tuple[Listing, Problems]:
-    problems = Problems(source, take_rest=f"`vlm-assets ingest {source} --skip-bad`")
+    problems = Problems(source, IngestRequest.from_arguments(source, [], None, options, {}))
     root = source if source.is_dir() else source.parent
     # The pool is only asked while a folder tree is read; it ends with the process.
     pool = ThreadPoolExecutor(2)
@@ -344,9 +345,10 @@ sys.path.insert(0, sys.argv[2])
 from concurrent.futures import ThreadPoolExecutor
 from vlm_assets.catalog.image_root import ImageRoot
 from vlm_assets.catalog.listed_images import gather
-from vlm_assets.catalog.listing import ListingError, Problems, open_listing
+from vlm_assets.catalog.listing import DETECTED, IngestRequest, ListingError, Problems, open_listing
 source = Path(sys.argv[1])
-pool, problems = ThreadPoolExecutor(1), Problems(source)
+request = IngestRequest.from_arguments(source, [], None, DETECTED, {})
+pool, problems = ThreadPoolExecutor(1), Problems(source, request)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
     listing = open_listing(source, image_root="/nowhere", pool=pool, problems=problems)
@@ -463,10 +465,11 @@ def test_real_columns_are_taken_by_likely_names_or_those_given(tmp_path: Path) -
     assert "Listing ID" in listing.format
     other = tmp_path / "other.csv"
     other.write_text("Objekt,Bilder\n1,a.jpg|b.jpg\n")
-    with pytest.raises(ListingError, match=r"Objekt, Bilder.*--id-column NAME --image-column NAME"):
+    with pytest.raises(
+        ListingError,
+        match=r"Objekt, Bilder.*`vlm-assets ingest .*other\.csv --id-column N",
+    ):
         opened(other)
     options = ReadingOptions(id_column="objekt", image_column="BILDER")
-    listing = open_listing(
-        other, image_root="/", pool=ThreadPoolExecutor(1), problems=Problems(other), options=options
-    )
+    listing, _ = opened(other, options)
     assert grouped(listing, other)[0] == {"1": ["a.jpg", "b.jpg"]}

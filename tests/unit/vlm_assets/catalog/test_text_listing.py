@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from vlm_assets.catalog.listing import (
     DETECTED,
+    IngestRequest,
     Listing,
     ListingError,
     Problems,
@@ -20,7 +22,7 @@ ROWS = {"Müller 1": ["a b.jpg", "ü.jpg"], "00123": ["c.jpg"], "none": []}
 
 
 def opened(source: Path, options: ReadingOptions = DETECTED) -> tuple[Listing, Problems]:
-    problems = Problems(source)
+    problems = Problems(source, IngestRequest.from_arguments(source, [], None, options, {}))
     pool = ThreadPoolExecutor(2)
     return open_listing(
         source, image_root=source.parent, pool=pool, problems=problems, options=options
@@ -86,9 +88,9 @@ def test_another_encoding_is_named_and_read_when_asked_for(tmp_path: Path) -> No
         with pytest.raises(ListingError, match="look like windows-1252") as raised:
             problems.refuse()
         assert "Müller 1" in str(raised.value)
-        assert "ingest again with --encoding windows-1252" in str(raised.value)
+        assert f"`vlm-assets ingest {source} --encoding windows-1252`" in str(raised.value)
         assert "Müller 1" in read(source, ReadingOptions(encoding="windows-1252"))
-    with pytest.raises(ListingError, match=r"unknown encoding: klingon\. Give another"):
+    with pytest.raises(ListingError, match=r"unknown encoding: klingon\. Name another one"):
         opened(tmp_path / "listing.csv", ReadingOptions(encoding="klingon"))
 
 
@@ -111,6 +113,8 @@ def test_images_with_another_separator_are_not_one_image(tmp_path: Path, separat
     with pytest.raises(ListingError, match="--image-separator") as raised:
         problems.refuse()
     assert f"line 2: this looks like {separator}-separated images" in str(raised.value)
+    again = shlex.join(["vlm-assets", "ingest", str(source), "--image-separator", separator])
+    assert f"`{again}`" in str(raised.value)
     if separator == ";":
         assert read(source, ReadingOptions(image_separator="; "))["1"] == ["a.jpg", "b.jpg"]
 
