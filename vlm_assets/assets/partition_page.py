@@ -12,6 +12,7 @@ import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -32,6 +33,7 @@ IMAGES_A_PROPERTY = 6
 _GAP = 4
 _PLACEHOLDER = (214, 210, 202)
 _MOST_ITEMS = 12
+_SQUARE = 10
 
 SAMPLED = 4
 """Described properties that the sheet shows."""
@@ -68,7 +70,7 @@ def contact_sheet(rows: Sequence[SheetRow]) -> Markdown:
     sheet = Markdown("\n\n---\n\n".join(_property(row) for row in rows) or "No property to show.")
     if not any(map(shown_confidence, (sure for row in rows for sure in (row.confidence or {}).values()))):
         return sheet
-    bands = ", ".join(f"{band.mark} {band.text}" for band in BANDS)
+    bands = ", ".join(f"{_square(band.colour)} {band.text}" for band in BANDS)
     return paragraphs(Markdown(f"*{LEGEND}: {bands}*"), sheet)
 
 
@@ -91,7 +93,7 @@ def _answer(row: SheetRow) -> Markdown:
     prose, facts, nested = [], [], []
     for name, value in row.description.items():
         shown = shown_confidence((row.confidence or {}).get(name))
-        sure = "" if shown is None else f" {shown.band.mark} {shown.number}"
+        sure = "" if shown is None else f" {_square(shown.band.colour)} {shown.number}"
         line = f"{_name(name)}: {_value(value)}{sure}"
         if isinstance(value, str) and " " in value:
             prose.append(Markdown(escape(value) + sure))
@@ -100,6 +102,14 @@ def _answer(row: SheetRow) -> Markdown:
         else:
             facts.append(line)
     return paragraphs(*prose, Markdown(" · ".join(facts)), Markdown("\n".join(nested)))
+
+
+@cache
+def _square(colour: str) -> Markdown:
+    """A small picture in one colour: markdown has no colours, and not every machine has coloured letters."""
+    stream = io.BytesIO()
+    Image.new("RGB", (_SQUARE, _SQUARE), colour).save(stream, "PNG")
+    return picture(stream.getvalue(), alt="")
 
 
 def _name(name: object) -> str:

@@ -8,18 +8,17 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Band:
-    """Confidences that are shown alike. colour: for HTML. mark: the same colour where there is text alone."""
+    """Confidences that are shown alike."""
 
     least: float
     text: str
     colour: str
-    mark: str
 
 
 BANDS: Final = (
-    Band(0.95, "0.95 and more", "#0072b2", "\N{LARGE BLUE SQUARE}"),
-    Band(0.8, "0.80 to 0.94", "#e69f00", "\N{LARGE ORANGE SQUARE}"),
-    Band(0.0, "below 0.80", "#d55e00", "\N{LARGE RED SQUARE}"),
+    Band(0.95, "0.95 and more", "#0072b2"),
+    Band(0.8, "0.80 to 0.94", "#e69f00"),
+    Band(0.0, "below 0.80", "#d55e00"),
 )
 """The surest first; colours that colour-blind people tell apart (Okabe and Ito)."""
 

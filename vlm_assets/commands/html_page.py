@@ -159,7 +159,7 @@ def _sure(text: str, band: Band) -> str:
 
 
 def _legend() -> str:
-    return f'<p>{LEGEND}:{"".join(_sure(band.text, band) for band in BANDS)}</p>'
+    return f"<p>{LEGEND}:{''.join(_sure(band.text, band) for band in BANDS)}</p>"
 
 
 def _value(value: object) -> str:
