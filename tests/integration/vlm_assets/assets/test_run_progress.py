@@ -20,12 +20,14 @@ from vlm_durable.state.pause import pause, paused_nodes, resume, resume_node
 
 KEY = "000000000-000000007"
 
+pytestmark = pytest.mark.usefixtures("scripted_engine")
+
 at_first_batch = []
 """What is done when the first batch is described."""
 
 
 class PausedModel(VisionLanguageModel):
-    """The real model; something happens while it describes its first batch."""
+    """A model; something happens while it describes its first batch."""
 
     def load(self, device, **how):
         engine = super().load(device, **how)

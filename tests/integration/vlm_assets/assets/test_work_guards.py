@@ -22,6 +22,8 @@ from vlm_engine.ladder import WINDOW
 PROPERTIES = 10
 ANSWERED = 56
 
+pytestmark = pytest.mark.usefixtures("scripted_engine")
+
 
 class NoDevice(GpuResource):
     """A GPU resource that must not be asked for a device."""

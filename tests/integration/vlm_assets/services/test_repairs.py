@@ -20,6 +20,8 @@ from vlm_durable.versions.published import PublishedPartitions
 KEY = "000000000-000000007"
 BOTH = ("property_descriptions", "property_embeddings")
 
+pytestmark = pytest.mark.usefixtures("scripted_engine")
+
 
 def look(desk, *, deep=True):
     return audit(desk.settings, Catalog.open(desk.settings.home), deep=deep)
