@@ -25,9 +25,8 @@ COMPILE := $(BIN)/python -c 'import dagster_webserver.app, duckdb, pyarrow.parqu
 VLLM_VERSION := 0.32.0
 VLLM_BUILD ?= $(if $(shell command -v nvidia-smi 2>/dev/null),cuda,cpu)
 VLLM := .venv-vllm/$(VLLM_BUILD)-$(VLLM_VERSION)
-# Three parts that take about as long, side by side: what starts servers mostly waits, the others mostly compute,
-# and two cores are enough for all. The fault tests fork this process some thousand times: first, while it is
-# small.
+# Four parts side by side: the two that start servers mostly wait, the other two mostly compute, and two cores are
+# enough for all. The fault tests fork this process some thousand times: first, while it is small.
 LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 COMPUTING := tests/faults tests/unit
 # The core's own tests run once, and without extensions: tests/support/core_alone hides them.
@@ -36,7 +35,8 @@ MAIN_JOB := tests/integration/vlm_assets/test_core_alone.py
 CORE_ALONE := PYTHONPATH=$(CURDIR)/tests/support/core_alone$(if $(PYTHONPATH),:$(PYTHONPATH))
 TEST_CORE := $(CORE_ALONE) $(BIN)/pytest $(CORE_TESTS) $(MAIN_JOB)
 STARTING := tests/browser tests/integration
-SERVING := -m 'serves and not long and not vllm' $(STARTING)
+SERVING := -m 'serves and not long and not vllm' tests/integration
+BROWSING := -m 'not long' tests/browser
 # The extensions' unit tests are here so that the parts take about as long.
 EXTENSION_TESTS := $(patsubst %,tests/unit/%,vlm_results vlm_training vlm_cluster)
 NOT_SERVING := -m 'not serves and not long and not vllm' tests/integration --ignore $(MAIN_JOB) $(EXTENSION_TESTS)
@@ -78,12 +78,14 @@ rehearse: .venv/installed
 test: .venv/installed-dev
 	@told=$$(mktemp -d); \
 	$(BIN)/pytest $(SERVING) > $$told/serving 2>&1 & serving=$$!; \
+	$(BIN)/pytest $(BROWSING) > $$told/browsing 2>&1 & browsing=$$!; \
 	$(BIN)/pytest $(NOT_SERVING) > $$told/others 2>&1 & others=$$!; \
-	trap 'kill $$serving $$others 2>/dev/null; rm -rf $$told' EXIT INT TERM; \
+	trap 'kill $$serving $$browsing $$others 2>/dev/null; rm -rf $$told' EXIT INT TERM; \
 	$(LINT) || exit; \
 	$(BIN)/pytest $(COMPUTING) $(patsubst %,--ignore=%,$(CORE_TESTS) $(EXTENSION_TESTS)); ended=$$?; \
 	$(TEST_CORE) || ended=1; \
 	echo "Waiting for $(STARTING) ..."; \
+	wait $$browsing || ended=1; cat $$told/browsing; \
 	wait $$others || ended=1; cat $$told/others; \
 	wait $$serving || ended=1; cat $$told/serving; exit $$ended
 
