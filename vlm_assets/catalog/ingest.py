@@ -166,10 +166,10 @@ class IngestReport:
             )
         if self.refused:
             sentences.append(
-                f"{counted(self.refused, 'entries were', 'entry was')} refused and left out, with their"
-                " properties; of a property that is listed twice the first entry stays. They are listed"
-                f" with the reasons in {self.rejects}. Correct them, and take them"
-                f" in: {self.request.command()}."
+                f"{counted(self.refused, 'entries were', 'entry was')} refused and left out, and what else"
+                " is listed of the same property; of a property that is listed twice the first entry stays."
+                f" The reasons are in {self.rejects}. Put them right, and ingest again:"
+                f" {self.request.command()}."
             )
         if self.new_ranges:
             sentences.append(
@@ -231,8 +231,8 @@ class IngestReport:
             )
         if self.without_images:
             sentences.append(
-                f"{counted(self.without_images, 'properties have', 'property has')} no image: they will be"
-                " failed rows."
+                f"{counted(self.without_images, 'properties have', 'property has')} no image:"
+                f" {'they will be failed rows' if self.without_images > 1 else 'it will be a failed row'}."
             )
         for kind, count in sorted(self.notes.items()):
             names = f" ({_named(self.not_images, count)})" if kind == NOT_IMAGES else ""

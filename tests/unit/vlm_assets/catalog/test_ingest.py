@@ -225,6 +225,7 @@ def test_missing_images_cost_themselves_only(tmp_path: Path) -> None:
     catalog = Catalog.open(tmp_path / "home")
     assert catalog.slice(catalog.ranges[0])["image_bytes"].to_pylist() == [[3, None], []]
     assert (report.images_missing, report.missing_uris, report.without_images) == (1, ("gone.jpg",), 1)
+    assert "1 property has no image: it will be a failed row." in report.sentences()
 
 
 def test_what_cannot_be_taken_is_refused_by_line_and_changes_nothing(tmp_path: Path) -> None:

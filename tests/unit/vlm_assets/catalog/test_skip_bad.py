@@ -66,6 +66,10 @@ def test_rows_of_an_image_are_left_out_with_their_property(tmp_path: Path) -> No
     report = ingest(source, tmp_path / "home", skip_bad=True)
     assert catalogued(tmp_path / "home") == {"2": ["a.jpg"], "3": ["a.jpg", "b.jpg"]}
     assert (report.new, report.refused) == (2, 1)
+    (left_out,) = [sentence for sentence in report.sentences() if "left out" in sentence]
+    assert left_out.startswith(
+        "1 entry was refused and left out, and what else is listed of the same property;"
+    )
 
 
 def test_a_known_property_with_a_bad_entry_is_not_called_gone(tmp_path: Path) -> None:
