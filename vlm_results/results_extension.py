@@ -22,7 +22,7 @@ class ResultsExtension(Extension):
     commands: ClassVar[Mapping[str, tuple[str, str]]] = {
         "changes": (
             "vlm_results.changes_command",
-            "List properties that are new, changed or withdrawn since.",
+            "List published properties that are new, changed or withdrawn, for a database that follows.",
         ),
         "explore": ("vlm_results.explore", "Open charts, a table, a map and neighbours in a browser."),
         "export": ("vlm_results.export", "Write published rows, texts and vectors as a folder for others."),
