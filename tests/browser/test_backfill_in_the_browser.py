@@ -49,7 +49,7 @@ def test_all_partitions_are_backfilled_and_green(desk, page: Page, picture: Call
     expect(page.get_by_role("row", name=re.compile(r"^expected\s*6"))).to_be_visible()
     expect(page.get_by_role("row", name=re.compile(r"^device\s*cpu-0"))).to_be_visible()
     page.get_by_role("row", name=re.compile(r"^contact sheet")).get_by_text("[Show Markdown]").click()
-    sheet = page.get_by_role("dialog").locator("img").first
+    sheet = page.get_by_role("dialog").get_by_alt_text("images of the property").first
     expect(sheet).to_be_visible()
     assert sheet.evaluate("image => image.naturalWidth") > 50
     picture("contact-sheet")
