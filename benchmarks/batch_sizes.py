@@ -22,7 +22,7 @@ import dagster as dg
 from benchmarks.gpu_loops import PROMPT, render_jpegs
 from benchmarks.partitions import SCHEMA, make_home, materialize, save_model, seconds_of_work
 from examples.rendered_properties import write_example
-from vlm_assets.assets.property_descriptions import ASSET
+from vlm_assets.catalog.ranges import DESCRIPTIONS
 from vlm_assets.config.settings import EXAMPLE_MODEL, load_settings
 from vlm_engine.batches import BATCH_SECONDS
 
@@ -71,7 +71,7 @@ def main() -> None:
         def describe(size: Size) -> tuple[float, float, str]:
             """Properties a second, seconds of the longest batch, and the size as the page says it."""
             settings = load_settings(**chosen, batch_images=size)
-            measured = materialize(settings, key, [ASSET], instance, recompute=True)
+            measured = materialize(settings, key, [DESCRIPTIONS], instance, recompute=True)
             rate = options.properties / seconds_of_work(measured)
             print(f"  {size!s:>6} {rate:8.2f} properties/s   {measured['batches']}", flush=True)
             return rate, measured["seconds of the longest batch"], measured["batches"]

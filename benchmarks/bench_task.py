@@ -17,9 +17,10 @@ from typing import Any
 
 from benchmarks.contenders.task import Task
 from examples.rendered_properties import list_properties, write_example
-from vlm_assets.assets.property_descriptions import ASSET, DescriptionWork
+from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.catalog.ranges import DESCRIPTIONS
 from vlm_assets.config.resource_settings import build_vision_language_model
 from vlm_assets.config.settings import EXAMPLE_MODEL, PREFIX, Settings, load_settings
 from vlm_assets.webserver.home import prepare_dagster_home
@@ -81,7 +82,7 @@ class Workload:
         schema = load_schema(settings.description_schema)
         task = Task(
             properties=str(self.properties),
-            output=str(home / ASSET),
+            output=str(home / DESCRIPTIONS),
             marks=str(folder / "marks.jsonl"),
             model=str(settings.model),
             prompt=build_prompt(schema, settings.prompt).text,

@@ -137,8 +137,9 @@ def _run() -> None:
     import dagster as dg
 
     from resources.vision_language_model import VisionLanguageModel
-    from vlm_assets.assets.property_descriptions import ASSET, DescriptionWork
+    from vlm_assets.assets.property_descriptions import DescriptionWork
     from vlm_assets.catalog.catalog import Catalog
+    from vlm_assets.catalog.ranges import DESCRIPTIONS
     from vlm_assets.config.settings import current_settings
     from vlm_assets.definitions import defs
     from vlm_durable.versions.published import PublishedPartitions
@@ -157,7 +158,7 @@ def _run() -> None:
     with clock.around("Dagster's instance", dg.DagsterInstance.get)() as instance:
         dg.materialize(
             [definition for definition in defs.assets or () if isinstance(definition, dg.AssetsDefinition)],
-            selection=[ASSET],
+            selection=[DESCRIPTIONS],
             partition_key=only.key,
             resources=defs.resources,
             instance=instance,

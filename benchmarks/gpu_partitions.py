@@ -43,7 +43,7 @@ from benchmarks.partitions import (
     save_model,
     seconds_of_work,
 )
-from vlm_assets.assets.property_descriptions import ASSET
+from vlm_assets.catalog.ranges import DESCRIPTIONS
 from vlm_assets.config.engine_choice import vllm_command
 from vlm_assets.config.resource_settings import build_vision_language_model
 from vlm_assets.config.settings import PREFIX, load_settings
@@ -143,7 +143,7 @@ def ours(bench: Bench, name: str, **changed: Any) -> Iterator[Outcome]:
         began = time.monotonic()
         with DeviceSamples(cuda=bench.device == "cuda") as samples:
             ran = subprocess.run(
-                [sys.executable, "-m", "benchmarks.partitions", key, ASSET, EMBEDDINGS],
+                [sys.executable, "-m", "benchmarks.partitions", key, DESCRIPTIONS, EMBEDDINGS],
                 env=bench.environment(**changed),
                 capture_output=True,
                 text=True,

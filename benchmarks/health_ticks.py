@@ -63,7 +63,7 @@ def make_home(folder: Path, partitions: int) -> Settings:
     pq.write_table(pa.Table.from_pylist([row], schema=columns), folder / "one.parquet")
     content = (folder / "one.parquet").read_bytes()
     digest = hashlib.sha256(content).hexdigest()
-    for asset in (settings.descriptions, settings.embeddings):
+    for asset in settings.partitioned_assets:
         for directory in (asset.published, asset.versions, asset.version_marks):
             directory.mkdir(parents=True, exist_ok=True)
         for key in keys(settings):

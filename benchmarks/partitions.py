@@ -22,9 +22,9 @@ from pydantic import BaseModel
 
 from benchmarks.gpu_loops import PROMPT
 from benchmarks.gpu_models import SHAPES, build_model, build_tokenizer, save_processor_of, tokenizer_of
-from vlm_assets.assets.property_descriptions import ASSET
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.catalog.ranges import DESCRIPTIONS
 from vlm_assets.config.settings import Settings, load_settings
 
 SCHEMA = "benchmarks.partitions:House"
@@ -122,7 +122,7 @@ def materialize(
             "ops": {name: {"config": options} for name in assets} if options else {},
         },
     )
-    (made,) = done.asset_materializations_for_node(ASSET)
+    (made,) = done.asset_materializations_for_node(DESCRIPTIONS)
     return {name: value.value for name, value in made.metadata.items()}
 
 

@@ -26,9 +26,9 @@ from benchmarks.gpu_loops import PROMPT
 from benchmarks.partitions import SCHEMA, save_model, seconds_of_work
 from examples.rendered_properties import write_example
 from faults.s3_server import BUCKET, S3Server
-from vlm_assets.assets.property_descriptions import ASSET
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.catalog.ranges import DESCRIPTIONS
 from vlm_durable.mirror.bucket import S3Folder
 from vlm_durable.mirror.mirror import NO_MIRROR
 
@@ -108,7 +108,7 @@ def _run(home: Path, listing: Path, properties: int, *, on_s3: bool) -> Found:
     ingest(listing, home, image_root=images, range_size=properties, close=True, store=store)
     (property_range,) = Catalog.open(home).ranges
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.partitions", property_range.key, ASSET],
+        [sys.executable, "-m", "benchmarks.partitions", property_range.key, DESCRIPTIONS],
         env={
             **os.environ,
             "VLM_ASSETS_HOME": str(home),

@@ -341,7 +341,7 @@ def tell_contents(home: Path, say: Say) -> None:
     settings, catalog = settings_of(home), Catalog.open(home)
     tables = [table["property_id"].to_pylist() for _, table in catalog.slices(with_tail=True)]
     contents: dict[str, Any] = {"catalogue": [_without_key(id_) for ids in tables for id_ in ids]}
-    for folders in (settings.descriptions, settings.embeddings):
+    for folders in settings.partitioned_assets:
         published = PublishedPartitions(folders, lock_seconds=0)
         for key in folders.published_keys():
             rows = _comparable(published.read(key).to_table().to_pylist())

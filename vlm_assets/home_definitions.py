@@ -14,8 +14,9 @@ from pathlib import Path
 import dagster as dg
 
 from vlm_assets.assets import property_catalog as catalog_asset
-from vlm_assets.assets import property_descriptions, property_embeddings
 from vlm_assets.assets.property_catalog import build_property_catalog, first_ingest
+from vlm_assets.assets.property_descriptions import build_described_asset
+from vlm_assets.assets.property_embeddings import build_property_embeddings
 from vlm_assets.automation.dataset_audit import build_audit_sensor, build_dataset_audit
 from vlm_assets.automation.dataset_plan import build_dataset_plan
 from vlm_assets.automation.dataset_progress import build_dataset_progress, build_progress_sensor
@@ -25,6 +26,7 @@ from vlm_assets.catalog.catalog import Catalog, CatalogMissingError, catalog_pat
 from vlm_assets.catalog.ranges import PropertyRange, partitions_definition
 from vlm_assets.catalog.stored_catalog import pull_catalog
 from vlm_assets.config.extensions import installed
+from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.resource_settings import build_resources, fixed
 from vlm_assets.config.settings import Settings
 from vlm_assets.webserver.home import claim_for_catalog
@@ -48,7 +50,7 @@ def build_defs(
     watched.append(retrying.sensor)
     progress = build_dataset_progress(settings)
     watched.append(build_progress_sensor(settings, progress))
-    audit = build_dataset_audit(settings, audited=[property_descriptions.ASSET, property_embeddings.ASSET])
+    audit = build_dataset_audit(settings, audited=[asset.name for asset in settings.partitioned_assets])
     watched.append(build_audit_sensor(settings, audit))
     extending = [extension.definitions(settings) for extension in installed()]
     extension_sensors = [sensor for definitions in extending for sensor in definitions.sensors or ()]
@@ -56,12 +58,11 @@ def build_defs(
     core = dg.Definitions(
         assets=[
             build_property_catalog(settings),
-            property_descriptions.build_property_descriptions(
-                settings, partitions, upstream=catalog_asset.ASSET
+            *(
+                build_described_asset(settings, asked, partitions, upstream=catalog_asset.ASSET)
+                for asked in question_sets(settings)
             ),
-            property_embeddings.build_property_embeddings(
-                settings, partitions, descriptions=property_descriptions.ASSET
-            ),
+            build_property_embeddings(settings, partitions),
             audit,
             progress,
             build_dataset_plan(settings),

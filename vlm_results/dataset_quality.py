@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from sensors.sensor_definition import Decided, Situation, ask_until_done, build_sensor
 from sensors.ticks import Ticks
-from vlm_assets.assets import markdown, property_descriptions
+from vlm_assets.assets import markdown
 from vlm_assets.assets.fingerprint import digest_of
 from vlm_assets.assets.markdown import Markdown, escape, sentence, table
 from vlm_assets.assets.truth import REVIEWS
@@ -154,7 +154,7 @@ def build_dataset_quality(settings: Settings) -> dg.AssetsDefinition:
 
     @dg.asset(
         key=settings.names.key(ASSET),
-        deps=[settings.names.key(property_descriptions.ASSET)],
+        deps=[settings.names.key(settings.descriptions.name)],
         group_name=settings.names.name("properties"),
         kinds={"duckdb"},
         owners=settings.owner_list,

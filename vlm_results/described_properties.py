@@ -8,7 +8,6 @@ import dagster as dg
 
 from sensors.sensor_definition import Decided, Situation, ask_until_done, build_sensor
 from sensors.ticks import Ticks
-from vlm_assets.assets import property_descriptions, property_embeddings
 from vlm_assets.assets.fingerprint import digest_of
 from vlm_assets.assets.markdown import sentence
 from vlm_assets.catalog.catalog import Catalog
@@ -30,9 +29,7 @@ def build_described_properties(settings: Settings) -> dg.AssetsDefinition:
 
     @dg.asset(
         key=settings.names.key(ASSET),
-        deps=[
-            settings.names.key(asset) for asset in (property_descriptions.ASSET, property_embeddings.ASSET)
-        ],
+        deps=[settings.names.key(asset.name) for asset in settings.partitioned_assets],
         group_name=settings.names.name("properties"),
         kinds={"iceberg"},
         owners=settings.owner_list,
@@ -72,9 +69,7 @@ def build_described_properties(settings: Settings) -> dg.AssetsDefinition:
 def last_publication(settings: Settings) -> float:
     """When a file of descriptions or vectors was last published; 0 if none is."""
     times = [
-        asset.published.stat().st_mtime
-        for asset in (settings.descriptions, settings.embeddings)
-        if asset.published.is_dir()
+        asset.published.stat().st_mtime for asset in settings.partitioned_assets if asset.published.is_dir()
     ]
     return max(times, default=0.0)
 

@@ -20,8 +20,8 @@ def main() -> None:
 
     import dagster as dg
 
-    from vlm_assets.assets.property_descriptions import ASSET
     from vlm_assets.catalog.catalog import Catalog
+    from vlm_assets.catalog.ranges import DESCRIPTIONS
     from vlm_assets.config.settings import current_settings
     from vlm_assets.definitions import defs
 
@@ -29,7 +29,7 @@ def main() -> None:
     with dg.DagsterInstance.get() as instance:
         dg.materialize(
             [definition for definition in defs.assets or () if isinstance(definition, dg.AssetsDefinition)],
-            selection=[ASSET],
+            selection=[DESCRIPTIONS],
             partition_key=only.key,
             resources=defs.resources,
             instance=instance,

@@ -19,6 +19,7 @@ from vlm_assets.assets.fingerprint import (
     embedding_parts,
     settings_digest,
 )
+from vlm_assets.catalog.ranges import DESCRIPTIONS
 from vlm_assets.config.resource_settings import build_text_embedding_model, build_vision_language_model
 from vlm_assets.config.settings import Settings
 from vlm_durable.versions.partition_files import PublishedRecord
@@ -82,9 +83,7 @@ def tags_of_found(
     newest_event: the id of Dagster's latest event, which the descriptions that were embedded precede.
     """
     texts = record.metadata.get("parts", {}).get(TEXTS)
-    asset, version = (
-        ("property_catalog", CATALOG_VERSION.value) if texts is None else ("property_descriptions", texts)
-    )
+    asset, version = ("property_catalog", CATALOG_VERSION.value) if texts is None else (DESCRIPTIONS, texts)
     upstream = names.key(asset).to_user_string()
     return {
         **version_tags(record, parts),

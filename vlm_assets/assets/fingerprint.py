@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vlm_assets.assets.changed_settings import field_kinds
+from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.resource_settings import build_text_embedding_model, build_vision_language_model
 from vlm_assets.config.settings import Settings
 from vlm_engine.images.images import DECODING
@@ -194,28 +195,29 @@ class Meaning:
 
 @dataclass(frozen=True)
 class Meanings:
-    """The meanings of both assets under some settings."""
+    """The meanings of the partitioned assets under some settings, by the asset's name."""
 
-    descriptions: Meaning
-    embeddings: Meaning
+    by_asset: Mapping[str, Meaning]
 
     def of_asset(self, asset: str) -> Meaning:
         """The meaning of one asset, by its name."""
-        return {"property_descriptions": self.descriptions, "property_embeddings": self.embeddings}[asset]
+        return self.by_asset[asset]
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Meanings:
         """Nothing is computed before it is asked for. Without an embedding model, no vector is stale."""
         embeds = settings.embedding_model is not None
-        return cls(
-            Meaning(
-                lambda: description_parts(settings, build_vision_language_model(settings)),
-                read_settings=lambda: description_settings(settings, build_vision_language_model(settings)),
-            ),
-            Meaning(
-                lambda: embedding_parts(build_text_embedding_model(settings)) if embeds else {},
-                read_settings=lambda: (
-                    embedding_settings(build_text_embedding_model(settings)) if embeds else {}
-                ),
-            ),
+        of_vectors = Meaning(
+            lambda: embedding_parts(build_text_embedding_model(settings)) if embeds else {},
+            read_settings=lambda: embedding_settings(build_text_embedding_model(settings)) if embeds else {},
         )
+        described = {asked.asset.name: _meaning_of(asked.settings) for asked in question_sets(settings)}
+        return cls({**described, settings.embeddings.name: of_vectors})
+
+
+def _meaning_of(settings: Settings) -> Meaning:
+    """The meaning of a question set. settings: those that make its rows."""
+    return Meaning(
+        lambda: description_parts(settings, build_vision_language_model(settings)),
+        read_settings=lambda: description_settings(settings, build_vision_language_model(settings)),
+    )

@@ -178,7 +178,7 @@ def range_of_run(context: dg.AssetExecutionContext, settings: Settings) -> tuple
 
     def pull() -> list[str]:
         pull_catalog(settings.home, store)
-        assets = (settings.descriptions, settings.embeddings)
+        assets = settings.partitioned_assets
         with no_retry_after_put_back(context):
             notes = [note for asset in assets for note in StoredPartitions(asset, store).pull(keys[0])]
         for asset in assets:

@@ -156,6 +156,7 @@ class PartitionStates:
         self._stored = stored
         self._catalog = catalog
         self._ranges = {property_range.key: property_range for property_range in catalog.ranges}
+        self._assets = settings.partitioned_assets
         self._described, self._embedded = settings.descriptions, settings.embeddings
         self._embeds = settings.embedding_model is not None
         self._workers = Workers(control_state(settings))
@@ -166,35 +167,35 @@ class PartitionStates:
     def all(
         self, advance: Callable[[int, int], None] = lambda done, partitions: None
     ) -> list[PartitionState]:
-        """Every partition of both assets, descriptions first, in the order of the catalogue.
+        """Every partition of every asset, upstream first, in the order of the catalogue.
 
         Without an embedding model, only those embeddings that have a published file or a finding. advance:
         called with how many of the partitions were read.
         """
         running = {(worker.asset, worker.partition) for worker in self._workers.living()}
-        assets = (self._described, self._embedded)
-        touched = {asset.name: asset.touched_keys() for asset in assets}
-        states: dict[str, list[PartitionState]] = {asset.name: [] for asset in assets}
+        touched = {asset.name: asset.touched_keys() for asset in self._assets}
+        states: dict[str, list[PartitionState]] = {asset.name: [] for asset in self._assets}
         for number, property_range in enumerate(self._catalog.ranges):
             advance(number, len(self._catalog.ranges))
             described: PartitionState | None = None
-            for asset in assets:
+            for asset in self._assets:
                 is_running = (asset.name, property_range.key) in running
                 in_doubt = (asset.name, property_range.key) in self._stored
                 if property_range.key in touched[asset.name] or is_running or in_doubt:
-                    state = self._state(asset, property_range, is_running=is_running, described=described)
+                    texts_of = described if asset == self._embedded else None
+                    state = self._state(asset, property_range, is_running=is_running, described=texts_of)
                 else:
                     state = _untouched(asset, property_range)
                 states[asset.name].append(state)
-                described = state
+                described = state if asset == self._described else described
         if not self._embeds:
             embedded = states[self._embedded.name]
             states[self._embedded.name] = [state for state in embedded if state.record or state.findings]
-        return [state for asset in assets for state in states[asset.name]]
+        return [state for asset in self._assets for state in states[asset.name]]
 
     def read(self, asset: str, key: str) -> PartitionState:
         """The state of one partition. Raises KeyError for an asset or a range that does not exist."""
-        folders = {assets.name: assets for assets in (self._described, self._embedded)}[asset]
+        folders = {assets.name: assets for assets in self._assets}[asset]
         workers: list[Worker] = self._workers.living()
         is_running = any((worker.asset, worker.partition) == (asset, key) for worker in workers)
         return self._state(folders, self._ranges[key], is_running=is_running)

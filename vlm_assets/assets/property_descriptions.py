@@ -1,7 +1,8 @@
-"""property_descriptions: one partition a property range, one row a property, described from its images.
+"""The asset of a question set: one partition a property range, one row a property, asked of its images.
 
-Here are the asset, whose function shows the order of its materialization, the columns, and the work that
-fills them. The steps that both assets share are in ``materialize.py``, the model in ``vlm_engine``.
+``property_descriptions`` is the first set's. Here are the asset, whose function shows the order of its
+materialization, the columns, and the work that fills them. The steps that all assets share are in
+``materialize.py``, the model in ``vlm_engine``.
 """
 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
@@ -56,12 +57,12 @@ from vlm_assets.assets.partition_page import (
     read_quality,
 )
 from vlm_assets.assets.published_rows import record_metadata
-from vlm_assets.assets.row_counts import EMBEDDINGS
 from vlm_assets.assets.run_watch import ImagesAwayError, ImagesWatch, RunProgress, wait_until_available
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import WITHDRAWN, is_tombstone
-from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.catalog.ranges import EMBEDDINGS, PropertyRange
 from vlm_assets.config.engine_choice import keep_engine
+from vlm_assets.config.question_sets import QuestionSet
 from vlm_assets.config.resource_settings import IO_MANAGER, control_state
 from vlm_assets.config.settings import Settings
 from vlm_durable.journal.journal import Journal
@@ -78,8 +79,6 @@ from vlm_engine.prompt import Prompt, build_prompt
 from vlm_engine.protocol import Engine, ImageTokens, ModelLoadError, image_tokens_of
 from vlm_engine.schema import DescriptionSchema, SchemaError, confidence_type, load_schema
 from vlm_engine.server.running_server import ServerUnreachableError
-
-ASSET = "property_descriptions"
 
 INVALID_SHARE = 0.5
 """Share of the model's last answers that may be no descriptions, else the run stops: most mean a model,
@@ -123,44 +122,44 @@ def description_rows(description: pa.StructType) -> pa.Schema:
     )
 
 
-def build_property_descriptions(
-    settings: Settings, partitions: dg.PartitionsDefinition[str], *, upstream: str
+def build_described_asset(
+    settings: Settings, asked: QuestionSet, partitions: dg.PartitionsDefinition[str], *, upstream: str
 ) -> dg.AssetsDefinition:
-    """The asset. ``upstream``: the catalogue's asset, which lists the properties."""
-    names = settings.names
+    """The asset of a question set. ``upstream``: the catalogue's asset, which lists the properties."""
+    names, asset = settings.names, asked.asset.name
 
     @dg.asset(
-        key=names.key(ASSET),
+        key=names.key(asset),
         partitions_def=partitions,
         deps=[names.key(upstream)],
         io_manager_key=names.name(IO_MANAGER),
-        required_resource_keys={names.name("gpu"), names.name("vision_language_model")},
+        required_resource_keys={names.name("gpu"), names.name(asked.model_key)},
         pool="gpu",
         group_name=names.name("properties"),
         kinds={"parquet", "transformers"},
         owners=settings.owner_list,
         tags=settings.tag_values,
-        code_version=description_code_version(settings),
-        metadata=_metadata(settings),
-        check_specs=check_specs(names.key(ASSET), DESCRIPTION_CHECKS, partitions),
+        code_version=description_code_version(asked.settings),
+        metadata=_metadata(asked),
+        check_specs=check_specs(names.key(asset), DESCRIPTION_CHECKS, partitions),
         description=(
             "One structured description a property, by a vision-language model that looks at all of its"
             " images together. One partition is one range of the catalogue and one parquet file. Materialize"
             " resumes what was interrupted; a complete partition is verified and left alone."
         ),
     )
-    def property_descriptions(context: dg.AssetExecutionContext, config: RunOptions) -> Iterator[Event]:
+    def describe(context: dg.AssetExecutionContext, config: RunOptions) -> Iterator[Event]:
         gpu: GpuResource = names.resource(context, "gpu")
-        model: VisionLanguageModel = names.resource(context, "vision_language_model")
+        model: VisionLanguageModel = names.resource(context, asked.model_key)
         catalog, property_range = range_of_run(context, settings)
         work = wait_until_available(
             context,
             settings,
-            lambda: DescriptionWork.for_range(settings, catalog, property_range, model),
+            lambda: DescriptionWork.for_range(asked.settings, catalog, property_range, model),
             unavailable=ServerUnreachableError,
             title="No model to work with",
         )
-        with Materialization.begin(context, settings, ASSET, work, config) as run:
+        with Materialization.begin(context, settings, asset, work, config) as run:
             if run.is_complete:
                 yield from interrupted_once(context.run.run_id, run.verify())
                 return
@@ -183,21 +182,21 @@ def build_property_descriptions(
                             needed_by=EMBEDDINGS,
                         ) as device,
                     ):
-                        keep_engine(settings, context.log)
+                        keep_engine(asked.settings, context.log)
                         computed = work.describe(run, journal, device, workers)
                 yield from interrupted_once(context.run.run_id, run.publish(journal, computed))
 
-    return property_descriptions
+    return describe
 
 
-def _metadata(settings: Settings) -> dict[str, Any]:
+def _metadata(asked: QuestionSet) -> dict[str, Any]:
     """Columns and place of the partitions; nothing if the schema cannot be used, and a run says why."""
     try:
-        schema = load_schema(settings.description_schema)
+        schema = load_schema(asked.settings.description_schema)
     except SchemaError:
         return {}
     rows = description_rows(schema.arrow_type)
-    return table_metadata(settings, ASSET, rows, DESCRIPTIONS, description=schema)
+    return table_metadata(asked.settings, asked.asset.name, rows, DESCRIPTIONS, description=schema)
 
 
 @dataclass(frozen=True)

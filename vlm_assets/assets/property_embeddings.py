@@ -45,23 +45,21 @@ from vlm_engine.prompt import build_prompt
 from vlm_engine.protocol import ModelLoadError
 from vlm_engine.schema import SchemaError, description_text, load_schema
 
-ASSET = "property_embeddings"
-
 ROWS_TOGETHER = 256
 """Descriptions embedded and handed to the journal at a time: well under a second of work."""
 
 
 def build_property_embeddings(
-    settings: Settings, partitions: dg.PartitionsDefinition[str], *, descriptions: str
+    settings: Settings, partitions: dg.PartitionsDefinition[str]
 ) -> dg.AssetsDefinition:
-    """The asset. ``descriptions``: the asset whose text is embedded."""
-    names = settings.names
+    """The asset. What is embedded is the text of the descriptions."""
+    names, asset = settings.names, settings.embeddings.name
     unnamed = f" {NO_EMBEDDER}" if settings.embedding_model is None else ""
 
     @dg.asset(
-        key=names.key(ASSET),
+        key=names.key(asset),
         partitions_def=partitions,
-        ins={"descriptions": dg.AssetIn(names.key(descriptions))},
+        ins={"descriptions": dg.AssetIn(names.key(settings.descriptions.name))},
         io_manager_key=names.name(IO_MANAGER),
         required_resource_keys=set(map(names.name, ("gpu", "vision_language_model", "text_embedding_model"))),
         pool="gpu",
@@ -71,8 +69,8 @@ def build_property_embeddings(
         tags=settings.tag_values,
         code_version=embedding_code_version(settings),
         # The width is the model's, and asking for it can take a download.
-        metadata=table_metadata(settings, ASSET, embedding_rows(1), EMBEDDINGS),
-        check_specs=check_specs(names.key(ASSET), EMBEDDING_CHECKS, partitions),
+        metadata=table_metadata(settings, asset, embedding_rows(1), EMBEDDINGS),
+        check_specs=check_specs(names.key(asset), EMBEDDING_CHECKS, partitions),
         description=(
             "One vector a property, made from the text of its description by a text-embedding model. A"
             f" property whose description failed has a row with a null vector.{unnamed}"
@@ -88,7 +86,7 @@ def build_property_embeddings(
         text_embedding_model: TextEmbeddingModel = names.resource(context, "text_embedding_model")
         catalog, property_range = range_of_run(context, settings)
         work = EmbeddingWork.for_range(catalog, property_range, descriptions, text_embedding_model)
-        with Materialization.begin(context, settings, ASSET, work, config) as run:
+        with Materialization.begin(context, settings, asset, work, config) as run:
             if run.is_complete:
                 yield from interrupted_once(context.run.run_id, run.verify())
                 return

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from vlm_assets.catalog.ranges import DESCRIPTIONS, EMBEDDINGS
+
 if TYPE_CHECKING:
     import duckdb
-
-DESCRIPTIONS, EMBEDDINGS = "property_descriptions", "property_embeddings"
 
 MEMORY = "1GB"
 """What DuckDB may hold at a time; the rest it keeps in a temporary folder."""
@@ -118,7 +118,7 @@ def count_rows(
             "CREATE TABLE files(asset VARCHAR, key VARCHAR, path VARCHAR, fingerprint VARCHAR)"
         )
         done = 0
-        for asset in (DESCRIPTIONS, EMBEDDINGS):
+        for asset in dict.fromkeys(file.asset for file in files):
             of_asset = [file for file in files if file.asset == asset]
             for start in range(0, len(of_asset), _FILES_TOGETHER):
                 group = of_asset[start : start + _FILES_TOGETHER]

@@ -112,7 +112,7 @@ def alert_failed_canaries(settings: Settings) -> None:
 
 
 def _alert(settings: Settings, failed: FailedCanary) -> Alert:
-    assets = (settings.descriptions, settings.embeddings)
+    assets = settings.partitioned_assets
     keys = {asset.name: list(published_in_doubt(asset, failed)) for asset in assets}
     since = (
         f"its last right answers ({datetime.fromtimestamp(failed.good_at, UTC):%Y-%m-%d %H:%M} UTC)"

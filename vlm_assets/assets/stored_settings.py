@@ -8,11 +8,12 @@ from __future__ import annotations
 import ast
 import hashlib
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
 from vlm_assets.assets.fingerprint import OF_THE_PARTITION, Meanings, digest_of
+from vlm_assets.catalog.ranges import DESCRIPTIONS, EMBEDDINGS
 from vlm_assets.config.settings import CHECKOUT, Settings
 from vlm_durable.commands import command
 from vlm_durable.files.sealed_json import BrokenSealError, refuse_newer_format, sealed, unseal
@@ -86,7 +87,7 @@ def refuse_at_start(settings: Settings, say: Callable[[str], None]) -> None:
     meanings = Meanings.from_settings(settings)
     try:
         store.prove()
-        for asset in ("property_descriptions", "property_embeddings"):
+        for asset in (folders.name for folders in settings.partitioned_assets):
             meaning = meanings.of_asset(asset)
             if meaning.parts and store.head(_name(asset)) is not None:
                 refuse_other_settings(store, asset, meaning.parts, settings.home)
@@ -101,7 +102,7 @@ def refuse_at_start(settings: Settings, say: Callable[[str], None]) -> None:
         )
 
 
-def accept_settings(store: Mirror, assets: tuple[str, ...]) -> None:
+def accept_settings(store: Mirror, assets: Iterable[str]) -> None:
     """Let the next run, on any machine, put its own digests into the store. Raises StoreError."""
     for asset in assets:
         store.delete(_name(asset))
@@ -116,11 +117,11 @@ def code_digest(asset: str, checkout: Path = CHECKOUT) -> str:
 def sources_of_rows(asset: str, checkout: Path = CHECKOUT) -> list[str]:
     """The files of this program that a materialization of the asset may run, relative to the checkout.
 
-    They are the asset's module and all that it imports, directly or not, inside functions too. Sensors and
-    commands are not among them: code that makes a row imports neither.
+    They are the asset's module, one for all question sets, and all that it imports, directly or not, inside
+    functions too. Sensors and commands are not among them: code that makes a row imports neither.
     """
     sources: set[str] = set()
-    to_read = [f"vlm_assets.assets.{asset}"]
+    to_read = [f"vlm_assets.assets.{EMBEDDINGS if asset == EMBEDDINGS else DESCRIPTIONS}"]
     while to_read:
         name = to_read.pop().replace(".", "/")
         for source in (f"{name}.py", f"{name}/__init__.py"):

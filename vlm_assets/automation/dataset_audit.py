@@ -167,7 +167,7 @@ def build_audit_sensor(settings: Settings, audit_asset: dg.AssetsDefinition) -> 
         pause, now = pause_of(state), at.now
         if pause:
             return Decided(f"Nothing is started: {pause.sentence()}.")
-        if not any(asset.published_keys() for asset in (settings.descriptions, settings.embeddings)):
+        if not any(asset.published_keys() for asset in settings.partitioned_assets):
             return Decided("There is nothing to audit yet.")
         last = last_audit(at.dagster, ASSET)
         why = why_due(last, works=bool(Workers(state).living()), now=now)

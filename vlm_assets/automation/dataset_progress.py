@@ -208,7 +208,7 @@ def first_steps(settings: Settings) -> list[str]:
     # Properties that do not fill a partition wait for more, unless a person adds --missing.
     missing = ("--missing",) if catalog.waiting else ()
     if settings.names.prefix:
-        asset = settings.names.key("property_descriptions").to_user_string()
+        asset = settings.names.key(settings.descriptions.name).to_user_string()
         return [
             f"{counted(catalog.rows, 'properties')} in the catalogue, and none is described yet.",
             f"Describe everything: materialize {asset}, all partitions. Then this page shows how far it is.",
@@ -237,7 +237,7 @@ def _what_moved(settings: Settings) -> str:
     if not (state / "workers").is_dir() and not settings.descriptions.published.is_dir():
         return ""
     watched = [catalog_path(settings.home), state / "workers"]
-    for asset in (settings.descriptions, settings.embeddings):
+    for asset in settings.partitioned_assets:
         watched += [asset.published, asset.versions, asset.journals]
     seen = "".join(f"{path.name} {_changed_at(path)}\n" for path in watched)
     seen += control_state(settings).read(_noted)

@@ -17,7 +17,6 @@ from sensors.failed_partitions import FailedPartitions, Watched
 from sensors.retry_decision import ATTEMPTS, Policy
 from sensors.retry_schedule import Retrying, build_retrying
 from sensors.ticks import Ticks
-from vlm_assets.assets import property_descriptions, property_embeddings
 from vlm_assets.assets.fingerprint import TEXTS, Meanings
 from vlm_assets.assets.partition_state import PartitionStates, State
 from vlm_assets.catalog.catalog import Catalog, CatalogError
@@ -31,8 +30,6 @@ from vlm_durable.mirror.stored_journal import StoredJournal, stored_generations
 from vlm_durable.state.workers import Workers
 from vlm_durable.versions.verified_files import VerifiedFiles
 from vlm_engine.devices.find import DeviceError
-
-ASSETS = (property_descriptions.ASSET, property_embeddings.ASSET)
 
 RETRY_RUNS = 10
 """Partitions tried again that are queued or running at once, at most: enough for the devices of a machine,
@@ -139,7 +136,7 @@ class _Files:
 
         Where a store is set, also those of other machines; None where it cannot be asked.
         """
-        partitions = [self._settings.layout.asset(asset).partition(key) for asset in ASSETS]
+        partitions = [asset.partition(key) for asset in self._settings.partitioned_assets]
         try:
             return sum(self._rows(paths) for paths in partitions)
         except StoreAwayError:

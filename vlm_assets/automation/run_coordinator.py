@@ -12,7 +12,8 @@ from typing import Any
 
 import dagster as dg
 
-DESCRIPTIONS = "property_descriptions"
+from vlm_assets.catalog.ranges import DESCRIPTIONS
+
 PARTITION_TAG = "dagster/partition"
 PRIORITY_TAG = "dagster/priority"
 EXPECTED_TAG = "vlm_assets/expected_images"

@@ -32,7 +32,7 @@ from sensors.worker_health import HealthWatcher, build_worker_health_sensor
 from vlm_assets.assets.dagster_versions import tags_of_found
 from vlm_assets.assets.fingerprint import Meanings, digest_of
 from vlm_assets.assets.partition_state import PartitionState, PartitionStates
-from vlm_assets.automation.retries import ASSETS, RETRY_RUNS
+from vlm_assets.automation.retries import RETRY_RUNS
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError, catalog_path
 from vlm_assets.catalog.catalog_copies import check_copies, has_catalog, last_put_back, note_repair
 from vlm_assets.catalog.catalog_file import CatalogError
@@ -172,7 +172,7 @@ def build_sensors(settings: Settings, keys: Sequence[str]) -> list[dg.SensorDefi
     """
     state = control_state(settings)
     workers, outbox, ticks = Workers(state), Outbox(state), Ticks(state, settings.names)
-    assets = (settings.descriptions, settings.embeddings)
+    assets = settings.partitioned_assets
     drift = build_drift_watcher(settings, keys, workers, outbox)
     catalog = CatalogWatch(
         compare=lambda: _compare_catalogs(settings),
@@ -271,7 +271,7 @@ def build_alerts(
     by_hand = tuple(asset for extension in installed() for asset in extension.assets_by_hand(settings))
     scan = AlertScan(
         delivery.outbox,
-        assets=(*ASSETS, *by_hand),
+        assets=(*(asset.name for asset in settings.partitioned_assets), *by_hand),
         by_hand=by_hand,
         watched={names.plain(name): seconds for name, seconds in {**intervals, **schedules}.items()},
         paused=lambda: pause_of(state) is not None,
@@ -302,9 +302,7 @@ def build_drift_watcher(
 ) -> DriftWatcher:
     """The watcher of all published files of a home."""
     meanings = Meanings.from_settings(settings)
-    looks = [
-        DriftLooks(settings, asset, keys, meanings) for asset in (settings.descriptions, settings.embeddings)
-    ]
+    looks = [DriftLooks(settings, asset, keys, meanings) for asset in settings.partitioned_assets]
     return DriftWatcher(looks, workers, outbox)
 
 
@@ -345,6 +343,6 @@ def close_old_tail(settings: Settings, *, now: float) -> str | None:
 def _untouched(settings: Settings, keys: Collection[str]) -> list[str]:
     """The partitions that no asset has published or begun, and that no person cancelled."""
     touched = set(Cancels(control_state(settings)).read())
-    for asset in ASSETS:
-        touched |= settings.layout.asset(asset).touched_keys()
+    for asset in settings.partitioned_assets:
+        touched |= asset.touched_keys()
     return [key for key in keys if key not in touched]

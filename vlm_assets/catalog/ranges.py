@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dagster import StaticPartitionsDefinition
 
+DESCRIPTIONS, EMBEDDINGS = "property_descriptions", "property_embeddings"
+"""The assets with a file for each range. All other code takes their names from here, or from the settings."""
+
 ORDINAL_LIMIT = 1_000_000_000
 """Ordinals have nine digits at most, so that keys sort as text the way their ranges sort as numbers."""
 

@@ -95,7 +95,7 @@ def repair_command(
     if catalog is not None:
         raise typer.Exit(_choose_catalog(settings, catalog, yes))
     if accept_settings:
-        forget_settings(settings.mirror, (settings.descriptions.name, settings.embeddings.name))
+        forget_settings(settings.mirror, [asset.name for asset in settings.partitioned_assets])
         say("The next run says which settings, models and code all machines must have.")
         raise typer.Exit(0)
     if accept_version is not None:

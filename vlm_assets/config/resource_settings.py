@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from vlm_assets.config.engine_choice import chosen_engine, vllm_command
 from vlm_assets.config.extensions import describing_model
+from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.settings import Settings
 from vlm_durable.state.database import ControlState, open_state
 from vlm_engine.devices.find import DeviceError
@@ -159,7 +160,7 @@ def build_resources(settings: Settings) -> dict[str, object]:
     return {
         IO_MANAGER: ParquetIOManager(settings.layout, settings.mirror, settings.names),
         "gpu": build_gpu(settings),
-        "vision_language_model": build_vision_language_model(settings),
+        **{asked.model_key: build_vision_language_model(asked.settings) for asked in question_sets(settings)},
         "text_embedding_model": build_text_embedding_model(settings),
     }
 

@@ -36,6 +36,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from resources.dagster_names import UNPREFIXED, DagsterNames
+from vlm_assets.catalog.ranges import DESCRIPTIONS, EMBEDDINGS
 from vlm_durable.commands import command
 from vlm_durable.files.layout import AssetFolders, Home, UnusableHomeError
 from vlm_durable.mirror.bucket import S3Folder, place_of
@@ -388,12 +389,17 @@ class Settings(BaseSettings):
     @property
     def descriptions(self) -> AssetFolders:
         """The folders of the descriptions."""
-        return self.layout.asset("property_descriptions")
+        return self.layout.asset(DESCRIPTIONS)
 
     @property
     def embeddings(self) -> AssetFolders:
         """The folders of the embeddings."""
-        return self.layout.asset("property_embeddings")
+        return self.layout.asset(EMBEDDINGS)
+
+    @property
+    def partitioned_assets(self) -> tuple[AssetFolders, ...]:
+        """The folders of the assets that have a file for each range, upstream first."""
+        return (self.descriptions, self.embeddings)
 
     @property
     def computed_assets(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The audit: what is on disk against the catalogue, for every partition of descriptions and embeddings.
+"""The audit: what is on disk against the catalogue, for every partition of every asset.
 
 It adds the rows (``vlm_assets/assets/row_counts.py``) and foreign files to the states of partitions
 (``vlm_assets/assets/partition_state.py``).
@@ -149,8 +149,7 @@ def audit(settings: Settings, catalog: Catalog, *, deep: bool = False) -> Audit:
     deep: read every byte of files, copies and journals; otherwise of the files that changed since they were
     verified, or were verified long ago.
     """
-    assets = settings.descriptions, settings.embeddings
-    descriptions, embeddings = (asset.name for asset in assets)
+    assets = settings.partitioned_assets
     keys = frozenset(range_.key for range_ in catalog.ranges)
     verified = VerifiedFiles(settings.state_directory, seconds=math.inf)
     stored, of_store = _look_at_store(settings, deep=deep)
@@ -179,7 +178,8 @@ def audit(settings: Settings, catalog: Catalog, *, deep: bool = False) -> Audit:
         findings += _settings_differ(asset.name, states)
     findings += _withdrawn(settings, catalog)
     findings += of_store
-    return Audit(str(settings.home), deep, (descriptions, embeddings), tuple(partitions), tuple(findings))
+    names = tuple(asset.name for asset in assets)
+    return Audit(str(settings.home), deep, names, tuple(partitions), tuple(findings))
 
 
 def _look_at_store(settings: Settings, *, deep: bool) -> tuple[dict[tuple[str, str], str], list[Finding]]:

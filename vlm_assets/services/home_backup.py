@@ -176,7 +176,7 @@ class _Copying:
         self._layout = settings.layout
         self._root = settings.layout.root
         # What is made from the other comes first.
-        self._assets = (settings.embeddings, settings.descriptions)
+        self._assets = settings.partitioned_assets[::-1]
         self._of_extensions = [
             self._layout.asset(name) for extension in installed() for name in extension.assets
         ]

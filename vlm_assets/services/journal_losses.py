@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.resource_settings import build_text_embedding_model, build_vision_language_model
 from vlm_assets.config.settings import Settings
 from vlm_durable.journal.high_water_mark import read_marks
@@ -57,7 +58,7 @@ def find_losses(
     Raises CatalogError, InvalidRangeError, ModelLoadError, JournalError, StoreError.
     """
     store = settings.mirror
-    for asset in (settings.descriptions, settings.embeddings):
+    for asset in settings.partitioned_assets:
         for sentence in StoredPartitions(asset, store).pull(key):
             tell(sentence)
     losses: list[Loss] = []
@@ -117,11 +118,13 @@ def _partitions(
     from vlm_assets.assets.property_descriptions import DescriptionWork
     from vlm_assets.assets.property_embeddings import EmbeddingWork
 
-    described = DescriptionWork.for_range(settings, catalog, range_, build_vision_language_model(settings))
-    yield (
-        Partition(settings, settings.descriptions.name, range_.key, described.ids, described.fingerprint),
-        described.rows_schema(),
-    )
+    for asked in question_sets(settings):
+        model = build_vision_language_model(asked.settings)
+        described = DescriptionWork.for_range(asked.settings, catalog, range_, model)
+        yield (
+            Partition(settings, asked.asset.name, range_.key, described.ids, described.fingerprint),
+            described.rows_schema(),
+        )
     try:
         rows = PublishedPartitions(settings.descriptions).read(range_.key)
     except NotPublishedError:

@@ -81,7 +81,7 @@ def find_removable(settings: Settings, catalog: Catalog, keys: Sequence[str] | N
     removable = Removable()
     is_whole = keys is None
     keys = [range_.key for range_ in catalog.ranges] if keys is None else keys
-    for asset in (settings.descriptions, settings.embeddings):
+    for asset in settings.partitioned_assets:
         reasons: dict[str, str | None] = {}
         for removal in _candidates(asset, keys):
             unread = [key for key in removal.needs if key not in reasons]

@@ -88,7 +88,7 @@ def find_repairs(settings: Settings, audited: Audit, *, failed: bool = False) ->
 
     failed: properties that ended as failed are tried again too.
     """
-    descriptions, embeddings = audited.assets
+    embeddings = settings.embeddings.name
     by_partition: dict[tuple[str, str], list[Finding]] = defaultdict(list)
     repairs: list[Repair] = []
     for finding in audited.findings:
@@ -105,16 +105,16 @@ def find_repairs(settings: Settings, audited: Audit, *, failed: bool = False) ->
     for (asset, key), findings in doing_each("reading the files of wrong partitions", by_partition.items()):
         folders = settings.layout.asset(asset)
         repairs += _of_partition(PartitionFiles(folders, key), findings, settings.mirror)
-    repairs = _without_consequences(repairs, settings, descriptions, embeddings)
-    repairs += _refused(audited)
+    repairs = _without_consequences(repairs, settings)
+    repairs += _refused(audited, embeddings)
     if failed:
-        computed = {
-            repair.key for repair in repairs if repair.asset == descriptions and repair.remedy in COMPUTING
-        }
+        computed = {(repair.asset, repair.key) for repair in repairs if repair.remedy in COMPUTING}
         repairs += [
             _failed_again(partition)
             for partition in audited.partitions
-            if partition.asset == descriptions and partition.counts.failed and partition.key not in computed
+            if partition.asset != embeddings
+            and partition.counts.failed
+            and (partition.asset, partition.key) not in computed
         ]
     return sorted(repairs, key=lambda repair: (repair.remedy in COMPUTING, repair.asset, repair.key or ""))
 
@@ -189,20 +189,20 @@ def _may_have(stored: StoredPartitions, record: PublishedRecord) -> bool:
         return True
 
 
-def _without_consequences(
-    repairs: Sequence[Repair], settings: Settings, descriptions: str, embeddings: str
-) -> list[Repair]:
+def _without_consequences(repairs: Sequence[Repair], settings: Settings) -> list[Repair]:
     """Leave out sound embeddings that only look wrong beside descriptions that will be restored.
 
     Where descriptions are computed again, their embeddings follow in the same run anyway.
     """
     restored = {
-        repair.key for repair in repairs if repair.asset == descriptions and repair.remedy is Remedy.RESTORE
+        repair.key
+        for repair in repairs
+        if repair.asset == settings.descriptions.name and repair.remedy is Remedy.RESTORE
     }
     kept = []
     for repair in repairs:
         if (
-            repair.asset == embeddings
+            repair.asset == settings.embeddings.name
             and repair.remedy is Remedy.COMPUTE
             and repair.key
             and repair.key in restored
@@ -218,13 +218,12 @@ def _without_consequences(
     return kept
 
 
-def _refused(audited: Audit) -> Iterator[Repair]:
+def _refused(audited: Audit, embeddings: str) -> Iterator[Repair]:
     """Partitions whose rows are all committed, and which a check kept from being published."""
-    descriptions, _ = audited.assets
     for partition in audited.partitions:
         if partition.state is State.REFUSED:
             # The failed rows of descriptions are what can come out otherwise; of embeddings, any.
-            remedy = Remedy.RETRY_FAILED if partition.asset == descriptions else Remedy.COMPUTE
+            remedy = Remedy.COMPUTE if partition.asset == embeddings else Remedy.RETRY_FAILED
             why = (
                 f"Committed and not published: {counted(partition.counts.expected, 'rows')}. A check refused."
             )
@@ -238,7 +237,7 @@ def older_versions(
 
     Raises PublishedError, StoreError, OSError.
     """
-    for asset in (settings.descriptions, settings.embeddings):
+    for asset in settings.partitioned_assets:
         published = PublishedPartitions(asset)
         verification = published.verify(key)
         if not verification.ok:

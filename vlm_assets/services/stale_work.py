@@ -97,11 +97,8 @@ def stale_work(
         devices=devices,
         cost=None if seconds is None or price is None else seconds / 3600.0 * devices * price,
         settings={
-            asset.name: settings_digest(meaning.parts)
-            for asset, meaning in (
-                (settings.descriptions, meanings.descriptions),
-                (settings.embeddings, meanings.embeddings),
-            )
+            asset: settings_digest(meaning.parts)
+            for asset, meaning in meanings.by_asset.items()
             if meaning.parts
         },
     )

@@ -276,11 +276,7 @@ def read_status(
     for rows in published.values():
         kinds.update(rows.failed)
     keys = frozenset(range_.key for range_ in catalog.ranges)
-    foreign = [
-        finding.text
-        for asset in (settings.descriptions, settings.embeddings)
-        for finding in stray_files(asset, keys)
-    ]
+    foreign = [finding.text for asset in settings.partitioned_assets for finding in stray_files(asset, keys)]
     stale_unknown = tuple(
         f"Whether {name} are stale is unknown: {trouble}"
         for name in computed
@@ -344,9 +340,9 @@ def read_status(
 
 def _with_failures(settings: Settings, state: PartitionState) -> PartitionState:
     """A refused partition with its failed rows named, and what publishes it all the same."""
-    if state.state is not State.REFUSED or state.asset != settings.descriptions.name:
+    if state.state is not State.REFUSED or state.asset == settings.embeddings.name:
         return state
-    failures = unpublished_failures(settings.descriptions.partition(state.key))
+    failures = unpublished_failures(settings.layout.asset(state.asset).partition(state.key))
     if not failures.failed:
         return state
     note = (

@@ -33,7 +33,7 @@ def store_findings(settings: Settings, *, deep: bool) -> Iterator[Finding]:
     if trouble := stored_catalog_trouble(settings.home, store, deep=deep):
         step = f"{command('repair')} says what it would do."
         yield Finding(FindingKind.STORE, CATALOG, None, trouble, step, str(store))
-    for asset in (settings.descriptions, settings.embeddings):
+    for asset in settings.partitioned_assets:
         published = {
             name.rpartition("/")[2].removesuffix(".parquet") for name, _ in store.names(f"{asset.name}/")
         }
@@ -43,7 +43,7 @@ def store_findings(settings: Settings, *, deep: bool) -> Iterator[Finding]:
 def store_leftovers(settings: Settings) -> list[StoredLeftover]:
     """Journals in the store whose rows are published, or were given up here. Raises StoreError."""
     store, leftovers = settings.mirror, []
-    for asset in (settings.descriptions, settings.embeddings):
+    for asset in settings.partitioned_assets:
         for (key, generation), sizes in stored_journals(asset, store).items():
             rest = {name: size for name, size in sizes.items() if name != HEAD}
             if rest and _may_go(asset, store, key, generation):

@@ -186,7 +186,7 @@ def store_looks(settings: Settings) -> dict[str, StoreLooks]:
     """The looks of each asset; none without a store."""
     if not settings.mirror.keeps_copies:
         return {}
-    assets = (settings.descriptions, settings.embeddings)
+    assets = settings.partitioned_assets
     return {asset.name: StoreLooks(asset, settings.mirror, control_state(settings)) for asset in assets}
 
 

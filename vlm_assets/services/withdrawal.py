@@ -201,7 +201,7 @@ def withdraw(settings: Settings, withdrawal: Withdrawal) -> Iterator[str]:
     store, catalog = settings.mirror, Catalog.open(settings.home)
     for key in doing_each("removing the properties from partitions", withdrawal.keys):
         # First this home gets all that the store has of the partition.
-        for asset in (settings.descriptions, settings.embeddings):
+        for asset in settings.partitioned_assets:
             yield from StoredPartitions(asset, store).pull(key)
             yield from pull_others(asset.partition(key), "", store)
         yield from withdraw_published(
@@ -222,7 +222,7 @@ def withdraw(settings: Settings, withdrawal: Withdrawal) -> Iterator[str]:
     yield from removable.kept
     yield from remove(settings, removable.removals)
     if store.keeps_copies:
-        for asset in (settings.descriptions, settings.embeddings):
+        for asset in settings.partitioned_assets:
             for key in doing_each(
                 f"removing earlier versions of {asset.name} from the store", withdrawal.keys
             ):

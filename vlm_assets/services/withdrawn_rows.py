@@ -14,6 +14,7 @@ from vlm_assets.assets.published_rows import record_metadata
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import WITHDRAWN, inputs_digest
 from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.config.question_sets import QuestionSet, question_sets
 from vlm_assets.config.resource_settings import build_vision_language_model
 from vlm_assets.config.settings import Settings
 from vlm_durable.files.layout import AssetFolders
@@ -30,7 +31,7 @@ def withdraw_stored(settings: Settings, key: str) -> Iterator[str]:
     store = settings.mirror
     if not store.keeps_copies:
         return
-    for asset in (settings.descriptions, settings.embeddings):
+    for asset in settings.partitioned_assets:
         StoredPartitions(asset, store).push(key)
         paths = asset.partition(key)
         for generation in stored_generations(paths, store):
@@ -62,8 +63,9 @@ def withdraw_published(
     range_ = PropertyRange.from_key(key)
     ids = catalog.slice(range_)["property_id"].to_pylist()
     changes = {CATALOGUE_SLICE: (slice_before, catalog.slice_digest(range_))}
-    if _rewrite(settings.descriptions, key, tombstones, ids, changes):
-        yield f"Removed their rows from {settings.descriptions.partition(key).published}."
+    for asked in question_sets(settings):
+        if _rewrite(asked.asset, key, tombstones, ids, changes):
+            yield f"Removed their rows from {asked.asset.partition(key).published}."
     record = PublishedPartitions(settings.descriptions).record(key)
     if record is not None:
         changes = {TEXTS: (texts_before, str(record.metadata.get(TEXTS)))}
@@ -152,11 +154,12 @@ def _nothing(kind: pa.DataType) -> Any:
 
 def withdraw_journals(settings: Settings, catalog: Catalog, key: str) -> Iterator[str]:
     """Copy the other properties' rows into a new journal, then remove journals that may hold these."""
-    for asset in (settings.descriptions, settings.embeddings):
+    asked_by_asset = {asked.asset: asked for asked in question_sets(settings)}
+    for asset in settings.partitioned_assets:
         journals = sorted(path for path in asset.partition(key).journals.glob("*") if path.is_dir())
         new_generation = None
-        if journals and asset == settings.descriptions:
-            new_generation = _adopt(settings, catalog, key)
+        if journals and (asked := asked_by_asset.get(asset)) is not None:
+            new_generation = _adopt(asked, catalog, key)
         for path in journals:
             if path.name == new_generation:
                 continue
@@ -175,12 +178,12 @@ def withdraw_journals(settings: Settings, catalog: Catalog, key: str) -> Iterato
                     slot.unlink(missing_ok=True)
 
 
-def _adopt(settings: Settings, catalog: Catalog, key: str) -> str:
+def _adopt(asked: QuestionSet, catalog: Catalog, key: str) -> str:
     """Open the journal that a run would open now, with all finished rows in it; gives its generation."""
-    range_ = PropertyRange.from_key(key)
+    settings, range_ = asked.settings, PropertyRange.from_key(key)
     work = DescriptionWork.for_range(settings, catalog, range_, build_vision_language_model(settings))
-    partition = Partition(settings, settings.descriptions.name, key, work.ids, work.fingerprint)
-    published = PublishedPartitions(settings.descriptions)
+    partition = Partition(settings, asked.asset.name, key, work.ids, work.fingerprint)
+    published = PublishedPartitions(asked.asset)
     record = published.record(key)
     generation = generation_of(partition, record, None)
     if record is None or record.fingerprint != work.fingerprint.digest:

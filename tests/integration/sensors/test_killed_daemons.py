@@ -21,9 +21,9 @@ from resources.alerts.delivery import LONGEST_WAIT_SECONDS
 from resources.alerts.outbox import Outbox
 from tests.support.processes import descendants, has_ended, kill
 from tests.support.waiting import wait_until
-from vlm_assets.assets.property_descriptions import ASSET
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.catalog.ranges import DESCRIPTIONS
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import CHECKOUT, load_settings
 from vlm_assets.services.alert_delivery import build_delivery
@@ -134,7 +134,11 @@ def fail(instance: dg.DagsterInstance, key: str) -> None:
     """A failing check of one partition, as a sensor reports it."""
     instance.report_runless_asset_event(
         dg.AssetCheckEvaluation(
-            asset_key=dg.AssetKey(ASSET), check_name="row_count", passed=False, metadata={}, partition=key
+            asset_key=dg.AssetKey(DESCRIPTIONS),
+            check_name="row_count",
+            passed=False,
+            metadata={},
+            partition=key,
         )
     )
 

@@ -55,7 +55,7 @@ def examine_space(settings: Settings) -> Findings:
     row = _ROW_BYTES if measured is None else measured.row_bytes + 4096.0
     published = sum(
         path.stat().st_size
-        for asset in (settings.descriptions, settings.embeddings)
+        for asset in settings.partitioned_assets
         if asset.published.is_dir()
         for path in asset.published.iterdir()
     )

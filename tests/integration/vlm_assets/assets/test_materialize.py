@@ -12,6 +12,7 @@ from tests.support.damage import flip_bit
 from vlm_assets.assets.fingerprint import settings_digest
 from vlm_assets.assets.partition_state import PartitionStates, State
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.ranges import DESCRIPTIONS
 from vlm_durable.journal.journal import Journal
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_engine.batches import BatchSizes
@@ -345,7 +346,7 @@ def test_a_run_that_was_not_told_leaves_what_is_stale(desk, no_device):
         State.STALE,
         ("processor and decoding options: max_images: 12 -> 1",),
     )
-    agreed = settings_digest(states.meanings.descriptions.parts)
+    agreed = settings_digest(states.meanings.of_asset(DESCRIPTIONS).parts)
     done = later.materialize(config={"stale": agreed})
     assert done.success, done.failure
     assert PublishedPartitions(desk.settings.descriptions).record(KEY).sequence == 2

@@ -110,7 +110,7 @@ def done(settings, ids) -> list[str]:
 def is_whole(settings, gone):
     """The audit finds nothing wrong, and exactly these properties gone, each a tombstone."""
     assert audit(settings, Catalog.open(settings.home), deep=True).wrong == ()
-    for asset in (settings.descriptions, settings.embeddings):
+    for asset in settings.partitioned_assets:
         table = pq.read_table(asset.partition(KEY).published)
         left = [one for one in table["property_id"].to_pylist() if not one.startswith(WITHDRAWN)]
         assert len(left) == table.num_rows - len(gone)

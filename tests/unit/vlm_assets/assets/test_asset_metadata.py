@@ -10,9 +10,10 @@ import pytest
 
 from vlm_assets.assets import asset_metadata
 from vlm_assets.assets.asset_metadata import table_metadata
-from vlm_assets.assets.property_descriptions import description_rows
+from vlm_assets.assets.property_descriptions import build_described_asset, description_rows
 from vlm_assets.assets.property_embeddings import embedding_rows
 from vlm_assets.catalog.catalog_file import SCHEMA
+from vlm_assets.config.question_sets import QuestionSet
 from vlm_assets.config.settings import load_settings
 from vlm_assets.home_definitions import build_defs
 from vlm_engine.schema import DescriptionSchema, load_schema
@@ -107,3 +108,20 @@ def test_a_schema_that_cannot_be_used_leaves_the_definitions_loadable(tmp_path, 
     defs = build_defs(load_settings(home=tmp_path, description_schema=schema))
     dg.Definitions.validate_loadable(defs)
     assert json.dumps([str(spec.key) for spec in defs.resolve_all_asset_specs()])
+
+
+def test_a_question_set_is_an_asset_of_its_own_with_its_schema_and_its_model(tmp_path):
+    """The same code makes it: it names no asset, schema or model but the set's."""
+    settings = load_settings(home=tmp_path)
+    own = settings.model_copy(update={"description_schema": "tests.support.sure_answers:House"})
+    asked = QuestionSet(settings.layout.asset("property_condition"), own, "its_model")
+    made = build_described_asset(settings, asked, dg.StaticPartitionsDefinition(["k"]), upstream="listed")
+    key = dg.AssetKey("property_condition")
+    columns = {column.name for column in made.metadata_by_key[key]["dagster/column_schema"].columns}
+    of_schema = {f"description.{field.name}" for field in load_schema(own.description_schema).arrow_type}
+    assert {name for name in columns if name.startswith("description.")} == of_schema
+    assert made.metadata_by_key[key]["dagster/uri"].endswith("/property_condition")
+    assert made.asset_deps[key] == {dg.AssetKey("listed")}
+    assert made.required_resource_keys >= {"gpu", "its_model"}
+    assert "vision_language_model" not in made.required_resource_keys
+    assert {spec.asset_key for spec in made.check_specs} == {key}

@@ -16,10 +16,11 @@ from resources.alerts.outbox import Outbox
 from sensors import published_file_drift
 from sensors.published_file_drift import Snapshot, evaluation, kind_of
 from tests.support.damage import flip_bit
-from vlm_assets.assets import fingerprint, property_descriptions, property_embeddings
+from vlm_assets.assets import fingerprint
 from vlm_assets.assets.fingerprint import Meaning
 from vlm_assets.assets.partition_state import State
 from vlm_assets.automation.sensors import build_drift_watcher
+from vlm_assets.catalog.ranges import DESCRIPTIONS, EMBEDDINGS
 from vlm_assets.services.home_audit import audit
 from vlm_assets.services.status import read_status
 from vlm_durable.files import seen_files
@@ -30,8 +31,6 @@ from vlm_durable.state.workers import Workers
 from vlm_durable.versions import verified_files
 from vlm_durable.versions.partition_files import PartitionVersions, PendingPublication
 from vlm_engine.server.running_server import ServerUnreachableError
-
-ASSET = property_descriptions.ASSET
 
 
 class Desk:
@@ -68,7 +67,7 @@ class Desk:
 def severity(verdict):
     if verdict.worst is None:
         return None
-    return evaluation(ASSET, verdict.key, verdict, 0.0).severity.value
+    return evaluation(DESCRIPTIONS, verdict.key, verdict, 0.0).severity.value
 
 
 @pytest.fixture
@@ -105,15 +104,15 @@ def test_damage_is_told_once_and_so_is_its_end(desk, key, damage, kind):
     """Fault 13: the sensor sees it, its partition is named, and a restored file passes again."""
     published = desk.dataset.descriptions
     damage(published.path(key))
-    assert desk.tick() == [(ASSET, key, kind, "ERROR")]
-    event = evaluation(ASSET, key, desk.verdicts[ASSET, key], desk.times[ASSET, key])
+    assert desk.tick() == [(DESCRIPTIONS, key, kind, "ERROR")]
+    event = evaluation(DESCRIPTIONS, key, desk.verdicts[DESCRIPTIONS, key], desk.times[DESCRIPTIONS, key])
     assert (event.partition, event.passed, event.check_name) == (key, False, "published_file")
     assert "materializing" in event.metadata["what to do"].value
     assert desk.tick() == []
     desk.begin()
     assert desk.tick() == [], "a new code server does not tell it again"
     published.restore(key)
-    assert desk.tick() == [(ASSET, key, "sound", None)]
+    assert desk.tick() == [(DESCRIPTIONS, key, "sound", None)]
     assert desk.tick() == []
 
 
@@ -123,7 +122,7 @@ def test_a_file_that_was_not_published_here_is_foreign(desk, key):
     content = published.path(key).read_bytes()
     published.set_aside(key)
     published.path(key).write_bytes(content)
-    assert desk.tick()[0] == (ASSET, key, "unrecorded", "ERROR")
+    assert desk.tick()[0] == (DESCRIPTIONS, key, "unrecorded", "ERROR")
 
 
 def test_a_file_among_the_partitions_that_is_none_is_an_alert_that_recovers(desk):
@@ -144,22 +143,22 @@ def test_changed_settings_warn_with_the_cost_and_pass_when_changed_back(desk):
     desk.parts = {"maker": "t"}
     desk.begin()
     told = desk.tick()
-    assert told == [(ASSET, key, "stale", "WARN") for key in desk.dataset.keys]
-    finding = desk.verdicts[ASSET, desk.dataset.keys[0]].worst
+    assert told == [(DESCRIPTIONS, key, "stale", "WARN") for key in desk.dataset.keys]
+    finding = desk.verdicts[DESCRIPTIONS, desk.dataset.keys[0]].worst
     assert "another maker" in finding.sentence
     assert "costs 3 properties with 3 images" in finding.next_step
     assert desk.tick() == []
     desk.parts = {"maker": "s"}
     desk.begin()
-    assert desk.tick() == [(ASSET, key, "sound", None) for key in desk.dataset.keys]
+    assert desk.tick() == [(DESCRIPTIONS, key, "sound", None) for key in desk.dataset.keys]
 
 
 def test_new_descriptions_make_their_embeddings_stale(desk, key):
     """The vectors of old texts are named, for the one partition whose texts changed."""
     desk.dataset.describe(key, text="another house")
-    assert desk.tick() == [(property_embeddings.ASSET, key, "descriptions_differ", "WARN")]
+    assert desk.tick() == [(EMBEDDINGS, key, "descriptions_differ", "WARN")]
     desk.dataset.embed(key)
-    assert desk.tick() == [(property_embeddings.ASSET, key, "sound", None)]
+    assert desk.tick() == [(EMBEDDINGS, key, "sound", None)]
 
 
 def test_a_publication_under_way_is_no_drift(desk, key):
@@ -169,14 +168,14 @@ def test_a_publication_under_way_is_no_drift(desk, key):
     pending = PendingPublication(dataclasses.replace(record, sequence=2, sha256="0" * 64), (record,))
     manifest = published.asset.partition(key).record
     settled = manifest.read_bytes()
-    write_replacing(manifest, PartitionVersions(key, record, (), pending).to_bytes(ASSET))
+    write_replacing(manifest, PartitionVersions(key, record, (), pending).to_bytes(DESCRIPTIONS))
     assert desk.tick() == []
     write_replacing(manifest, settled)
     assert desk.tick() == []
-    with desk.workers.begin(run_id="r", asset=ASSET, partition=key, expected=3):
+    with desk.workers.begin(run_id="r", asset=DESCRIPTIONS, partition=key, expected=3):
         truncate(published.path(key))
         assert desk.tick() == [], "the run that works on it looks at it itself"
-    assert desk.tick() == [(ASSET, key, "truncated", "ERROR")]
+    assert desk.tick() == [(DESCRIPTIONS, key, "truncated", "ERROR")]
 
 
 def test_what_status_read_is_not_read_again_until_it_changes(dataset, monkeypatch):
@@ -193,7 +192,7 @@ def test_what_status_read_is_not_read_again_until_it_changes(dataset, monkeypatc
     assert len(read) == 2 * len(dataset.keys), "the first look of the sensor needs no second reading"
     path = dataset.descriptions.path(dataset.keys[1])
     flip_bit(path, 40)
-    assert desk.tick() == [(ASSET, dataset.keys[1], "digest_differs", "ERROR")]
+    assert desk.tick() == [(DESCRIPTIONS, dataset.keys[1], "digest_differs", "ERROR")]
     assert read[2 * len(dataset.keys) :] == [path]
 
 
@@ -214,7 +213,7 @@ def test_a_bit_that_rots_is_found_within_a_week(rotten, monkeypatch):
     assert rotten.tick() == [], "nothing is read that was verified a moment ago"
     now = time.time_ns() + int(verified_files.TRUSTED_SECONDS * 1e9)
     monkeypatch.setattr(seen_files.time, "time_ns", lambda: now)
-    assert rotten.tick() == [(ASSET, rotten.dataset.keys[1], "digest_differs", "ERROR")]
+    assert rotten.tick() == [(DESCRIPTIONS, rotten.dataset.keys[1], "digest_differs", "ERROR")]
     assert [rotten.tick() for _ in range(2)] == [[], []]
 
 
@@ -224,13 +223,13 @@ def test_what_a_deep_audit_finds_is_known_to_all(rotten):
 
     def state():
         partitions = read_status(rotten.settings, catalog).partitions
-        return next(one.state for one in partitions if (one.asset, one.key) == (ASSET, key))
+        return next(one.state for one in partitions if (one.asset, one.key) == (DESCRIPTIONS, key))
 
     assert state() is State.DONE
     found = {finding.kind: finding.key for finding in audit(rotten.settings, catalog, deep=True).wrong}
     assert found["digest_differs"] == key
     assert state() is State.DAMAGED
-    assert rotten.tick() == [(ASSET, key, "digest_differs", "ERROR")]
+    assert rotten.tick() == [(DESCRIPTIONS, key, "digest_differs", "ERROR")]
     assert [rotten.tick() for _ in range(2)] == [[], []]
 
 
@@ -255,8 +254,8 @@ def test_a_lost_snapshot_forgets_no_failure(desk, key, damage):
     truncate(desk.dataset.descriptions.path(key))
     desk.tick()
     damage(desk)
-    desk.failing = {ASSET: {sound}}
-    assert desk.tick() == [(ASSET, sound, "sound", None), (ASSET, key, "truncated", "ERROR")]
+    desk.failing = {DESCRIPTIONS: {sound}}
+    assert desk.tick() == [(DESCRIPTIONS, sound, "sound", None), (DESCRIPTIONS, key, "truncated", "ERROR")]
     assert desk.tick() == []
 
 
@@ -266,10 +265,10 @@ def test_a_lost_snapshot_does_not_forget_what_a_run_was_at_work_on(desk, key):
     for path in (*asset.published.glob(f"{key}*"), *asset.versions.glob(f"{key}*")):
         path.unlink()
     (desk.settings.state_directory / "liveness.db").unlink()
-    desk.failing = {ASSET: {key}}
-    with desk.workers.begin(run_id="r", asset=ASSET, partition=key, expected=3):
+    desk.failing = {DESCRIPTIONS: {key}}
+    with desk.workers.begin(run_id="r", asset=DESCRIPTIONS, partition=key, expected=3):
         assert desk.tick() == []
-    assert [told[:2] for told in desk.tick()] == [(ASSET, key), (property_embeddings.ASSET, key)]
+    assert [told[:2] for told in desk.tick()] == [(DESCRIPTIONS, key), (EMBEDDINGS, key)]
     assert desk.tick() == []
 
 
@@ -282,9 +281,9 @@ def test_what_could_not_be_noted_as_told_is_told_again_as_the_same(desk, key, mo
         with pytest.raises(OSError, match="No space"):
             desk.tick()
     first = desk.times
-    assert set(first) == {(ASSET, key)}
+    assert set(first) == {(DESCRIPTIONS, key)}
     desk.begin()
-    assert desk.tick() == [(ASSET, key, "truncated", "ERROR")]
+    assert desk.tick() == [(DESCRIPTIONS, key, "truncated", "ERROR")]
     assert desk.times == first
     assert desk.tick() == []
 
@@ -298,7 +297,7 @@ def test_what_may_have_been_told_is_called_off_where_it_is_sound_again(desk, key
         with pytest.raises(OSError, match="No space"):
             desk.tick()
     published.restore(key)
-    assert desk.tick() == [(ASSET, key, "sound", None)]
+    assert desk.tick() == [(DESCRIPTIONS, key, "sound", None)]
     assert desk.tick() == []
 
 
@@ -311,7 +310,7 @@ def test_with_a_full_disk_nothing_is_told_rather_than_the_same_at_each_tick(desk
             with pytest.raises(OSError, match="No space"):
                 desk.tick()
             assert desk.times == {}
-    assert desk.tick() == [(ASSET, key, "truncated", "ERROR")]
+    assert desk.tick() == [(DESCRIPTIONS, key, "truncated", "ERROR")]
 
 
 def fail_write(patched, *, number):
@@ -335,7 +334,7 @@ def test_a_first_look_that_is_cut_short_goes_on(dataset, monkeypatch):
     desk = Desk(dataset, monkeypatch)
     object.__setattr__(desk.watcher, "monotonic", lambda: next(times))
     told = [desk.tick() for _ in range(4)]
-    assert [one for tick in told for one in tick] == [(ASSET, key, "truncated", "ERROR")]
+    assert [one for tick in told for one in tick] == [(DESCRIPTIONS, key, "truncated", "ERROR")]
     assert told[0] == [], "not reached by the first"
 
 
@@ -350,14 +349,14 @@ def test_a_first_look_gets_on_where_a_tick_has_no_time_at_all(dataset, monkeypat
 
 def test_what_vanished_with_its_record_is_told(desk, key):
     """A partition whose file and record are both gone was published once: its high-water mark says so."""
-    marks = desk.settings.state_directory / "high_water_marks" / ASSET / key
+    marks = desk.settings.state_directory / "high_water_marks" / DESCRIPTIONS / key
     make_directory(marks)
     write_mark(marks / "g.json", HighWaterMark(key, "g", 3, 1, 1, None, retired=True))
     published = desk.dataset.descriptions
     published.set_aside(key)
     assert desk.tick() == [
-        (ASSET, key, "vanished", "ERROR"),
-        (property_embeddings.ASSET, key, "descriptions_differ", "WARN"),
+        (DESCRIPTIONS, key, "vanished", "ERROR"),
+        (EMBEDDINGS, key, "descriptions_differ", "WARN"),
     ]
 
 
@@ -365,7 +364,7 @@ def test_rows_against_the_catalogue(desk, key):
     """A published file with another number of rows than the catalogue's range is no partition's output."""
     desk.dataset.describe(key, lambda rows: rows[:-1])
     told = desk.tick()
-    assert (ASSET, key, "ids", "ERROR") in told
+    assert (DESCRIPTIONS, key, "ids", "ERROR") in told
 
 
 def test_a_server_that_is_down_at_the_first_look_is_asked_again():

@@ -8,17 +8,15 @@ import pytest
 from sensors.dagster_internals.events import DagsterFacts
 from vlm_assets.assets import fingerprint
 from vlm_assets.automation.retries import (
-    ASSETS,
     RETRY_RUNS,
     _Files,
     build_failed_partitions,
     decides_on_stale,
     retry_config,
 )
+from vlm_assets.catalog.ranges import DESCRIPTIONS, EMBEDDINGS
 from vlm_assets.config.resource_settings import build_gpu
 from vlm_durable.journal.high_water_mark import HighWaterMark, write_mark
-
-DESCRIPTIONS, EMBEDDINGS = ASSETS
 
 
 @pytest.fixture
@@ -94,13 +92,13 @@ def test_what_was_said_of_stale_partitions_is_said_to_the_next_run():
     before = {"ops": {DESCRIPTIONS: {"config": {"stale": "keep"}}, EMBEDDINGS: {"config": {}}}}
     assert decides_on_stale(before)
     assert not decides_on_stale({"ops": {DESCRIPTIONS: {"config": {"recompute": True}}}})
-    assert retry_config(ASSETS, before) == (before, False)
+    assert retry_config((DESCRIPTIONS, EMBEDDINGS), before) == (before, False)
 
 
 def test_a_recomputation_that_was_cut_short_stays_one():
     """What a person asked of the run that failed is asked of the next, and nothing else."""
     asked = {"ops": {DESCRIPTIONS: {"config": {"recompute": True}}}}
-    carried, goes_on = retry_config(ASSETS, asked)
+    carried, goes_on = retry_config((DESCRIPTIONS, EMBEDDINGS), asked)
     assert goes_on
     assert carried == {"ops": {DESCRIPTIONS: {"config": {"recompute": True}}, EMBEDDINGS: {"config": {}}}}
     assert not retry_config([EMBEDDINGS], asked)[1], "what was recomputed is published: the rest is as ever"

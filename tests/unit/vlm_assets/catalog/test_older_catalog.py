@@ -105,10 +105,7 @@ def test_no_published_file_is_ever_foreign(forgetful: Dataset) -> None:
     found = audit(settings, forgetful.catalog)
     assert {one.kind for one in found.findings} == {FindingKind.UNLISTED}
     assert {one.remedy for one in find_repairs(settings, found)} == {Remedy.BY_HAND}
-    files = [
-        asset.published / "000000016-000000023.parquet"
-        for asset in (settings.descriptions, settings.embeddings)
-    ]
+    files = [asset.published / "000000016-000000023.parquet" for asset in settings.partitioned_assets]
     assert call(forgetful, "repair", "--yes").exit_code == 1
     assert all(path.exists() for path in files)
     warnings = " ".join(read_status(settings, forgetful.catalog).warnings)
