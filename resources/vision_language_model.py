@@ -26,6 +26,7 @@ from vlm_engine.schema import DescriptionSchema
 if TYPE_CHECKING:
     from resources.text_embedding import TextEmbeddingModel
     from vlm_engine.images.images import Output
+    from vlm_engine.prompt import FurtherQuestion
     from vlm_engine.protocol import Engine, ImageLimits, ImageTokens
     from vlm_engine.server.model_server import ModelServer, ServerAddress
     from vlm_engine.server.server_plan import ServerPlan
@@ -67,8 +68,13 @@ class ServerSettings:
 
         return None if self.url is None else ServerAddress(self.url.rstrip("/"), self.key)
 
-    def plan(self, source: ModelSource, prompt: Prompt, limits: ImageLimits | None) -> ServerPlan | None:
-        """The plan of a server that we start; None for a server at a URL. Raises ModelLoadError."""
+    def plan(
+        self, source: ModelSource, prompt: Prompt, limits: ImageLimits | None, questions: int
+    ) -> ServerPlan | None:
+        """The plan of a server that we start; None for a server at a URL. Raises ModelLoadError.
+
+        questions: how many a property is asked. prompt: of the first.
+        """
         from vlm_engine.server.server_plan import VLLM_COMMAND, ServerPlan
 
         if self.url is not None:
@@ -79,6 +85,7 @@ class ServerSettings:
         return ServerPlan(
             devices=self.devices,
             images=limits.images if limits is not None else 1,
+            questions=questions,
             question=hashlib.sha256(question.encode()).hexdigest(),
             beside=json.dumps(beside),
             command=self.command or VLLM_COMMAND,
@@ -163,12 +170,12 @@ class VisionLanguageModel:
                 raise ModelLoadError(f"VLM_ASSETS_SERVER_COMMAND={command!r}: {error}") from error
         return meaning
 
-    def server_digest(self, prompt: Prompt) -> str | None:
+    def server_digest(self, prompt: Prompt, questions: int = 1) -> str | None:
         """The digest of the server that will run on the leased device, for ``GpuResource.lease``.
 
-        None if no server is started. Raises ModelLoadError.
+        None if no server is started. questions: how many a property is asked. Raises ModelLoadError.
         """
-        plan = None if self.server is None else self.server.plan(self.source, prompt, self.limits)
+        plan = None if self.server is None else self.server.plan(self.source, prompt, self.limits, questions)
         return None if plan is None else plan.digest
 
     def device_name(self, device: Device) -> str:
@@ -177,7 +184,9 @@ class VisionLanguageModel:
             return device.id
         return f"server {urlsplit(self.server.url).netloc.rpartition('@')[2]}"
 
-    def output(self, device: Device, prompt: Prompt, *, images: int) -> Output:
+    def output(
+        self, device: Device, prompt: Prompt, *, images: int, further: Sequence[FurtherQuestion] = ()
+    ) -> Output:
         """How workers prepare each property's images. images: how many there are to load."""
         if self.server is not None:
             from vlm_engine.server.chat_completions import EncodedImages
@@ -190,7 +199,8 @@ class VisionLanguageModel:
         from vlm_engine.transformers.collation import Tensors
 
         dtype = "float32" if device.kind == "cpu" else "bfloat16"
-        return Tensors(self.source, prompt.text, dtype, self.limits)
+        texts = tuple(question.prompt.text for question in further)
+        return Tensors(self.source, prompt.text, dtype, self.limits, texts)
 
     def prepare(self, devices: Sequence[Device]) -> None:
         """Import the engine's packages, which takes seconds, before this process has one of the devices.
@@ -206,13 +216,22 @@ class VisionLanguageModel:
 
             import vlm_engine.transformers.transformers_engine  # noqa: F401
 
-    def load(self, device: Device, *, schema: DescriptionSchema, prompt: Prompt) -> Engine:
+    def load(
+        self,
+        device: Device,
+        *,
+        schema: DescriptionSchema,
+        prompt: Prompt,
+        further: Sequence[FurtherQuestion] = (),
+    ) -> Engine:
         """An engine on the leased device, or an engine over a server that answers already.
+
+        further: questions that are asked of the same properties.
 
         Raises ModelLoadError, LoadedServerError, and DeviceError if torch has another GPU.
         """
         if self.server is not None:
-            return self._server_engine(self.server, device, schema, prompt)
+            return self._server_engine(self.server, device, schema, prompt, further)
         if len(device.members) > 1:
             raise ModelLoadError(
                 f"VLM_ASSETS_DEVICES_PER_MODEL is {len(device.members)}, and in the run's own process a model"
@@ -228,17 +247,23 @@ class VisionLanguageModel:
             device=device.kind,
             speculative_tokens=self.speculative_tokens,
             limits=self.limits,
+            further=further,
         )
         refuse_another_gpu(device)
         return engine
 
     def _server_engine(
-        self, settings: ServerSettings, device: Device, schema: DescriptionSchema, prompt: Prompt
+        self,
+        settings: ServerSettings,
+        device: Device,
+        schema: DescriptionSchema,
+        prompt: Prompt,
+        further: Sequence[FurtherQuestion],
     ) -> Engine:
         from vlm_engine.server.chat_completions import RequestLimits
         from vlm_engine.server.server_engine import ServerEngine
 
-        server, name, (model, revision), costs = self._server(settings, device, prompt)
+        server, name, (model, revision), costs = self._server(settings, device, prompt, 1 + len(further))
         try:
             return ServerEngine(
                 server,
@@ -249,13 +274,14 @@ class VisionLanguageModel:
                 prompt=prompt,
                 limits=RequestLimits(settings.most_at_once, settings.token_seconds, settings.answer_seconds),
                 image_tokens=costs,
+                further=further,
             )
         except BaseException:
             server.release()
             raise
 
     def _server(
-        self, settings: ServerSettings, device: Device, prompt: Prompt
+        self, settings: ServerSettings, device: Device, prompt: Prompt, questions: int
     ) -> tuple[ModelServer, str, tuple[str, str], ImageTokens | None]:
         """The server, its name for the model, the model's name and exact revision, and the tokens of images.
 
@@ -266,7 +292,7 @@ class VisionLanguageModel:
         from vlm_engine.transformers.model_loading import refuse_what_vllm_does_not_load
 
         source, address = self.source, settings.address
-        plan = settings.plan(source, prompt, self.limits)
+        plan = settings.plan(source, prompt, self.limits, questions)
         if plan is not None:
             exact = self.exact()
             if plan.is_vllm:

@@ -23,9 +23,10 @@ from vlm_engine.batches import BatchSizes, long_batch
 from vlm_engine.images.images import LoadedProperty, PropertyJob
 from vlm_engine.images.worker_pool import WorkerPool
 from vlm_engine.ladder import Described, describe_batch
-from vlm_engine.protocol import Attempt, Engine, image_tokens_of
+from vlm_engine.protocol import Attempt, Engine, SplittingEngine, image_tokens_of
 
 if TYPE_CHECKING:
+    from vlm_engine.prompt import FurtherQuestion
     from vlm_engine.schema import DescriptionSchema
 
 _ENDING_SECONDS: Final = 5.0
@@ -37,7 +38,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class DescribedBatch:
-    """The results of a batch.
+    """The results of a batch, for each question one after another.
 
     seconds: from its first question to its last answer. advice: a sentence where batches are too long; once.
     """
@@ -88,7 +89,8 @@ class Describing:
     for the threads.
 
     workers: load the images; no more of a property than fit the engine, where it says how many fit.
-    max_new_tokens: of an answer's first attempt. sizes: of the batches.
+    max_new_tokens: of an answer's first attempt. sizes: of the batches. further: the engine's other
+    questions. All are asked of a batch before the next, so that the engine can share the work on its images.
     """
 
     def __init__(
@@ -99,13 +101,18 @@ class Describing:
         max_new_tokens: int,
         sizes: BatchSizes,
         *,
+        further: Sequence[FurtherQuestion] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.spent = Spent()
         self._engine = engine
         self._workers = workers
-        self._schema = schema
-        self._max_new_tokens = max_new_tokens
+        self._questions = [
+            (schema, max_new_tokens),
+            *((more.schema, more.max_new_tokens) for more in further),
+        ]
+        self._to_do: list[Collection[str] | None] = [None] * len(self._questions)
+        """Ids of the properties that each question is asked about; None: all."""
         self.sizes = sizes
         self._clock = clock
         self._max_images = workers.max_images  # The plan's, which is the same whatever fits the engine.
@@ -147,16 +154,26 @@ class Describing:
         return self.sizes.begin(self._engine, kept)
 
     def describe(
-        self, jobs: Sequence[PropertyJob], to_do: Collection[str] | None = None
+        self,
+        jobs: Sequence[PropertyJob],
+        to_do: Collection[str] | None = None,
+        *,
+        further_to_do: Sequence[Collection[str]] | None = None,
     ) -> Iterator[DescribedBatch]:
         """Describe these properties, or those of them whose ids are to do, in batches as they are done.
 
-        jobs: all properties of the work, whatever is done: they decide the plan. In the plan's order where
+        jobs: all properties of the work, whatever is done: they decide the plan. further_to_do: the ids for
+        each further question; None: all. In the plan's order where
         the engine takes one batch at once, else each batch when it is done. May be called again once all are
         described. Raises EngineLostError, WorkerPoolError and StoreAwayError, after all batches that were
         finished before.
         """
-        return self.describe_batches(self.sizes.plan(jobs, to_do, max_images=self._max_images))
+        self._to_do = [to_do] + [None] * (len(self._questions) - 1)
+        if further_to_do is not None:
+            self._to_do[1:] = further_to_do
+        ids = [frozenset(of_question) for of_question in self._to_do if of_question is not None]
+        asked = frozenset[str]().union(*ids) if len(ids) == len(self._questions) else None
+        return self.describe_batches(self.sizes.plan(jobs, asked, max_images=self._max_images))
 
     def describe_batches(self, batches: Iterable[Sequence[PropertyJob]]) -> Iterator[DescribedBatch]:
         """Describe batches that are planned already. See ``describe``."""
@@ -165,14 +182,16 @@ class Describing:
 
     def _described(self) -> Iterator[DescribedBatch]:
         in_this_thread = self._engine.batches_at_once == 1
-        loaded: deque[Sequence[LoadedProperty]] = deque()
+        loaded: deque[tuple[Sequence[LoadedProperty], bool]] = deque()
+        """Parts of loaded batches that wait, each with whether it is its batch's last."""
         under_way = 0
         all_loaded: _AllLoaded | None = None
         while True:
             # How many batches the engine takes may change at any moment.
             while loaded and under_way < max(1, self._engine.batches_at_once):
-                batch = loaded.popleft()
-                self._room.release()
+                batch, is_last = loaded.popleft()
+                if is_last:
+                    self._room.release()
                 if in_this_thread:
                     yield self._counted(self._ask(batch))
                 else:
@@ -195,7 +214,10 @@ class Describing:
                 case BaseException():
                     raise event
                 case _:
-                    loaded.append(event)
+                    if in_this_thread or len(self._questions) == 1:
+                        loaded.append((event, True))
+                    else:  # A server's cache has a property's images while it is asked about nothing else.
+                        loaded.extend(([one], one is event[-1]) for one in event)
 
     def _next_event(self, *, waiting: bool) -> _Event:
         began = self._clock()
@@ -206,7 +228,7 @@ class Describing:
 
     def _counted(self, batch: DescribedBatch) -> DescribedBatch:
         described, spent, advice = batch.described, self.spent, None
-        images = [answer.images_seen for answer in described]
+        images = list({answer.property_id: answer.images_seen for answer in described}.values())
         self.sizes.count(images, batch.seconds)
         # The first batch of a process pays for what is compiled and allocated once.
         if spent.longest and not self._advised:
@@ -234,7 +256,7 @@ class Describing:
                     self._room.release()  # For a next round of batches.
                     self._events.put(_AllLoaded(None))
                     return
-                self._prepare([loaded for loaded in batch if loaded.seen])
+                self._prepare(batch)
                 self.spent.reading += sum(loaded.reading_seconds for loaded in batch)
                 self.spent.decoding += sum(loaded.seconds - loaded.reading_seconds for loaded in batch)
                 self.spent.preparing += sum(loaded.processing_seconds for loaded in batch)
@@ -245,25 +267,49 @@ class Describing:
 
     def _prepare(self, batch: Sequence[LoadedProperty]) -> None:
         began = self._clock()
+        question = next((number for number in range(len(self._questions)) if self._part(number, batch)), 0)
+        part = [loaded for loaded in self._part(question, batch) if loaded.seen]
+        attempt = Attempt(1, self._questions[question][1], question=question)
         # The engine raises the same error again when it describes the batch, and there the ladder decides.
         # BaseException: a panic in a tokenizer is no Exception, and this thread must go on.
         with contextlib.suppress(BaseException):
-            if batch:
-                self._engine.prepare(batch, attempt=Attempt(1, self._max_new_tokens))
+            if part:
+                self._engine.prepare(part, attempt=attempt)
         self.spent.preparing += self._clock() - began
 
     def _ask(self, loaded: Sequence[LoadedProperty]) -> DescribedBatch:
         began = self._turn(1)
         try:
-            described = describe_batch(
-                self._engine, self._schema, loaded, self._max_new_tokens, clock=self._clock
-            )
+            described = [answer for part in self._parts(loaded) for answer in self._all_answers(part)]
         finally:
             ended = self._turn(-1)
         with self._counting:
             engine_seconds = sum(row.seconds for row in described)
             self.spent.validating += max(0.0, ended - began - engine_seconds)
         return DescribedBatch(described, ended - began)
+
+    def _all_answers(self, batch: Sequence[LoadedProperty]) -> Iterator[Described]:
+        for question, (schema, max_new_tokens) in enumerate(self._questions):
+            if part := self._part(question, batch):
+                yield from describe_batch(
+                    self._engine, schema, part, max_new_tokens, question=question, clock=self._clock
+                )
+
+    def _parts(self, batch: Sequence[LoadedProperty]) -> Iterator[Sequence[LoadedProperty]]:
+        """The parts of a batch that are asked all questions, one part after another.
+
+        The engine keeps what it computed of the images of as many properties as its memory holds.
+        """
+        size = self._engine.largest_batch if isinstance(self._engine, SplittingEngine) else None
+        if len(self._questions) == 1 or size is None:
+            size = len(batch)
+        for start in range(0, len(batch), size or 1):
+            yield batch[start : start + (size or 1)]
+
+    def _part(self, question: int, batch: Sequence[LoadedProperty]) -> Sequence[LoadedProperty]:
+        """The properties of a batch that a question is asked about."""
+        to_do = self._to_do[question]
+        return batch if to_do is None else [loaded for loaded in batch if loaded.property_id in to_do]
 
     def _ask_apart(self, loaded: Sequence[LoadedProperty]) -> None:
         try:

@@ -72,7 +72,8 @@ class Described:
     the commonest kind of image failure. raw_text: the last answer, where it failed. images_seen: images in
     the last attempt. fewer_images: why the last attempt had fewer images than could be read; None: it had
     all. prompt_tokens, output_tokens: over all attempts. seconds: this property's share of the engine's time.
-    confidence: of each field of the description, where the engine knows it.
+    confidence: of each field of the description, where the engine knows it. question: of those that the
+    engine was made for, by its place.
     """
 
     property_id: str
@@ -91,6 +92,7 @@ class Described:
     seconds: float
     fewer_images: str | None = None
     confidence: Confidence | None = field(default=None, compare=False)
+    question: int = 0
 
 
 def describe_batch(
@@ -99,16 +101,17 @@ def describe_batch(
     batch: Sequence[LoadedProperty],
     max_new_tokens: int,
     *,
+    question: int = 0,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Described]:
     """One terminal result a property, in order. Raises EngineLostError, and nothing else for any content.
 
-    max_new_tokens: of the first attempt; a truncated answer gets twice as many.
+    max_new_tokens: of the first attempt; a truncated answer gets twice as many. question: see Attempt.
     """
-    climbs = [_Climb(loaded, Attempt(1, max_new_tokens)) for loaded in batch]
+    climbs = [_Climb(loaded, Attempt(1, max_new_tokens, question=question)) for loaded in batch]
     for climb in climbs:
         if not climb.loaded.seen:
-            climb.result = _without_images(climb.loaded)
+            climb.result = _without_images(climb.loaded, question)
     while waiting := [climb for climb in climbs if climb.result is None]:
         attempt = waiting[0].attempt
         together = [climb for climb in waiting if climb.attempt == attempt]
@@ -189,6 +192,7 @@ class _Climb:
             seconds=self.seconds,
             fewer_images=self.fewer_images,
             confidence=confidence,
+            question=self.attempt.question,
         )
 
 
@@ -286,7 +290,7 @@ def repeated_tail(text: str) -> str | None:
     return None
 
 
-def _without_images(loaded: LoadedProperty) -> Described:
+def _without_images(loaded: LoadedProperty, question: int) -> Described:
     kind, error = "no_images", "the catalogue lists no image of this property"
     if loaded.failed:
         kind = Counter(failure.kind for failure in loaded.failed).most_common(1)[0][0]
@@ -308,6 +312,7 @@ def _without_images(loaded: LoadedProperty) -> Described:
         output_tokens=0,
         finish_reason=None,
         seconds=0.0,
+        question=question,
     )
 
 

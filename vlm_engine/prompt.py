@@ -33,6 +33,15 @@ class Prompt:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
+@dataclass(frozen=True)
+class FurtherQuestion:
+    """A question that is asked of the same images, after the first. max_new_tokens: of a first attempt."""
+
+    prompt: Prompt
+    schema: DescriptionSchema
+    max_new_tokens: int
+
+
 def build_prompt(schema: DescriptionSchema, text: str | None = None) -> Prompt:
     """The user's text exactly as it is, or, where there is none, one made from the schema's fields.
 

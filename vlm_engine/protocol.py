@@ -127,13 +127,15 @@ class Attempt:
     """How to ask this time. ``number`` counts from 1.
 
     max_new_tokens: limit of the answer, in tokens. temperature: 0 is greedy; a property's seed derives from
-    its id and ``number``. images: of each property, at most (None: all).
+    its id and ``number``. images: of each property, at most (None: all). question: of those that the engine
+    was made for, by its place.
     """
 
     number: int
     max_new_tokens: int
     temperature: float = 0.0
     images: int | None = None
+    question: int = 0
 
 
 @dataclass(frozen=True, slots=True)

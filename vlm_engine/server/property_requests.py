@@ -123,17 +123,19 @@ class _Tries:
 class PropertyRequests:
     """Asks one server, through all its lives: each restart begins another.
 
-    Many requests that failed together cause one check of the server, which says whether the request or the
-    server is at fault. waiting: entered around a restart, in which a server may load its model again.
+    questions: all are to the same model; an attempt says which is asked. Many requests that failed together
+    cause one check of the server, which says whether the request or the server is at fault. waiting: entered
+    around a restart, in which a server may load its model again.
     """
 
     def __init__(
-        self, server: ModelServer, question: Question, limits: RequestLimits, *, waiting: Waiting
+        self, server: ModelServer, questions: Sequence[Question], limits: RequestLimits, *, waiting: Waiting
     ) -> None:
         import httpx2
 
         self.limit = AdaptiveLimit(limits.most_at_once, patience=limits.token_seconds)
-        self._question = question
+        self._questions = questions
+        self._model = questions[0].model
         self._limits = limits
         # Request bodies are made beside the loop.
         self._encoding = ThreadPoolExecutor(_ENCODING_THREADS, "images-for-server")
@@ -242,7 +244,9 @@ class PropertyRequests:
         await self._prove_scores()
         without = frozenset(self._without)
         body = await self._in_encoding_thread(
-            lambda: chat_request(self._question, urls, loaded.property_id, attempt, without=without)
+            lambda: chat_request(
+                self._questions[attempt.question], urls, loaded.property_id, attempt, without=without
+            )
         )
         tries.life, address = self._life, self._address
         # The server may answer a repeated request from its cache, which is no measure of its speed.
@@ -274,7 +278,7 @@ class PropertyRequests:
             self._may_prove = False
             self._proofs_left -= 1
             without = frozenset(self._without) - TOKEN_SCORES
-            question = proof_question(self._question.model)
+            question = proof_question(self._model)
             body = chat_request(question, (), "proof", Attempt(1, _PROOF_TOKENS), without=without)
             try:
                 answer, _ = await self._send(self._address, body, without)
@@ -333,7 +337,7 @@ class PropertyRequests:
                 (await first_bytes(response, _ERROR_BYTES)).decode(errors="replace"),
                 retry_after=response.headers.get("retry-after"),
                 url=address.url,
-                model=self._question.model,
+                model=self._model,
                 without=without,
             )
 
@@ -404,7 +408,7 @@ class PropertyRequests:
         import httpx2
 
         try:
-            await self._send(address, proof_request(self._question.model), frozenset())
+            await self._send(address, proof_request(self._model), frozenset())
         except (FailingServerError, SilentServerError, httpx2.HTTPError) as error:
             return _message(error)
         except (BusyServerError, EngineLostError):

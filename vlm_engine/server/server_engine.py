@@ -22,7 +22,7 @@ from vlm_engine.server.property_requests import PropertyRequests
 
 if TYPE_CHECKING:
     from vlm_engine.images.images import LoadedProperty
-    from vlm_engine.prompt import Prompt
+    from vlm_engine.prompt import FurtherQuestion, Prompt
     from vlm_engine.protocol import ImageTokens
     from vlm_engine.schema import DescriptionSchema
     from vlm_engine.server.model_server import ModelServer
@@ -36,7 +36,8 @@ class ServerEngine:
     """A model behind an OpenAI-compatible server. ``describe`` may be called from many threads at once.
 
     The engine holds the server until ``close``, which releases it. model, revision: for the rows. name: of
-    the model at the server. image_tokens: the cost of images there, where it is known.
+    the model at the server. image_tokens: the cost of images there, where it is known. further: questions
+    that are asked of the same properties.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class ServerEngine:
         prompt: Prompt,
         limits: RequestLimits,
         image_tokens: ImageTokens | None = None,
+        further: Sequence[FurtherQuestion] = (),
     ) -> None:
         self.model = model
         self.revision = revision
@@ -63,7 +65,10 @@ class ServerEngine:
         self._loop = asyncio.new_event_loop()
         self._requests = PropertyRequests(
             server,
-            Question(name, prompt.text, schema.json_schema),
+            [
+                Question(name, prompt.text, schema.json_schema),
+                *(Question(name, more.prompt.text, more.schema.json_schema) for more in further),
+            ],
             limits,
             waiting=lambda: self.waiting(),  # The caller may set another context later.
         )

@@ -34,11 +34,12 @@ VLLM_COMMAND = (
     " --mm-processor-kwargs {processor_options} --api-server-count {api_servers} --mm-processor-cache-gb 0"
     """ --limit-mm-per-prompt '{"image": {images}, "video": 0}' --disable-uvicorn-access-log"""
     """ --structured-outputs-config '{"backend": "xgrammar", "disable_any_whitespace": true}'"""
-    " --no-enable-prefix-caching --max-num-batched-tokens {batched_tokens}"
+    " {prefix_caching} --max-num-batched-tokens {batched_tokens}"
     " --mm-encoder-tp-mode {encoder_mode}"
 )
 """No image is shown twice, so vLLM's cache of processed ones is off: it takes 4 GiB of each of its processes.
-Its cache of prompts is off too: images come first in each, so nothing is common, and each image is hashed.
+Its cache of prompts is off too, unless several questions are asked of each property: images come first in
+each, so nothing else is common, and each image is hashed.
 Where the grammar allows any whitespace, an unsure model filled its answer with it."""
 
 PROCESSOR_OPTIONS = "{processor_options}"
@@ -48,7 +49,9 @@ _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")  # not the JSON of an option such as
 _ON_A_DEVICE = ("memory", "context", "processor_options", "api_servers", "batched_tokens")
 """Placeholders whose values are known once a device is leased and the model's processor is loaded."""
 
-_PLACEHOLDERS = ("model", "revision", "host", "port", "devices", "images", "encoder_mode", *_ON_A_DEVICE)
+_PLACEHOLDERS = (
+    "model", "revision", "host", "port", "devices", "images", "encoder_mode", "prefix_caching", *_ON_A_DEVICE
+)  # fmt: skip
 
 _GIB = 1 << 30
 _BESIDE_BYTES = 2 * _GIB
@@ -86,6 +89,7 @@ _FLAGS_ALIKE: Final = frozenset(
     {
         "--enable-prefix-caching", "--no-enable-prefix-caching", "--enable-chunked-prefill",
         "--enforce-eager", "--disable-uvicorn-access-log", "--disable-log-requests", "--disable-log-stats",
+        "{prefix_caching}",
         "--enable-log-requests",
     }
 )  # fmt: skip
@@ -111,10 +115,10 @@ class ServerPlan:
     ``command``: a template, split as a shell would, never run by one, with {model}, {revision}, {host},
     {port} and others; a placeholder without a value is left out, with the option before it. ``revision``: a
     hub revision, or None. ``exact``: the model's version, from ``exact_revision()``. ``devices``: for the one
-    model. ``images``: of a property. ``question``: a digest of what decides context and processor options.
-    ``beside``: the model that embeds beside it. ``on_device``: values of the placeholders that a device
-    decides, see ``for_device``. ``start_seconds``: until it must answer. ``idle_seconds``: without a
-    materialization, after which it ends. ``grace_seconds``: between SIGTERM and SIGKILL.
+    model. ``images``, ``questions``: of a property. ``question``: a digest of what decides context and
+    processor options. ``beside``: the model that embeds beside it. ``on_device``: values of the placeholders
+    that a device decides, see ``for_device``. ``start_seconds``: until it must answer. ``idle_seconds``:
+    without a materialization, after which it ends. ``grace_seconds``: between SIGTERM and SIGKILL.
     """
 
     command: str
@@ -123,6 +127,7 @@ class ServerPlan:
     exact: str
     devices: int = 1
     images: int = 1
+    questions: int = 1
     question: str = ""
     beside: str = ""
     on_device: Mapping[str, str | None] = field(default_factory=dict)
@@ -218,6 +223,7 @@ class ServerPlan:
             "devices": str(self.devices), "images": str(self.images),
             # Each device encodes whole images, and not all of them a part of each: they exchange no sums.
             "encoder_mode": "data" if self.devices > 1 else None,
+            "prefix_caching": f"--{'' if self.questions > 1 else 'no-'}enable-prefix-caching",
             **{name: f"{{{name}}}" for name in _ON_A_DEVICE}, **self.on_device,
         }  # fmt: skip
         filled: list[str] = []

@@ -4,7 +4,8 @@ A worker makes the tensors of one property, and the model's process joins those 
 processors join properties in different ways: images one after another (LLaVA, Gemma, Qwen), or a row of
 images a property, padded to the longest (Idefics, SmolVLM); prompts are padded on the left. How each tensor
 is joined is tried out: the processor makes a few properties together and singly, and the two are compared.
-Where no way gives the processor's own batch, batches are processed as a whole.
+Where no way gives the processor's own batch, batches are processed as a whole. Where several questions are
+asked about a property, the endings of their prompts are tried out too.
 """
 
 from __future__ import annotations
@@ -27,9 +28,39 @@ if TYPE_CHECKING:
 _PROBED: Final = (((64, 48),), ((180, 120), (40, 160), (64, 48)), ((48, 64), (100, 100)))
 """Sizes of the images of the properties that are tried: numbers and shapes differ."""
 
+_IDS: Final = "input_ids"
+
 _ONE_AFTER_ANOTHER: Final = "one after another"
 _PADDED: Final = "padded with "
 _PADDED_ON_THE_LEFT: Final = "padded on the left with "
+
+
+@dataclass(frozen=True)
+class Endings:
+    """What follows the shared beginning of the prompts of several questions.
+
+    tensors: of each question, by the processor's name, [tokens].
+    """
+
+    tensors: Sequence[Mapping[str, torch.Tensor]]
+
+    def tokens(self, question: int) -> int:
+        """Tokens of a question's ending; one at least."""
+        return len(self.tensors[question][_IDS])
+
+    def exchanged(
+        self, batch: Mapping[str, torch.Tensor], asked: int, question: int
+    ) -> dict[str, torch.Tensor]:
+        """The text of a batch's prompts [properties, tokens], for another question than was asked."""
+        import torch
+
+        shared = -self.tokens(asked)
+        return {
+            name: torch.cat(
+                [batch[name][:, :shared], ending.to(batch[name]).expand(len(batch[name]), -1)], dim=1
+            )
+            for name, ending in self.tensors[question].items()
+        }
 
 
 @dataclass(frozen=True)
@@ -37,13 +68,15 @@ class Tensors:
     """The processor's tensors of each property, floats of ``dtype``. See ``vlm_engine.images.images.Output``.
 
     Workers of a family whose tensors cannot be joined hand over pixels instead, and the
-    engine processes whole batches.
+    engine processes whole batches. further: prompts of other questions about the same images. Where a prompt
+    is more than images and then text, workers hand over pixels too.
     """
 
     source: ModelSource
     prompt: str
     dtype: str
     limits: ImageLimits | None = None
+    further: tuple[str, ...] = ()
 
     def load(self) -> Maker:
         """See Output."""
@@ -52,7 +85,7 @@ class Tensors:
         torch.set_num_threads(1)
         processor, _ = fitted_processor(self.source, self.prompt, self.limits)
         joins = learn_joins(processor, self.prompt)
-        if joins is None:
+        if joins is None or (self.further and learn_endings(processor, (self.prompt, *self.further)) is None):
             return Pixels().load()
         dtype = getattr(torch, self.dtype)
 
@@ -68,7 +101,7 @@ def learn_joins(processor: Any, prompt: str) -> dict[str, str] | None:
     """How each tensor of a batch is joined, by its name; None where properties cannot be joined."""
     import torch
 
-    images = [[_picture(*size, seed) for seed, size in enumerate(sizes)] for sizes in _PROBED]
+    images = _probe_images()
     try:
         whole = processed(processor, prompt, images)
         singly = [processed(processor, prompt, [own_images]) for own_images in images]
@@ -87,6 +120,50 @@ def learn_joins(processor: Any, prompt: str) -> dict[str, str] | None:
         else:
             return None
     return joins if all(tensors.keys() == joins.keys() for tensors in singly) else None
+
+
+def learn_endings(processor: Any, prompts: Sequence[str]) -> Endings | None:
+    """The endings of these prompts; None where a processor puts text before images, or mixes both."""
+    try:
+        singly = [
+            _endings([processed(processor, prompt, [images]) for prompt in prompts])
+            for images in _probe_images()
+        ]
+    except Exception:  # A processor that refuses these pictures may take others, question by question.
+        return None
+    first = singly[0]
+    if first is None or any(other is None or not _are_equal(first, other) for other in singly):
+        return None
+    return first
+
+
+def _endings(prompts: Sequence[Mapping[str, torch.Tensor]]) -> Endings | None:
+    """The endings of prompts with the same images; None where these differ by more than their text."""
+    first = prompts[0]
+    names = [name for name, tensor in first.items() if tensor.shape == first[_IDS].shape]
+    for other in prompts:
+        if other.keys() != first.keys():
+            return None
+        if any(name not in names and not other[name].equal(tensor) for name, tensor in first.items()):
+            return None
+    shared = min(
+        _common([first[name][0] for name in names], [other[name][0] for name in names]) for other in prompts
+    )
+    return Endings([{name: tensors[name][0, shared:] for name in names} for tensors in prompts])
+
+
+def _common(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> int:
+    """Tokens that two prompts have in common, before the last of either."""
+    length = min(len(some[0]), len(others[0])) - 1
+    alike = [mine[:length] == its[:length] for mine, its in zip(some, others, strict=True)]
+    return next((at for at, same in enumerate(zip(*alike, strict=True)) if not all(same)), length)
+
+
+def _are_equal(some: Endings, others: Endings) -> bool:
+    return all(
+        mine.keys() == its.keys() and all(tensor.equal(its[name]) for name, tensor in mine.items())
+        for mine, its in zip(some.tensors, others.tensors, strict=True)
+    )
 
 
 def collated(properties: Sequence[Mapping[str, tuple[npt.NDArray[Any], str]]]) -> dict[str, torch.Tensor]:
@@ -128,6 +205,11 @@ def _candidates(parts: Sequence[torch.Tensor], whole: torch.Tensor) -> Iterator[
         if shortest < len(whole) and whole.shape[1]:
             yield f"{_PADDED_ON_THE_LEFT}{whole[shortest, 0].item()}"
     yield f"{_PADDED}0"
+
+
+def _probe_images() -> list[list[Image.Image]]:
+    """The images of a few properties, by which it is tried out what a processor does."""
+    return [[_picture(*size, seed) for seed, size in enumerate(sizes)] for sizes in _PROBED]
 
 
 def _picture(width: int, height: int, seed: int) -> Image.Image:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _WORTH_A_CUT: Final = 8
 """Finished rows leave once they are an eighth of the batch: taking rows out copies the cache."""
 
-_PER_ROW: Final = frozenset(
+PER_ROW: Final = frozenset(
     {"attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids"}
 )
 """Tensors [..., rows, tokens] that grow by a token a step."""
@@ -166,12 +166,17 @@ StartSteps = Callable[[Any, dict[str, Any], AnswersSoFar], Steps | None]
 """Makes steps from a model, the state that it keeps from step to step, and the answers; None if it cannot."""
 
 
+PromptInputs = Callable[[Any, "torch.Tensor", dict[str, Any]], dict[str, Any]]
+"""Makes a model's inputs for the end of prompts from the model, the prompts and its arguments. It may compute
+the beginning before, and change the arguments."""
+
+
 class GreedyDecoding:
     """Decodes one batch, in one call of ``generate``.
 
     limits: tokens that each answer may have. start_steps: other steps than those of one token each; where it
-    is missing or returns None, steps are of one token. generation_seconds: of all tokens but the first;
-    complete when ``generate`` returns.
+    is missing or returns None, steps are of one token. prompt_inputs: None: prompts are computed as a whole.
+    generation_seconds: of all tokens but the first; complete when ``generate`` returns.
     """
 
     def __init__(
@@ -181,11 +186,13 @@ class GreedyDecoding:
         pad_token_id: int,
         limits: Sequence[int],
         start_steps: StartSteps | None = None,
+        prompt_inputs: PromptInputs | None = None,
     ) -> None:
         self._stop_token_ids = stop_token_ids
         self._pad_token_id = pad_token_id
         self._limits = limits
         self._start_steps = start_steps
+        self._prompt_inputs = prompt_inputs
         self.generation_seconds = 0.0
 
     def __call__(self, model: Any, input_ids: torch.Tensor, **arguments: Any) -> torch.Tensor:
@@ -199,7 +206,10 @@ class GreedyDecoding:
             stop_token_ids=self._stop_token_ids,
             pad_token_id=self._pad_token_id,
         )
-        inputs = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **arguments)
+        if self._prompt_inputs is None:
+            inputs = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **arguments)
+        else:
+            inputs = self._prompt_inputs(model, input_ids, arguments)
         outputs = model(**inputs, return_dict=True)
         state: dict[str, Any] = model._update_model_kwargs_for_generation(outputs, arguments)
         answers.choose(outputs.logits[:, -1], process)
@@ -268,7 +278,7 @@ def rows_can_leave(state: Mapping[str, Any], rows: int) -> bool:
     for name, value in state.items():
         if name == "past_key_values" or value is None or isinstance(value, bool | int | float | str):
             continue
-        if name in _PER_ROW and isinstance(value, torch.Tensor):
+        if name in PER_ROW and isinstance(value, torch.Tensor):
             if value.shape[-2] not in (1, rows):
                 return False
         elif name in _READ_IN_EACH_STEP or not name.startswith(_PROMPT_PREFIXES):
@@ -347,7 +357,7 @@ def _chained(processors: Sequence[Process]) -> Process:
 
 def _select_rows(state: dict[str, Any], kept: torch.Tensor) -> None:
     """Keep these rows alone in all of the state but the cache."""
-    for name in _PER_ROW & state.keys():
+    for name in PER_ROW & state.keys():
         value = state[name]
         if value is not None and value.shape[-2] > 1:
             state[name] = value.index_select(-2, kept)

@@ -110,7 +110,7 @@ def fit_images(
     ``images``.
     """
     shipped = processor.image_processor
-    text = _prompt_tokens(processor, prompt, [])
+    text = prompt_tokens(processor, prompt, [])
     room = min(
         math.inf if limits.tokens is None else limits.tokens,
         math.inf if context is None else context - text - limits.answer_tokens,
@@ -244,10 +244,10 @@ def _attributes(image_processor: Any) -> dict[str, Any]:
 def _costs(processor: Any, prompt: str, text: int, pixels: int, images: int) -> tuple[int, int]:
     """Tokens of an image among several, and of an image alone, which LLaVA shows at a higher resolution."""
     shape = _dearest_shape(processor, prompt, pixels)
-    alone = _prompt_tokens(processor, prompt, [shape]) - text
+    alone = prompt_tokens(processor, prompt, [shape]) - text
     if images == 1:
         return alone, alone
-    return math.ceil((_prompt_tokens(processor, prompt, [shape] * 2) - text) / 2), alone
+    return math.ceil((prompt_tokens(processor, prompt, [shape] * 2) - text) / 2), alone
 
 
 def _dearest_shape(processor: Any, prompt: str, pixels: int) -> tuple[int, int]:
@@ -255,7 +255,7 @@ def _dearest_shape(processor: Any, prompt: str, pixels: int) -> tuple[int, int]:
     shapes = [_sides(shape, pixels) for shape in _SHAPES]
     count = getattr(processor.image_processor, "get_number_of_image_patches", None)
     if count is None:
-        return max(shapes, key=lambda shape: _prompt_tokens(processor, prompt, [shape]))
+        return max(shapes, key=lambda shape: prompt_tokens(processor, prompt, [shape]))
 
     def patches(shape: tuple[int, int]) -> int:
         counted = count(shape[1], shape[0], dict(processor.images_kwargs))
@@ -270,7 +270,7 @@ def _sides(shape: tuple[int, int], pixels: int) -> tuple[int, int]:
     return max(1, int(width * scale)), max(1, int(height * scale))
 
 
-def _prompt_tokens(processor: Any, prompt: str, sizes: list[tuple[int, int]]) -> int:
+def prompt_tokens(processor: Any, prompt: str, sizes: list[tuple[int, int]]) -> int:
     """Tokens of a prompt with grey images of these sizes, as the processor makes it."""
     images = [Image.new("RGB", size, "grey") for size in sizes]
     return int(processed(processor, prompt, [images])["input_ids"].shape[1])

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from vlm_engine.images.images import LoadedProperty
     from vlm_engine.prompt import Prompt
     from vlm_engine.protocol import Attempt
+    from vlm_engine.transformers.collation import Endings
 
 _MARKS: Final = "attention_mask"
 """Which tokens of a row are its prompt's [properties, tokens]."""
@@ -57,8 +58,10 @@ class InputPreparation:
     Workers have made the tensors of each property, and they are only joined; where workers handed over
     pixels, the processor runs here, on the batch as a whole.
 
-    dtype: of floating-point tensors. pinned: in memory from which a GPU copies by itself. longest: tokens of
-    a prompt, at most: a property with more is left out here, so that the others are not padded to it.
+    prompt, further: of the first question and of the others. endings: of their prompts; None: workers hand
+    over pixels where there are others. dtype: of floating-point tensors. pinned: in memory from which a GPU
+    copies by itself. longest: tokens of each question's prompt, at most: a property with more is left out
+    here, so that the others are not padded to it.
     """
 
     def __init__(
@@ -68,10 +71,13 @@ class InputPreparation:
         *,
         dtype: torch.dtype,
         pinned: bool,
-        longest: int | None = None,
+        longest: Sequence[float] = (math.inf,),
+        further: Sequence[Prompt] = (),
+        endings: Endings | None = None,
     ) -> None:
-        self._prompt = prompt
-        self._longest = math.inf if longest is None else longest
+        self._prompts = (prompt, *further)
+        self._endings = endings
+        self._longest = longest
         self._dtype = dtype
         self._pinned = pinned
         # A copy for each thread: a tokenizer that two use at once refuses one of them.
@@ -103,24 +109,29 @@ class InputPreparation:
     def _inputs(self, chunk: Sequence[LoadedProperty], attempt: Attempt) -> ModelInputs:
         from transformers import BatchFeature
 
+        question = attempt.question
+        longest, prompt = self._longest[question], self._prompts[question].text
         if all(loaded.tensors for loaded in chunk):
             singly = [_shown(loaded, attempt).tensors for loaded in chunk]
             marks = [tensors[_MARKS][0] for tensors in singly]
-            tokens = [int(array.sum()) for array in marks]
-            fitting = [count <= self._longest for count in tokens]
+            more = self._endings.tokens(question) - self._endings.tokens(0) if self._endings else 0
+            tokens = [int(array.sum()) + more for array in marks]
+            fitting = [count <= longest for count in tokens]
             fitting_tensors = list(itertools.compress(singly, fitting))
             batch = BatchFeature(collated(fitting_tensors)) if fitting_tensors else None
+            if batch is not None and question:
+                # Workers make the prompt of the first question.
+                assert self._endings is not None
+                batch.update(self._endings.exchanged(batch, 0, question))
         else:
             images = [loaded.images[: attempt.images] for loaded in chunk]
             with self._a_processor() as processor:
-                batch = processed(processor, self._prompt.text, images)
+                batch = processed(processor, prompt, images)
                 tokens = batch[_MARKS].sum(dim=1).tolist()
-                fitting = [count <= self._longest for count in tokens]
+                fitting = [count <= longest for count in tokens]
                 if not all(fitting):
                     fitting_images = list(itertools.compress(images, fitting))
-                    batch = (
-                        processed(processor, self._prompt.text, fitting_images) if fitting_images else None
-                    )
+                    batch = processed(processor, prompt, fitting_images) if fitting_images else None
         if batch is not None:
             batch = batch.to("cpu", self._dtype)
             batch = _pinned(batch) if self._pinned else batch

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self
 
 from vlm_durable.wording import counted
 from vlm_engine.canary import (
@@ -43,22 +44,30 @@ from vlm_engine.transformers.attention import (
     attend_to_images_by_length,
     prefer_flash_attention,
 )
+from vlm_engine.transformers.collation import learn_endings
 from vlm_engine.transformers.drafting import Drafting
 from vlm_engine.transformers.greedy_decoding import GreedyDecoding, are_sound
 from vlm_engine.transformers.guided import Grammar, GuidedBatch, SampledBatch
-from vlm_engine.transformers.image_tokens import agree_on_images, fitted_processor
+from vlm_engine.transformers.image_tokens import agree_on_images, fitted_processor, prompt_tokens
 from vlm_engine.transformers.model_inputs import InputPreparation, ModelInputs
 from vlm_engine.transformers.model_loading import (
     load_model,
     release_memory,
 )
+from vlm_engine.transformers.shared_images import SeenBatch, SharedBeginning
 
 if TYPE_CHECKING:
+    import torch
+
     from vlm_engine.images.images import LoadedProperty
-    from vlm_engine.prompt import Prompt
+    from vlm_engine.prompt import FurtherQuestion, Prompt
     from vlm_engine.schema import DescriptionSchema
 
 _log = logging.getLogger(__name__)
+
+_ALIKE: Final = {True: 1e-3, False: 0.05}
+"""How far two ways of computing the same scores may differ, as a share of their spread: rounding, in 32 bits
+and in 16."""
 
 _LOST = ("CUDA error", "cuDNN error", "CUBLAS_STATUS", "NCCL error", "device-side assert")
 _OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "DefaultCPUAllocator: can't allocate memory")
@@ -78,7 +87,9 @@ class TransformersEngine:
     device's memory it is halved, and no later batch is larger than what fitted.
 
     device: ``cpu`` or ``cuda`` (the first that is visible; the lease sees to it that it is the only one).
-    limits: what images may cost; None: they are processed as the model's files say.
+    limits: what images may cost; None: they are processed as the model's files say; the first question's
+    prompt decides. further: questions that are asked of the same properties. Where the last first attempt was
+    about the same images, and ``shares_images``, the model goes on from what it computed of them.
     speculative_tokens: tokens that are drafted from earlier answers and checked in one step, at most.
     Answers stay the same, apart from bfloat16's rounding. Raises ModelLoadError, and SchemaError where
     the schema cannot guide decoding.
@@ -98,21 +109,26 @@ class TransformersEngine:
         device: Literal["cpu", "cuda"],
         speculative_tokens: int = 0,
         limits: ImageLimits | None = None,
+        further: Sequence[FurtherQuestion] = (),
     ) -> None:
         processor, self.image_tokens = fitted_processor(source, prompt.text, limits)
         from transformers import AutoModelForImageTextToText
 
         model = load_model(source, AutoModelForImageTextToText, device=device)
         agree_on_images(model.config, processor)
-        grammar = Grammar(
-            schema.json_schema,
-            processor.tokenizer,
-            logits_width=model.get_output_embeddings().weight.shape[0],
-            stop_token_ids=_stop_token_ids(model, processor.tokenizer),
-        )
+        grammars = [
+            Grammar(
+                asked.json_schema,
+                processor.tokenizer,
+                logits_width=model.get_output_embeddings().weight.shape[0],
+                stop_token_ids=_stop_token_ids(model, processor.tokenizer),
+            )
+            for asked in (schema, *(question.schema for question in further))
+        ]
+        prompts = (prompt, *(question.prompt for question in further))
         self.model = source.label
         self.revision = exact_revision(source)
-        self._set_up(model, processor, grammar, prompt, device, speculative_tokens)
+        self._set_up(model, processor, grammars, prompts, device, speculative_tokens)
 
     @classmethod
     def around(
@@ -124,21 +140,23 @@ class TransformersEngine:
         prompt: Prompt,
         device: Literal["cpu", "cuda"],
         speculative_tokens: int = 0,
+        further: Sequence[tuple[AnswerGrammar, Prompt]] = (),
     ) -> Self:
         """An engine around a model that is on its device already, such as one with random weights."""
         engine = cls.__new__(cls)
         engine.model = type(model).__name__
         engine.revision = "in memory"
         engine.image_tokens = None
-        engine._set_up(model, processor, grammar, prompt, device, speculative_tokens)
+        grammars, prompts = zip((grammar, prompt), *further, strict=True)
+        engine._set_up(model, processor, grammars, prompts, device, speculative_tokens)
         return engine
 
     def _set_up(
         self,
         model: Any,
         processor: Any,
-        grammar: AnswerGrammar,
-        prompt: Prompt,
+        grammars: Sequence[AnswerGrammar],
+        prompts: Sequence[Prompt],
         device: Literal["cpu", "cuda"],
         speculative_tokens: int,
     ) -> None:
@@ -147,11 +165,26 @@ class TransformersEngine:
         self.largest_batch: int | None = None
         self._device = device
         self._context: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        pinned, longest = device == "cuda", self._longest_prompt()
-        self._inputs = InputPreparation(processor, prompt, dtype=model.dtype, pinned=pinned, longest=longest)
+        self._text_tokens = [0] * len(prompts)
+        if (cost := self.image_tokens) is not None:
+            further = (prompt_tokens(processor, prompt.text, []) for prompt in prompts[1:])
+            self._text_tokens = [cost.text, *further]
+        self._longest = [self._longest_prompt(text) for text in self._text_tokens]
+        texts = [prompt.text for prompt in prompts]
+        self._endings = learn_endings(processor, texts) if len(prompts) > 1 else None
+        self._seen: SeenBatch | None = None
+        self._inputs = InputPreparation(
+            processor,
+            prompts[0],
+            dtype=model.dtype,
+            pinned=device == "cuda",
+            longest=self._longest,
+            further=prompts[1:],
+            endings=self._endings,
+        )
         self._tokenizer = processor.tokenizer
         self._model = model
-        self._grammar = grammar
+        self._grammar = grammars[0]
         self._stop_token_ids = _stop_token_ids(model, self._tokenizer)
         padding = self._tokenizer.pad_token_id
         self._pad_token_id: int = self._stop_token_ids[0] if padding is None else padding
@@ -165,7 +198,9 @@ class TransformersEngine:
         attend_by_rows(model)
         attend_to_images_by_length(model)
         self._drafting: Drafting | None = Drafting(model, speculative_tokens)
+        self._further = [(grammar, Drafting(model, speculative_tokens)) for grammar in grammars[1:]]
         self._seconds = {"processor": 0.0, "prefill": 0.0, "generation": 0.0}
+        self.shares_images = self._continues_alike()
 
     @property
     def seconds(self) -> Mapping[str, float]:
@@ -232,7 +267,7 @@ class TransformersEngine:
 
     def close(self) -> None:
         """Give memory back: the model's, and the host's, pinned for inputs."""
-        del self._model, self._grammar, self._inputs
+        del self._model, self._grammar, self._further, self._inputs, self._seen
         release_memory(self._device)
 
     def _answered_or_none(
@@ -248,6 +283,7 @@ class TransformersEngine:
                 if _is_lost(error):
                     raise EngineLostError(f"the device is lost: {error}") from error
                 raise
+        self._seen = None
         # Only here is the exception gone, and with its traceback the tensors that filled the memory.
         release_memory(self._device)
         return None
@@ -255,30 +291,111 @@ class TransformersEngine:
     def _answers(self, batch: Sequence[LoadedProperty], attempt: Attempt) -> list[Answer | EngineError]:
         """One answer a property. Prompts that are too long for the model are left out of its batch."""
         began = time.monotonic()
-        inputs = self._inputs.for_chunk(batch, attempt)
+        inputs, beginning = self._inputs_and_beginning(batch, attempt)
         self._seconds["processor"] += time.monotonic() - began
         fitting = list(itertools.compress(batch, inputs.fitting))
-        answers = iter(self._generated_answers(fitting, attempt, inputs) if fitting else ())
+        answers = iter(self._generated_answers(fitting, attempt, inputs, beginning) if fitting else ())
         return [
             next(answers) if fits else self._too_long(loaded, tokens, attempt)
             for loaded, tokens, fits in zip(batch, inputs.prompt_tokens, inputs.fitting, strict=True)
         ]
 
+    def _inputs_and_beginning(
+        self, batch: Sequence[LoadedProperty], attempt: Attempt
+    ) -> tuple[ModelInputs, SharedBeginning | None]:
+        """The inputs of a batch, and what is computed or kept of its images for several questions."""
+        question, endings = attempt.question, self._endings
+        if not self.shares_images or endings is None or attempt.number > 1:
+            return self._inputs.for_chunk(batch, attempt), None
+        seen, self._seen = self._seen, None  # Before the next batch needs its memory.
+        is_last = question == len(self._further)
+        if seen is not None and (asked := seen.asked(batch, question, endings, self._longest[question])):
+            self._seen = None if is_last else seen
+            return asked
+        del seen
+        inputs = self._inputs.for_chunk(batch, attempt)
+        if is_last or inputs.tensors is None:
+            return inputs, None
+        self._seen = SeenBatch.begin(batch, question, inputs, endings)
+        return inputs, self._seen.beginning
+
+    def _continues_alike(self) -> bool:
+        """Whether this model finds the same for a question after the images of another as in one prompt.
+
+        It does not where images look at the text after them (prefix-LM), or where layers keep what no cache
+        has. The canary's properties show it.
+        """
+        import torch
+
+        if (endings := self._endings) is None or not self._decodes_itself:
+            return False
+        batch = canary_properties(Pixels().load())
+        try:
+            asked, alone = (
+                self._inputs.for_chunk(batch, Attempt(1, 1, question=number)) for number in (0, 1)
+            )
+            seen = SeenBatch.begin(batch, 0, asked, endings)
+            expected = self._first_scores(alone, None)
+            self._first_scores(asked, seen.beginning)
+            found = seen.asked(batch, 1, endings, math.inf)
+            scores = None if found is None else self._first_scores(*found)
+        except Exception as error:  # A model's own code may raise anything.
+            if attend_as_shipped(self._model):
+                return self._continues_alike()
+            _log.warning("The model looks at the images anew for each question: %s", error)
+            return False
+        finally:
+            self._seconds = dict.fromkeys(self._seconds, 0.0)
+        spread = expected - expected.mean(dim=-1, keepdim=True)
+        most = _ALIKE[self._model.dtype == torch.float32] * spread.norm(dim=-1)
+        alike = scores is not None and bool(((scores - expected).norm(dim=-1) <= most).all())
+        if not alike:
+            _log.warning("The model looks at the images anew for each question, because its answers differ.")
+        return alike
+
+    def _first_scores(self, inputs: ModelInputs, beginning: SharedBeginning | None) -> torch.Tensor:
+        """The scores of the first token of each answer [properties, vocabulary]."""
+        import torch
+        from transformers import LogitsProcessorList
+
+        scores: list[torch.Tensor] = []
+
+        def keep(_: Any, made: torch.Tensor) -> torch.Tensor:
+            scores.append(made.clone())
+            return made
+
+        decoding = GreedyDecoding(
+            stop_token_ids=self._stop_token_ids,
+            pad_token_id=self._pad_token_id,
+            limits=[1] * sum(inputs.fitting),
+            prompt_inputs=None if beginning is None else beginning.inputs_after,
+        )
+        with torch.inference_mode():
+            self._generate(inputs, LogitsProcessorList([keep]), 1, decoding)
+        return scores[0]
+
     def _generated_answers(
-        self, batch: Sequence[LoadedProperty], attempt: Attempt, inputs: ModelInputs
+        self,
+        batch: Sequence[LoadedProperty],
+        attempt: Attempt,
+        inputs: ModelInputs,
+        beginning: SharedBeginning | None,
     ) -> list[Answer]:
         import torch
         from transformers import LogitsProcessorList
 
         prompts = list(itertools.compress(inputs.prompt_tokens, inputs.fitting))
         limits = [self._room(tokens, attempt) for tokens in prompts]
-        guide = self._grammar.for_batch(len(batch))
+        grammar, drafting = (
+            self._further[attempt.question - 1] if attempt.question else (self._grammar, self._drafting)
+        )
+        guide = grammar.for_batch(len(batch))
         # Our own loop checks the scores itself, beside the grammar.
         processors: list[Any] = [guide] if self._decodes_itself else [_refuse_impossible, guide]
         start_steps = None
         # Greedily the guide alone decides about a token: the generation's own settings are empty.
-        if self._drafting is not None and attempt.temperature == 0:
-            start_steps = self._drafting.start_steps(guide)
+        if drafting is not None and attempt.temperature == 0:
+            start_steps = drafting.start_steps(guide)
         if attempt.temperature > 0:
             seeds = [sampling_seed(loaded.property_id, attempt.number) for loaded in batch]
             processors.append(SampledBatch(attempt.temperature, seeds))
@@ -287,6 +404,7 @@ class TransformersEngine:
             pad_token_id=self._pad_token_id,
             limits=limits,
             start_steps=start_steps,
+            prompt_inputs=None if beginning is None else beginning.inputs_after,
         )
         try:
             with torch.inference_mode():
@@ -295,7 +413,7 @@ class TransformersEngine:
             if not attend_as_shipped(self._model):
                 raise
             _log.warning("This model keeps its own attention, which is slower: %s", error)
-            return self._generated_answers(batch, attempt, inputs)
+            return self._generated_answers(batch, attempt, inputs, beginning)
         generated = sequences[:, inputs.tensors["input_ids"].shape[1] :].tolist()
         answers = [tokens[:limit] for tokens, limit in zip(generated, limits, strict=True)]
         scored: list[AnswerTokens | None] = [None] * len(answers)
@@ -325,20 +443,20 @@ class TransformersEngine:
             return attempt.max_new_tokens
         return min(attempt.max_new_tokens, self._context - prompt_tokens)
 
-    def _longest_prompt(self) -> int | None:
+    def _longest_prompt(self, text: int) -> float:
         """Tokens of a prompt with images, at most: the user's budget, or what leaves an answer a token."""
-        bounds = []
+        bounds = [math.inf]
         cost = self.image_tokens
         if cost is not None and cost.budget is not None:
-            bounds.append(cost.text + cost.budget)
+            bounds.append(text + cost.budget)
         if self._context is not None:
             bounds.append(self._context - 1)
-        return min(bounds, default=None)
+        return min(bounds)
 
     def _too_long(self, loaded: LoadedProperty, prompt_tokens: int, attempt: Attempt) -> RequestTooLargeError:
         """Why a property was left out: its images leave an answer no room, or exceed the budget."""
         cost, shown = self.image_tokens, min(loaded.seen, attempt.images or loaded.seen)
-        text = 0 if cost is None else cost.text
+        text = self._text_tokens[attempt.question]
         budget = None if cost is None or cost.budget is None else text + cost.budget
         if budget is not None and prompt_tokens > budget:
             most, reason = budget, "VLM_ASSETS_IMAGE_TOKENS and the prompt allow"

@@ -13,6 +13,7 @@ from vlm_engine.describing import Describing
 from vlm_engine.images.images import Pixels, PropertyJob
 from vlm_engine.images.worker_pool import WorkerPool, WorkerPoolError
 from vlm_engine.ladder import describe_batch
+from vlm_engine.prompt import FurtherQuestion, Prompt
 from vlm_engine.protocol import Answer, EngineLostError
 from vlm_engine.schema import DescriptionSchema
 
@@ -338,3 +339,67 @@ def test_where_the_time_went(batches):
         list(describing.describe(()))
     spent = describing.spent
     assert (spent.waiting, spent.model, spent.preparing) == (7.0, 3.0, 2.0)
+
+
+FURTHER = FurtherQuestion(Prompt("And the rest?"), SCHEMA, 2 * SETTINGS)
+
+
+class TwoQuestions(Engine):
+    """Answers two questions by their number, and notes what is asked in which order."""
+
+    def __init__(self, at_once):
+        super().__init__(at_once)
+        self.calls = []
+
+    def describe(self, batch, *, attempt):
+        """The number of the question, about each property."""
+        with self.guard:
+            self.calls.append(
+                (tuple(one.property_id for one in batch), attempt.question, attempt.max_new_tokens)
+            )
+        return [Answer(f'{{"storeys":{attempt.question}}}', "stop", 9, 5) for _ in batch]
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_all_questions_are_asked_before_the_next_batch(batches, at_once):
+    """Guards: a batch's images are shared. A server is asked about one property at a time."""
+    engine = TwoQuestions(at_once)
+    with describing_of(engine, batches, further=[FURTHER]) as describing:
+        rows = [row for batch in describing.describe(()) for row in batch.described]
+    assert {(row.property_id, row.question) for row in rows} == {
+        (one.property_id, question) for batch in batches for one in batch for question in (0, 1)
+    }
+    assert all(row.description == {"storeys": row.question} for row in rows if row.status == "ok")
+    assert {(question, tokens) for _, question, tokens in engine.calls} == {(0, SETTINGS), (1, 2 * SETTINGS)}
+    if at_once == 1:
+        firsts, seconds = engine.calls[::2], engine.calls[1::2]
+        assert [ids for ids, *_ in firsts] == [ids for ids, *_ in seconds]
+        assert {question for _, question, _ in firsts} == {0}
+        assert describing.spent.images == sum(len(one.images) for batch in batches for one in batch)
+    else:
+        assert {len(ids) for ids, *_ in engine.calls} == {1}
+
+
+def test_each_question_has_its_own_properties_to_do(batches):
+    """Guards: a set that has an answer is not asked again; batches that nobody needs are not loaded."""
+    engine = TwoQuestions(1)
+    jobs = [PropertyJob(f"{at}{name}", 2 * at + (name == "b"), ("x",)) for at in range(8) for name in "ab"]
+    by_id = {one.property_id: one for batch in batches for one in batch}
+    pool = Loaded(())
+    pool.feed = lambda planned: ([by_id[job.property_id] for job in jobs] for jobs in planned)
+    describing = Describing(engine, pool, SCHEMA, SETTINGS, BatchSizes(2), further=[FURTHER])
+    with describing:
+        found = describing.describe(jobs, {"0a", "1a"}, further_to_do=[{"1a", "2b"}])
+        rows = {(row.property_id, row.question) for batch in found for row in batch.described}
+    assert rows == {("0a", 0), ("1a", 0), ("1a", 1), ("2b", 1)}
+    assert "2b" in engine.prepared
+
+
+def test_a_batch_that_memory_does_not_hold_is_asked_in_parts(batches):
+    """Guards: the engine keeps what it knows of as many images as fit, so each part gets all questions."""
+    engine = TwoQuestions(1)
+    engine.largest_batch = 1
+    with describing_of(engine, batches[:2], further=[FURTHER]) as describing:
+        assert [len(batch.described) for batch in describing.describe(())] == [4, 4]
+    asked = [(ids, question) for ids, question, _ in engine.calls]
+    assert asked == [((name,), question) for name in ("0a", "0b", "1a", "1b") for question in (0, 1)]

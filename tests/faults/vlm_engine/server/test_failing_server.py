@@ -8,10 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 
+import pydantic
 import pytest
 
 from vlm_engine.ladder import describe_batch
+from vlm_engine.prompt import FurtherQuestion, Prompt
 from vlm_engine.protocol import Answer, Attempt, EngineError, EngineLostError, RequestTooLargeError
+from vlm_engine.schema import DescriptionSchema
 from vlm_engine.server.chat_completions import RequestLimits
 from vlm_engine.server.model_server import (
     MOST_RESTARTS,
@@ -46,6 +49,22 @@ def test_answers_come_in_the_order_of_the_batch(engine, stub, failing, load):
     answers = describe(engine, *(load(f"p{images}", images) for images in range(1, 7)))
     assert [answer.text for answer in answers] == [f'{{"storeys":{images}}}' for images in range(1, 7)]
     assert set(stub.keys) == {"Bearer secret"}
+
+
+def test_each_question_has_its_own_prompt_and_schema(start_engine, stub, load):
+    """Guards: a further question is asked of the same images, after which its own text and schema come."""
+
+    class Garden(pydantic.BaseModel):
+        trees: int
+
+    engine = start_engine(further=[FurtherQuestion(Prompt("Which garden?"), DescriptionSchema(Garden), 9)])
+    for question in (0, 1):
+        engine.describe([load()], attempt=replace(FIRST, question=question))
+    first, second = (body for body in stub.asked if "response_format" in body)
+    *images, text = second["messages"][0]["content"]
+    assert images == first["messages"][0]["content"][:-1]
+    assert text["text"] == "Which garden?"
+    assert list(second["response_format"]["json_schema"]["schema"]["properties"]) == ["trees"]
 
 
 @pytest.mark.parametrize(

@@ -221,6 +221,13 @@ def test_a_large_gpu_computes_many_tokens_of_prompts_at_once(device: Device, tok
     assert "--no-enable-prefix-caching" in words
 
 
+def test_several_questions_share_a_servers_prompts() -> None:
+    """The cache of prompts is on only where a property is asked more than one question."""
+    words = replace(PLAN, questions=2).arguments(port=1)
+    assert "--enable-prefix-caching" in words
+    assert "--no-enable-prefix-caching" not in words
+
+
 def test_two_devices_share_images_and_not_each_image() -> None:
     """The layers that look at images are small: splitting each over two devices costs more than it saves."""
     assert "--mm-encoder-tp-mode" not in on(GPU)

@@ -353,3 +353,85 @@ def test_a_processor_that_mixes_properties_is_found_out(engine):
 
     processor.__class__ = Mixes
     assert learn_joins(processor, PROMPT.text) is None
+
+
+class Pool(pydantic.BaseModel):
+    """Another question."""
+
+    pool: Literal["none", "outside"]
+    storeys: int = pydantic.Field(ge=0, le=9)
+
+
+SECOND = DescriptionSchema(Pool)
+SECOND_PROMPT = Prompt("Has it a pool, and how many storeys?")
+
+
+class Recorded:
+    """A grammar that keeps the scores of each batch as the model made them: [step][rows, vocabulary]."""
+
+    def __init__(self, grammar):
+        self.grammar = grammar
+        self.scores = []
+
+    def for_batch(self, size):
+        guide, steps = self.grammar.for_batch(size), []
+        self.scores.append(steps)
+        return lambda ids, scores: steps.append(scores.clone()) or guide(ids, scores)
+
+
+@pytest.fixture
+def asking_two(engine):
+    """The family's model in two engines: of a second question after the first, and of the second alone."""
+    grammar = Grammar(
+        SECOND.json_schema, engine._tokenizer, logits_width=TEXT["vocab_size"], stop_token_ids=[2]
+    )
+    together, by_itself = Recorded(grammar), Recorded(grammar)
+    with engine._inputs._a_processor() as processor:
+        both = TransformersEngine.around(
+            engine._model,
+            processor,
+            grammar=Recorded(engine._grammar),
+            prompt=PROMPT,
+            device="cpu",
+            further=[(together, SECOND_PROMPT)],
+        )
+        alone = TransformersEngine.around(
+            engine._model, processor, grammar=by_itself, prompt=SECOND_PROMPT, device="cpu"
+        )
+    return both, alone, together, by_itself
+
+
+@pytest.fixture
+def looks(engine):
+    """How many times the layers that look at images were run, for which rows of pixels."""
+    looks = []
+    names = ("vision_tower", "visual", "vision_model")
+    tower = next(getattr(engine._model.model, name) for name in names if hasattr(engine._model.model, name))
+    tower.register_forward_pre_hook(lambda *_: looks.append(1))
+    return looks
+
+
+@pytest.mark.parametrize("long", [512, 4])
+def test_a_second_question_shares_the_images(asking_two, looks, load_property, monkeypatch, long):
+    """Guards: images are looked at once, and the second question's answers are those that it has alone.
+
+    Also about some of the properties, in another order; attention goes by rows or not.
+    """
+    import torch
+
+    monkeypatch.setattr(attention, "_LONG", long)
+    both, alone, together, by_itself = asking_two
+    assert both.shares_images
+    batch = [load_property(f"property {at}", images) for at, images in enumerate((1, 3, 2, 3))]
+    second = Attempt(number=1, max_new_tokens=60, question=1)
+    for asked in (batch, [batch[2], batch[0]]):
+        looks.clear()
+        first = both.describe(batch, attempt=GREEDY)
+        once = len(looks)
+        answers = both.describe(asked, attempt=second)
+        assert len(looks) == once > 0
+        assert answers == alone.describe(asked, attempt=GREEDY)
+        assert all(SECOND.parse(answer.text) for answer in answers)
+        assert all(SCHEMA.parse(answer.text) for answer in first)
+        for ours, theirs in zip(together.scores[-1], by_itself.scores[-1], strict=True):
+            assert torch.allclose(ours, theirs, rtol=0, atol=1e-4)

@@ -24,7 +24,7 @@ from vlm_engine.images.images import LoadedProperty, PropertyJob, fitted_size, l
 from vlm_engine.images.worker_pool import WorkerPool
 from vlm_engine.ladder import describe_batch
 from vlm_engine.model_source import ModelSource
-from vlm_engine.prompt import Prompt
+from vlm_engine.prompt import FurtherQuestion, Prompt
 from vlm_engine.protocol import Attempt, ImageLimits, ModelLoadError
 from vlm_engine.schema import DescriptionSchema
 from vlm_engine.transformers import fast_images, image_tokens, model_loading
@@ -341,6 +341,41 @@ def test_a_batch_says_what_each_property_alone_and_transformers_say(name, source
         scores = own.of(0, 0, tokens)
         assert torch.allclose(recorded.of(batch, at, tokens), scores, rtol=0, atol=1e-4)
         assert torch.allclose(recorded.of(batch + 1 + at, 0, tokens), scores, rtol=0, atol=1e-4)
+
+
+ANOTHER = FurtherQuestion(Prompt("How many storeys, and which roof?"), SCHEMA, LONGEST)
+
+
+@pytest.mark.parametrize("name", TODAY)
+def test_each_family_shares_its_images_between_questions(name, source, load, photos):
+    """Guards: a second question says after the first what it says alone, with layers of all kinds.
+
+    Sliding windows, linear attention, convolutions and positions in three axes go on from a copy.
+    """
+    import torch
+
+    options = {"schema": SCHEMA, "device": "cpu", "limits": seen_limits(name)}
+    both = TransformersEngine(source, prompt=PROMPT, further=[ANOTHER], **options)
+    alone = TransformersEngine(source, prompt=ANOTHER.prompt, **options)
+    assert both.shares_images
+    (grammar, drafting), alone._grammar = both._further[0], Recorded(alone._grammar)
+    both._further[0] = (recorded := Recorded(grammar), drafting)
+    loaded, attempt = load(name), Attempt(number=1, max_new_tokens=LONGEST)
+    both.describe(loaded, attempt=attempt)
+    assert both._seen.beginning.is_computed
+    answers = both.describe(loaded, attempt=dataclasses.replace(attempt, question=1))
+    own = [
+        [load_image(path, max_pixels=max(SEEN_AT.values())) for path in photos(name, one.property_id)]
+        for one in loaded
+    ]
+    pixels = [
+        dataclasses.replace(one, images=images, tensors={}) for one, images in zip(loaded, own, strict=True)
+    ]
+    assert answers == alone.describe(pixels, attempt=attempt)
+    for row, answer in enumerate(answers):
+        tokens = answer.output_tokens + 1
+        scores = alone._grammar.of(-1, row, tokens)
+        assert torch.allclose(recorded.of(-1, row, tokens), scores, rtol=0, atol=1e-4)
 
 
 def test_an_option_goes_before_the_models_own(sources):

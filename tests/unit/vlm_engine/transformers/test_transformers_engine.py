@@ -8,13 +8,14 @@ from typing import Literal
 
 import pydantic
 import pytest
+from PIL import Image
 
 from vlm_engine.batches import BatchSizes
 from vlm_engine.confidence import confidence_of
 from vlm_engine.describing import Describing
 from vlm_engine.ladder import describe_batch
 from vlm_engine.model_source import ModelSource, exact_revision
-from vlm_engine.prompt import Prompt
+from vlm_engine.prompt import FurtherQuestion, Prompt
 from vlm_engine.protocol import (
     Attempt,
     EngineError,
@@ -25,7 +26,9 @@ from vlm_engine.protocol import (
 )
 from vlm_engine.schema import DescriptionSchema
 from vlm_engine.transformers import model_inputs
+from vlm_engine.transformers.collation import Tensors, learn_endings
 from vlm_engine.transformers.drafting import Drafting, Drafts
+from vlm_engine.transformers.model_loading import load_processor
 from vlm_engine.transformers.transformers_engine import TransformersEngine
 
 GREEDY = Attempt(number=1, max_new_tokens=60)
@@ -411,3 +414,172 @@ def test_closing_after_a_device_error_keeps_that_error(engine, batch, monkeypatc
     ):
         list(describing.describe(()))
     assert not hasattr(around, "_model")
+
+
+class Garden(pydantic.BaseModel):
+    """Another question about the same images."""
+
+    trees: int = pydantic.Field(ge=0, le=9)
+    fence: Literal["none", "wood"]
+
+
+SECOND = FurtherQuestion(Prompt("Which garden has it, and how is it fenced?"), DescriptionSchema(Garden), 60)
+FURTHER = replace(GREEDY, question=1)
+
+
+@pytest.fixture(scope="module")
+def both(model_folder):
+    """An engine of two questions."""
+    engine = TransformersEngine(
+        ModelSource(str(model_folder)),
+        schema=SCHEMA,
+        prompt=Prompt("Describe the property."),
+        device="cpu",
+        further=[SECOND],
+    )
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def second(model_folder):
+    """An engine of the second question alone."""
+    engine = TransformersEngine(
+        ModelSource(str(model_folder)), schema=SECOND.schema, prompt=SECOND.prompt, device="cpu"
+    )
+    yield engine
+    engine.close()
+
+
+def steps_of(engine, *asked):
+    """The answers to some calls, how often images were looked at, and the tokens of a row in each step."""
+    widths, looks = [], []
+    hooks = [
+        engine._model.register_forward_pre_hook(
+            lambda model, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+        ),
+        engine._model.model.vision_model.register_forward_pre_hook(lambda *_: looks.append(1)),
+    ]
+    try:
+        answers = [answer for batch, attempt in asked for answer in engine.describe(batch, attempt=attempt)]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return answers, len(looks), widths
+
+
+def test_an_engine_of_one_question_computes_prompts_in_one_part(engine, batch):
+    """Guards: who asks one question pays nothing for those who ask several."""
+    answers, _, widths = steps_of(engine, (batch, GREEDY))
+    assert widths[:2] == [max(answer.prompt_tokens for answer in answers), 1]
+    assert engine._seen is None
+    assert not engine.shares_images
+
+
+def test_nothing_is_kept_after_the_last_question(both, second, batch):
+    """Guards: the memory of a batch's images is free before the next; asked alone, prompts are one part."""
+    expected = second.describe(batch, attempt=GREEDY)
+    _, looks, widths = steps_of(both, (batch, GREEDY))
+    assert (looks, widths[1] > 1) == (1, True)
+    assert both._seen is not None
+    answers, looks, _ = steps_of(both, (batch, FURTHER))
+    assert (answers, looks) == (expected, 0)
+    assert both._seen is None
+    answers, looks, widths = steps_of(both, (batch, FURTHER))
+    assert (answers, looks, widths[1]) == (expected, 1, 1)
+
+
+def test_other_properties_are_looked_at_anew(both, second, batch, load_property):
+    """Guards: what was computed of some images answers for no others, though ids and sizes be the same."""
+    both.describe(batch, attempt=GREEDY)
+    again = [load_property(one.property_id, len(one.images)) for one in batch]
+    for asked in (again, [*batch, load_property("new", 2)]):
+        both.describe(batch, attempt=GREEDY)
+        answers, looks, _ = steps_of(both, (asked, FURTHER))
+        assert (answers, looks) == (second.describe(asked, attempt=GREEDY), 1)
+
+
+def test_a_retry_between_two_questions_costs_the_second_nothing(both, second, batch):
+    """Guards: a first answer that is asked for again, at another temperature, leaves the images known."""
+    both.describe(batch, attempt=GREEDY)
+    both.describe(batch[2:4], attempt=Attempt(number=2, max_new_tokens=60, temperature=0.7))
+    answers, looks, _ = steps_of(both, (batch, FURTHER))
+    assert (answers, looks) == (second.describe(batch, attempt=GREEDY), 0)
+
+
+def test_a_property_that_is_too_long_for_both_questions_costs_the_others_nothing(both, second, load_property):
+    """Guards: it is refused for each question by its own tokens, and the others share their images."""
+    batch = [load_property("long", 150), load_property("a", 2), load_property("b", 1)]
+    both.describe(batch, attempt=GREEDY)
+    (refused, *answers), looks, _ = steps_of(both, (batch, FURTHER))
+    assert looks == 0
+    expected, *others = second.describe(batch, attempt=GREEDY)
+    assert (str(refused), refused.images) == (str(expected), expected.images)
+    assert answers == others
+
+
+def test_out_of_memory_gives_up_what_is_kept(both, second, batch, monkeypatch):
+    """Guards: images that are kept take memory from the next question; it is answered all the same."""
+    import torch
+
+    both.describe(batch, attempt=GREEDY)
+    generate, kept = both._model.generate, []
+
+    def run_out_once(**inputs):
+        kept.append(both._seen)
+        if len(kept) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return generate(**inputs)
+
+    monkeypatch.setattr(both._model, "generate", run_out_once)
+    try:
+        assert both.describe(batch, attempt=FURTHER) == second.describe(batch, attempt=GREEDY)
+        assert (kept, both.largest_batch) == ([None] * 3, 3)
+    finally:
+        both.largest_batch = None
+
+
+def test_images_that_look_at_the_text_after_them_are_not_shared(
+    both, engine, second, batch, monkeypatch, caplog
+):
+    """Guards: where a prompt in two parts is not the prompt (prefix-LM), each question looks by itself."""
+
+    def depend_on_what_follows(model, args, kwargs, outputs):
+        outputs.logits += 0.1 * kwargs["input_ids"].shape[1] * outputs.logits.roll(1, dims=-1)
+
+    hook = both._model.register_forward_hook(depend_on_what_follows, with_kwargs=True)
+    try:
+        assert not both._continues_alike()
+    finally:
+        hook.remove()
+    assert "looks at the images anew for each question" in caplog.text
+    monkeypatch.setattr(both, "shares_images", False)
+    answers, looks, _ = steps_of(both, (batch, GREEDY), (batch, FURTHER))
+    assert looks == 2
+    assert answers == engine.describe(batch, attempt=GREEDY) + second.describe(batch, attempt=GREEDY)
+
+
+def test_a_template_that_puts_text_first_shares_nothing(model_folder, batch):
+    """Guards: images that come after a question's text depend on it; each question is asked by itself."""
+    processor = load_processor(ModelSource(str(model_folder)))
+    assert learn_endings(processor, ["Describe the property.", "Which garden?"]).tokens(1) > 1
+    processor.chat_template = (
+        "{% for message in messages %}{{ message['content'][-1]['text'] }}"
+        "{% for part in message['content'][:-1] %}<image>{% endfor %}{% endfor %}<|answer|>"
+    )
+    assert learn_endings(processor, ["Describe the property.", "Which garden?"]) is None
+
+
+def test_workers_tensors_serve_all_questions(both, second, batch, model_folder):
+    """Guards: workers make the first question's prompt, and no image is processed for the others."""
+    output = Tensors(
+        ModelSource(str(model_folder)), "Describe the property.", "float32", further=(SECOND.prompt.text,)
+    )
+    make = output.load()
+    made = [
+        replace(one, tensors=make([Image.fromarray(image) for image in one.images]).tensors) for one in batch
+    ]
+    expected = second.describe(batch, attempt=GREEDY)
+    assert both.describe(made, attempt=FURTHER) == expected
+    both.describe(made, attempt=GREEDY)
+    assert both.describe(made, attempt=FURTHER) == expected
