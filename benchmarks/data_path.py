@@ -25,6 +25,8 @@ from vlm_assets.config.settings import Settings, load_settings
 from vlm_assets.home_definitions import build_defs
 
 ASSET = "property_descriptions"
+_FUNCTION = "described_asset"
+"""The asset's function."""
 SIZES = (4, 16)
 _CHECKOUT = Path(__file__).resolve().parents[1]
 _OURS = tuple(
@@ -54,7 +56,7 @@ class Calls(Counter[str]):
         code = frame.f_code
         if event != "call" or not code.co_filename.startswith(_OURS) or code.co_name == "<module>":
             return
-        self._on = self._on or code.co_name == ASSET
+        self._on = self._on or code.co_name == _FUNCTION
         if self._on:
             self[str(Path(code.co_filename).relative_to(_CHECKOUT))] += 1
 

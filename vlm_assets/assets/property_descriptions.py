@@ -148,7 +148,7 @@ def build_described_asset(
             " resumes what was interrupted; a complete partition is verified and left alone."
         ),
     )
-    def describe(context: dg.AssetExecutionContext, config: RunOptions) -> Iterator[Event]:
+    def described_asset(context: dg.AssetExecutionContext, config: RunOptions) -> Iterator[Event]:
         gpu: GpuResource = names.resource(context, "gpu")
         model: VisionLanguageModel = names.resource(context, asked.model_key)
         catalog, property_range = range_of_run(context, settings)
@@ -186,7 +186,7 @@ def build_described_asset(
                         computed = work.describe(run, journal, device, workers)
                 yield from interrupted_once(context.run.run_id, run.publish(journal, computed))
 
-    return describe
+    return described_asset
 
 
 def _metadata(asked: QuestionSet) -> dict[str, Any]:
