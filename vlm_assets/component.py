@@ -12,18 +12,16 @@ from typing import Annotated, Any
 import dagster as dg
 from pydantic import BaseModel, Field
 
+from vlm_assets.config.component_settings import keep_settings
 from vlm_assets.config.settings import Settings, SettingsError, given_settings
-from vlm_assets.home_definitions import build_defs, check_dagster_home
-from vlm_durable.commands import command, name_home
+from vlm_assets.home_definitions import build_defs, check_dagster_home, claim_control_state
+from vlm_durable.commands import command
 from vlm_durable.mirror.bucket import S3Folder, place_of
 
 DATA = "data"
 """Folder of a project that holds the homes of its components and the locks of their devices."""
 
 DEVICES = ".devices"
-
-_owners: dict[Path | str, str] = {}
-"""The name prefix that has each home and each database of a control state, in this process."""
 
 
 class ScaffoldParams(BaseModel):
@@ -83,14 +81,16 @@ class PropertyDescriptionsComponent(dg.Component, dg.Model, dg.Resolvable):
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         """All definitions of the home. Raises SettingsError, which names every field that is wrong."""
         settings = self.to_settings(context.project_root, name=context.path.stem)
-        name_home(settings.home)
+        settings.name_in_commands()
+        keep_settings(settings, context.project_root)
         check_dagster_home(settings)
+        claim_control_state(settings)
         return build_defs(settings)
 
     def to_settings(self, project: Path, *, name: str) -> Settings:
         """The settings of these fields. project: the project's folder; name: of the component's.
 
-        Raises SettingsError, also where another component of this process has the same home or database.
+        Raises SettingsError.
         """
         prefix = self.name_prefix or re.sub(r"\W", "_", name)
         fields = {
@@ -117,20 +117,7 @@ class PropertyDescriptionsComponent(dg.Component, dg.Model, dg.Resolvable):
         )
         if settings.ray_address is not None:
             raise SettingsError(f"ray_address: several machines need {command('serve')}, and no component.")
-        _claim(settings.home.resolve(), prefix, what=f"{settings.home} is the home", field="home")
-        if settings.state_url is not None:
-            url = settings.state_url.get_secret_value()
-            _claim(url, prefix, what="One database of `state_url` is the control state", field="state_url")
         return settings
-
-
-def _claim(place: Path | str, prefix: str, *, what: str, field: str) -> None:
-    other = _owners.setdefault(place, prefix)
-    if other != prefix:
-        raise SettingsError(
-            f"{what} of the components {other} and {prefix}: each needs one of its own. Write another"
-            f" `{field}` in the defs.yaml of {prefix}."
-        )
 
 
 def _below(project: Path, text: str) -> Path | S3Folder:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import dagster as dg
+import sqlalchemy as sa
 
 from vlm_assets.assets import property_catalog as catalog_asset
 from vlm_assets.assets.property_catalog import build_property_catalog, first_ingest
@@ -27,10 +28,12 @@ from vlm_assets.catalog.ranges import PropertyRange, partitions_definition
 from vlm_assets.catalog.stored_catalog import pull_catalog
 from vlm_assets.config.extensions import installed
 from vlm_assets.config.question_sets import question_sets
-from vlm_assets.config.resource_settings import build_resources, fixed
-from vlm_assets.config.settings import Settings
+from vlm_assets.config.resource_settings import build_resources, control_state, fixed
+from vlm_assets.config.settings import Settings, SettingsError
 from vlm_assets.webserver.home import claim_for_catalog
 from vlm_durable.mirror.bucket import StoreAwayError
+from vlm_durable.state import tables
+from vlm_durable.state.sqlite_file import ControlStateError
 
 _log = logging.getLogger(__name__)
 
@@ -89,6 +92,36 @@ def _ranges(settings: Settings) -> tuple[PropertyRange, ...]:
         # The catalogue's own asset must be there to be materialized, so this is no error yet.
         _log.warning("%s", " ".join(first_ingest(settings)) if settings.names.prefix else error)
         return ()
+
+
+def claim_control_state(settings: Settings) -> None:
+    """Note whose control state the database of STATE_URL keeps; refuse that of another catalogue.
+
+    Partition keys are alike in all catalogues: one home's pauses, cancels and attempts would be another's.
+    Raises SettingsError.
+    """
+    if settings.state_url is None or not catalog_path(settings.home).exists():
+        return
+    own = Catalog.open(settings.home).catalog_id
+    is_claim = tables.meta.c.name == tables.CATALOG_ID
+
+    def claim(connection: sa.Connection) -> str:
+        owner = connection.scalar(sa.select(tables.meta.c.value).where(is_claim))
+        if owner is None:
+            connection.execute(tables.meta.insert().values(name=tables.CATALOG_ID, value=own))
+        return owner or own
+
+    try:
+        owner = control_state(settings).write(claim)
+    except ControlStateError as error:
+        _log.warning("Whether another home has this control state is not known: %s", error)
+        return
+    if owner != own:
+        raise SettingsError(
+            f"The database of VLM_ASSETS_STATE_URL is the control state of catalogue {owner}, and the"
+            f" catalogue of {settings.home} is {own}. Nothing was changed. Give each home a database of its"
+            " own; a catalogue that was begun anew needs an empty one."
+        )
 
 
 def check_dagster_home(settings: Settings) -> None:

@@ -14,6 +14,7 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, say, say_json
 from vlm_assets.services.command_error import CommandError
 from vlm_durable.commands import command
+from vlm_durable.mirror.bucket import place_of
 from vlm_durable.wording import counted
 from vlm_results.changes import Change, Kind, PointInTime, SnapshotWriter, changes, line_of, told_before
 
@@ -36,7 +37,7 @@ def changes_command(
         typer.Option("--next", metavar="SNAPSHOT", help="Write here what to give to --since next time."),
     ] = None,
     table: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             metavar="DIR",
             help="Compare snapshots of the Iceberg table in this folder, not what is published: --since is"
@@ -74,7 +75,7 @@ def changes_command(
             raise CommandError(
                 "A table keeps its snapshots itself: leave out --next. The last line names the newest."
             )
-        between = TableChanges(TablePlace.of(current, table).read(), since)
+        between = TableChanges(TablePlace.of(current, place_of(table)).read(), since)
         tell(between.changes())
         next_ = str(between.snapshot)
     else:

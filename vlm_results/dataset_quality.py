@@ -170,6 +170,7 @@ def build_dataset_quality(settings: Settings) -> dg.AssetsDefinition:
         ),
     )
     def dataset_quality(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
+        settings.name_in_commands()
         changed = judged_state(settings)
         catalog = Catalog.open(settings.home)
         quality = assess_quality(settings, catalog)

@@ -4,6 +4,8 @@ Dagster's side alone. ``vlm_results/described_table.py`` writes the table.
 """
 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
+from pathlib import Path
+
 import dagster as dg
 
 from sensors.sensor_definition import Decided, Situation, ask_until_done, build_sensor
@@ -26,6 +28,8 @@ INTERVAL_SECONDS = 60
 
 def build_described_properties(settings: Settings) -> dg.AssetsDefinition:
     """The asset."""
+    folder = ResultsSettings.part_of(settings).described_table
+    uri = f"file://{folder}" if isinstance(folder, Path) else str(folder)
 
     @dg.asset(
         key=settings.names.key(ASSET),
@@ -34,7 +38,7 @@ def build_described_properties(settings: Settings) -> dg.AssetsDefinition:
         kinds={"iceberg"},
         owners=settings.owner_list,
         tags=settings.tag_values,
-        metadata={"dagster/uri": f"file://{ResultsSettings.part_of(settings).described_table}"},
+        metadata={"dagster/uri": uri},
         description=(
             "One Apache Iceberg table of descriptions, vectors and image URIs, for Spark, Trino, DuckDB and"
             " pyiceberg. A partition is written in one commit, once its vectors are of its descriptions; only"
@@ -44,6 +48,7 @@ def build_described_properties(settings: Settings) -> dg.AssetsDefinition:
     def described_properties(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
         from vlm_results.described_table import TablePlace, bring_up_to_date
 
+        settings.name_in_commands()
         changed = shown_state(settings)
         table = bring_up_to_date(settings, Catalog.open(settings.home), TablePlace.of(settings))
         for text in table.sentences():

@@ -42,6 +42,7 @@ from vlm_assets.services.progress import doing
 from vlm_durable.commands import command, given_command
 from vlm_durable.files.files import make_directory, set_aside
 from vlm_durable.files.lock_files import acquire_lock
+from vlm_durable.mirror.bucket import Place, S3Folder
 from vlm_durable.versions.partition_files import PublishedRecord
 from vlm_durable.wording import counted
 from vlm_results.changes import Change, Rows, compared, row_of, time_of, vector_bytes
@@ -49,20 +50,19 @@ from vlm_results.exported_images import ExportedImages, Images
 from vlm_results.exported_rows import ExportedRows, in_order
 from vlm_results.guarantee import Guarantee
 from vlm_results.iceberg_files import (
-    SCHEME,
     DurableFileIO,
+    files_in,
+    location_of,
     lost_files,
-    metadata_files,
     named_files,
-    path_of,
     remove_unnamed,
+    states_among,
 )
-from vlm_results.known_tables import refuse_away, remember
+from vlm_results.known_tables import NAME, refuse_away, remember, versions_in
 from vlm_results.published_table import are_vectors_of, published_records
 from vlm_results.results_settings import ResultsSettings
 
 NAMESPACE: Final = "vlm_assets"
-NAME: Final = "described_properties"
 RANGE: Final = "range"
 SOURCE: Final = "source"
 
@@ -138,31 +138,36 @@ class BroughtUpToDate:
 class TablePlace:
     """A folder that holds the table.
 
-    catalog_url: the database of its catalogue; None: SQLite in the folder.
+    catalog_url: the database of its catalogue; None: SQLite in the folder, which is on disk then.
     """
 
-    folder: Path
+    folder: Place
     catalog_url: str | None = None
 
     @classmethod
-    def of(cls, settings: Settings, folder: Path | None = None) -> TablePlace:
+    def of(cls, settings: Settings, folder: Place | None = None) -> TablePlace:
         """The table in a folder, or the asset's own, whose catalogue the settings name."""
         of_results = ResultsSettings.part_of(settings)
         own = of_results.described_table
-        folder = own if folder is None else folder.absolute()
+        folder = own if folder is None else folder.absolute() if isinstance(folder, Path) else folder
         secret = of_results.table_catalog or settings.state_url
         return cls(folder, secret.get_secret_value() if secret is not None and folder == own else None)
 
     @property
-    def versions(self) -> list[Path]:
-        """The folders of the table and of those that it followed, the newest last."""
-        folders = self.folder.glob(f"{NAME}_*")
-        return sorted(folders, key=lambda path: int(path.name.rpartition("_")[2]))
+    def disk(self) -> Path:
+        """The folder where the catalogue and the lock are beside the table. Raises CommandError: on S3."""
+        if isinstance(self.folder, S3Folder):
+            raise CommandError(
+                f"The catalogue of a table on S3 is in Postgres: set {PREFIX}TABLE_CATALOG, and {PREFIX}TABLE"
+                f" to {self.folder}."
+            )
+        return self.folder
 
     @contextmanager
     def opened(self) -> Iterator[DescribedTable]:
         """The table, with a catalogue that works. Raises CommandError."""
-        make_directory(self.folder)
+        if self.catalog_url is None:
+            make_directory(self.disk)
         try:
             with ExitStack() as stack:
                 try:
@@ -174,7 +179,7 @@ class TablePlace:
                     if self.catalog_url is not None or isinstance(error, sa.exc.OperationalError):
                         raise
                     # It is no database any more. All that it had is the name of the table's newest state.
-                    set_aside(self.sqlite, self.folder / ".quarantine")
+                    set_aside(self.sqlite, self.disk / ".quarantine")
                     catalogue = stack.enter_context(self._catalogue())
                 yield DescribedTable(self, catalogue)
         except sa.exc.SQLAlchemyError as error:
@@ -197,12 +202,12 @@ class TablePlace:
     @property
     def sqlite(self) -> Path:
         """The catalogue's file, where no database keeps it."""
-        return self.folder / "catalog.db"
+        return self.disk / "catalog.db"
 
     def read(self) -> Table:
         """The table, to be read. Raises CommandError where there is none."""
         table = None
-        if self.versions:
+        if versions_in(self.folder):
             with self.opened() as described:
                 table = described.current()
         if table is None:
@@ -334,18 +339,21 @@ class DescribedTable:
         """Remove files that nothing names: of expired snapshots, or left by a kill. Returns how many."""
         removed = 0
         with self._locked():
-            for name, folder in self._names().items():
+            for name, version in self._names().items():
                 table = self._load(name)
                 if table is not None:
-                    removed += remove_unnamed(folder, named_files(table))
+                    removed += remove_unnamed(self._place.folder, version, named_files(table))
+                elif not states_among(files_in(self._place.folder, version)):
+                    # A process was killed before this table had a first state: no other run goes on with it.
+                    removed += remove_unnamed(self._place.folder, version, set())
         return removed
 
-    def _names(self) -> dict[str, Path]:
-        """The name of each table in the folder: those that were followed are called as their folders."""
-        versions = self._place.versions
-        names = {folder.name: folder for folder in versions[:-1]}
-        for folder in versions[-1:]:
-            names[folder.name if self._is_entered(folder.name) else NAME] = folder
+    def _names(self) -> dict[str, str]:
+        """The name of each table, and of its folder: those that were followed are called as their folders."""
+        versions = versions_in(self._place.folder)
+        names = {version: version for version in versions[:-1]}
+        for version in versions[-1:]:
+            names[version if self._is_entered(version) else NAME] = version
         return names
 
     def _is_entered(self, name: str) -> bool:
@@ -367,11 +375,11 @@ class DescribedTable:
             location = connection.scalar(entry)
         folder = self._place.folder
         # FOLDER/described_properties_1/metadata/STATE.metadata.json
-        if location is None or path_of(location).parents[2] == folder:
+        other = None if location is None else location.rsplit("/", 3)[0]
+        if other is None or other == location_of(folder):
             return
-        other = path_of(location).parents[2]
         if self._place.catalog_url is None:
-            raise _moved(folder, str(other))
+            raise _moved(folder, other)
         raise CommandError(
             f"The catalogue of the table in {folder} has the table in {other}, and a catalogue has one table."
             f" Nothing was changed. Set {PREFIX}TABLE_CATALOG to a database of this home's own; or, if both"
@@ -381,16 +389,17 @@ class DescribedTable:
     def put_right(self, catalog: Catalog) -> None:
         """Enter into the catalogue what it lost; refuse a table of another catalogue of properties."""
         with self._locked():
-            for name, folder in self._names().items():
-                if not metadata_files(folder):
+            for name, version in self._names().items():
+                files = files_in(self._place.folder, version)
+                if not states_among(files):
                     continue
                 try:
                     table = self._load(name)
-                    is_whole = table is not None and not lost_files(table)
+                    is_whole = table is not None and not lost_files(table, files)
                 except _UNREADABLE:
                     table, is_whole = None, False
                 if not is_whole:
-                    table = self._entered_again(name, folder)
+                    table = self._entered_again(name, version, files)
                 assert table is not None
                 if table.properties.get(_CATALOG_ID) != catalog.catalog_id:
                     raise CommandError(
@@ -398,41 +407,40 @@ class DescribedTable:
                         " another folder."
                     )
 
-    def _entered_again(self, name: str, folder: Path) -> Table:
+    def _entered_again(self, name: str, version: str, files: dict[str, float]) -> Table:
         """Enter the newest state of a table whose files are all there; what it lacks is written again.
 
         Raises CommandError: no state is whole, or the table was moved.
         """
-        for path in metadata_files(folder):
-            location = f"{SCHEME}{path}"
+        folder = self._place.folder
+        for location in states_among(files):
             try:
                 state = StaticTable.from_metadata(location, self._catalogue.properties)
-                is_whole = not lost_files(state)
+                is_whole = not lost_files(state, files)
             except _UNREADABLE:
                 continue
-            if state.location() != f"{SCHEME}{folder}":
+            if state.location() != f"{location_of(folder)}/{version}":
                 raise _moved(folder, state.location())
             if is_whole:
                 if self._is_entered(name):
                     self._catalogue.drop_table((NAMESPACE, name))
                 return self._catalogue.register_table((NAMESPACE, name), location)
         raise CommandError(
-            f"No state of the table in {folder} has all of its files. Remove {folder} and"
-            f" {self._place.folder / 'catalog.db'}, and do it again: the table is written anew from what is"
-            " published, without its earlier snapshots."
+            f"No state of the table in {folder} has all of its files. Remove {version} there, and catalog.db"
+            " if it is there, and do it again: the table is written anew from what is published, without its"
+            " earlier snapshots."
         )
 
     def _begin_anew(self) -> None:
         """Keep the table under the name of its folder; the next partition begins another one."""
         with self._locked():
-            followed = self._place.versions[-1].name
+            followed = versions_in(self._place.folder)[-1]
             if self._is_entered(NAME) and not self._is_entered(followed):
                 self._catalogue.rename_table((NAMESPACE, NAME), (NAMESPACE, followed))
 
     def _create(self, catalog: Catalog, rows: pa.Schema) -> Table:
-        versions = self._place.versions
-        number = 1 + (int(versions[-1].name.rpartition("_")[2]) if versions else 0)
-        folder = self._place.folder / f"{NAME}_{number}"
+        versions = versions_in(self._place.folder)
+        number = 1 + (int(versions[-1].rpartition("_")[2]) if versions else 0)
         schema = assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(rows))
         by_range = PartitionField(
             schema.find_field(RANGE).field_id, PARTITION_FIELD_ID_START, IdentityTransform(), RANGE
@@ -440,7 +448,7 @@ class DescribedTable:
         return self._catalogue.create_table(
             (NAMESPACE, NAME),
             schema,
-            location=f"{SCHEME}{folder}",
+            location=f"{location_of(self._place.folder)}/{NAME}_{number}",
             partition_spec=PartitionSpec(by_range),
             properties={**_PROPERTIES, _CATALOG_ID: catalog.catalog_id},
         )
@@ -508,7 +516,7 @@ class DescribedTable:
         folder = self._place.folder
         busy = CommandError(f"Another process has written into {folder} for minutes. Do it again later.")
         if self._place.catalog_url is None:
-            lock = acquire_lock(folder / ".lock", seconds=LOCK_SECONDS)
+            lock = acquire_lock(self._place.disk / ".lock", seconds=LOCK_SECONDS)
             if lock is None:
                 raise busy
             try:
@@ -534,7 +542,7 @@ class DescribedTable:
                 self._lock_connection = None
 
 
-def _moved(folder: Path, made_in: str) -> CommandError:
+def _moved(folder: Place, made_in: str) -> CommandError:
     return CommandError(
         f"The table in {folder} was made in {made_in}, and its files name each other by whole paths. Name the"
         " folder as it was named then, or move it back; or remove it, and do it again: it is written anew"
@@ -713,16 +721,23 @@ def bring_up_to_date(
     if set("#?%") & set(str(place.folder)):
         raise CommandError(f"{place.folder} has #, ? or % in it, which the address of a table cannot have.")
     refuse_away(settings, place.folder)
-    if place.versions:
+    if versions_in(place.folder):
         remember(settings, place.folder)
-    elif place.folder.is_dir():
-        names = {path.name for path in place.folder.iterdir()} - {place.sqlite.name, ".lock", ".quarantine"}
-        if names:
-            raise CommandError(f"{place.folder} holds other files: name an empty folder, or a new one.")
-    exported_images = ExportedImages(catalog, place.folder, images, base_url)
+    elif _has_other_files(place):
+        raise CommandError(f"{place.folder} holds other files: name an empty folder, or a new one.")
+    # A row has no path that begins in the table's folder, since no image is copied there.
+    exported_images = ExportedImages(catalog, Path(), images, base_url)
     rows = ExportedRows(settings, catalog, exported_images, Guarantee.read(settings))
     with place.opened() as described:
         return described.bring_up_to_date(rows)
+
+
+def _has_other_files(place: TablePlace) -> bool:
+    if isinstance(place.folder, S3Folder):
+        return any(place.folder.names())
+    if not place.folder.is_dir():
+        return False
+    return bool({path.name for path in place.folder.iterdir()} - {place.sqlite.name, ".lock", ".quarantine"})
 
 
 def forget_properties(settings: Settings, keys: Collection[str]) -> Iterator[str]:

@@ -40,6 +40,7 @@ from vlm_durable.files.files import (
 )
 from vlm_durable.files.lock_files import acquire_lock
 from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, write_sealed
+from vlm_durable.mirror.bucket import Place, place_of
 from vlm_durable.versions.partition_files import PublishedRecord
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.wording import counted
@@ -516,7 +517,7 @@ vlm-assets export cottages --format csv --where "building_type = 'cottage'\""""
 
 @app.command("export", epilog=_EXAMPLES)
 def export_command(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
+    place: Annotated[str, typer.Argument(metavar="DIR", help="A new or empty folder.")],
     format_: Annotated[
         Format,
         typer.Option("--format", help="A Hugging Face dataset, JSON lines, flat CSV, or an Iceberg table."),
@@ -550,9 +551,12 @@ def export_command(
     """
     current = chosen_settings(home)
     catalog = Catalog.open(current.home)
+    folder = place_of(place)
     if format_ is Format.iceberg:
         _bring_table_up_to_date(current, catalog, folder, where, images, image_base_url, as_json=as_json)
         return
+    if not isinstance(folder, Path):
+        raise CommandError(f"An export is a folder on disk: export into one, and copy it to {folder}.")
     mask = None if where is None else matching_rows(current, catalog, where)
     exported = export(
         current,
@@ -586,7 +590,7 @@ def export_command(
 def _bring_table_up_to_date(
     settings: Settings,
     catalog: Catalog,
-    folder: Path,
+    folder: Place,
     where: str | None,
     images: Images,
     base_url: str | None,

@@ -1,16 +1,21 @@
-"""The files of an Iceberg table: durable before anything names them, and removed when nothing does."""
+"""The files of an Iceberg table: durable before anything names them, and removed when nothing does.
+
+The table is in a folder on disk or on S3. A file is known by its location, as ``file:///srv/table/…`` or
+``s3://BUCKET/…``.
+"""
 
 from __future__ import annotations
 
 import errno
+import io
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self, cast
+from typing import Final, Self, cast
 
-from pyiceberg.io import InputFile, OutputFile, OutputStream
-from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
+import pyarrow as pa
+from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
 from pyiceberg.table import Table
 
 from vlm_durable.files.files import (
@@ -20,31 +25,60 @@ from vlm_durable.files.files import (
     publish_replacing,
     sync_directory,
 )
+from vlm_durable.mirror.bucket import NoObjectError, ObjectDamagedError, Place, S3Folder
 
-SCHEME = "file://"
+_SCHEME: Final = "file://"
+_MOST_BYTES: Final = 5 << 30
+"""Of an object: S3 takes no larger one in one put."""
 
 
-class DurableFileIO(PyArrowFileIO):
+class DurableFileIO(FileIO):
     """Writes a file whole, makes it durable and reads it back, and only then gives it its name."""
 
-    def new_output(self, location: str) -> PyArrowFile:
+    def new_input(self, location: str) -> _File:
+        """A file to be read."""
+        return _ObjectFile(location) if location.startswith("s3://") else _DiskFile(location)
+
+    def new_output(self, location: str) -> _File:
         """A file to be written."""
-        file = super().new_output(location)
-        return _DurableFile(location, file._path, file._filesystem)
+        return self.new_input(location)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
-        """Remove a file. Raises FileNotFoundError."""
-        path_of(location if isinstance(location, str) else location.location).unlink()
+        """Remove a file. Raises OSError, StoreError."""
+        self.new_input(location if isinstance(location, str) else location.location).remove()
 
 
-class _DurableFile(PyArrowFile):
+class _File(InputFile, OutputFile):
+    def to_input_file(self) -> InputFile:
+        return self
+
+    def remove(self) -> None:
+        raise NotImplementedError
+
+
+class _DiskFile(_File):
+    @property
+    def path(self) -> Path:
+        return Path(self.location.removeprefix(_SCHEME))
+
+    def __len__(self) -> int:
+        return self.path.stat().st_size
+
+    def exists(self) -> bool:
+        return self.path.exists()
+
+    def open(self, seekable: bool = True) -> InputStream:
+        return cast(InputStream, pa.OSFile(str(self.path)))
+
     def create(self, overwrite: bool = False) -> OutputStream:
         """A stream whose file has its name once the stream is closed. Raises FileExistsError, OSError."""
-        path = Path(self._path)
-        if not overwrite and path.exists():
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-        make_directory(path.parent)
-        return cast(OutputStream, _PublishedOnClose(path))
+        if not overwrite and self.path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self.path))
+        make_directory(self.path.parent)
+        return cast(OutputStream, _PublishedOnClose(self.path))
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
 
 
 class _PublishedOnClose(TemporaryFile):
@@ -70,12 +104,105 @@ class _PublishedOnClose(TemporaryFile):
             raise
 
 
-def path_of(location: str) -> Path:
-    """The path of a file of the table on this machine."""
-    return Path(location.removeprefix(SCHEME))
+class _ObjectFile(_File):
+    """An object, in memory as a whole."""
+
+    def __init__(self, location: str) -> None:
+        super().__init__(location)
+        bucket, _, self._name = location.removeprefix("s3://").partition("/")
+        self._bucket = S3Folder(bucket, "")
+
+    def __len__(self) -> int:
+        stored = self._bucket.head(self._name)
+        if stored is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.location)
+        return stored.size
+
+    def exists(self) -> bool:
+        return self._bucket.head(self._name) is not None
+
+    def open(self, seekable: bool = True) -> InputStream:
+        """The object's bytes, verified. Raises StoreAwayError; OSError where it is gone or damaged."""
+        try:
+            return cast(InputStream, pa.BufferReader(self._bucket.get(self._name, most=_MOST_BYTES)))
+        except NoObjectError as error:
+            raise FileNotFoundError(errno.ENOENT, str(error), self.location) from error
+        except ObjectDamagedError as error:
+            raise OSError(errno.EIO, str(error), self.location) from error
+
+    def create(self, overwrite: bool = False) -> OutputStream:
+        """A stream that is put as one object once it is closed, under a name that must be free."""
+        return cast(OutputStream, _PutOnClose(self._bucket, self._name))
+
+    def remove(self) -> None:
+        self._bucket.delete(self._name)
 
 
-def named_files(table: Table) -> set[Path]:
+class _PutOnClose:
+    """A binary sink that pyarrow's writers take. One that is left to the garbage collector puts nothing."""
+
+    def __init__(self, bucket: S3Folder, name: str) -> None:
+        self._bucket, self._name = bucket, name
+        self._content = io.BytesIO()
+
+    @property
+    def closed(self) -> bool:
+        return self._content.closed
+
+    def write(self, data: bytes) -> int:
+        return self._content.write(data)
+
+    def tell(self) -> int:
+        return self._content.tell()
+
+    def flush(self) -> None:
+        """Do nothing: an object is put as a whole."""
+
+    def close(self) -> None:
+        """Put the object. The store verifies its bytes. Safe to call twice. Raises StoreError."""
+        if not self.closed:
+            content = self._content.getvalue()
+            self._content.close()
+            self._bucket.put(self._name, content, over=None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._content.close()
+        self.close()
+
+
+def location_of(folder: Place) -> str:
+    """The folder as Iceberg names it."""
+    return str(folder) if isinstance(folder, S3Folder) else f"{_SCHEME}{folder}"
+
+
+def files_in(folder: Place, version: str) -> dict[str, float]:
+    """The location of each file of a table, and when it was written (unix seconds)."""
+    if isinstance(folder, S3Folder):
+        listed = folder.listed(f"{version}/")
+        return {folder.address(entry.name): entry.modified.timestamp() for entry in listed}
+    return {f"{_SCHEME}{path}": path.stat().st_mtime for path in _paths_below(folder / version)}
+
+
+def _paths_below(folder: Path) -> Iterator[Path]:
+    for place, _, names in os.walk(folder):
+        yield from (Path(place) / name for name in names)
+
+
+def states_among(files: dict[str, float]) -> list[str]:
+    """The locations of the table's states among its files, the newest first."""
+    states = [location for location in files if location.endswith(".metadata.json")]
+    return sorted(
+        states, key=lambda location: (_name_of(location).partition("-")[0], files[location]), reverse=True
+    )
+
+
+def named_files(table: Table) -> set[str]:
     """Every file that the table's state or one of its snapshots names. Raises OSError, ValueError."""
     metadata = table.metadata
     locations = {table.metadata_location, *(entry.metadata_file for entry in metadata.metadata_log)}
@@ -88,45 +215,38 @@ def named_files(table: Table) -> set[Path]:
             if manifest.manifest_path not in manifests:
                 manifests.add(manifest.manifest_path)
                 locations |= {entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io)}
-    return {path_of(location) for location in locations | manifests}
+    return locations | manifests
 
 
-def lost_files(table: Table) -> list[Path]:
+def lost_files(table: Table, files: Collection[str]) -> set[str]:
     """Files that the table names and that are not there, but for those of its earlier states."""
-    earlier = {path_of(entry.metadata_file) for entry in table.metadata.metadata_log}
-    return sorted(path for path in named_files(table) - earlier if not path.exists())
+    earlier = {entry.metadata_file for entry in table.metadata.metadata_log}
+    return named_files(table) - earlier - set(files)
 
 
-def metadata_files(folder: Path) -> list[Path]:
-    """The states of the table in a folder, the newest first."""
-    files = (folder / "metadata").glob("*.metadata.json")
-    return sorted(
-        files, key=lambda path: (path.name.partition("-")[0], path.stat().st_mtime_ns), reverse=True
-    )
-
-
-def remove_unnamed(folder: Path, named: set[Path]) -> int:
+def remove_unnamed(folder: Place, version: str, named: set[str]) -> int:
     """Remove the files of a table that nothing names: of expired snapshots, or left by a kill.
 
     A file that names others goes before them: whatever is there reads whole. Returns how many were removed.
-    Raises OSError.
+    Raises OSError, StoreError.
     """
-    unnamed = sorted(set(_files_below(folder)) - named, key=_names_others_first)
-    for path in unnamed:
-        path.unlink(missing_ok=True)
-    for parent in sorted({path.parent for path in unnamed}):
+    unnamed = sorted(files_in(folder, version).keys() - named, key=_names_others_first)
+    files = [DurableFileIO().new_input(location) for location in unnamed]
+    for file in files:
+        file.remove()
+    for parent in sorted({file.path.parent for file in files if isinstance(file, _DiskFile)}):
         sync_directory(parent)
     return len(unnamed)
 
 
-def _files_below(folder: Path) -> Iterator[Path]:
-    for place, _, names in os.walk(folder):
-        yield from (Path(place) / name for name in names)
+def _names_others_first(location: str) -> tuple[int, str]:
+    name = _name_of(location)
+    if name.endswith(TEMPORARY_SUFFIX):
+        return 0, location
+    if name.endswith(".metadata.json"):
+        return 1, location
+    return (2 if name.startswith("snap-") else 3 if name.endswith(".avro") else 4), location
 
 
-def _names_others_first(path: Path) -> tuple[int, str]:
-    if path.name.endswith(TEMPORARY_SUFFIX):
-        return 0, str(path)
-    if path.name.endswith(".metadata.json"):
-        return 1, str(path)
-    return (2 if path.name.startswith("snap-") else 3 if path.suffix == ".avro" else 4), str(path)
+def _name_of(location: str) -> str:
+    return location.rpartition("/")[2]

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, SecretStr, field_validator
+from pydantic_settings import NoDecode
 
 from vlm_assets.config.settings import AbsolutePath, Settings
+from vlm_durable.mirror.bucket import Place, S3Folder, place_of
 
 
 class ResultsSettings(Settings):
@@ -23,12 +25,22 @@ class ResultsSettings(Settings):
     answer beside (docs/confidence.md). Default: every answer is shown."""
     guarantee_risk: Annotated[float, Field(gt=0.0, le=0.5)] = 0.05
     """Chance that any of these fields has fewer right answers than the guarantee says."""
-    table: AbsolutePath | None = None
+    table: Annotated[Path | S3Folder | None, NoDecode] = None
     """Folder of described_properties, an Iceberg table of all rows; of several machines one that all reach.
-    Default: described_properties in the home."""
+    Or s3://BUCKET/PREFIX, with a catalogue in Postgres. Default: described_properties in the home."""
     table_catalog: SecretStr | None = None
     """Postgres that keeps the catalogue of the Iceberg table, as STATE_URL. Default: that of STATE_URL, else
     SQLite beside the table. Secret."""
+
+    @field_validator("table", mode="before")
+    @classmethod
+    def _table_on_disk_or_s3(cls, place: object) -> object:
+        return place_of(place) if isinstance(place, str) else place
+
+    @field_validator("table")
+    @classmethod
+    def _table_absolute(cls, place: Place | None) -> Place | None:
+        return cls._absolute(place)
 
     @field_validator("guarantee")
     @classmethod
@@ -42,7 +54,7 @@ class ResultsSettings(Settings):
         return guarantee
 
     @property
-    def described_table(self) -> Path:
+    def described_table(self) -> Place:
         """The folder of the Iceberg table, whether there is one or not."""
         return self.table or self.home / "described_properties"
 

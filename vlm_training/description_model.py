@@ -106,6 +106,7 @@ def build_description_model(settings: Settings) -> dg.AssetsDefinition | None:
         ),
     )
     def description_model(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
+        settings.name_in_commands()
         interrupt_once(context.run.run_id)
         gpu: GpuResource = names.resource(context, "gpu")
         name = context.partition_key

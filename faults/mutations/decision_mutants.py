@@ -239,7 +239,7 @@ MUTANTS = (
     Mutant(_DESCRIBED, "expires_all=withdraws,", "expires_all=False,", "a table forgets a withdrawn property with its snapshots"),
     Mutant(_DESCRIBED, '"write.metadata.metrics.default": "none"', '"write.metadata.metrics.default": "full"',
            "no manifest of a table names a withdrawn property"),
-    Mutant(_DESCRIBED, "is_whole = table is not None and not lost_files(table)", "is_whole = table is not None",
+    Mutant(_DESCRIBED, "is_whole = table is not None and not lost_files(table, files)", "is_whole = table is not None",
            "a file that a table lost is written again"),
     Mutant(_CHANGES, "self.told.get(described.key) == _version(self._guarantee, described, embedded)", "described.key in self.told",
            "a new version of a partition is compared"),

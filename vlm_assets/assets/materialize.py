@@ -56,7 +56,7 @@ from vlm_assets.catalog.stored_catalog import pull_catalog
 from vlm_assets.catalog.withdrawn_ids import read_withdrawn
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
-from vlm_durable.commands import command, name_home
+from vlm_durable.commands import command
 from vlm_durable.journal.journal import Journal
 from vlm_durable.journal.journal_errors import JournalLockedError
 from vlm_durable.journal.recovery import Recovery
@@ -159,8 +159,8 @@ def range_of_run(context: dg.AssetExecutionContext, settings: Settings) -> tuple
     Raises CatalogError, StoreError, RunRefusedError for a run over several partitions, and dg.Failure where a
     Dagster of somebody else's lacks a setting.
     """
+    settings.name_in_commands()
     if settings.names.prefix:
-        name_home(settings.home)
         try:
             refuse_unfit(context.instance, context.job_def.executor_def.name)
         except UnfitInstanceError as error:

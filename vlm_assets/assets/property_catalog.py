@@ -103,6 +103,7 @@ def build_property_catalog(settings: Settings) -> dg.AssetsDefinition:
     def property_catalog(
         context: dg.AssetExecutionContext, config: CatalogOptions
     ) -> dg.MaterializeResult[None]:
+        settings.name_in_commands()
         message = "Nothing was taken in: VLM_ASSETS_SOURCE is not set."
         if settings.source is not None:
             report = ingest(

@@ -114,6 +114,7 @@ def build_dataset_audit(settings: Settings, *, audited: Sequence[str]) -> dg.Ass
     def dataset_audit(
         context: dg.AssetExecutionContext, config: AuditOptions
     ) -> Iterator[dg.MaterializeResult[None]]:
+        settings.name_in_commands()
         report = audit(settings, Catalog.open(settings.home), deep=config.deep)
         context.log.info(report.verdict())
         for finding in report.findings[:SHOWN]:

@@ -78,6 +78,7 @@ def build_dataset_plan(settings: Settings) -> dg.AssetsDefinition:
         from vlm_assets.services.measurement import current_measurement
         from vlm_engine.protocol import ModelLoadError
 
+        settings.name_in_commands()
         catalog, gpu = Catalog.open(settings.home), build_gpu(settings)
         measured = current_measurement(settings, build_vision_language_model(settings), gpu)
         if measured is None:

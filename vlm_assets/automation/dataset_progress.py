@@ -111,6 +111,7 @@ def build_dataset_progress(settings: Settings) -> dg.AssetsDefinition:
         ),
     )
     def dataset_progress(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
+        settings.name_in_commands()
         status = read_status(settings, Catalog.open(settings.home))
         for step in status.next_steps:
             context.log.info(step)

@@ -22,9 +22,10 @@ from vlm_assets.commands.terminal import (
     say_as_json,
     visible_line,
 )
+from vlm_assets.config.component_settings import settings_of_home
 from vlm_assets.config.engine_choice import require_models
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model
-from vlm_assets.config.settings import Settings, load_settings
+from vlm_assets.config.settings import Settings
 from vlm_assets.services.comparison import Comparison, Contender, compare
 from vlm_assets.services.intervals import Share
 from vlm_assets.services.measurement import keep_trial
@@ -181,7 +182,7 @@ def compare_command(
     contenders = [
         Contender(
             value if option == "model" else f"{option.removeprefix('description_')} {value}",
-            load_settings(**{option: value}),
+            settings_of_home(**{option: value}),
         )
         for option, values in options.items()
         for value in values or []

@@ -230,7 +230,7 @@ def settings_command(home: Home = None, as_json: AsJson = False) -> None:
     if as_json:
         say_as_json(listed)
     else:
-        say(env_file_sentence() if wrong is None else "A setting is wrong, so these are the defaults.")
+        say(env_file_sentence(current) if wrong is None else "A setting is wrong, so these are the defaults.")
         titles = {f"{PREFIX}{first.upper()}": title for first, title in settings_groups().items()}
         for name, setting in listed.items():
             if name in titles:

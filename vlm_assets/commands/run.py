@@ -36,6 +36,7 @@ from vlm_assets.commands.terminal import (
     chosen_settings,
     say,
 )
+from vlm_assets.config.component_settings import refuse_component
 from vlm_assets.config.engine_choice import require_models
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.backfill import (
@@ -324,6 +325,7 @@ def run_command(
     if accept_failed and len(keys or ()) != 1:
         raise typer.BadParameter("Give the one KEY of the partition whose failed properties you accept.")
     current = chosen_settings(home)
+    refuse_component(current)
     if accept_failed:
         (key,) = known_keys(current.home, keys or [])
         raise typer.Exit(_publish_refused(current, key, port=port, yes=yes))
@@ -432,6 +434,7 @@ def serve_command(home: Home = None, port: Port = 3000) -> None:
     from vlm_assets.services.doctor.examination import examine
 
     current = chosen_settings(home)
+    refuse_component(current)
     require_models(current)
     refuse_at_start(current, say)
     for diagnosis in examine(current, quick=True):

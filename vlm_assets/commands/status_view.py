@@ -94,7 +94,6 @@ def _heading(status: Status) -> Text:
         heading.append(f"Not in the store yet: {waiting}\n")
     if status.paused:
         heading.append(f"{status.paused[0].upper()}{status.paused[1:]}\n", style="bold yellow")
-    heading.append(f"{env_file_sentence()}\n")
     heading.append(f"Dagster: {status.dagster or 'not running'}\n")
     rate = status.properties_per_second
     if rate is not None:
@@ -264,6 +263,7 @@ def status_command(
         watch_status(read, TerminalConsole())
     else:
         console = TerminalConsole()
+        console.print(env_file_sentence(current), soft_wrap=True)
         for part in view(read()).renderables:
             # A sentence stays one line: else a command that is copied from it would hold an end of line.
             console.print(part, soft_wrap=isinstance(part, Text))

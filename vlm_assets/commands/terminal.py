@@ -25,7 +25,8 @@ from rich.markup import escape
 from rich.segment import Segment
 from rich.text import Text
 
-from vlm_assets.config.settings import PREFIX, Settings, load_settings
+from vlm_assets.config.component_settings import settings_of_home
+from vlm_assets.config.settings import PREFIX, Settings
 from vlm_assets.services.progress import listen_to_progress, stop_listening
 from vlm_durable.commands import HOME, given_command
 
@@ -203,7 +204,7 @@ def chosen_settings(home: Path | None = None) -> Settings:
     here, in the environment or in ``.env``.
     """
     choose_home(home)
-    settings = load_settings()
+    settings = settings_of_home()
     if "home" in settings.model_fields_set:
         os.environ[HOME] = str(settings.home)
     return settings

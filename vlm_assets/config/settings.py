@@ -37,7 +37,7 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 
 from resources.dagster_names import UNPREFIXED, DagsterNames
 from vlm_assets.catalog.ranges import DESCRIPTIONS, EMBEDDINGS
-from vlm_durable.commands import command
+from vlm_durable.commands import command, name_home
 from vlm_durable.files.layout import AssetFolders, Home, UnusableHomeError
 from vlm_durable.mirror.bucket import S3Folder, place_of
 from vlm_durable.mirror.mirror import NO_MIRROR, Mirror
@@ -401,6 +401,11 @@ class Settings(BaseSettings):
         """The folders of the assets that have a file for each range, upstream first."""
         return (self.descriptions, self.embeddings)
 
+    def name_in_commands(self) -> None:
+        """Have the commands that this thread suggests name this home, where one Dagster has several."""
+        if self.names.prefix:
+            name_home(self.home)
+
     @property
     def computed_assets(self) -> tuple[str, ...]:
         """The assets that runs make, upstream first: without an embedding model only the descriptions."""
@@ -455,8 +460,10 @@ class GivenSettings(Settings):
         return DagsterNames(self.name_prefix)
 
 
-def env_file_sentence() -> str:
+def env_file_sentence(settings: Settings) -> str:
     """Which file the settings come from, besides the environment, for people."""
+    if settings.names.prefix:
+        return f"Settings are those of the component {settings.names.prefix}; secrets, of the environment."
     if ENV_FILE.is_file():
         return f"Settings are read from {ENV_FILE}; the environment goes before it."
     return f"No .env is read: {ENV_FILE} is not there. Settings are those of the environment."

@@ -283,15 +283,25 @@ class S3Folder:
 
     def listed(self, below: str = "") -> Iterator[ListedObject]:
         """Each object below ``below`` in the order of the store. Raises StoreAwayError."""
-        parameters = {"Bucket": self.bucket, "Prefix": self.prefix + below}
+        for page in self._pages(below):
+            for entry in page.get("Contents", ()):
+                name = entry["Key"].removeprefix(self.prefix)
+                yield ListedObject(name, entry["Size"], entry["LastModified"], entry["ETag"])
+
+    def folders(self, beginning: str = "") -> Iterator[str]:
+        """The names of the folders in it that begin so. Raises StoreAwayError."""
+        for page in self._pages(beginning, Delimiter="/"):
+            for entry in page.get("CommonPrefixes", ()):
+                yield entry["Prefix"].removeprefix(self.prefix).rstrip("/")
+
+    def _pages(self, below: str, **more: str) -> Iterator[dict[str, Any]]:
+        parameters = {"Bucket": self.bucket, "Prefix": self.prefix + below, **more}
         while True:
             # Each page is retried by its token: botocore's paginator would end at the first error.
             page = _retried(
                 self.address(below), partial(client().list_objects_v2, **parameters), listing=True
             )
-            for entry in page.get("Contents", ()):
-                name = entry["Key"].removeprefix(self.prefix)
-                yield ListedObject(name, entry["Size"], entry["LastModified"], entry["ETag"])
+            yield page
             if not page.get("IsTruncated"):
                 return
             parameters["ContinuationToken"] = page["NextContinuationToken"]

@@ -20,6 +20,9 @@ liveness = sa.MetaData()
 CANCELS_LOOKED_UNTIL = "cancels_looked_until"
 """Name in ``meta``: unix seconds; runs that a person ended before it are in ``cancels``."""
 
+CATALOG_ID = "catalog_id"
+"""Name in ``meta``: the catalogue whose partitions the others name, where homes could share a database."""
+
 WITHDRAWING = "withdrawing"
 """Name in ``meta``: partitions whose properties are being withdrawn; see vlm_durable/state/withdrawing.py."""
 

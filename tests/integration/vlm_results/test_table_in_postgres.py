@@ -11,8 +11,10 @@ from pydantic import SecretStr
 from tests.support.homes import Dataset
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.withdrawal import prepare_withdrawal, withdraw
+from vlm_durable.mirror.bucket import StoreAwayError
 from vlm_results import described_table
-from vlm_results.described_table import TablePlace, bring_up_to_date
+from vlm_results.described_table import BroughtUpToDate, TablePlace, bring_up_to_date
+from vlm_results.iceberg_files import named_files
 
 
 @pytest.fixture
@@ -92,3 +94,47 @@ def test_the_state_database_keeps_the_catalogue_where_no_other_is_set(shared, po
     settings = shared.settings.model_copy(update=update)
     assert TablePlace.of(settings).catalog_url == postgres_url
     assert TablePlace.of(settings, settings.home / "elsewhere").catalog_url is None
+
+
+def test_a_table_on_s3_keeps_what_it_promises_on_disk(shared, bucket, s3_proxy, monkeypatch):
+    """Wherever the store goes away, the last commit stands; a withdrawal leaves nothing of its rows there."""
+    monkeypatch.setattr("vlm_durable.mirror.bucket.PATIENCE_SECONDS", 0.0)
+    shared = Dataset(shared.settings.model_copy(update={"table": bucket}))
+    place = TablePlace.of(shared.settings)
+
+    def follow() -> BroughtUpToDate:
+        return bring_up_to_date(shared.settings, shared.catalog, place)
+
+    def locations() -> set[str]:
+        return {bucket.address(name) for name, _ in bucket.names()}
+
+    first = follow()
+    assert (first.written, first.rows, first.snapshots, follow().written) == (3, 9, 3, 0)
+    assert ids(shared) == [f"p{number}" for number in range(9)] and locations() == named_files(place.read())
+    before = place.read().metadata_location
+    shared.describe(shared.keys[0], text="another house", settings="other")
+    shared.embed(shared.keys[0])
+    for left in range(10):
+        puts = iter(range(left))
+        s3_proxy.breaks(
+            lambda passing, puts=puts: (
+                passing.command == "PUT" and next(puts, None) is None and passing.answer(503, "SlowDown")
+            )
+        )
+        try:
+            assert follow().written == 1
+        except StoreAwayError:
+            s3_proxy.heal()
+            assert place.read().metadata_location == before
+            continue
+        break
+    s3_proxy.heal()
+    assert left == 5, "rows, two manifests, their list and the state are put before the commit"
+    follow()
+    assert locations() == named_files(place.read()), "what the cut commits had put is removed"
+    for _ in withdraw(shared.settings, prepare_withdrawal(shared.settings, ["p4"])):
+        pass
+    assert "p4" not in ids(shared) and len(place.read().snapshots()) == 1
+    assert locations() == named_files(place.read())
+    with pytest.raises(CommandError, match="table on S3 is in Postgres"):
+        bring_up_to_date(shared.settings, shared.catalog, TablePlace(bucket.below("elsewhere")))

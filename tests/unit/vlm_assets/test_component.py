@@ -11,14 +11,14 @@ import yaml
 from sensors.dagster_internals.instance_needs import UnfitInstanceError, refuse_unfit
 from vlm_assets import component
 from vlm_assets.component import PropertyDescriptionsComponent
+from vlm_assets.config.component_settings import keep_settings, refuse_component, settings_of_home
 from vlm_assets.config.settings import SettingsError
 from vlm_durable import commands
 
 
 @pytest.fixture(autouse=True)
 def _no_homes(monkeypatch):
-    """No test sees which homes another one's components have, or which home they named for commands."""
-    monkeypatch.setattr(component, "_owners", {})
+    """No test sees which home another one's components named for commands."""
     monkeypatch.setattr(commands, "_named_home", ContextVar("named_home", default=None))
 
 
@@ -47,22 +47,48 @@ def test_two_components_share_devices_and_nothing_else(tmp_path):
     flats = component_of(name_prefix="flats").to_settings(tmp_path, name="houses")
     assert houses.devices_directory == flats.devices_directory
     assert houses.state_directory != flats.state_directory
-    assert component_of().to_settings(tmp_path, name="houses") == houses, "a reload"
-    houses.home.mkdir(parents=True)
+    keep_settings(houses, tmp_path)
+    keep_settings(component_of(range_size=9).to_settings(tmp_path, name="houses"), tmp_path)  # a reload
     (tmp_path / "link").symlink_to(houses.home)
     for home in ("data/houses", "data/houses/../houses", "link"):
-        with pytest.raises(SettingsError, match="the home of the components houses and third"):
-            component_of(home=home).to_settings(tmp_path, name="third")
+        third = component_of(home=home).to_settings(tmp_path, name="third")
+        with pytest.raises(SettingsError, match=r"is the home of the component houses of .* delete"):
+            keep_settings(third, tmp_path)
+    elsewhere = component_of(home=str(houses.home)).to_settings(tmp_path / "other", name="houses")
+    with pytest.raises(SettingsError, match=f"component houses of {tmp_path}, and houses of .*other"):
+        keep_settings(elsewhere, tmp_path / "other")
 
 
-def test_a_database_is_the_control_state_of_one_component(tmp_path):
-    """It has the pauses, cancels and retries of one home; a second component that names it is refused."""
-    given = component_of(settings={"state_url": "postgresql+psycopg2://u:secret@h/db"})
-    houses = given.to_settings(tmp_path, name="houses")
-    assert given.to_settings(tmp_path, name="houses") == houses, "a reload"
-    with pytest.raises(SettingsError, match="control state of the components houses and flats") as refused:
-        given.to_settings(tmp_path, name="flats")
-    assert "secret" not in str(refused.value)
+def test_commands_work_with_what_the_file_says_and_with_secrets_of_the_environment(tmp_path, monkeypatch):
+    """Whatever the shell sets for another home; without a secret nothing is read from another database."""
+    secret = "postgresql+psycopg2://u:secret@h/db"
+    given = component_of(range_size=50, settings={"state_url": secret, "devices": "cpu:1"})
+    settings = given.to_settings(tmp_path, name="houses")
+    keep_settings(settings, tmp_path)
+    assert "secret" not in (settings.state_directory / "component.json").read_text().replace('"secrets"', "")
+    monkeypatch.setenv("VLM_ASSETS_MODEL", "another/model")
+    with pytest.raises(SettingsError, match="set VLM_ASSETS_STATE_URL for this command too"):
+        settings_of_home(home=settings.home)
+    monkeypatch.setenv("VLM_ASSETS_STATE_URL", secret)
+    assert settings_of_home(home=settings.home) == settings
+    assert settings_of_home(home=settings.home, model="a/contender").model == "a/contender"
+    assert settings_of_home(home=tmp_path / "elsewhere").model == "another/model"
+    with pytest.raises(SettingsError, match="materialize houses/property_descriptions there"):
+        refuse_component(settings_of_home(home=settings.home))
+
+
+def test_a_run_suggests_commands_for_its_own_home(tmp_path):
+    """Two components are loaded in a process; the one that was loaded first fails, and names its home."""
+    first, second = (component_of().to_settings(tmp_path, name=name) for name in ("houses", "flats"))
+    definitions = component.build_defs(first)
+    component.build_defs(second)
+    second.name_in_commands()
+    job = definitions.resolve_implicit_global_asset_job_def()
+    done = job.execute_in_process(
+        asset_selection=[dg.AssetKey(["houses", "dataset_audit"])], raise_on_error=False
+    )
+    assert not done.success
+    assert commands.command("audit") == f"`vlm-assets audit --home {first.home}`"
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,16 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from pydantic import SecretStr
 
 from resources.dagster_names import DagsterNames
 from sensors.dagster_internals.events import DagsterFacts
+from vlm_assets import home_definitions
 from vlm_assets.automation.retries import retry_config
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.config.settings import given_settings
-from vlm_assets.home_definitions import build_defs
+from vlm_assets.config.settings import SettingsError, given_settings, load_settings
+from vlm_assets.home_definitions import build_defs, claim_control_state
+from vlm_durable.state.database import open_state
 
 KEYS = ["000000000-000000001", "000000002-000000003"]
 DESCRIPTIONS, EMBEDDINGS = "property_descriptions", "property_embeddings"
@@ -111,3 +114,22 @@ def test_a_retry_of_a_home_is_launched_for_its_own_assets():
     before = {"ops": {f"houses__{DESCRIPTIONS}": {"config": {"recompute": True}}}}
     again = retry_config([DESCRIPTIONS], before, names=DagsterNames("houses"))
     assert again == (before, True)
+
+
+def test_a_database_is_the_control_state_of_one_catalogue(tmp_path, monkeypatch):
+    """It has the pauses, cancels and retries of one home; another home that names it is refused."""
+    shared = open_state(tmp_path / "state")
+    monkeypatch.setattr(home_definitions, "control_state", lambda settings: shared)
+    url = {"state_url": SecretStr("postgresql+psycopg2://u:secret@h/db")}
+    listing = tmp_path / "listing.jsonl"
+    listing.write_text('{"property_id": "p", "images": ["p.jpg"]}\n')
+    homes = [tmp_path / "first", tmp_path / "second"]
+    for home in homes:
+        ingest(listing, home, range_size=1)
+    first, second = (load_settings(home=home, **url) for home in homes)
+    claim_control_state(first)
+    claim_control_state(first)
+    with pytest.raises(SettingsError, match=f"catalogue of {second.home} is ") as refused:
+        claim_control_state(second)
+    assert "secret" not in str(refused.value)
+    claim_control_state(load_settings(home=homes[1]))  # its own SQLite is nobody else's

@@ -64,6 +64,10 @@ def files_below(folder: Path) -> set[Path]:
     return {path for path in folder.rglob("*") if path.is_file()}
 
 
+def named(table: Table) -> set[Path]:
+    return {Path(location.removeprefix("file://")) for location in named_files(table)}
+
+
 def test_a_partition_is_one_snapshot_and_only_changed_ones_are_written(dataset):
     """Three commits for three partitions, none where nothing changed, one for a changed one, each whole."""
     first = follow(dataset)
@@ -177,7 +181,7 @@ def is_whole_and_done(dataset: Dataset, expected: dict[str, list[tuple[Any, ...]
     assert partitions_at(table) == expected
     follow(dataset)
     folder = dataset.settings.described_table
-    assert files_below(folder) - {folder / ".lock", folder / "catalog.db"} == named_files(table_of(dataset))
+    assert files_below(folder) - {folder / ".lock", folder / "catalog.db"} == named(table_of(dataset))
 
 
 def shown(dataset: Dataset) -> dict[str, list[tuple[Any, ...]]]:
@@ -215,6 +219,16 @@ def test_a_kill_at_any_operation_leaves_whole_partitions(changed, server, begun)
     assert kills > 1
 
 
+def test_what_a_kill_left_of_a_table_without_a_state_is_removed(dataset):
+    """No table names its files, and the next run begins another folder: they would stay for ever."""
+    folder = dataset.settings.described_table
+    left = folder / "described_properties_1" / "metadata" / ".00000-state.metadata.json.1-0.tmp"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"half a state")
+    assert follow(dataset).removed == 1
+    assert not left.exists() and len(rows_at(table_of(dataset))) == 9
+
+
 def test_a_full_disk_leaves_whole_partitions(changed):
     """The run ends with an error that says so; the next one, with room, finishes."""
     dataset, folder = changed, changed.settings.described_table
@@ -235,23 +249,25 @@ def test_a_full_disk_leaves_whole_partitions(changed):
 
 
 def has_text(folder: Path, text: str) -> list[Path]:
-    """The files that have this text in them, each decoded."""
-    found = []
-    for path in files_below(folder):
-        content = path.read_bytes()
-        # Of what is compressed only what it says: two letters may stand in any bytes.
-        if path.suffix == ".parquet":
-            footer = content[-8 - int.from_bytes(content[-8:-4], "little") :]
-            content = footer + json.dumps(pq.read_table(path).to_pylist(), default=str).encode()
-        elif path.suffix == ".avro":
-            # Each block ends with the marker that the file ends with: two numbers, then deflated records.
-            content, *blocks = content.split(content[-16:])[:-1]
-            for block in blocks:
-                numbers = [at for at, byte in enumerate(block) if byte < 128][:2]
-                content += zlib.decompress(block[numbers[1] + 1 :], -15)
-        if text.encode() in content:
-            found.append(path)
-    return found
+    """The files that have this id, each decoded: its two letters come by chance in what is compressed."""
+    return [path for path in files_below(folder) if holds(path, text.encode())]
+
+
+def holds(path: Path, text: bytes) -> bool:
+    content = path.read_bytes()
+    if path.suffix == ".parquet":
+        footer = content[-8 - int.from_bytes(content[-8:-4], "little") :]
+        rows = json.dumps(pq.read_table(path).to_pylist(), default=str).encode()
+        return b'"' + text + b'"' in rows or bytes([len(text)]) + text in footer
+    if path.suffix == ".avro":
+        # Each block ends with the marker that the file ends with: two numbers, then deflated records. A text
+        # has its length before it, doubled.
+        for block in content.split(content[-16:])[1:-1]:
+            numbers = [at for at, byte in enumerate(block) if byte < 128][:2]
+            if bytes([2 * len(text)]) + text in zlib.decompress(block[numbers[1] + 1 :], -15):
+                return True
+        return False
+    return text in content
 
 
 def test_nothing_of_a_withdrawn_property_is_left_on_the_disk(dataset):
@@ -406,7 +422,7 @@ def test_snapshots_are_bounded_and_days_are_kept(dataset, monkeypatch):
                 for task in table.scan(snapshot_id=one.snapshot_id).plan_files()}) < 7  # fmt: skip
     follow(dataset)
     folder = dataset.settings.described_table
-    assert files_below(folder) - {folder / ".lock", folder / "catalog.db"} == named_files(table_of(dataset))
+    assert files_below(folder) - {folder / ".lock", folder / "catalog.db"} == named(table_of(dataset))
     day = 86_400_000
     metadata = table.metadata.model_copy(
         update={

@@ -108,14 +108,14 @@ def test_only_the_named_home_is_read(command, tmp_path, monkeypatch):
     for name in ("default", "named"):
         (tmp_path / name / ".state").mkdir(parents=True, mode=0o755)
     read = []
-    whole = terminal.load_settings
+    whole = terminal.settings_of_home
 
     def load():
         settings = whole()
         read.append(settings.home)
         return settings
 
-    monkeypatch.setattr(terminal, "load_settings", load)
+    monkeypatch.setattr(terminal, "settings_of_home", load)
     named = ["--home", str(tmp_path / "named")]
     for words in (["devices", command, *named], ["devices", *named, command]):
         done = CliRunner().invoke(app, words)
