@@ -70,7 +70,7 @@ def test_a_cut_anywhere_is_recovered_from(
 def test_a_cut_while_a_journal_is_removed(memory_path: Path, whole_life: Life, seed: int) -> None:
     """Faults 4, 5: rows that were published never come back as rows that are lost."""
     (published, _), (retired, _) = said_at(whole_life, "published"), said_at(whole_life, "retired")
-    for cut in range(published + 1, retired):
+    for cut in share_of(range(published + 1, retired), SHARES):
         for way in range(4 if whole_life.done[cut - 1].name == "unlink" else 1):
             chance = random.Random(f"{seed}/{cut}/{way}")
             assert_survive(memory_path / f"cut-{cut}-{way}", whole_life.cut_at(cut), chance=chance)

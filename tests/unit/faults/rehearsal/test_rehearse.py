@@ -58,7 +58,7 @@ def test_rows_that_a_start_does_not_find_are_counted(settings, monkeypatch):
         return [found[1], *found[1:]] if len(found) > 1 else found
 
     monkeypatch.setattr(PartitionLife, "restored", forgets_one)
-    found = rehearse(settings, replace(SMALL, days=0.5, faults=12, properties=400))
+    found = rehearse(settings, replace(SMALL, days=0.4, faults=12, properties=200))
     assert found.lost > 0
     assert found.doubled > 0
     assert not found.nothing_is_lost
@@ -69,8 +69,8 @@ def test_the_same_seed_is_replayed_exactly_in_another_process(tmp_path):
     said = []
     for hashes in ("1", "2"):
         done = subprocess.run(
-            [sys.executable, "-m", "faults.rehearsal", "--home", tmp_path, "--properties", "400",
-             "--days", "0.5", "--devices", "3", "--nodes", "2", "--faults", "12", "--seed", "11", "--json"],
+            [sys.executable, "-m", "faults.rehearsal", "--home", tmp_path, "--properties", "150",
+             "--days", "0.2", "--devices", "2", "--nodes", "2", "--faults", "8", "--seed", "11", "--json"],
             env=os.environ | {"PYTHONHASHSEED": hashes, "VLM_ASSETS_RANGE_SIZE": "100"},
             capture_output=True, check=True, text=True,
         )  # fmt: skip
