@@ -281,7 +281,7 @@ def alert_of(evaluation: CheckEvaluation, names: DagsterNames = UNPREFIXED) -> A
         expected=evaluation.metadata.get(_EXPECTED),
         actual=evaluation.metadata.get(_FOUND) or evaluation.description or None,
         next_step=evaluation.metadata.get(_WHAT_TO_DO)
-        or "Open the page below: the check says what it found.",
+        or "Open the check in Dagster: its page says what it found.",
         page=page,
         at=evaluation.at,
     )

@@ -47,9 +47,9 @@ def alerts(context: typer.Context, home: Home = None, limit: Limit = 20, as_json
         return
     say(f"{len(standing)} open", bold=True)
     for alert in standing[-limit:]:
-        values = (
-            f": expected {alert.expected}, found {alert.actual}" if alert.expected and alert.actual else ""
-        )
+        values = ""
+        if alert.expected and alert.actual:
+            values = f" (expected: {alert.expected.rstrip('.')}; found: {alert.actual.rstrip('.')})"
         say(f"{_clock(alert.at)}  {alert.kind}  {alert.title}{values}")
         say(f"    {alert.next_step}\n    subject: {alert.subject}")
     if len(standing) > limit:

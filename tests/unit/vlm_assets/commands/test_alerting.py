@@ -61,7 +61,7 @@ def test_the_list_shows_what_is_open_with_its_next_step_and_what_was_told(home, 
     said = run()
     assert said.exit_code == 0
     assert "1 open" in said.output
-    assert "row_count failed: rows 1: expected 20 rows, found 19\n    Put the images back." in said.output
+    assert "row_count failed: rows 1 (expected: 20 rows; found: 19)\n    Put the images back." in said.output
     assert "right check_failed  row_count failed: rows 0" in said.output
     found = json.loads(run("--json").output)
     assert [one["subject"] for one in found["open"]] == ["rows/1"]
