@@ -1,6 +1,7 @@
 """A device that gives wrong answers is found within one partition, and nothing of it is published."""
 
 import time
+from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
@@ -9,6 +10,8 @@ from resources.alerts.outbox import Outbox
 from resources.vision_language_model import VisionLanguageModel
 from sensors.dagster_internals.events import DagsterFacts
 from tests.support.desks import KEY, Desk, settings_of
+from tests.support.scripted_engine import load as load_scripted
+from tests.support.scripted_models import ScriptedEngine
 from tests.support.shares import share_of
 from vlm_assets.assets import materialize, rows_in_doubt
 from vlm_assets.assets.partition import Partition, adopt_rows
@@ -23,6 +26,7 @@ from vlm_durable.state.tables import failed_canaries, known_canaries
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_engine.canary import Canary
 from vlm_engine.devices import leases
+from vlm_engine.protocol import CanaryAnswer
 from vlm_engine.transformers.transformers_engine import TransformersEngine
 
 OTHER_KEY = "000000008-000000015"
@@ -33,13 +37,41 @@ def die(*_, **__):
     raise KeyboardInterrupt
 
 
-def flip_a_bit(model) -> None:
+class AskedEngine(ScriptedEngine):
+    """A scripted engine that answers the canary too. wrong: it answers all otherwise."""
+
+    wrong = False
+
+    def describe(self, batch, *, attempt):
+        answers = super().describe(batch, attempt=attempt)
+        pool = str(self.wrong).lower()
+        return [
+            replace(one, text=one.text.replace('"has_pool": false', f'"has_pool": {pool}')) for one in answers
+        ]
+
+    def canary(self):
+        return CanaryAnswer(f"wrong: {self.wrong}", "scripted")
+
+
+def load_asked(model, device, **asked) -> AskedEngine:
+    return AskedEngine(model.source, load_scripted(model, device, **asked).image_tokens)
+
+
+@pytest.fixture
+def asked_engine(monkeypatch) -> None:
+    """Every model in this process is a scripted one that answers the canary."""
+    monkeypatch.setattr(VisionLanguageModel, "load", load_asked)
+
+
+def flip_a_bit(engine) -> None:
     """The highest bit of the exponent of one weight, as a sick memory does."""
+    if isinstance(engine, AskedEngine):
+        engine.wrong = True
+        return
     import torch
 
-    weight = next(
-        one for name, one in model.named_parameters() if "lm_head" in name or "embed_tokens" in name
-    )
+    weights = engine._model.named_parameters()
+    weight = next(one for name, one in weights if "lm_head" in name or "embed_tokens" in name)
     with torch.no_grad():
         weight.view(torch.int32).view(-1)[0] ^= 1 << 30
 
@@ -68,16 +100,16 @@ def sick(monkeypatch):
     """Has a device's weights flipped once it has described its first batch."""
 
     def sicken(device: str) -> None:
-        describe = TransformersEngine.describe
+        for kind in (TransformersEngine, AskedEngine):
 
-        def describe_and_flip(engine, batch, *, attempt):
-            answers = describe(engine, batch, attempt=attempt)
-            if leases._lease.device.id == device and not hasattr(engine, "flipped"):
-                engine.flipped = True
-                flip_a_bit(engine._model)
-            return answers
+            def describe_and_flip(engine, batch, *, attempt, describe=kind.describe):
+                answers = describe(engine, batch, attempt=attempt)
+                if leases._lease.device.id == device and not hasattr(engine, "flipped"):
+                    engine.flipped = True
+                    flip_a_bit(engine)
+                return answers
 
-        monkeypatch.setattr(TransformersEngine, "describe", describe_and_flip)
+            monkeypatch.setattr(kind, "describe", describe_and_flip)
 
     return sicken
 
@@ -141,6 +173,7 @@ def test_flipped_weights_are_found_within_one_partition(slots, sick, right):
     assert run(slots).success, "complete"
 
 
+@pytest.mark.usefixtures("asked_engine")
 @pytest.mark.parametrize("killed", [False, True], ids=["", "killed before its alert"])
 def test_known_answers_refuse_a_device_at_the_start(slots, right, monkeypatch, killed):
     """Weights that are wrong from the start answer alike at begin and end: what is known tells."""
@@ -154,7 +187,7 @@ def test_known_answers_refuse_a_device_at_the_start(slots, right, monkeypatch, k
     def load_wrong(model, device, **asked):
         engine = load(model, device, **asked)
         if device.id == "cpu-0":
-            flip_a_bit(engine._model)
+            flip_a_bit(engine)
         return engine
 
     monkeypatch.setattr(VisionLanguageModel, "load", load_wrong)
@@ -174,6 +207,7 @@ def test_known_answers_refuse_a_device_at_the_start(slots, right, monkeypatch, k
     assert len(alerts(slots)) == 1
 
 
+@pytest.mark.usefixtures("asked_engine")
 def test_partitions_with_rows_of_a_killed_run_are_named(slots, sick, monkeypatch):
     """A run that was killed before its last canary, and finished by another device, was never vouched for."""
     with monkeypatch.context() as patched:
@@ -192,6 +226,7 @@ def test_partitions_with_rows_of_a_killed_run_are_named(slots, sick, monkeypatch
     assert slots.file.read_bytes() == before, "named, and not computed again by itself"
 
 
+@pytest.mark.usefixtures("asked_engine")
 def test_partitions_before_the_last_good_canary_are_not_named(slots, sick):
     """A closing canary that was right vouches for what is before it."""
     assert run(slots).success
@@ -210,6 +245,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.usefixtures("asked_engine")
 @pytest.mark.parametrize(
     ("module", "step"), share_of(STEPS, 5), ids=lambda named: getattr(named, "__name__", named)
 )
@@ -241,6 +277,7 @@ def test_a_kill_between_any_two_steps_is_finished_by_the_next_run(
     assert len(alerts(slots)) == 1
 
 
+@pytest.mark.usefixtures("asked_engine")
 def test_a_recomputation_on_a_sick_device_leaves_the_old_file(slots, sick, right):
     """What is published stays as it was, and asked for anew another device makes it."""
     assert run(slots).success
@@ -256,6 +293,7 @@ def test_a_recomputation_on_a_sick_device_leaves_the_old_file(slots, sick, right
     assert devices(slots.file) == {"cpu-1"}
 
 
+@pytest.mark.usefixtures("asked_engine")
 def test_rows_in_doubt_are_not_adopted(slots, monkeypatch):
     """A generation that was interrupted gives its rows to the next one, but for those of a sick device."""
     with monkeypatch.context() as patched:

@@ -48,6 +48,7 @@ def test_rows_do_not_depend_on_where_the_images_lie(desk, s3_desk):
     assert "data:image/jpeg" in done.published[0].metadata["contact sheet"].value
 
 
+@pytest.mark.usefixtures("scripted_engine")
 def test_an_outage_in_mid_partition_fails_no_row_and_is_no_attempt(s3_desk, s3_proxy, monkeypatch):
     """A store that throttles ends the run as interrupted, and the next run finishes the partition."""
     monkeypatch.setattr(bucket_module, "PATIENCE_SECONDS", 0.0)
@@ -71,6 +72,7 @@ def test_an_outage_in_mid_partition_fails_no_row_and_is_no_attempt(s3_desk, s3_p
     assert len(rows(s3_desk.file)) == 8 and len(failed) <= 1
 
 
+@pytest.mark.usefixtures("scripted_engine")
 def test_a_bucket_that_was_emptied_fails_no_row(s3_desk, s3_proxy):
     """Images that a lifecycle rule took away as a whole are away, as those of a disk that is not mounted."""
     s3_proxy.breaks(lambda passing: passing.answer(404, "NoSuchKey"))

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from resources.alerts.outbox import Outbox
 from sensors.published_file_drift import kind_of
+from tests.support.shares import share_of
 from vlm_assets.assets.partition_state import State
 from vlm_assets.automation.sensors import build_drift_watcher
 from vlm_assets.catalog.catalog import Catalog
@@ -171,7 +172,7 @@ def repair(machine, **how):
 @pytest.mark.parametrize(
     ("harm", "name"),
     [
-        *itertools.product((remove, overwrite, rot, flip_on_the_way), FILES[:2]),
+        *share_of([*itertools.product((remove, overwrite, rot, flip_on_the_way), FILES[:2])], 2),
         (rot, CATALOG),
     ],
     ids=lambda one: one if isinstance(one, str) else one.__name__,
@@ -359,7 +360,7 @@ def objects_with(bucket, property_id):
 
 
 @pytest.mark.published(*ASSETS)
-@pytest.mark.parametrize("cut_at", [2, 8])
+@pytest.mark.parametrize("cut_at", share_of([2, 8], 2))
 def test_nothing_of_a_withdrawn_property_is_left_in_the_store(machine, bucket, s3_proxy, monkeypatch, cut_at):
     """Catalogue, published files, earlier versions and journals; cut short by an outage it is finished."""
     settings = machine.settings
