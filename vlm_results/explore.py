@@ -110,32 +110,34 @@ def _rows(settings: Settings, guarantee: Guarantee, key: str, drawn: pa.Array) -
     """The drawn rows of a partition: fields and their confidences as columns, and the vector last."""
     columns = ["property_id", "ordinal", "description", *_OWN]
     table = read_rows(settings, guarantee, key, [*columns, CONFIDENCE], ordinals=drawn)
-    confidences = _confidences(table)
-    table = table.select(columns)
     vectors = (
         PublishedPartitions(settings.embeddings).read(key).to_table(["ordinal", "embedding"]).combine_chunks()
     )
     positions = pc.index_in(table["ordinal"], value_set=vectors["ordinal"].chunk(0))
     rows = []
-    for row in table.to_pylist():
+    for row in table.select(columns).to_pylist():
         fields = _fields(row.pop("description"))
         text = " ".join(value for value in fields.values() if isinstance(value, str))
         first = {"property_id": row["property_id"], **fields, "text": text, "partition": key}
         rows.append(first | row)
-    made = pa.Table.from_pylist(rows)
-    for column, values in confidences.items():
-        made = made.append_column(column, values)
+    made = _with_confidences(pa.Table.from_pylist(rows), table)
     return made.append_column("vector", vectors["embedding"].take(positions))
 
 
-def _confidences(table: pa.Table) -> dict[str, pa.Array]:
-    """A column for each field that has confidences, by which the map can be coloured."""
-    columns = {}
-    for field in table.schema.field(CONFIDENCE).type if CONFIDENCE in table.column_names else ():
-        sure = field_confidences(table[CONFIDENCE], field.name)
-        if np.isfinite(sure).any():
-            columns[f"{field.name}{_SURE}"] = pa.array(sure, pa.float32(), mask=~np.isfinite(sure))
-    return columns
+def _with_confidences(table: pa.Table, rows: pa.Table) -> pa.Table:
+    """Add a column for each field that has confidences, by which the map can be coloured.
+
+    rows: the confidences of the same rows. A column whose name a field has gets an underscore after it.
+    """
+    for field in rows.schema.field(CONFIDENCE).type if CONFIDENCE in rows.column_names else ():
+        sure = field_confidences(rows[CONFIDENCE], field.name)
+        if not np.isfinite(sure).any():
+            continue
+        column = f"{field.name}{_SURE}"
+        while column in table.column_names:
+            column += "_"
+        table = table.append_column(column, pa.array(sure, pa.float32(), mask=~np.isfinite(sure)))
+    return table
 
 
 def _fields(description: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,9 @@ FILE: Final = "guarantee.json"
 
 _FORMAT: Final = 3
 
+_NOISE: Final = 0.01
+"""A label whose confidence changed by no more is as sure as it was: another batch moves it a little."""
+
 RAW: Final = "raw_description"
 """The column with the answers as the model gave them, beside those that are shown."""
 
@@ -60,12 +63,21 @@ class LookResult:
         return self.made_with, self.field, self.target, self.risk
 
     def has_changed(self, judged: Mapping[str, str]) -> bool:
-        """Whether one of its labels is judged otherwise or as sure as others, or all are gone, by today.
+        """Whether a label's verdict changed, or its confidence by more than noise, or all labels are gone.
 
         One that is gone alone changes nothing that was shown.
         """
         today = {name: judged[name] for name in self.judged if name in judged}
-        return not today or any(self.judged[name] != answer for name, answer in today.items())
+        return not today or any(_is_other(self.judged[name], label) for name, label in today.items())
+
+
+def _is_other(before: str, today: str) -> bool:
+    """Whether a label (see ``FieldLabels.judged``) has another verdict, or a confidence beyond the noise."""
+    (verdict, _, sure), (verdict_today, _, sure_today) = before.partition(" "), today.partition(" ")
+    if not sure or verdict != verdict_today:
+        return True
+    # Rounded: as floats, 0.91 and 0.9 differ by more than 0.01.
+    return round(abs(float(sure) - float(sure_today)), 4) > _NOISE
 
 
 def lowest_threshold(looks: Iterable[LookResult]) -> float | None:

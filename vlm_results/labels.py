@@ -28,7 +28,7 @@ from vlm_durable.commands import command
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.versions.versioned_object import PublishedError
 from vlm_engine.schema import same
-from vlm_results.confidence_statistics import Flags, Floats, cells_of
+from vlm_results.confidence_statistics import Flags, Floats
 from vlm_results.published_table import answer_digest, field_confidences
 from vlm_results.results_settings import ResultsSettings
 
@@ -59,8 +59,8 @@ class FieldLabels:
     """The labels of one field, in the order in which they count.
 
     digest: of what was judged, how, and how sure the answer is; labels that are the same have the same.
-    judged: of each label, by the digest of its property's id, what was judged, how, and the cell of the grid
-    in which the answer's confidence lies: all that a test depends on.
+    judged: of each label, by the digest of its property's id, what was judged, how, and how sure the answer
+    is: all that a test depends on.
     """
 
     confidences: Floats
@@ -99,15 +99,14 @@ def _labels(judged: Sequence[Judged], field: str, most: int | None = None) -> Fi
         f"{judgement.answer}{judgement.right[field]:d}{judgement.weight:g},{judgement.confidences[field]!r};"
         for judgement in chosen
     )
-    confidences = np.array([judgement.confidences[field] for judgement in chosen], np.float64)
     return FieldLabels(
-        confidences,
+        np.array([judgement.confidences[field] for judgement in chosen], np.float64),
         np.array([judgement.right[field] for judgement in chosen], np.bool_),
         np.array([judgement.weight for judgement in chosen], np.float64),
         hashlib.sha256(content.encode()).hexdigest()[:16],
         {
-            judgement.name: f"{judgement.answer}{judgement.right[field]:d} {cell}"
-            for judgement, cell in zip(chosen, cells_of(confidences).tolist(), strict=True)
+            judgement.name: f"{judgement.answer}{judgement.right[field]:d} {judgement.confidences[field]:.4f}"
+            for judgement in chosen
         },
     )
 
