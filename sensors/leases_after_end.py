@@ -19,7 +19,7 @@ from sensors.dagster_internals.events import DagsterFacts
 from sensors.health_watch import Watch
 from sensors.run_end import RunEnder, RunToEnd
 from vlm_durable.files.processes import ProcessIdentity, boot_id, is_halted
-from vlm_durable.state.workers import Worker
+from vlm_durable.state.workers import Phase, Worker
 from vlm_engine.devices.find import Device
 from vlm_engine.devices.leases import DeviceLeases, HeldDevice, LeaseRecord
 
@@ -87,7 +87,8 @@ class LeasesAfterEnd:
         """
         leases = DeviceLeases(self.directory, [Device(**fields) for fields in watch.devices.values()])
         leases_held = leases.holders()
-        used = {worker.device for worker in living}
+        # Who publishes may have given its device back.
+        used = {worker.device for worker in living if worker.phase is not Phase.PUBLISHING}
         runs, pids = {worker.run_id for worker in living}, {worker.pid for worker in living}
         late: dict[str, _LateHolder] = {}
         for held in leases_held:

@@ -42,5 +42,8 @@ def note_given(words: Sequence[str]) -> None:
 
 
 def given_command(*more: object) -> str:
-    """The whole command that was given, with more words. Of an option that is in both, the last counts."""
-    return command(*_given, *more)
+    """The whole command that was given, with more words. Of an option that is in both, the last counts.
+
+    In a run of Dagster's no command was given: the words alone.
+    """
+    return command(*_given, *more) if _given else f"`{shlex.join(map(str, more))}`"

@@ -166,6 +166,12 @@ def test_the_command_that_was_given_is_suggested_with_one_word_more(
         assert options["home"] == home
 
 
+def test_no_command_is_made_up_where_none_was_given():
+    """In a run of Dagster's a message names the option alone."""
+    note_given([])
+    assert given_command("--images", "none") == "`--images none`"
+
+
 def test_every_word_that_a_message_adds_is_tried():
     """The test above knows all of them."""
     assert options_to_add() == set(GIVEN_ONCE_MORE)

@@ -80,7 +80,7 @@ from vlm_durable.versions.stored import StoredPartitions
 from vlm_durable.wording import counted
 from vlm_engine.canary import Canary, WrongAnswersError
 from vlm_engine.devices.find import Device
-from vlm_engine.devices.leases import NoDeviceFreeError
+from vlm_engine.devices.leases import NoDeviceFreeError, uses_cuda
 from vlm_engine.devices.left_out import at_work_on
 from vlm_engine.ladder import GarbageOutputError
 from vlm_engine.server.model_server import ServerOutageError
@@ -484,8 +484,9 @@ class Materialization:
 
         server_digest: of the model server that is to stay on the device. computes_elsewhere: what fails in
         the work, CUDA errors too, says nothing of the device here. needed_by: the asset that computes next
-        where the run makes both; else the device is given back after the work, and not only when the
-        process ends, which takes seconds.
+        where the run makes both. Else the device is given back after the work, and not only when the
+        process ends, which takes seconds; but one with a CUDA context of this process has its memory until
+        then.
         """
         asset, key = self.partition.asset, self.partition.key
         try:
@@ -506,8 +507,8 @@ class Materialization:
                     yield lease.device
             # Empty: all assets of a job.
             selection = self._context.run.asset_selection
-            kept = needed_by and (not selection or self._settings.names.key(needed_by) in selection)
-            if not kept:
+            is_needed = needed_by and (not selection or self._settings.names.key(needed_by) in selection)
+            if not is_needed and not uses_cuda():
                 lease.release()
         except (
             NoDeviceFreeError,

@@ -1,12 +1,13 @@
 """The settings of a component's home, kept in the home: commands read them, and another component is refused.
 
-Secrets are not kept: a command takes those from its environment.
+A command takes secrets, and what starts code or gets a secret, from its own environment: a home may be the
+copy of somebody else's.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from vlm_assets.config.settings import (
     PREFIX,
@@ -20,18 +21,28 @@ from vlm_durable.files.files import make_directory, write_new
 from vlm_durable.files.layout import Home
 from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, sealed, write_sealed
 
+_STARTS_CODE: Final = frozenset(
+    {"description_schema", "ray_address", "server_command", "server_url", "trust_remote_code"}
+)
+"""Settings that start code, or name a server that gets the key and images."""
+
+
+def _own(settings: type[Settings]) -> set[str]:
+    """Settings that no home keeps."""
+    return secret_names(settings) | _STARTS_CODE
+
 
 def keep_settings(settings: Settings, project: Path) -> None:
     """Write the settings into the home of a component, for its commands.
 
     project: the folder of its Dagster project. Raises SettingsError where the home is another component's.
     """
-    secrets = secret_names(type(settings)) & settings.model_fields_set
+    own = _own(type(settings)) & settings.model_fields_set
     content = {
         "prefix": settings.names.prefix,
-        "project": str(project.resolve()),
-        "settings": {name: _plain(settings, name) for name in sorted(settings.model_fields_set - secrets)},
-        "secrets": sorted(name for name in secrets if getattr(settings, name) is not None),
+        "project": str(project.absolute()),
+        "settings": {name: _plain(settings, name) for name in sorted(settings.model_fields_set - own)},
+        "own": sorted(name for name in own if getattr(settings, name)),
     }
     file = _file_of(settings.home)
     make_directory(file.parent)
@@ -40,7 +51,9 @@ def keep_settings(settings: Settings, project: Path) -> None:
         return
     except FileExistsError:
         kept = _read(file)
-    if (kept["prefix"], kept["project"]) != (content["prefix"], content["project"]):
+    # A project that is deployed anew into another folder has the same component.
+    other_project = kept["project"] != content["project"] and Path(kept["project"]).is_dir()
+    if kept["prefix"] != content["prefix"] or other_project:
         raise SettingsError(
             f"{settings.home} is the home of the component {kept['prefix']} of {kept['project']}, and"
             f" {content['prefix']} of {content['project']} names it too: each needs one of its own. Write"
@@ -52,7 +65,7 @@ def keep_settings(settings: Settings, project: Path) -> None:
 
 
 def settings_of_home(**overrides: object) -> Settings:
-    """The settings of this process, or of a component's home: what its defs.yaml says, and secrets from here.
+    """The settings of this process, or those of a component's home and from here what no home keeps.
 
     overrides: go before. Raises SettingsError.
     """
@@ -61,14 +74,17 @@ def settings_of_home(**overrides: object) -> Settings:
     if not file.exists():
         return given
     kept = _read(file)
-    secrets = {name: getattr(given, name, None) for name in kept["secrets"]}
-    missing = [f"{PREFIX}{name.upper()}" for name, value in secrets.items() if value is None]
+    own = _own(type(given))
+    # What is set here and not by the component is meant for another home.
+    here = {name: getattr(given, name) for name in sorted(own.intersection(kept["own"]))}
+    missing = [f"{PREFIX}{name.upper()}" for name in here if name not in given.model_fields_set]
     if missing:
         raise SettingsError(
-            f"{given.home} is the home of the component {kept['prefix']}, whose defs.yaml sets secrets that"
-            f" no home keeps: set {', '.join(missing)} for this command too."
+            f"{given.home} is the home of the component {kept['prefix']}, whose defs.yaml sets what no home"
+            f" keeps (secrets, and what starts code): set {', '.join(missing)} for this command too."
         )
-    return given_settings(**{**kept["settings"], **secrets, "home": given.home, **overrides})
+    of_home = {name: value for name, value in kept["settings"].items() if name not in own}
+    return given_settings(**{**of_home, **here, "home": given.home, **overrides})
 
 
 def refuse_component(settings: Settings) -> None:

@@ -32,7 +32,7 @@ from vlm_durable.state.nodes import Node, NodeDevice, Nodes
 from vlm_durable.state.pause import pause_of
 from vlm_durable.state.rate import Rate
 from vlm_durable.state.sqlite_file import ControlStateError
-from vlm_durable.state.workers import Worker, Workers
+from vlm_durable.state.workers import Phase, Worker, Workers
 from vlm_durable.versions.partition_findings import stray_files
 from vlm_durable.versions.verified_files import VerifiedFiles
 from vlm_durable.wording import counted
@@ -404,7 +404,9 @@ def _devices(
     except (DeviceError, ControlStateError) as error:
         present, warnings = [], (f"The devices cannot be read: {error}",)
     left_out = LeftOutDevices(state).left_out()
-    at_work = {worker.device: worker for worker in workers if worker.device}
+    # Who publishes may have given its device back: another that names it works on it.
+    by_phase = sorted(workers, key=lambda worker: worker.phase is not Phase.PUBLISHING)
+    at_work = {worker.device: worker for worker in by_phase if worker.device}
     rows: Counter[str] = Counter()
     for of_file in published.values():
         for stretch in of_file.stretches:

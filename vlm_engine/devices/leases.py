@@ -396,9 +396,8 @@ def pin(device: Device, environment: MutableMapping[str, str] = os.environ) -> N
     A CPU slot hides every GPU, and bounds the threads that torch will compute with. Raises
     DeviceError where torch already runs CUDA here with another CUDA_VISIBLE_DEVICES.
     """
-    torch = sys.modules.get("torch")
     visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if torch is not None and torch.cuda.is_initialized() and visible != device.visible:
+    if uses_cuda() and visible != device.visible:
         before = "not set" if visible is None else f"= {visible!r}"
         raise DeviceError(
             f"torch has already initialised CUDA in this process (pid {os.getpid()}), with "
@@ -411,6 +410,12 @@ def pin(device: Device, environment: MutableMapping[str, str] = os.environ) -> N
     if device.threads is not None:
         # A number that a person has set stays.
         environment.setdefault("OMP_NUM_THREADS", str(device.threads))
+
+
+def uses_cuda() -> bool:
+    """Whether this process has a CUDA context, which keeps memory of its device until the process ends."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_initialized())
 
 
 def refuse_another_gpu(device: Device) -> None:

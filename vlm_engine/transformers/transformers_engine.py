@@ -340,7 +340,8 @@ class TransformersEngine:
             found = seen.asked(batch, 1, endings, math.inf)
             scores = None if found is None else self._first_scores(*found)
         except Exception as error:  # A model's own code may raise anything.
-            if attend_as_shipped(self._model):
+            of_attention = isinstance(error, AttributeError | KeyError | TypeError)
+            if of_attention and attend_as_shipped(self._model):
                 return self._continues_alike()
             _log.warning("The model looks at the images anew for each question: %s", error)
             return False

@@ -22,7 +22,7 @@ from sensors.leases_after_end import LeasesAfterEnd
 from sensors.run_end import RunEnder
 from vlm_durable.files.processes import ProcessIdentity, boot_id
 from vlm_durable.state.database import open_state
-from vlm_durable.state.workers import Workers
+from vlm_durable.state.workers import Phase, Workers
 from vlm_engine.devices.find import Device
 from vlm_engine.devices.leases import DeviceLeases
 from vlm_engine.devices.left_out import LeftOutDevices
@@ -175,6 +175,18 @@ def test_who_has_a_heartbeat_is_not_ended_for_a_run_that_dagster_forgot(desk):
     assert desk.is_left_alone()
     desk.tick(0)
     assert not desk.tick(SILENCE), "its time counts from the end of its work"
+
+
+def test_who_publishes_hides_nobody_who_holds_its_device(desk):
+    """A run gives its device back before it publishes: the note of a later holder is its own."""
+    desk.run()
+    with desk.workers.begin(run_id=str(uuid.uuid4()), asset="a", partition="k", expected=9) as beat:
+        beat.enter(Phase.WORKING, device=DEVICE.id)
+        desk.tick(0)
+        assert not desk.tick(GRACE + 61)
+        beat.enter(Phase.PUBLISHING)
+        desk.tick(0)
+        assert desk.tick(GRACE + 61)
 
 
 def test_a_device_whose_holder_outlives_sigkill_is_left_out(desk, monkeypatch):

@@ -12,8 +12,9 @@ from sensors.dagster_internals.instance_needs import UnfitInstanceError, refuse_
 from vlm_assets import component
 from vlm_assets.component import PropertyDescriptionsComponent
 from vlm_assets.config.component_settings import keep_settings, refuse_component, settings_of_home
-from vlm_assets.config.settings import SettingsError
+from vlm_assets.config.settings import Settings, SettingsError
 from vlm_durable import commands
+from vlm_durable.files.sealed_json import read_sealed, write_sealed
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +66,7 @@ def test_commands_work_with_what_the_file_says_and_with_secrets_of_the_environme
     given = component_of(range_size=50, settings={"state_url": secret, "devices": "cpu:1"})
     settings = given.to_settings(tmp_path, name="houses")
     keep_settings(settings, tmp_path)
-    assert "secret" not in (settings.state_directory / "component.json").read_text().replace('"secrets"', "")
+    assert "secret" not in (settings.state_directory / "component.json").read_text()
     monkeypatch.setenv("VLM_ASSETS_MODEL", "another/model")
     with pytest.raises(SettingsError, match="set VLM_ASSETS_STATE_URL for this command too"):
         settings_of_home(home=settings.home)
@@ -75,6 +76,42 @@ def test_commands_work_with_what_the_file_says_and_with_secrets_of_the_environme
     assert settings_of_home(home=tmp_path / "elsewhere").model == "another/model"
     with pytest.raises(SettingsError, match="materialize houses/property_descriptions there"):
         refuse_component(settings_of_home(home=settings.home))
+
+
+def test_a_home_starts_no_code_and_names_no_server(tmp_path, monkeypatch):
+    """A home may be somebody else's copy: what it says of these is asked of the environment, or left out."""
+    command = "serve {model} --port {port}"
+    given = component_of(settings={"server_command": command, "trust_remote_code": True, "engine": "server"})
+    settings = given.to_settings(tmp_path, name="houses")
+    keep_settings(settings, tmp_path)
+    names = "VLM_ASSETS_SERVER_COMMAND, VLM_ASSETS_TRUST_REMOTE_CODE"
+    with pytest.raises(SettingsError, match=f"set {names} for this command too"):
+        settings_of_home(home=settings.home)
+    monkeypatch.setenv("VLM_ASSETS_ENGINE", "server")
+    monkeypatch.setenv("VLM_ASSETS_SERVER_COMMAND", command)
+    monkeypatch.setenv("VLM_ASSETS_TRUST_REMOTE_CODE", "true")
+    assert settings_of_home(home=settings.home) == settings
+
+    file = settings.state_directory / "component.json"
+    content = read_sealed(file)
+    content["settings"] |= {"server_command": "touch stolen", "description_schema": "theirs:Schema"}
+    write_sealed(file, {**content, "own": []})
+    forged = settings_of_home(home=settings.home)
+    assert forged.server_command is None and not forged.trust_remote_code
+    assert forged.description_schema == Settings.model_fields["description_schema"].default
+
+
+def test_a_project_that_is_deployed_into_another_folder_keeps_its_home(tmp_path):
+    """The folder of the deployment before is gone; while it is there, two projects would share a home."""
+    (tmp_path / "1").mkdir()
+    home = str(tmp_path / "home")
+    keep_settings(component_of(home=home).to_settings(tmp_path / "1", name="houses"), tmp_path / "1")
+    again = component_of(home=home).to_settings(tmp_path / "2", name="houses")
+    with pytest.raises(SettingsError, match="is the home of the component houses"):
+        keep_settings(again, tmp_path / "2")
+    (tmp_path / "1").rmdir()
+    keep_settings(again, tmp_path / "2")
+    assert read_sealed(again.state_directory / "component.json")["project"] == str(tmp_path / "2")
 
 
 def test_a_run_suggests_commands_for_its_own_home(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
@@ -331,6 +332,19 @@ def test_a_cpu_slot_is_never_missing(dataset) -> None:
         dataset.describe(key, lambda rows, device=device: [{**row, "device": device} for row in rows])
     found = read_status(dataset.settings.model_copy(update={"devices": "cpu:1"}), dataset.catalog)
     assert {one.id: one.is_here for one in found.devices} == {"cpu-0": True, "cpu-1": True, "GPU-1": False}
+
+
+@pytest.mark.parametrize("first", [Phase.WORKING, Phase.PUBLISHING])
+def test_a_device_is_shown_with_who_works_on_it_and_not_with_who_still_publishes(dataset, first) -> None:
+    """A run gives its device back before it publishes, and the next one has it already."""
+    workers = Workers(control_state(dataset.settings))
+    phases = {"one": first, "two": Phase.PUBLISHING if first is Phase.WORKING else Phase.WORKING}
+    with contextlib.ExitStack() as running:
+        for run, phase in phases.items():
+            begun = workers.begin(run_id=run, asset="property_descriptions", partition=run, expected=9)
+            running.enter_context(begun).enter(phase, device="cpu-0")
+        (device,) = read_status(dataset.settings, dataset.catalog).devices
+    assert phases[device.partition] is Phase.WORKING
 
 
 def test_the_devices_of_all_nodes_are_shown_by_node(dataset, monkeypatch) -> None:
