@@ -25,7 +25,7 @@ from resources.gpu import GpuResource
 from resources.interrupts import interrupt_once
 from sensors.progress_judge import ProgressLimits
 from vlm_assets.assets import markdown, property_catalog
-from vlm_assets.assets.fingerprint import Fingerprint
+from vlm_assets.assets.fingerprint import Fingerprint, digest_of
 from vlm_assets.assets.learned_labels import write_learned
 from vlm_assets.assets.materialize import Metadata
 from vlm_assets.assets.run_watch import (
@@ -61,7 +61,7 @@ from vlm_training.published_model import ASSET, PublishedModel
 from vlm_training.rank import PLAN
 from vlm_training.rank_processes import RankProcesses
 from vlm_training.rank_watch import rank_limits
-from vlm_training.training_data import pull_data, training_samples
+from vlm_training.training_data import learned_by_teachers, pull_data, training_samples
 from vlm_training.training_plan import (
     SAMPLES,
     TrainingError,
@@ -304,7 +304,7 @@ class TrainingWork:
     """The training of one variant: its plan, what decides its result, its folders. Plain Python.
 
     sequence: number of the next publication: one more than the highest number when this training began.
-    learns_labels: whether people or a truth file gave the known fields, and no teacher's descriptions.
+    labels: digests of the ids of the properties whose labels its known fields tell; None: of all.
     """
 
     settings: Settings
@@ -313,7 +313,7 @@ class TrainingWork:
     fingerprint: Fingerprint
     samples: tuple[Any, ...]
     sequence: int = 1
-    learns_labels: bool = False
+    labels: frozenset[str] | None = frozenset()
 
     @classmethod
     def of(cls, settings: Settings, name: str, variant: Variant) -> Self:
@@ -342,8 +342,8 @@ class TrainingWork:
             **_values(variant),
             **variant.model_dump(include={"threads", "ranks", "workers", "evaluate", "checkpoint_seconds"}),
         )
-        learns_labels = variant.data != "descriptions"
-        return cls(settings, name, plan, fingerprint, tuple(samples), learns_labels=learns_labels)
+        labels = learned_by_teachers(settings, variant) if variant.data == "descriptions" else None
+        return cls(settings, name, plan, fingerprint, tuple(samples), labels=labels)
 
     @cached_property
     def model(self) -> PublishedModel:
@@ -504,9 +504,10 @@ class TrainingWork:
         """Put the model into place in one step, then write its record. The earlier model is kept."""
         shutil.copyfile(self.history, self.model.export / HISTORY)
         (self.model.export / "README.md").write_text(self._card(finished))
-        is_held_out = self.plan.is_held_out
+        is_held_out, labels = self.plan.is_held_out, self.labels
         trained = (sample.property_id for sample in self.samples if not is_held_out(sample.property_id))
-        write_learned(self.model.export, trained if self.learns_labels else (), Path(self.plan.base))
+        learned = (name for name in trained if labels is None or digest_of(name) in labels)
+        write_learned(self.model.export, learned, Path(self.plan.base))
         export = self.model.export
         names = sorted(str(path.relative_to(export)) for path in export.rglob("*") if path.is_file())
         self._publish(

@@ -14,13 +14,16 @@ from typing import Any, Final
 import pyarrow.parquet as pq
 
 from vlm_assets.assets.fingerprint import digest_of
+from vlm_assets.assets.learned_labels import learned_labels
 from vlm_assets.assets.partition import CONFIDENCE
 from vlm_assets.assets.truth import REVIEWS, TruthError, read_truth
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.image_root import InvalidImagePathError
 from vlm_assets.catalog.stored_catalog import pull_catalog
 from vlm_assets.config.settings import EXAMPLE, Settings
+from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.versions.stored import StoredPartitions
+from vlm_durable.versions.versioned_object import PublishedError
 from vlm_durable.wording import counted
 from vlm_training.training_plan import Sample, TrainingError
 from vlm_training.variants import Variant
@@ -120,6 +123,24 @@ def _published(settings: Settings, partitions: Sequence[str] | None) -> Targets:
                 confidence = _known_confidence(row.get(CONFIDENCE) or {})
                 targets[row["property_id"]] = KnownFields(row["description"], confidence)
     return targets
+
+
+def learned_by_teachers(settings: Settings, variant: Variant) -> frozenset[str]:
+    """Digests of the ids of the properties whose labels a teacher had learned: its answers tell them.
+
+    Raises TrainingError, OSError, SettingsError.
+    """
+    published = PublishedPartitions(settings.descriptions)
+    try:
+        records = [
+            published.record(key) for key in variant.partitions or settings.descriptions.published_keys()
+        ]
+    except PublishedError as error:
+        raise TrainingError(
+            f"Nobody knows which model made the descriptions to learn from: {error}"
+        ) from error
+    models = {record.metadata.get("parts", {}).get("model", "") for record in records if record is not None}
+    return frozenset[str]().union(*(learned_labels(settings, model) for model in models))
 
 
 def _known_confidence(confidence: Mapping[str, Any]) -> dict[str, Any]:

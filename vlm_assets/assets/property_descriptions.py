@@ -40,6 +40,7 @@ from vlm_assets.assets.fingerprint import (
     description_settings,
     digest_of,
 )
+from vlm_assets.assets.learned_labels import keep_learned
 from vlm_assets.assets.materialize import (
     Event,
     Materialization,
@@ -183,6 +184,7 @@ def build_described_asset(
                         ) as device,
                     ):
                         keep_engine(asked.settings, context.log)
+                        keep_learned(asked.settings, work.fingerprint.parts["model"])
                         computed = work.describe(run, journal, device, workers)
                 yield from interrupted_once(context.run.run_id, run.publish(journal, computed))
 

@@ -1,6 +1,7 @@
 """Curves learn from labels, are kept with them, and get a new version when the labels change."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import dagster as dg
@@ -11,9 +12,10 @@ from typer.testing import CliRunner
 
 from tests.support.sure_answers import sure_dataset
 from vlm_assets.assets.fingerprint import digest_of, settings_digest
-from vlm_assets.assets.learned_labels import write_learned
+from vlm_assets.assets.learned_labels import keep_learned, write_learned
 from vlm_assets.assets.truth import REVIEWS, verdicts
 from vlm_assets.commands.main import app
+from vlm_assets.config.settings import SettingsError
 from vlm_assets.services.command_error import CommandError
 from vlm_engine.model_source import ModelSource, exact_revision
 from vlm_engine.schema import same
@@ -36,6 +38,8 @@ from vlm_results.review import (
     verdict_of,
 )
 from vlm_results.review_page import review_app
+from vlm_training.description_model import TrainingWork
+from vlm_training.variants import Variant
 
 TRUE = {"floors": 2, "has_pool": False}
 
@@ -146,6 +150,31 @@ def test_labels_that_the_describing_model_learned_neither_teach_nor_certify(tmp_
     assert {label.name for label in judged if not label.is_learned} == set(map(digest_of, ids[300:]))
     (promise,) = certify_published(dataset.settings, dataset.catalog)
     assert "300 labels do not count: the model was trained on them." in promise.sentence()
+
+
+def test_what_a_model_learned_is_known_after_its_folder_is_gone_and_of_its_students(tmp_path):
+    """Rows outlive their model: its labels would certify them two trainings later. Students learn them."""
+    dataset = sure_dataset(tmp_path, truth=tmp_path / "truth.jsonl", guarantee="floors>=0.95")
+    ids, folder = [f"p{number}" for number in range(400)], tmp_path / "model"
+    dataset.write_truth(dataset.settings.truth, ids)
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    write_learned(folder, ids[:300], tmp_path)
+    revision = exact_revision(ModelSource(str(folder)))
+    describing = dataset.settings.model_copy(update={"model": str(folder)})
+    for key in dataset.keys:
+        dataset.answer(key, model=revision, revision=revision)
+    keep_learned(describing, "sha256:another")
+    keep_learned(describing, revision)
+    shutil.rmtree(folder)
+    (kept,) = (dataset.settings.state_directory / "learned").iterdir()
+    (judged,) = read_judged(dataset.settings, dataset.catalog).values()
+    assert len(certifying_labels(judged, "floors")) == 100
+    student = TrainingWork.of(dataset.settings, "student", Variant(base="a:b", epochs=1))
+    assert student.labels == set(map(digest_of, ids[:300]))
+    kept.write_bytes(kept.read_bytes()[:-5])
+    with pytest.raises(SettingsError, match="damaged"):
+        read_judged(dataset.settings, dataset.catalog)
 
 
 def test_only_what_chance_drew_certifies_and_stays_in_the_sample_as_it_was_judged(tmp_path):

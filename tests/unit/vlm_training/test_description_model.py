@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ import pytest
 from resources import gpu as resource
 from resources.alerts.outbox import Outbox
 from resources.gpu import GpuResource
-from vlm_assets.assets.fingerprint import Fingerprint
+from vlm_assets.assets.fingerprint import Fingerprint, digest_of
 from vlm_assets.config.engine_choice import require_models
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import SettingsError, load_settings
@@ -26,7 +27,7 @@ from vlm_engine.devices.leases import LeaseHolder
 from vlm_training import published_model
 from vlm_training.description_model import TrainingWork, _EventHandler
 from vlm_training.published_model import PublishedModel
-from vlm_training.training_plan import TrainingPlan
+from vlm_training.training_plan import Sample, TrainingPlan
 
 LOG = logging.getLogger("test_description_model")
 
@@ -152,6 +153,18 @@ def test_publication_killed_before_its_record_keeps_the_model_before(tmp_path, m
     assert again.is_complete()
     kept = again.paths.asset.versions / "tiny.before" / "model"
     assert ((again.model.folder / "model").read_text(), kept.read_text()) == ("new", "old")
+
+
+def test_a_student_names_the_labels_that_it_learned_through_its_teacher(tmp_path):
+    """Of those that a teacher had learned, those it was trained on certify nothing of it."""
+    ids = [str(number) for number in range(40)]
+    samples = tuple(Sample(name, (), {}) for name in ids)
+    work = replace(work_of(tmp_path, "new"), samples=samples, labels=frozenset(map(digest_of, ids[:20])))
+    publish(work)
+    trained = [name for name in ids[:20] if not work.plan.is_held_out(name)]
+    said = (work.model.folder / "learned-labels.list").read_text().split()
+    assert said == sorted(map(digest_of, trained))
+    assert 0 < len(said) < 20
 
 
 def older(tmp_path, *, records=True):
