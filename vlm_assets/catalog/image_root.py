@@ -73,10 +73,7 @@ class ImageRoot:
         check_text(written)
         if _SCHEME.match(written):
             if written[:5].lower() == "s3://":
-                raise InvalidImagePathError(
-                    f"it is on S3, and this source's images lie under {self.path}; the image root is"
-                    " the folder of all images: s3://BUCKET/PREFIX"
-                )
+                raise InvalidImagePathError(f"it is on S3, and this source's images lie under {self.path}")
             raise InvalidImagePathError("an image is given as a path, not as a URL")
         if written.startswith("/"):
             for root in (self.path, self.real):

@@ -681,8 +681,8 @@ def _check_not_empty(listed: ListedImages, source: Place, problems: Problems) ->
     if problems.count and not listed.codes:
         raise ListingError(
             f"{source}: not one of its properties can be taken"
-            f" ({counted(problems.count, 'entries are', 'entry is')} refused), so"
-            " nothing was changed. Without --skip-bad the first of them are listed."
+            f" ({counted(problems.count, 'entries are', 'entry is')} refused), so nothing was changed. The"
+            f" first of them are listed by {problems.request.without('--skip-bad').command()}."
         )
     is_folder = isinstance(source, S3Folder) or source.is_dir()
     if is_folder and not len(listed.sizes):

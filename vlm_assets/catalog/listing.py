@@ -29,7 +29,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from io import TextIOWrapper
 from itertools import groupby, islice
@@ -205,6 +205,10 @@ class IngestRequest:
         words += [name for name, is_set in flags.items() if is_set]
         return cls(tuple(words), tuple(map(str, image_roots)))
 
+    def without(self, flag: str) -> IngestRequest:
+        """The same request without a flag."""
+        return replace(self, words=tuple(word for word in self.words if word != flag))
+
     def command(self, *more: object, image_roots: Sequence[object] = ()) -> str:
         """The same command with one more option; image_roots: in place of those that were given."""
         roots = [word for root in image_roots or self.image_roots for word in ("--image-root", root)]
@@ -226,6 +230,7 @@ class Problems:
     _first: list[str] = field(default_factory=list)
     _reading: str | None = None
     _separator: str | None = None
+    _is_on_s3: bool = False
     _stream: TextIO | None = None
 
     def add(self, line: int, reason: str, text: str, property_id: str = "") -> None:
@@ -233,6 +238,7 @@ class Problems:
         self.count += 1
         if self._reading is None:
             self._reading = likely_reading(text)
+        self._is_on_s3 |= text[:5].lower() == "s3://"
         if len(self._first) < _NAMED_PROBLEMS:
             place = f"line {line}: " if line else ""
             self._first.append(f"  {place}{reason}: {_excerpt(text)}")
@@ -264,6 +270,9 @@ class Problems:
                     "\nIf images are separated so:"
                     f" {self.request.command('--image-separator', self._separator)}."
                 )
+            if self._is_on_s3:
+                on_s3 = self.request.command(image_roots=["s3://BUCKET/PREFIX"])
+                hint += f"\nIf the images lie on S3, name the folder of all: {on_s3}."
             raise ListingError(
                 f"{self.source} was refused, nothing was changed: {self.count} of its entries cannot be "
                 "taken:\n"

@@ -62,7 +62,7 @@ def test_a_folder_whose_name_begins_alike_is_outside(root: ImageRoot) -> None:
         ("a\0b.jpg", "NUL"),
         ("a\udcff.jpg", "UTF-8"),
         (".", "root itself"),
-        ("s3://bucket/1.jpg", "--image-root s3://BUCKET/PREFIX"),
+        ("s3://bucket/1.jpg", "on S3"),
         ("https://example.org/1.jpg", "URL"),
     ],
 )

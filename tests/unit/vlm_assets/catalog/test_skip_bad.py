@@ -86,9 +86,20 @@ def test_a_source_without_a_good_property_changes_nothing(tmp_path: Path) -> Non
     """Not one to take is an error, and leaves no reject file of an ingest that was not."""
     source = tmp_path / "list.csv"
     source.write_text("property_id,images\n1,../a.jpg\n")
-    with pytest.raises(ListingError, match="not one of its properties"):
+    with pytest.raises(ListingError, match="not one of its properties") as raised:
         ingest(source, tmp_path / "home", skip_bad=True)
+    assert f"are listed by `vlm-assets ingest {source}`." in str(raised.value)
     assert not list((tmp_path / "home" / "rejected").iterdir())
+
+
+def test_images_on_s3_in_a_listing_of_a_disk_say_the_whole_command(tmp_path: Path) -> None:
+    """The refused ingest is suggested again with the root that such images need and its options."""
+    source = tmp_path / "list.csv"
+    source.write_text("property_id,images\n1,s3://photos/1.jpg\n2,a.jpg\n")
+    with pytest.raises(ListingError, match="line 2: it is on S3") as raised:
+        ingest(source, tmp_path / "home", range_size=7)
+    again = f"vlm-assets ingest {source} --range-size 7 --image-root s3://BUCKET/PREFIX"
+    assert f"name the folder of all: `{again}`." in str(raised.value)
 
 
 def test_a_source_without_a_bad_entry_has_no_reject_file(tmp_path: Path) -> None:
