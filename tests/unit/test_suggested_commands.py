@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import shlex
+import shutil
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.testing import CliRunner
 
 from tests.support.activity import commands_of
+from vlm_assets.catalog.catalog_copies import catalog_path
 from vlm_assets.commands import main as cli
 from vlm_durable.commands import command, given_command, note_given
 
@@ -107,6 +110,83 @@ def test_a_suggested_command_exists_and_keeps_its_home(words, parsed, tmp_path, 
     if "--help" not in given:
         named = given[given.index("--home") + 1] if "--home" in given else home
         assert options["home"] == Path(named)
+
+
+NOT_RUN_HERE = {
+    "run": "starts Dagster",
+    "serve": "starts Dagster",
+    "review": "serves a page until it is ended",
+    "compare": "describes a sample with the model",
+    "plan": "describes a sample with the model",
+    "doctor": "tries the model in processes of its own",
+    "show": "wants rows of a real run",
+}
+"""Commands that are parsed alone, and why."""
+REFUSED = {
+    "alerts test": "No targets are set",
+    "devices --forget-node 3": "No node",
+    "devices --take-back 3": "Nothing is held against",
+    "ingest 3 --image-root 3": "lie under",
+}
+"""Commands that refuse a home in which nothing is wrong, and what they say."""
+BEFORE = {
+    "restore 3 --home 3": ["backup", "backup"],
+    "withdraw --undo 3": ["withdraw", "--ids", "ids.txt", "--yes"],
+}
+"""What has to have happened before a command."""
+AFTER = {
+    "--encoding": "utf-8",
+    "--id-column": "property_id",
+    "--image-column": "images",
+    "--image-root": "photos",
+    "--image-separator": ";",
+    "--undo": "p0",
+    "--ids": "ids.txt",
+    "--catalog": "copy.parquet",
+    "--accept-loss": "000000000-000000002",
+    "--accept-version": "000000000-000000002",
+    "--forget-node": "gone",
+    "--take-back": "cpu-0",
+    "--next": "1",
+    "--node": "gone",
+    "--range-size": "3",
+    "export": "exported",
+    "backup": "backup",
+    "restore": "backup",
+}
+"""What is filled in after these words; after ``ingest``, the listing of the home."""
+
+
+@pytest.mark.parametrize(
+    "words", [words for words in suggestions((*CORE, *EXTENSIONS)) if words.split()[0] not in NOT_RUN_HERE]
+)
+def test_a_suggested_command_runs(words, made, dataset, tmp_path, monkeypatch):
+    """On a described home it does its work, or asks before it does, or says why there is nothing to do."""
+    monkeypatch.delenv("VLM_ASSETS_HOME", raising=False)
+    monkeypatch.chdir(tmp_path)
+    home = dataset.settings.home
+    Path("photos").mkdir()
+    Path("ids.txt").write_text("p0\n")
+    shutil.copy(catalog_path(home), "copy.parquet")
+    if words in BEFORE:
+        assert CliRunner().invoke(cli.app, [*BEFORE[words], "--home", str(home)]).exit_code == 0
+    given = shlex.split(words)
+    for place, (before, word) in enumerate(pairwise(given), 1):
+        if before == "--home":
+            given[place] = "other" if given[0] == "restore" else str(home)
+        elif word == FILLED_IN:
+            given[place] = AFTER.get(before) or str(made / "listing.jsonl")
+    if "--home" not in given and "--help" not in given:
+        given += ["--home", str(home)]
+    done = CliRunner().invoke(cli.app, given)
+    message = f"{done.output} {done.exception}"
+    if done.exit_code:
+        assert REFUSED.get(words, "To do it: ") in message
+        if words not in REFUSED:
+            done = CliRunner().invoke(cli.app, [*given, "--yes"])
+            assert done.exit_code == 0, done.output
+    else:
+        assert words not in REFUSED
 
 
 def test_suggestions_are_collected():

@@ -302,7 +302,7 @@ def ingest_command(
 
         sentences.append(reload_running(current.dagster_home))
         images = min(report.images_listed / max(1, report.listed), current.max_images)
-        advice = range_size_advice(current, report.range_size, images)
+        advice = range_size_advice(current, report.range_size, images, report.request)
         sentences += [advice] if advice is not None else []
     if as_json:
         sentences += costs

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from vlm_assets.catalog.listing import IngestRequest
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.measurement import Measurement, read_measurements
 from vlm_assets.services.small_runs import LAUNCH_SECONDS
@@ -118,12 +119,17 @@ class StartUp:
         return next(step * power for step in (1, 2, 3, 5, 10) if step * power >= fewest)
 
 
-def range_size_advice(settings: Settings, range_size: int, images_a_property: float) -> str | None:
-    """Which partition size is enough for start-up to take START_SHARE at most; None where this one is."""
+def range_size_advice(
+    settings: Settings, range_size: int, images_a_property: float, request: IngestRequest
+) -> str | None:
+    """Which partition size is enough for start-up to take START_SHARE at most; None where this one is.
+
+    request: the ingest that was asked for.
+    """
     measured = next(iter(read_measurements(settings)), None)
     if measured is None:
         return (
-            f"{command('compare')}, then {command('plan')}, name the --range-size with which starting runs"
+            f"{command('compare')}, then {command('plan')}, name the partition size with which starting runs"
             " takes less than 2% of the time. Before the first run the size may be changed for all"
             " partitions."
         )
@@ -132,7 +138,7 @@ def range_size_advice(settings: Settings, range_size: int, images_a_property: fl
         return None
     return (
         f"Partitions of {counted(range_size, 'properties')} spend {start.share(range_size):.0%} of their"
-        " time on"
-        f" starting, as measured with {measured.model}; with --range-size {start.range_size} it is less than"
-        " 2%. Before the first run the size may be changed for all partitions."
+        f" time on starting, as measured with {measured.model}; with {start.range_size} it is less than 2%:"
+        f" {request.command('--range-size', start.range_size)}. Before the first run the size may be changed"
+        " for all partitions."
     )

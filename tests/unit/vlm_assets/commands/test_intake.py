@@ -72,7 +72,7 @@ def test_an_ingest_as_json(tmp_path) -> None:
     assert (told["new"], told["rows"], told["waiting"]) == (5, 5, 1)
     assert told["new_ranges"] == ["000000000-000000001", "000000002-000000003"]
     assert any("new partitions" in sentence for sentence in told["said"])
-    assert "name the --range-size with which" in told["said"][-1]
+    assert "name the partition size with which" in told["said"][-1]
 
 
 @pytest.fixture

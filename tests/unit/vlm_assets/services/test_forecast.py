@@ -15,6 +15,7 @@ import pytest
 from tests.support.measurements import MEASURED
 from vlm_assets.assets.published_rows import COUNTED
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.listing import IngestRequest
 from vlm_assets.services import forecast, small_runs
 from vlm_assets.services.forecast import (
     best_commit_seconds,
@@ -93,15 +94,17 @@ def test_another_measurement_of_the_same_name_stands_in_a_row_of_its_own(uneven)
 
 def test_an_ingest_proposes_the_partition_size_that_the_plan_names(uneven) -> None:
     """Known before the first run, when it can still be changed for all; on Ray a launch takes longer."""
-    said = range_size_advice(uneven, 100, 3.25)
+    request = IngestRequest(("ingest", "list.csv"), ("photos",))
+    said = range_size_advice(uneven, 100, 3.25, request)
     assert said is not None and "vlm-assets plan" in said, "nothing is measured yet"
     keep_measurement(uneven, MEASURED)
-    said = range_size_advice(uneven, 100, 3.25)
-    assert said is not None and "spend 29% of their time" in said and "--range-size 3000 " in said
-    assert range_size_advice(uneven, 3000, 3.25) is None
+    said = range_size_advice(uneven, 100, 3.25, request)
+    assert said is not None and "spend 29% of their time" in said
+    assert "`vlm-assets ingest list.csv --image-root photos --range-size 3000`" in said
+    assert range_size_advice(uneven, 3000, 3.25, request) is None
     on_ray = uneven.model_copy(update={"ray_address": "http://10.0.0.1:8265"})
     # 49 times 21.5 s of start-up, at 0.325 s a property.
-    assert "--range-size 5000 " in str(range_size_advice(on_ray, 3000, 3.25))
+    assert "--range-size 5000`" in str(range_size_advice(on_ray, 3000, 3.25, request))
     assert plan_of(on_ray).range_size == 5000
 
 
