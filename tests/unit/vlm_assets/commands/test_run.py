@@ -238,9 +238,8 @@ def test_what_is_stale_is_not_guessed_at(dataset, launched_by, monkeypatch):
     def unknown():
         raise ValueError("the server does not answer")
 
-    monkeypatch.setattr(
-        Meanings, "from_settings", classmethod(lambda cls, _: cls(Meaning(unknown), Meaning(unknown)))
-    )
+    meanings = Meanings(dict.fromkeys(("property_descriptions", "property_embeddings"), Meaning(unknown)))
+    monkeypatch.setattr(Meanings, "from_settings", lambda _: meanings)
     dataset.describe(dataset.keys[2], text="made of the new image")
     dataset.embed(dataset.keys[2])
     done, launched = launched_by("--stale")

@@ -138,7 +138,7 @@ def test_describing_waits_for_no_embedding_model(monkeypatch, tmp_path):
     assert settings.embedding_model is None
     require_models(settings)
     assert settings.computed_assets == ("property_descriptions",)
-    assert Meanings.from_settings(settings).embeddings.parts == {}
+    assert Meanings.from_settings(settings).of_asset("property_embeddings").parts == {}
     with pytest.raises(ModelLoadError, match="set VLM_ASSETS_EMBEDDING_MODEL"):
         build_text_embedding_model(settings).exact_revision()
     monkeypatch.setenv("VLM_ASSETS_EMBEDDING_MODEL", "owner/name")
