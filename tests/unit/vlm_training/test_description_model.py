@@ -104,7 +104,8 @@ def test_a_stuck_or_slow_rank_is_an_alert_until_it_is_over(tmp_path):
 
 def work_of(home, text):
     """A training whose model is one file with this text."""
-    plan = TrainingPlan("tiny", "a:b", "a:b", "a:b", "Describe.", 0.1, seed=1, batch=1, microbatches=1)
+    samples = str(home / "samples.jsonl")
+    plan = TrainingPlan("tiny", "a:b", samples, "a:b", "Describe.", 0.1, seed=1, batch=1, microbatches=1)
     return TrainingWork(load_settings(home=home), "tiny", plan, Fingerprint({"base": text}), ())
 
 
