@@ -91,6 +91,7 @@ def _measure_runs(settings: Settings) -> None:
             partition_key=partition.key,
             instance=instance,
             resources=defs.resources,
+            run_config={"loggers": {"console": {"config": {"log_level": "WARNING"}}}},
         )
         seconds = time.perf_counter() - began
         canary_seconds = sum(taken)

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,21 +69,32 @@ def steps(*, device: str, tiny: bool) -> list[Step]:
     models = ("tiny-smolvlm2", "tiny-qwen2.5-vl") if tiny else ("smolvlm2-2.2b", "qwen2.5-vl-3b")
     small, large = ("1", "2") if tiny else ("6", "24")
     drafts = ("--alike", "50", "--drafts", "0", "5")
-    partitions = ("benchmarks.gpu_partitions", *options, "--no-vllm", "--properties", "4" if tiny else "100")
+    partitions = ("benchmarks.gpu_partitions", *options, "--no-vllm", "--properties", "4" if tiny else "80")
+    second = ("benchmarks.prompt_memory", "--second-question", "--device", device, "--rounds", "2")
+    second = (*second, "--properties", "4", "--side", "112" if tiny else "1182")
     # First what no GPU has shown yet.
+    drafts_and_partitions = [
+        (
+            Step(f"drafts {model}", (*case, "--model", model, "--batch", large, *drafts), 150),
+            Step(f"partitions {model}", (*partitions, "--model", model), 240),
+        )
+        for model in models
+    ]
     figures = [
+        *drafts_and_partitions[0],
         *(
-            Step(f"drafts {model}", (*case, "--model", model, "--batch", large, *drafts), 150)
+            Step(f"second question {model}", (*second, "--model", model), 100, measures=False)
             for model in models
         ),
-        *(Step(f"partitions {model}", (*partitions, "--model", model), 240) for model in models),
+        Step("canary", ("benchmarks.canary", "--rounds", "2"), 120, measures=False),
+        *drafts_and_partitions[1],
         *(
             Step(f"plain {model}", (*case, "--model", model, "--batch", small, large, "--plain"), 180)
             for model in models
         ),
     ]
     # Measured twice, a figure shows its spread.
-    again = [Step(f"{model.name}, again", model.command, model.seconds) for model in figures]
+    again = [replace(step, name=f"{step.name}, again") for step in figures]
     return [*listed, *figures, *again]
 
 

@@ -32,6 +32,7 @@ from benchmarks.gpu_models import (
     pixels_of,
     save_processor_of,
     tokenizer_of,
+    vision_layers,
 )
 from vlm_engine.images.images import LoadedProperty
 from vlm_engine.prompt import Prompt
@@ -47,8 +48,6 @@ SECOND = Prompt("Answer with one JSON object. Its fields: has_ramp (true or fals
 _ANSWER_TOKENS = 24
 """Of an answer of two fields, on average."""
 
-_ROUNDS = 5
-
 
 def loaded_engine(
     options: argparse.Namespace, prompts: Sequence[Prompt], answer_tokens: int
@@ -56,7 +55,7 @@ def loaded_engine(
     """A model, an engine around it that asks these prompts, and the batch."""
     shape = SHAPES[options.model]
     tokenizer = tokenizer_of(shape)
-    model = build_model(shape, tokenizer, device="cpu")
+    model = build_model(shape, tokenizer, device=options.device)
     with tempfile.TemporaryDirectory() as folder:
         processor, _ = save_processor_of(
             shape, tokenizer, Path(folder), side=options.side, prompt=PROMPT.text
@@ -64,7 +63,7 @@ def loaded_engine(
     answers = AnswerLengths(answer_tokens, tokenizer, vocabulary=shape.vocabulary, masked=False)
     further = [(answers, prompt) for prompt in prompts[1:]]
     engine = TransformersEngine.around(
-        model, processor, grammar=answers, prompt=prompts[0], device="cpu", further=further
+        model, processor, grammar=answers, prompt=prompts[0], device=options.device, further=further
     )
     side = math.isqrt(pixels_of(options.side))
     image = np.zeros((side, side, 3), np.uint8)
@@ -82,10 +81,10 @@ def measure_second_question(options: argparse.Namespace) -> None:
         raise SystemExit("this model looks at the images anew for each question")
     _, alone, _ = loaded_engine(options, (SECOND,), _ANSWER_TOKENS)
     looks: list[object] = []
-    model.model.visual.register_forward_pre_hook(lambda *_: looks.append(None))
+    vision_layers(model).register_forward_pre_hook(lambda *_: looks.append(None))
     asked = (("first", both, 0), ("second after it", both, 1), ("second alone", alone, 0))
     seconds: dict[str, list[float]] = {name: [] for name, *_ in asked}
-    for _ in range(_ROUNDS + 1):  # The first round pays for what is made once.
+    for _ in range(options.rounds + 1):  # The first round pays for what is made once.
         for name, engine, question in asked:
             began = time.monotonic()
             attempt = Attempt(1, 2 * _ANSWER_TOKENS, question=question)
@@ -93,12 +92,12 @@ def measure_second_question(options: argparse.Namespace) -> None:
             seconds[name].append(time.monotonic() - began)
     tokens = max(answer.prompt_tokens for answer in answers)  # type: ignore[union-attr]
     for name, of_rounds in seconds.items():
-        print(f"{name:16} {median(of_rounds[1:]):7.2f} s, the median of {_ROUNDS} rounds")
+        print(f"{name:16} {median(of_rounds[1:]):7.2f} s, the median of {options.rounds} rounds")
     after, own = (seconds[name][1:] for name, *_ in asked[1:])
     share = median(mine / its for mine, its in zip(after, own, strict=True))
     print(
         f"{options.properties} properties of {tokens} tokens: the second question costs {share:.2f} of what"
-        f" it costs alone; its engine looked at images {len(looks)} times for {2 * (_ROUNDS + 1)} questions"
+        f" it costs alone; its engine looked at images {len(looks)} times for {2 * (options.rounds + 1)} questions"
     )
 
 
@@ -144,6 +143,10 @@ def main() -> None:
     )
     parser.add_argument("--attention", choices=ATTENTIONS, help="measure in this process, print JSON")
     parser.add_argument("--second-question", action="store_true", help="measure what a second question costs")
+    parser.add_argument("--rounds", type=int, default=5, help="of each question; one more comes before them")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="where the questions are asked"
+    )
     options = parser.parse_args()
     if options.second_question:
         options.model = (options.model or ["tiny-qwen2.5-vl"])[-1]
