@@ -97,7 +97,8 @@ def measure_second_question(options: argparse.Namespace) -> None:
     share = median(mine / its for mine, its in zip(after, own, strict=True))
     print(
         f"{options.properties} properties of {tokens} tokens: the second question costs {share:.2f} of what"
-        f" it costs alone; its engine looked at images {len(looks)} times for {2 * (options.rounds + 1)} questions"
+        f" it costs alone; its engine looked at images {len(looks)} times for {2 * (options.rounds + 1)}"
+        " questions"
     )
 
 
@@ -143,7 +144,7 @@ def main() -> None:
     )
     parser.add_argument("--attention", choices=ATTENTIONS, help="measure in this process, print JSON")
     parser.add_argument("--second-question", action="store_true", help="measure what a second question costs")
-    parser.add_argument("--rounds", type=int, default=5, help="of each question; one more comes before them")
+    parser.add_argument("--rounds", type=int, default=5, help="of each question, after a first")
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), default="cpu", help="where the questions are asked"
     )
