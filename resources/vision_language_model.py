@@ -35,7 +35,7 @@ _OF_THE_CONFIGURATION: Final = frozenset({"image_grid_pinpoints"})
 """Options that vLLM reads from the model's configuration, whatever the processor is told (LLaVA)."""
 
 _MANY_IMAGES: Final = 1000
-"""From this many images on, workers run the image processor: its imports take 4 s of a core."""
+"""From this many images on, workers run a CPU's image processor: its imports take 4 s of a core."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,8 @@ class VisionLanguageModel:
             from vlm_engine.server.chat_completions import EncodedImages
 
             return EncodedImages()
-        if images < _MANY_IMAGES:
+        # A GPU would wait for each image that the processor works on in the model's process.
+        if device.kind == "cpu" and images < _MANY_IMAGES:
             from vlm_engine.images.images import Pixels
 
             return Pixels()

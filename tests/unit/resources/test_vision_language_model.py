@@ -98,11 +98,13 @@ def test_grids_that_a_server_would_not_read_are_refused(model_folder, tmp_path):
 
 
 def test_workers_make_what_the_engine_takes():
-    """Workers run the processor where there is enough to do, and a server gets files."""
+    """Workers run the processor for a GPU, and for a CPU where there is enough to do; a server gets files."""
     model = VisionLanguageModel(model="owner/name")
     prompt = Prompt("Describe.")
     assert model.output(CPU, prompt, images=20) == Pixels()
     assert model.output(CPU, prompt, images=9000) == Tensors(model.source, "Describe.", "float32")
+    gpu = Device("GPU-a", "cuda", "H100", None, "GPU-a")
+    assert model.output(gpu, prompt, images=20) == Tensors(model.source, "Describe.", "bfloat16")
     server = ServerSettings(state_directory="state")
     served = VisionLanguageModel(model="owner/name", server=server)
     assert served.output(CPU, prompt, images=9000) == EncodedImages()
