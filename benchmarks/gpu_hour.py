@@ -70,8 +70,10 @@ def steps(*, device: str, tiny: bool) -> list[Step]:
     small, large = ("1", "2") if tiny else ("6", "24")
     drafts = ("--alike", "50", "--drafts", "0", "5")
     partitions = ("benchmarks.gpu_partitions", *options, "--no-vllm", "--properties", "4" if tiny else "80")
-    second = ("benchmarks.prompt_memory", "--second-question", "--device", device, "--rounds", "2")
-    second = (*second, "--properties", "4", "--side", "112" if tiny else "1182")
+    second = (
+        *("benchmarks.prompt_memory", "--second-question", "--device", device),
+        *("--rounds", "2", "--properties", "4", "--side", "112" if tiny else "1182"),
+    )
     # First what no GPU has shown yet.
     drafts_and_partitions = [
         (

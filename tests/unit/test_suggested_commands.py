@@ -140,6 +140,7 @@ AFTER = {
     "--image-column": "images",
     "--image-root": "photos",
     "--image-separator": ";",
+    "--limit": "40",
     "--undo": "p0",
     "--ids": "ids.txt",
     "--catalog": "copy.parquet",

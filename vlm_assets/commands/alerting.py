@@ -15,6 +15,7 @@ from vlm_assets.commands.terminal import app as commands
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.services.alert_delivery import build_delivery, pages_address, send_trial
 from vlm_assets.services.progress import doing
+from vlm_durable.commands import command
 from vlm_durable.wording import counted
 
 _SECONDS = 20.0
@@ -53,7 +54,8 @@ def alerts(context: typer.Context, home: Home = None, limit: Limit = 20, as_json
         say(f"{_clock(alert.at)}  {alert.kind}  {alert.title}{values}")
         say(f"    {alert.next_step}\n    subject: {alert.subject}")
     if len(standing) > limit:
-        say(f"... and {len(standing) - limit} older; --limit shows more")
+        shown = command("alerts", "--limit", len(standing))
+        say(f"... and {len(standing) - limit} older; {shown} shows them too")
     say("\nLately", bold=True)
     for event in recent:
         say(f"{_clock(event.at)}  {_SIGNS[event.happening]}{event.alert.kind}  {event.alert.title}")

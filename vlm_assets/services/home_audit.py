@@ -97,7 +97,9 @@ class Audit:
     def verdict(self) -> str:
         """The whole audit in one or two sentences."""
         read = (
-            "every byte read" if self.deep else "sizes, ids and changed files read; --deep reads every byte"
+            "every byte read"
+            if self.deep
+            else f"sizes, ids and changed files read; {command('audit', '--deep')} reads every byte"
         )
         incomplete = sum(partition.version is None for partition in self.partitions)
         not_published = (

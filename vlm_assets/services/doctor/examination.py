@@ -150,9 +150,10 @@ def examine_model(settings: Settings) -> Findings:
     answer = trial.described[0]
     took = f"loaded in {trial.load_seconds:.1f} s on {trial.device}"
     if answer.description is None:
+        reason = (answer.error or "").rstrip(".")
         yield (
             "error",
-            f"It {took}, and could not describe {answer.property_id} ({answer.error_kind}): {answer.error}."
+            f"It {took}, and could not describe {answer.property_id} ({answer.error_kind}): {reason}."
             f" {command('compare')} shows more.",
         )
         return
