@@ -6,9 +6,15 @@ Each is a partitioned asset of its own, made by the code of ``vlm_assets/assets/
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from typing import Final
 
+from vlm_assets.config.questions_file import SET_PREFIX, AskedSet
 from vlm_assets.config.settings import Settings
 from vlm_durable.files.layout import AssetFolders
+
+MODEL_KEY: Final = "vision_language_model"
+"""Dagster's key of the resource that describes. A set whose model or processor differs has one of its own."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,19 @@ class QuestionSet:
     model_key: str
 
 
+@cache
 def question_sets(settings: Settings) -> tuple[QuestionSet, ...]:
-    """The sets of these settings; the first is the descriptions."""
-    return (QuestionSet(settings.descriptions, settings, "vision_language_model"),)
+    """The sets of a home's settings; the first is the descriptions.
+
+    Never asked with the settings of a set: its schema would be taken for that of the descriptions.
+    """
+    first = QuestionSet(settings.descriptions, settings, MODEL_KEY)
+    sets = () if settings.questions is None else settings.questions.sets
+    return (first, *(_further(settings, name, asked) for name, asked in sets))
+
+
+def _further(settings: Settings, name: str, asked: AskedSet) -> QuestionSet:
+    own = settings.of_set(name, asked)
+    sees_alike = (own.model, own.processor_options) == (settings.model, settings.processor_options)
+    key = MODEL_KEY if sees_alike else f"{MODEL_KEY}_of_{name}"
+    return QuestionSet(settings.layout.asset(SET_PREFIX + name), own, key)

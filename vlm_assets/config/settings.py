@@ -14,6 +14,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -37,6 +38,7 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 
 from resources.dagster_names import UNPREFIXED, DagsterNames
 from vlm_assets.catalog.ranges import DESCRIPTIONS, EMBEDDINGS
+from vlm_assets.config.questions_file import AskedSet, QuestionsFile
 from vlm_durable.commands import command, name_home
 from vlm_durable.files.layout import AssetFolders, Home, UnusableHomeError
 from vlm_durable.mirror.bucket import S3Folder, place_of
@@ -148,6 +150,9 @@ class Settings(BaseSettings):
     installed, or a file in the working directory or the checkout."""
     prompt: str | None = None
     """Text of the question. Default: made from the schema."""
+    questions: Annotated[QuestionsFile | None, NoDecode] = None
+    """A YAML file of further question sets, each with a schema and an asset of its own; docs/questions.md
+    shows one. Default: none."""
     max_new_tokens: PositiveInt = Field(512, le=100_000)
     """Tokens an answer may have in its first attempt."""
     max_images: PositiveInt = Field(12, le=500)
@@ -262,6 +267,11 @@ class Settings(BaseSettings):
     @classmethod
     def _absolute(cls, place: Path | S3Folder | None) -> Path | S3Folder | None:
         return _absolute_path(place) if isinstance(place, Path) else place
+
+    @field_validator("questions", mode="before")
+    @classmethod
+    def _read(cls, file: object) -> object:
+        return QuestionsFile.read(_absolute_path(Path(file))) if isinstance(file, str | Path) else file
 
     @field_validator("model", "embedding_model")
     @classmethod
@@ -399,7 +409,8 @@ class Settings(BaseSettings):
     @property
     def partitioned_assets(self) -> tuple[AssetFolders, ...]:
         """The folders of the assets that have a file for each range, upstream first."""
-        return (self.descriptions, self.embeddings)
+        sets = () if self.questions is None else self.questions.assets
+        return (self.descriptions, self.embeddings, *map(self.layout.asset, sets))
 
     def name_in_commands(self) -> None:
         """Have the commands that this thread suggests name this home, where one Dagster has several."""
@@ -408,9 +419,24 @@ class Settings(BaseSettings):
 
     @property
     def computed_assets(self) -> tuple[str, ...]:
-        """The assets that runs make, upstream first: without an embedding model only the descriptions."""
-        embedded = () if self.embedding_model is None else (self.embeddings.name,)
-        return (self.descriptions.name, *embedded)
+        """The assets that runs make, upstream first: without an embedding model no vectors."""
+        return tuple(
+            asset.name
+            for asset in self.partitioned_assets
+            if asset != self.embeddings or self.embedding_model is not None
+        )
+
+    def of_set(self, name: str, asked: AskedSet) -> Settings:
+        """The settings that make a set's rows: these, with what the set has for itself.
+
+        Raises SettingsError.
+        """
+        values = {name: getattr(self, name) for name in type(self).model_fields}
+        given = {**values, "prompt": None, **asked.given(), "_env_file": None}
+        keys = {own: field.alias or own for own, field in AskedSet.model_fields.items()}
+        return _validated(
+            type(self), given, name_of=lambda of: f"{self.questions}, the set {name}, {keys.get(of, of)}"
+        )
 
     @property
     def state_directory(self) -> Path:
@@ -547,7 +573,8 @@ def load_settings(**overrides: object) -> Settings:
     _refuse_unknown_names(every)
     values = {"_env_file": Settings.model_config["env_file"], **overrides}
     settings = _validated(every, values, name_of=lambda name: f"{PREFIX}{name.upper()}")
-    if settings.description_schema != Settings.model_fields["description_schema"].default:
+    own_schema = settings.description_schema != Settings.model_fields["description_schema"].default
+    if own_schema or settings.questions is not None:
         # Your module may be a file in the working directory or in the checkout, beside the Makefile. Both
         # come last, so that they hide no installed module.
         sys.path.extend(folder for folder in (str(Path.cwd()), str(CHECKOUT)) if folder not in sys.path)
@@ -602,7 +629,37 @@ def _completed(settings: Settings) -> Settings:
         settings.layout.close_to_others()
     except UnusableHomeError as error:
         raise SettingsError(f"{PREFIX}HOME: {error}") from error
+    if settings.questions is not None:
+        _refuse_wrong_sets(settings, settings.questions)
     return settings
+
+
+def _refuse_wrong_sets(settings: Settings, file: QuestionsFile) -> None:
+    """Raise SettingsError where a set cannot be asked, or asks for a field that another set has."""
+    from vlm_engine.schema import SchemaError, load_schema
+
+    set_of: dict[str, str] = {}
+    with suppress(SchemaError):  # a run says what is wrong with it
+        fields = load_schema(settings.description_schema).json_schema["properties"]
+        set_of = dict.fromkeys(fields, "descriptions")
+    for name, asked in file.sets:
+        if asked.model is not None and settings.server_url is not None:
+            raise SettingsError(
+                f"{file}: the set {name} names a model, and {PREFIX}SERVER_URL a server, which knows its own:"
+                " unset one of them."
+            )
+        of_set = settings.of_set(name, asked)
+        _refuse_unused_server_settings(of_set)
+        try:
+            fields = load_schema(of_set.description_schema).json_schema["properties"]
+        except SchemaError as error:
+            raise SettingsError(f"{file}: the set {name}: {error}") from error
+        if double := next((field for field in fields if field in set_of), None):
+            raise SettingsError(
+                f"{file}: the set {name} has the field {double}, and so has the set {set_of[double]}: two"
+                " answers under one name would be mixed up. Rename it in the schema of one of them."
+            )
+        set_of.update(dict.fromkeys(fields, name))
 
 
 def _refuse_unused_server_settings(settings: Settings) -> None:
