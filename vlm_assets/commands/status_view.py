@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated
@@ -72,15 +72,24 @@ def view(status: Status) -> Group:
     parts += _done_again(status)
     parts += _order(status)
     parts += _of_extensions(status)
-    failed = ", ".join(f"{count} {kind}" for kind, count in status.failed_by_kind.items())
-    parts.append(Text(f"Published descriptions: {status.ok} ok" + (f"; failed: {failed}" if failed else "")))
+    parts.append(Text(f"Published descriptions: {_rows(status.ok, status.failed_by_kind)}"))
     parts += [Text(f"  {failed_row.sentence()}") for failed_row in status.first_failed]
     if (more := sum(status.failed_by_kind.values()) - len(status.first_failed)) > 0 and status.first_failed:
         parts.append(Text(f"  and {more} more; {command('show', 'ID')} shows one of them", style="dim"))
+    for further in status.further:
+        rows = _rows(further.ok, further.failed_by_kind)
+        left = _duration(further.seconds_left)
+        parts.append(Text(f"Published answers of {further.asset}: {rows}; time left: {left}"))
+        parts += [Text(f"  {failed_row.sentence()}") for failed_row in further.first_failed]
     parts += [Text(sentence) for sentence in status.stale.sentences()]
     parts += [Text(warning, style="yellow") for warning in status.warnings]
     parts += [Text(f"→ {step}") for step in status.next_steps]
     return Group(*parts)
+
+
+def _rows(ok: int, failed_by_kind: Mapping[str, int]) -> str:
+    failed = ", ".join(f"{count} {kind}" for kind, count in failed_by_kind.items())
+    return f"{ok} ok" + (f"; failed: {failed}" if failed else "")
 
 
 def _heading(status: Status) -> Text:
@@ -98,7 +107,8 @@ def _heading(status: Status) -> Text:
     rate = status.properties_per_second
     if rate is not None:
         heading.append(f"{rate:.2f} properties/s, starts of processes and models included\n")
-    heading.append(f"Time left for the descriptions: {_duration(status.seconds_left)}", style="bold")
+    of_what = "all question sets" if status.further else "the descriptions"
+    heading.append(f"Time left for {of_what}: {_duration(status.seconds_left)}", style="bold")
     return heading
 
 
@@ -167,10 +177,12 @@ def _order(status: Status) -> list[RenderableType]:
     waiting = status.order
     if not waiting:
         return []
-    table = Table("turn", Column("heaviest first", no_wrap=True), "state", "done", "images left")
+    asset = ["asset"] if status.further else []
+    table = Table("turn", *asset, Column("heaviest first", no_wrap=True), "state", "done", "images left")
     for partition in waiting[:SHOWN]:
         table.add_row(
             str(partition.turn),
+            *([partition.asset] if asset else []),
             partition.key,
             partition.state.value,
             f"{partition.percent:.0f}%",

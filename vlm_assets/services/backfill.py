@@ -14,7 +14,7 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import CatalogError
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
-from vlm_assets.services.expected_cost import read_rate
+from vlm_assets.services.expected_cost import read_rates
 from vlm_assets.services.status import Status, read_status
 from vlm_assets.webserver.api import (
     LAUNCHED_BY,
@@ -165,8 +165,12 @@ class Backfill:
         return read_status(self.settings, Catalog.open(self.settings.home))
 
     def rate(self) -> tuple[Rate, Mapping[str, int]]:
-        """The rate of the data set and the rows that are done, as ``vlm-assets status`` shows them."""
-        return read_rate(self.settings, Catalog.open(self.settings.home))
+        """The rate and the rows that are done, as ``vlm-assets status`` shows them.
+
+        Of several question sets, those of the one that is furthest behind.
+        """
+        rates = read_rates(self.settings, Catalog.open(self.settings.home)).values()
+        return min(rates, key=lambda of_set: sum(of_set[1].values()))
 
     def ended(self, now: BackfillProgress) -> bool:
         """Whether Dagster has ended the backfills, so that nothing more will happen.

@@ -19,8 +19,10 @@ from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.assets.published_rows import PublishedRows, read_published_rows
 from vlm_assets.catalog.catalog import Catalog, CatalogError
 from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
+from vlm_durable.files.layout import AssetFolders
 from vlm_durable.state.rate import Rate, Stretch, rate_of
 from vlm_durable.state.workers import Phase, Worker, Workers
 from vlm_durable.versions.published import PublishedPartitions
@@ -52,15 +54,19 @@ class ExpectedCost:
     def left(self, key: str, *, anew: bool = False) -> int:
         """Images of the properties of a range that are not committed: 0 where it is published.
 
+        Of several question sets, of that with the most left: those of one model look at the images together.
         anew: what is published is computed again, so it counts for nothing.
 
         What is committed is known by its number of rows, so their images are taken as average ones. Raises
         KeyError for a range that the catalogue does not have.
         """
-        committed = committed_rows(self.settings.descriptions, key)
+        return max(self._left_of(asked.asset, key, anew=anew) for asked in question_sets(self.settings))
+
+    def _left_of(self, asset: AssetFolders, key: str, *, anew: bool) -> int:
+        committed = committed_rows(asset, key)
         if not committed and not anew:
             with contextlib.suppress(RecordDamagedError):
-                if PublishedPartitions(self.settings.descriptions).record(key) is not None:
+                if PublishedPartitions(asset).record(key) is not None:
                     return 0
         return self.left_after(key, committed)
 
@@ -124,14 +130,22 @@ def _images_of_ranges(catalog: Catalog, max_images: int) -> dict[str, int]:
     return {range_.key: int(images) for range_, images in zip(catalog.ranges, sums, strict=True)}
 
 
-def read_rate(settings: Settings, catalog: Catalog) -> tuple[Rate, dict[str, int]]:
-    """The rate, and the rows of each partition that are done, as ``status`` says them and without its rest.
+def read_rates(settings: Settings, catalog: Catalog) -> dict[str, tuple[Rate, dict[str, int]]]:
+    """Of each question set, by its asset: the rate, and the rows of each partition that are done.
 
-    Raises OSError.
+    As ``status`` says them, without its rest. Raises OSError.
     """
-    asset = settings.descriptions
     sizes = {range_.key: len(range_) for range_ in catalog.ranges}
     workers = Workers(control_state(settings)).living()
+    return {
+        asked.asset.name: _read_rate(asked.asset, sizes, workers, time.time())
+        for asked in question_sets(settings)
+    }
+
+
+def _read_rate(
+    asset: AssetFolders, sizes: Mapping[str, int], workers: Iterable[Worker], now: float
+) -> tuple[Rate, dict[str, int]]:
     working = [worker for worker in workers if worker.asset == asset.name]
     published = read_published_rows(asset, sizes)
     done = {key: committed_rows(asset, key) for key in asset.journal_keys() if key in sizes}
@@ -139,7 +153,7 @@ def read_rate(settings: Settings, catalog: Catalog) -> tuple[Rate, dict[str, int
     done = {key: rows for key, rows in done.items() if rows < sizes[key]}
     done |= {key: rows.ok + sum(rows.failed.values()) for key, rows in published.items()}
     done |= {worker.partition: worker.committed for worker in working}
-    return measure(published.values(), working, time.time()), done
+    return measure(published.values(), working, now), done
 
 
 def measure(published: Collection[PublishedRows], working: Iterable[Worker], now: float) -> Rate:

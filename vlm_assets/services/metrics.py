@@ -33,7 +33,6 @@ def metrics_of(settings: Settings) -> CollectorRegistry:
     """
     advance = partial(doing, "reading where partitions stand")
     status = read_status(settings, Catalog.open(settings.home), advance=advance)
-    descriptions = settings.descriptions.name
     open_alerts = Outbox(control_state(settings)).open_subjects().values()
     alerts: Counter[str] = Counter(alert.severity for alert in open_alerts)
     runs = _runs(status.dagster, settings.dagster_home)
@@ -65,10 +64,10 @@ def metrics_of(settings: Settings) -> CollectorRegistry:
         ("asset", "state"),
         {(asset, str(state)): status.counts(asset)[state] for asset in status.assets for state in State},
     )
-    images_left = sum(
-        partition.images_left or 0 for partition in status.partitions if partition.asset == descriptions
-    )
-    gauges.add("images_left", "Images that are still to be described.", images_left)
+    images_left = Counter[str]()
+    for partition in status.partitions:
+        images_left[partition.key] = max(images_left[partition.key], partition.images_left or 0)
+    gauges.add("images_left", "Images that are still to be looked at.", images_left.total())
     gauges.add(
         "properties_per_second",
         "Descriptions committed per second of wall time, all devices together.",

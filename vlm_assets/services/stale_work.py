@@ -13,7 +13,7 @@ from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, Meanings, sett
 from vlm_assets.assets.partition_state import PartitionState, PartitionStates, State
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.settings import Settings
-from vlm_assets.services.expected_cost import read_rate
+from vlm_assets.services.expected_cost import read_rates
 from vlm_durable.state.rate import Rate
 from vlm_durable.versions.verified_files import VerifiedFiles
 from vlm_durable.wording import counted, duration
@@ -23,8 +23,9 @@ from vlm_durable.wording import counted, duration
 class StaleWork:
     """Partitions that were made with other settings or images than now.
 
-    keys: those that are, in either asset. properties: to be described again, of ``described`` partitions; no
-    more than that, for rows of earlier versions are kept where they fit. embedded: further partitions, of
+    keys: those that are, in any asset. properties: to be asked again, of ``described`` partitions; no more
+    than that, for rows of earlier versions are kept where they fit. A partition that is stale in several
+    question sets counts once: they look at its images together. embedded: further partitions, of
     which only the vectors are stale. why: what changed, in words. seconds: None where no rate was measured;
     cost: None where there is no price. settings: of each asset, the digest of the settings of now.
     """
@@ -74,23 +75,30 @@ class StaleWork:
 
 
 def stale_work(
-    settings: Settings, states: Collection[PartitionState], rate: Rate, meanings: Meanings
+    settings: Settings, states: Collection[PartitionState], rates: Mapping[str, Rate], meanings: Meanings
 ) -> StaleWork:
-    """What of these partitions, of both assets, is stale. rate: as measured on this home."""
+    """What of these partitions, of all assets, is stale. rates: as measured here, of each question set."""
     # Vectors of earlier texts are made without asking: little work, and they belong to no answer of now.
     stale = [state for state in states if state.state is State.STALE and set(state.changed) != {TEXTS}]
-    described = {state.key: state for state in stale if state.asset == settings.descriptions.name}
-    properties = sum(_anew(state) for state in described.values())
-    devices = max(1, len(rate.by_device))
-    # All devices work at it: in partitions of any size, for what a price is paid stays the same.
-    seconds = rate.seconds_left([properties / devices] * devices)
+    anew: dict[str, dict[str, int]] = {}
+    for state in stale:
+        if state.asset in rates:
+            anew.setdefault(state.asset, {})[state.key] = _anew(state)
+    described = set[str]().union(*anew.values())
+    properties = sum(max(of_set.get(key, 0) for of_set in anew.values()) for key in described)
+    slowest = max(
+        ((rates[asset], sum(of_set.values())) for asset, of_set in anew.items()),
+        key=lambda work: (_seconds(*work) is None, _seconds(*work) or 0.0),
+        default=(rates[settings.descriptions.name], 0),
+    )
+    rate, devices, seconds = slowest[0], max(1, len(slowest[0].by_device)), _seconds(*slowest)
     price = settings.price_per_hour
     return StaleWork(
         home=str(settings.home),
         keys=tuple(sorted({state.key for state in stale})),
         described=len(described),
         properties=properties,
-        embedded=len({state.key for state in stale} - described.keys()),
+        embedded=len({state.key for state in stale} - described),
         why=_why(stale),
         rate=rate.per_second,
         seconds=seconds,
@@ -108,7 +116,14 @@ def stale_among(settings: Settings, catalog: Catalog, keys: Collection[str]) -> 
     """What of these partitions is stale now. Raises CatalogError, OSError, ControlStateError."""
     reader = PartitionStates(settings, catalog, verified=VerifiedFiles(settings.state_directory, seconds=0.0))
     states = [reader.read(asset, key) for asset in settings.computed_assets for key in keys]
-    return stale_work(settings, states, read_rate(settings, catalog)[0], reader.meanings)
+    rates = {asset: rate for asset, (rate, _) in read_rates(settings, catalog).items()}
+    return stale_work(settings, states, rates, reader.meanings)
+
+
+def _seconds(rate: Rate, properties: int) -> float | None:
+    """All devices work at it: in partitions of any size, for what a price is paid stays the same."""
+    devices = max(1, len(rate.by_device))
+    return rate.seconds_left([properties / devices] * devices)
 
 
 def _anew(state: PartitionState) -> int:

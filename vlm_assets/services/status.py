@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 
@@ -19,7 +19,9 @@ from vlm_assets.assets.partition_state import PartitionState, PartitionStates, S
 from vlm_assets.assets.published_rows import FailedRow, PublishedRows, first_failed, unpublished_failures
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import withdrawal_note
+from vlm_assets.catalog.ranges import DESCRIPTIONS, EMBEDDINGS
 from vlm_assets.config.extensions import StatusTable, installed
+from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.expected_cost import ExpectedCost, measure
@@ -27,6 +29,7 @@ from vlm_assets.services.stale_work import StaleWork, stale_work
 from vlm_assets.services.store_looks import store_troubles
 from vlm_assets.webserver.home import running_address
 from vlm_durable.commands import command
+from vlm_durable.files.layout import AssetFolders
 from vlm_durable.state.database import ControlState
 from vlm_durable.state.nodes import Node, NodeDevice, Nodes
 from vlm_durable.state.pause import pause_of
@@ -102,7 +105,7 @@ class RetryNotes:
 class PartitionStatus:
     """One partition of one asset. rows: published, or else committed; expected: of the catalogue.
 
-    images_left: of descriptions; None of embeddings, which cost next to nothing. turn: 1 runs first, None
+    images_left: of a question set; None of embeddings, which cost next to nothing. turn: 1 runs first, None
     if it does not wait. is_complete: as in PartitionState.
     """
 
@@ -150,19 +153,32 @@ class DeviceStatus:
 
 
 @dataclass(frozen=True)
+class SetStatus:
+    """What is published of one question set, and its pace. The fields are as in ``Status``."""
+
+    asset: str
+    ok: int
+    failed_by_kind: Mapping[str, int]
+    first_failed: tuple[FailedRow, ...]
+    properties_per_second: float | None
+    seconds_left: float | None
+
+
+@dataclass(frozen=True)
 class Status:
     """The whole dataset at one moment (``at``, unix seconds).
 
     waiting_in_tail: properties that are in no partition yet, for they are too few to fill one.
     assets: those that runs make, in their order. failed_by_kind, first_failed: published rows of properties
     that could not be described. properties_per_second: of all devices together, as in ``state/rate.py``;
-    seconds_left: of all descriptions at this rate. done_again: what was tried again by itself and came right
-    since ``done_again_since`` (unix seconds), oldest first. open_alerts: titles of what was told and is not
-    right again, oldest first. paused, dagster: since when and why it is paused, and where Dagster runs; None
-    where not. warnings: what could not be read. stale_unknown: the sentences among them that say why nobody
-    knows which partitions of an asset are stale. stale: what is, why, and what making it anew takes.
-    extensions: what each that is installed tells. uncopied: committed segments that wait for the store;
-    uncopied_seconds: how long the oldest of them does.
+    all three are of the first question set, and ``further`` has the others. seconds_left: until all sets
+    are done, of which the slowest counts: sets of one model are asked together. done_again: what was tried
+    again by itself and came right since ``done_again_since`` (unix seconds), oldest first. open_alerts:
+    titles of what was told and is not right again, oldest first. paused, dagster: since when and why it is
+    paused, and where Dagster runs; None where not. warnings: what could not be read. stale_unknown: the
+    sentences among them that say why nobody knows which partitions of an asset are stale. stale: what is,
+    why, and what making it anew takes. extensions: what each that is installed tells. uncopied: committed
+    segments that wait for the store; uncopied_seconds: how long the oldest of them does.
     """
 
     home: str
@@ -186,6 +202,7 @@ class Status:
     next_steps: tuple[str, ...]
     published: Mapping[str, PublishedRows] = field(repr=False)
     stale: StaleWork
+    further: tuple[SetStatus, ...] = ()
     stale_unknown: tuple[str, ...] = ()
     extensions: tuple[StatusTable, ...] = ()
     uncopied: int = 0
@@ -249,21 +266,14 @@ def read_status(
         if state.asset in computed
     ]
     verified.save()
-    described = [state for state in states if state.asset == settings.descriptions.name]
-    embedded = [state for state in states if state.asset == settings.embeddings.name]
-    # A damaged file's rows are not counted: its state says so, and the audit says what is wrong.
-    with_record = {
-        state.key: state.record for state in described if state.record and state.state is not State.DAMAGED
-    }
-    published = {
-        key: rows for key, record in with_record.items() if (rows := PublishedRows.from_record(record))
-    }
     cost = ExpectedCost.of(settings, catalog)
-    describing = [worker for worker in workers if worker.asset == settings.descriptions.name]
-    rate = measure(published.values(), describing, now)
-    descriptions = _with_cost([_status_of(state) for state in described], describing, cost)
-    partitions = (*descriptions, *map(_status_of, embedded))
-    devices, unread = _devices(settings, workers, published, rate)
+    sets = [_Asked.of(settings, asked.asset, states, workers, cost, now) for asked in question_sets(settings)]
+    first = sets[0]
+    partitions = (
+        *_with_turns([partition for asked in sets for partition in asked.partitions], cost),
+        *(_status_of(state) for state in states if state.asset == settings.embeddings.name),
+    )
+    devices, unread = _devices(settings, workers, first.published, first.rate)
     open_alerts, untold = tuple[str, ...](), []
     try:
         open_alerts = tuple(alert.title for alert in Outbox(state).open_subjects().values())
@@ -272,9 +282,6 @@ def read_status(
     pause = pause_of(state)
     paused = pause.sentence() if pause else None
     dagster = running_address(settings.dagster_home)
-    kinds = Counter[str]()
-    for rows in published.values():
-        kinds.update(rows.failed)
     keys = frozenset(range_.key for range_ in catalog.ranges)
     foreign = [finding.text for asset in settings.partitioned_assets for finding in stray_files(asset, keys)]
     stale_unknown = tuple(
@@ -301,16 +308,13 @@ def read_status(
         waiting_in_tail=catalog.waiting,
         assets=computed,
         partitions=partitions,
-        ok=sum(rows.ok for rows in published.values()),
-        failed_by_kind=dict(kinds.most_common()),
-        first_failed=first_failed(settings.descriptions, published),
+        ok=first.status.ok,
+        failed_by_kind=first.status.failed_by_kind,
+        first_failed=first.status.first_failed,
         devices=devices,
-        properties_per_second=rate.per_second,
-        seconds_left=rate.seconds_left(
-            partition.expected - partition.usable_rows
-            for partition in descriptions
-            if not partition.is_complete
-        ),
+        properties_per_second=first.status.properties_per_second,
+        seconds_left=_longest(asked.status.seconds_left for asked in sets),
+        further=tuple(asked.status for asked in sets[1:]),
         uncopied=sum(worker.uncopied for worker in workers),
         uncopied_seconds=max((worker.uncopied_seconds for worker in workers), default=0.0),
         done_again_since=since,
@@ -330,12 +334,68 @@ def read_status(
             is_well=not warnings,
         )
         + (() if settings.embedding_model is not None else (NO_EMBEDDER,)),
-        published=published,
-        stale=stale_work(settings, states, rate, reader.meanings),
+        published=first.published,
+        stale=stale_work(
+            settings, states, {asked.status.asset: asked.rate for asked in sets}, reader.meanings
+        ),
         extensions=tuple(
             table for extension in installed() if (table := extension.status(settings)) is not None
         ),
     )
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One question set of a home: its partitions, and what stands in its published files."""
+
+    status: SetStatus
+    partitions: Sequence[PartitionStatus]
+    published: Mapping[str, PublishedRows]
+    rate: Rate
+
+    @classmethod
+    def of(
+        cls,
+        settings: Settings,
+        asset: AssetFolders,
+        states: Sequence[PartitionState],
+        workers: Sequence[Worker],
+        cost: ExpectedCost,
+        now: float,
+    ) -> _Asked:
+        own = [state for state in states if state.asset == asset.name]
+        # A damaged file's rows are not counted: its state says so, and the audit says what is wrong.
+        records = {
+            state.key: state.record for state in own if state.record and state.state is not State.DAMAGED
+        }
+        published = {
+            key: rows for key, record in records.items() if (rows := PublishedRows.from_record(record))
+        }
+        working = [worker for worker in workers if worker.asset == asset.name]
+        rate = measure(published.values(), working, now)
+        partitions = _with_cost([_status_of(state) for state in own], working, cost)
+        failed = Counter[str]()
+        for rows in published.values():
+            failed.update(rows.failed)
+        status = SetStatus(
+            asset=asset.name,
+            ok=sum(rows.ok for rows in published.values()),
+            failed_by_kind=dict(failed.most_common()),
+            first_failed=first_failed(asset, published),
+            properties_per_second=rate.per_second,
+            seconds_left=rate.seconds_left(
+                partition.expected - partition.usable_rows
+                for partition in partitions
+                if not partition.is_complete
+            ),
+        )
+        return cls(status, partitions, published, rate)
+
+
+def _longest(seconds: Iterable[float | None]) -> float | None:
+    """None where one of them is unknown."""
+    known = list(seconds)
+    return None if None in known else max(each for each in known if each is not None)
 
 
 def _with_failures(settings: Settings, state: PartitionState) -> PartitionState:
@@ -355,7 +415,7 @@ def _with_failures(settings: Settings, state: PartitionState) -> PartitionState:
 def _with_cost(
     described: Sequence[PartitionStatus], describing: Sequence[Worker], cost: ExpectedCost
 ) -> list[PartitionStatus]:
-    """The partitions of descriptions with the images that are left of each, and their turns."""
+    """The partitions of a question set with the images that are left of each."""
     at_work = {worker.partition: worker for worker in describing}
     partitions = []
     for partition in described:
@@ -365,12 +425,21 @@ def _with_cost(
             note, rows = f"{worker.phase} on {worker.device or 'no device yet'}", worker.committed
         images_left = 0 if partition.state in _NOTHING_LEFT else cost.left_after(partition.key, rows)
         partitions.append(replace(partition, rows=rows, note=note, images_left=images_left))
-    waiting = [partition for partition in partitions if partition.state in WAITING]
-    waiting.sort(
-        key=lambda partition: (-(partition.images_left or 0), -cost.whole[partition.key], partition.key)
-    )
-    turns = {partition.key: number for number, partition in enumerate(waiting, start=1)}
-    return [replace(partition, turn=turns.get(partition.key)) for partition in partitions]
+    return partitions
+
+
+def _with_turns(partitions: Sequence[PartitionStatus], cost: ExpectedCost) -> list[PartitionStatus]:
+    """The partitions of all question sets with their turns: a run is of all sets of a key."""
+    images_left: dict[str, int] = {}
+    for partition in partitions:
+        if partition.state in WAITING:
+            images_left[partition.key] = max(images_left.get(partition.key, 0), partition.images_left or 0)
+    order = sorted(images_left, key=lambda key: (-images_left[key], -cost.whole[key], key))
+    turns = {key: number for number, key in enumerate(order, start=1)}
+    return [
+        replace(partition, turn=turns[partition.key]) if partition.state in WAITING else partition
+        for partition in partitions
+    ]
 
 
 def _status_of(state: PartitionState) -> PartitionStatus:
@@ -464,16 +533,15 @@ def _next_steps(
     waiting = [partition for partition in partitions if partition.turn]
     if waiting:
         first = min(waiting, key=lambda partition: partition.turn or 0)
-        steps.append(f"To be described, the heaviest first: {len(waiting)}, beginning with {first.key}.")
+        keys = {partition.key for partition in waiting}
+        steps.append(f"To be described, the heaviest first: {len(keys)}, beginning with {first.key}.")
     described = {
-        partition.key
-        for partition in partitions
-        if partition.images_left is not None and partition.is_complete
+        partition.key for partition in partitions if partition.asset == DESCRIPTIONS and partition.is_complete
     }
     to_embed = [
         partition
         for partition in partitions
-        if partition.images_left is None and partition.key in described and not partition.is_complete
+        if partition.asset == EMBEDDINGS and partition.key in described and not partition.is_complete
     ]
     if to_embed:
         steps.append(

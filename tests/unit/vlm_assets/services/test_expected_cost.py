@@ -17,7 +17,7 @@ from vlm_assets.services.expected_cost import (
     ExpectedCost,
     heaviest_first,
     measure,
-    read_rate,
+    read_rates,
 )
 from vlm_assets.services.status import read_status
 from vlm_durable.state.database import open_state
@@ -139,7 +139,7 @@ def test_the_line_of_a_run_says_what_status_says(empty, commit, refuse) -> None:
     commit(empty.settings, second, 1)
     commit(empty.settings, third, 3)
     refuse(empty.settings, third)
-    rate, done = read_rate(empty.settings, empty.catalog)
+    rate, done = read_rates(empty.settings, empty.catalog)["property_descriptions"]
     found = read_status(empty.settings.model_copy(update={"devices": "cpu:2"}), empty.catalog)
     assert rate.per_second == found.properties_per_second
     described = [one for one in found.partitions if one.asset == "property_descriptions"]

@@ -16,7 +16,7 @@ RATE = Rate(rows=10.0, seconds=20.0, by_device={"cuda:0": 5.0, "cuda:1": 5.0})
 
 
 def of(settings, *states, rate=RATE):
-    return stale_work(settings, states, rate, Meanings.from_settings(settings))
+    return stale_work(settings, states, {settings.descriptions.name: rate}, Meanings.from_settings(settings))
 
 
 @pytest.fixture
