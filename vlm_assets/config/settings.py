@@ -575,9 +575,11 @@ def load_settings(**overrides: object) -> Settings:
     settings = _validated(every, values, name_of=lambda name: f"{PREFIX}{name.upper()}")
     own_schema = settings.description_schema != Settings.model_fields["description_schema"].default
     if own_schema or settings.questions is not None:
-        # Your module may be a file in the working directory or in the checkout, beside the Makefile. Both
-        # come last, so that they hide no installed module.
-        sys.path.extend(folder for folder in (str(Path.cwd()), str(CHECKOUT)) if folder not in sys.path)
+        # Your module may be a file in the working directory, beside the questions, or in the checkout, beside
+        # the Makefile. All come last, so that they hide no installed module.
+        beside = [] if settings.questions is None else [settings.questions.path.parent]
+        folders = map(str, (Path.cwd(), *beside, CHECKOUT))
+        sys.path.extend(folder for folder in folders if folder not in sys.path)
     return _completed(settings)
 
 

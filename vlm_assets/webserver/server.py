@@ -339,6 +339,8 @@ def dagster_server(
                 f"{PREFIX}ENV_FILE": str(ENV_FILE),
                 "DAGSTER_HOME": str(dagster_home),
                 "VLM_ASSETS_HOME": str(home),
+                # Those processes work in another folder, where a relative path would lead elsewhere.
+                **({} if settings.questions is None else {f"{PREFIX}QUESTIONS": str(settings.questions)}),
             },
         )
         note_address(dagster_home, server.address, group.id)
