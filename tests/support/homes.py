@@ -12,16 +12,20 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pydantic import BaseModel, Field
 
 from vlm_assets.assets.partition import Refusal
+from vlm_assets.assets.property_descriptions import description_rows
 from vlm_assets.assets.published_rows import COUNTED, row_counts
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.settings import Settings, load_settings
 from vlm_durable.journal.journal import Journal
 from vlm_durable.versions.partition_files import PublishedRecord
 from vlm_durable.versions.published import PublishedPartitions
+from vlm_engine.schema import load_schema
 
 COMMON = [
     ("property_id", pa.string()),
@@ -48,6 +52,13 @@ BEGAN = datetime(2026, 11, 1, tzinfo=UTC)
 EMBEDDINGS = pa.schema([*COMMON, ("embedding", pa.list_(pa.float32(), 2)), ("model", pa.string())])
 
 Rows = list[dict[str, Any]]
+
+
+class Condition(BaseModel):
+    """The schema of a further question set."""
+
+    wear: str = Field(description="How worn the walls are")
+    needs_paint: bool = Field(description="Whether the walls need paint")
 
 
 @dataclass
@@ -113,6 +124,34 @@ class Dataset:
         ]
         parts = {"catalogue_slice": self.catalog.slice_digest(wanted), "maker": settings}
         return publish(self.descriptions, key, rows, DESCRIPTIONS, f"fp-{settings}", parts, texts=text)
+
+    def answer_further(
+        self, key: str, change: Callable[[Rows], Rows] = lambda rows: rows, *, settings: str = "t"
+    ) -> PublishedRecord:
+        """Publish a range of the further question set; the walls of even ordinals need paint."""
+        asked = question_sets(self.settings)[1]
+        rows = [
+            {
+                "description": {"wear": f"worn {row['ordinal']}", "needs_paint": row["ordinal"] % 2 == 0},
+                "confidence": {"wear": 0.5, "needs_paint": 0.75},
+                "attempts": 1,
+                "images_seen": 1,
+                "images_failed": [],
+                "seconds": 1.0,
+                "inputs_digest": f"in-{settings}",
+                "model": f"model-{settings}",
+                "model_revision": "1",
+                "device": "cpu-0",
+                "described_at": BEGAN + timedelta(days=1),
+                "fingerprint": f"fp-{settings}",
+                **row,
+                "status": "ok",
+            }
+            for row in change(self.rows(key))
+        ]
+        schema = description_rows(load_schema(asked.settings.description_schema).arrow_type)
+        published = PublishedPartitions(asked.asset, lock_seconds=0)
+        return publish(published, key, rows, schema, f"fp-{settings}", {"maker": settings})
 
     def embed(self, key: str, change: Callable[[Rows], Rows] = lambda rows: rows) -> PublishedRecord:
         """Publish embeddings of the descriptions published now."""
@@ -238,6 +277,18 @@ def empty(made: Path, tmp_path: Path) -> Dataset:
 def dataset(made: Path, tmp_path: Path) -> Dataset:
     """Everything published."""
     return _copied(made, "published", tmp_path)
+
+
+@pytest.fixture
+def two_sets(made: Path, tmp_path: Path) -> Dataset:
+    """Everything published, and of a further question set, ``condition``, the first two of three ranges."""
+    dataset = _copied(made, "published", tmp_path)
+    file = tmp_path / "questions.yaml"
+    file.write_text(f"condition:\n  schema: {Condition.__module__}:{Condition.__name__}\n")
+    dataset = Dataset(load_settings(model="example", home=dataset.settings.home, questions=file))
+    for key in dataset.keys[:2]:
+        dataset.answer_further(key)
+    return dataset
 
 
 @pytest.fixture

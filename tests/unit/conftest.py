@@ -15,6 +15,7 @@ from tests.support.homes import (  # noqa: F401 - fixtures
     made,
     published,
     refuse,
+    two_sets,
     uneven,
 )
 from tests.support.pictures import pictures  # noqa: F401 - a fixture

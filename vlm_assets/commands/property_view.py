@@ -17,8 +17,10 @@ from vlm_assets.catalog.catalog import Catalog, CatalogError, CatalogRow
 from vlm_assets.catalog.image_root import InvalidImagePathError
 from vlm_assets.commands.html_page import Card, ModelValue, page, thumbnails, write_page
 from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, say, say_as_json, visible_line
+from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.settings import Settings
 from vlm_durable.commands import command
+from vlm_durable.files.layout import AssetFolders
 from vlm_durable.journal.segments import SEGMENT_NAME
 from vlm_durable.versions.partition_files import NotPublishedError
 from vlm_durable.versions.published import PublishedPartitions
@@ -33,6 +35,7 @@ def read_property(settings: Settings, catalog: Catalog, property_id: str) -> Val
     partition: None while the property waits for a partition to fill. published: its rows in ``file``, one or
     the audit says more. not_published: why there is none. committed: rows of work that is not published, each
     with the ``path`` of its file. If the file cannot be read, ``trouble`` says why, and the row is None.
+    sets: for each further question set the last four of the same.
     bytes: the size of an image when it was catalogued; None if it could not be read.
     """
     catalogued = catalog.find(property_id)
@@ -41,30 +44,43 @@ def read_property(settings: Settings, catalog: Catalog, property_id: str) -> Val
             f"{catalog.path} has no property {property_id!r}. Ids are compared exactly, blanks and case too."
         )
     key = None if catalogued.range == catalog.tail else catalogued.range.key
-    values: Values = {
+    waits = (
+        f"{counted(catalog.waiting, 'properties wait', 'property waits')} until a"
+        f" partition is full; {command('run', '--missing')} does not wait."
+    )
+    of_sets = {
+        asked.name: _rows_of(asked.asset, key, property_id, waits) for asked in question_sets(settings)
+    }
+    first, *further = of_sets
+    return {
         "property_id": property_id,
         "ordinal": catalogued.ordinal,
         "partition": key,
         "image_root": catalog.image_root,
         "images": list(_images(catalog, catalogued)),
-        "file": None,
-        "published": [],
-        "not_published": None,
-        "committed": [],
+        **of_sets[first],
+        "sets": {name: of_sets[name] for name in further},
     }
+
+
+def _rows_of(asset: AssetFolders, key: str | None, property_id: str, waits: str) -> Values:
+    """The rows of a property in one question set. waits: why a property has none that is in no partition."""
     if key is None:
-        return values | {
-            "not_published": f"{counted(catalog.waiting, 'properties wait', 'property waits')} until a"
-            f" partition is full; {command('run', '--missing')} does not wait."
-        }
-    values["committed"] = list(_committed(settings.descriptions.partition(key).journals, property_id))
-    descriptions = PublishedPartitions(settings.descriptions)
+        return {"file": None, "published": [], "not_published": waits, "committed": []}
+    # The work under way first: what is published in this moment is then in one of the two.
+    committed = list(_committed(asset.partition(key).journals, property_id))
+    published = PublishedPartitions(asset)
     try:
-        table = descriptions.read(key).to_table()
+        table = published.read(key).to_table()
     except NotPublishedError as error:
-        return values | {"not_published": str(error)}
+        return {"file": None, "published": [], "not_published": str(error), "committed": committed}
     rows = table.filter(pc.equal(table["property_id"], property_id)).to_pylist()
-    return values | {"published": rows, "file": str(descriptions.path(key))}
+    return {
+        "file": str(published.path(key)),
+        "published": rows,
+        "not_published": None,
+        "committed": committed,
+    }
 
 
 def lines(values: Values) -> Iterator[str]:
@@ -78,13 +94,20 @@ def lines(values: Values) -> Iterator[str]:
             continue
         size = "not readable" if image["bytes"] is None else f"{image['bytes']} bytes"
         yield f"  {image['uri']}: {'there' if image['there'] else 'not there now'}, {size} when catalogued"
-    if values["not_published"] is not None:
-        yield f"Not published: {values['not_published']}"
-    for row in values["published"]:
+    yield from _lines_of_set(values)
+    for name, of_set in values["sets"].items():
+        yield f"Question set {name}:"
+        yield from _lines_of_set(of_set)
+
+
+def _lines_of_set(of_set: Values) -> Iterator[str]:
+    if of_set["not_published"] is not None:
+        yield f"Not published: {of_set['not_published']}"
+    for row in of_set["published"]:
         yield from _row_lines(row)
-    if values["file"] is not None:
-        yield f"File: {values['file']}"
-    for committed in values["committed"]:
+    if of_set["file"] is not None:
+        yield f"File: {of_set['file']}"
+    for committed in of_set["committed"]:
         if committed["row"] is None:
             yield f"{committed['path']} does not read: {committed['trouble']}"
         else:
@@ -156,7 +179,8 @@ def _card(values: Values, catalog: Catalog) -> Card:
     (files,) = thumbnails(catalog, [uris[:_PAGE_IMAGES]], height=_PAGE_HEIGHT)
     answers = {
         name: ModelValue(value, (row.get(CONFIDENCE) or {}).get(name))
-        for row in values["published"]
+        for of_set in (values, *values["sets"].values())
+        for row in of_set["published"]
         for name, value in (row["description"] or {}).items()
     }
     # Without the indented lines: the answer and the images are shown by themselves.

@@ -29,6 +29,11 @@ class QuestionSet:
     settings: Settings
     model_key: str
 
+    @property
+    def name(self) -> str:
+        """Its name in the file of question sets; that of the first is "descriptions"."""
+        return self.asset.name.removeprefix(SET_PREFIX)
+
 
 @cache
 def question_sets(settings: Settings) -> tuple[QuestionSet, ...]:

@@ -97,3 +97,22 @@ def test_a_row_says_how_many_of_its_images_were_seen(empty, property_id: str, ex
         assert line in html.read_text()
     assert ("  floors: 2 (confidence 0.97)" in said.splitlines()) == (property_id == "p0")
     assert ("0.97</span>" in html.read_text()) == (property_id == "p0")
+
+
+def test_the_rows_of_every_question_set_are_shown(two_sets, monkeypatch) -> None:
+    """A further set's answer stands below its name, or why there is none; a program finds both."""
+    monkeypatch.setenv("VLM_ASSETS_QUESTIONS", str(two_sets.settings.questions))
+    rows = [{**ROW, **row, "images_seen": 1} for row in two_sets.rows(two_sets.keys[0])]
+    schema = description_rows(pa.struct([("floors", pa.int64())]))
+    publish(two_sets.descriptions, two_sets.keys[0], rows, schema, "f", {})
+    arguments = ["--home", str(two_sets.settings.home)]
+    html = two_sets.settings.home / "shown.html"
+    said = CliRunner().invoke(app, ["show", "p1", *arguments, "--html", str(html)], catch_exceptions=False)
+    first, further = said.output.split("Question set condition:\n")
+    assert "  floors: 2\n" in first and "wear" not in first
+    assert "  wear: worn 1 (confidence 0.50)\n" in further and "By model-t" in further
+    assert f"File: {two_sets.settings.home / 'property_condition'}" in further
+    assert "worn 1" in html.read_text()
+    told = CliRunner().invoke(app, ["show", "p8", *arguments, "--json"], catch_exceptions=False).stdout
+    of_set = json.loads(told)["sets"]["condition"]
+    assert (of_set["published"], of_set["file"]) == ([], None) and of_set["not_published"]
