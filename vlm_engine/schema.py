@@ -8,6 +8,7 @@ guided.py, retries in ladder.py.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import enum
 import hashlib
 import importlib
@@ -110,8 +111,52 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
+def part_of_schema(name: str, fields: Iterable[str]) -> str:
+    """The name of a part of a schema, as ``load_schema`` takes it: of the fields that are named, in order."""
+    return f"{name.partition('[')[0]}[{','.join(fields)}]"
+
+
 def load_schema(name: str) -> DescriptionSchema:
-    """The schema of ``module:Class``. Raises SchemaError, saying what was not found or does not fit."""
+    """The schema of ``module:Class``, or of some fields of it: ``module:Class[field,field]``.
+
+    Raises SchemaError, saying what was not found or does not fit.
+    """
+    whole, bracket, listed = name.partition("[")
+    model = _load_model(whole)
+    if not bracket:
+        return DescriptionSchema(model)
+    fields = [field.strip() for field in listed.removesuffix("]").split(",")]
+    if not listed.endswith("]") or len(set(fields)) < len(fields):
+        raise SchemaError(f"description schema {name!r}: write each field once: 'module:Class[field,field]'")
+    if unknown := [field for field in fields if field not in model.model_fields]:
+        raise SchemaError(
+            f"description schema {name!r}: {model.__name__} has no field {unknown[0]!r}; it has"
+            f" {', '.join(model.model_fields)}"
+        )
+    decorators = model.__pydantic_decorators__
+    if any(getattr(decorators, field.name) for field in dataclasses.fields(decorators)):
+        raise SchemaError(
+            f"description schema {name!r}: {model.__name__} has validators, which may look at the fields that"
+            " are left out: write a class of these fields"
+        )
+    return DescriptionSchema(_part(model, fields))
+
+
+def _part(model: type[pydantic.BaseModel], fields: Iterable[str]) -> type[pydantic.BaseModel]:
+    """A class that differs in its fields alone."""
+    parts: dict[str, Any] = {
+        name: (model.model_fields[name].annotation, model.model_fields[name]) for name in fields
+    }
+    return pydantic.create_model(
+        model.__name__,
+        __config__=model.model_config,
+        __doc__=model.__doc__,
+        __module__=model.__module__,
+        **parts,
+    )
+
+
+def _load_model(name: str) -> type[pydantic.BaseModel]:
     module_name, colon, class_name = name.partition(":")
     if not (module_name and colon and class_name):
         raise SchemaError(
@@ -137,7 +182,7 @@ def load_schema(name: str) -> DescriptionSchema:
         resolved = getattr(resolved, part)
     if not (isinstance(resolved, type) and issubclass(resolved, pydantic.BaseModel)):
         raise SchemaError(f"description schema {name!r}: {class_name} is no subclass of pydantic.BaseModel")
-    return DescriptionSchema(resolved)
+    return resolved
 
 
 def _models_in(module: object) -> list[str]:

@@ -127,6 +127,7 @@ REFUSED = {
     "devices --forget-node 3": "No node",
     "devices --take-back 3": "Nothing is held against",
     "ingest 3 --image-root 3": "lie under",
+    "questions add 3": "Nothing is published yet that a schema",
 }
 """Commands that refuse a home in which nothing is wrong, and what they say."""
 BEFORE = {
@@ -222,6 +223,7 @@ GIVEN_ONCE_MORE = {
     ("--images", "none"): ["export 3 --images copy"],
     ("--images", "Images.none"): ["export 3 --format iceberg --images copy"],
     ("--format", "huggingface"): ["export 3 --format csv --images embed"],
+    ("--schema", "MODULE:CLASS"): ["questions add access"],
 }
 """What messages add to the command that was given, and the commands that say so."""
 

@@ -59,6 +59,7 @@ _CORE: Final = {
     "ingest": ("intake", "Take properties into the catalogue. What is in it already never moves."),
     "plan": ("plan", "Say what describing the rest will take: days, cost, disk, failures."),
     "prune": ("prune", "List what takes space and is needed no more; then remove it."),
+    "questions": ("questions", "Show what is asked of each property; ask one more question."),
     "repair": ("repair", "List what is wrong and what would put it right; then do it."),
     "restore": ("backup", "Restore a backup into an empty home."),
     "run": ("run", "Materialize partitions and show the progress until they are done."),

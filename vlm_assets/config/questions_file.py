@@ -63,14 +63,17 @@ class QuestionsFile:
         """The sets of a file. Raises ValueError, which says where it is wrong; nothing of it is then used."""
         try:
             with path.open("rb") as file:
-                content = file.read(_MOST_BYTES + 1)
-            if len(content) > _MOST_BYTES:
-                raise ValueError(
-                    f"{path} has more than {_MOST_BYTES} bytes: that is no file of question sets"
-                )
-            sets = _sets_in(content)
+                return cls.parse(path, file.read(_MOST_BYTES + 1))
         except OSError as error:
             raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
+
+    @classmethod
+    def parse(cls, path: Path, content: bytes) -> Self:
+        """The sets of what a file has, or would have. Raises ValueError."""
+        if len(content) > _MOST_BYTES:
+            raise ValueError(f"{path} has more than {_MOST_BYTES} bytes: that is no file of question sets")
+        try:
+            sets = _sets_in(content)
         except (yaml.YAMLError, RecursionError) as error:
             raise ValueError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
         if not isinstance(sets, dict) or not sets:

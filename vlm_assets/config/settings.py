@@ -575,12 +575,16 @@ def load_settings(**overrides: object) -> Settings:
     settings = _validated(every, values, name_of=lambda name: f"{PREFIX}{name.upper()}")
     own_schema = settings.description_schema != Settings.model_fields["description_schema"].default
     if own_schema or settings.questions is not None:
-        # Your module may be a file in the working directory, beside the questions, or in the checkout, beside
-        # the Makefile. All come last, so that they hide no installed module.
-        beside = [] if settings.questions is None else [settings.questions.path.parent]
-        folders = map(str, (Path.cwd(), *beside, CHECKOUT))
-        sys.path.extend(folder for folder in folders if folder not in sys.path)
+        find_modules_beside(settings.questions)
     return _completed(settings)
+
+
+def find_modules_beside(questions: QuestionsFile | None) -> None:
+    """Have a schema's module found that is a file in the working directory, beside the questions, or beside
+    the checkout's Makefile. All come last, so that they hide no installed module."""
+    beside = [] if questions is None else [questions.path.parent]
+    folders = map(str, (Path.cwd(), *beside, CHECKOUT))
+    sys.path.extend(folder for folder in folders if folder not in sys.path)
 
 
 def given_settings(**values: object) -> Settings:
@@ -632,11 +636,11 @@ def _completed(settings: Settings) -> Settings:
     except UnusableHomeError as error:
         raise SettingsError(f"{PREFIX}HOME: {error}") from error
     if settings.questions is not None:
-        _refuse_wrong_sets(settings, settings.questions)
+        refuse_wrong_sets(settings, settings.questions)
     return settings
 
 
-def _refuse_wrong_sets(settings: Settings, file: QuestionsFile) -> None:
+def refuse_wrong_sets(settings: Settings, file: QuestionsFile) -> None:
     """Raise SettingsError where a set cannot be asked, or asks for a field that another set has."""
     from vlm_engine.schema import SchemaError, load_schema
 

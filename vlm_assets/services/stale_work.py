@@ -14,6 +14,7 @@ from vlm_assets.assets.partition_state import PartitionState, PartitionStates, S
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.expected_cost import read_rates
+from vlm_durable.commands import command
 from vlm_durable.state.rate import Rate
 from vlm_durable.versions.verified_files import VerifiedFiles
 from vlm_durable.wording import counted, duration
@@ -25,9 +26,10 @@ class StaleWork:
 
     keys: those that are, in any asset. properties: to be asked again, of ``described`` partitions; no more
     than that, for rows of earlier versions are kept where they fit. A partition that is stale in several
-    question sets counts once: they look at its images together. embedded: further partitions, of
-    which only the vectors are stale. why: what changed, in words. seconds: None where no rate was measured;
-    cost: None where there is no price. settings: of each asset, the digest of the settings of now.
+    question sets counts once: they look at its images together. embedded: further partitions, of which only
+    the vectors are stale. why: what changed, in words. seconds: None where no rate was measured; cost: None
+    where there is no price. has_other_fields: whether the descriptions' schema is another. settings: of
+    each asset, the digest of the settings of now.
     """
 
     home: str
@@ -40,6 +42,7 @@ class StaleWork:
     seconds: float | None = None
     devices: int = 1
     cost: float | None = None
+    has_other_fields: bool = False
     settings: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def sentences(self) -> list[str]:
@@ -57,6 +60,11 @@ class StaleWork:
         ]
         if self.properties:
             sentences.append(f"{self._time()}{self._price()}")
+        if self.has_other_fields:
+            sentences.append(
+                "Or keep these answers, and ask for the new fields alone:"
+                f" {command('questions', 'add', 'NAME')} makes them a question set of their own."
+            )
         sentences.append(
             "The old answers stay readable until the new ones of a partition are complete. The two versions"
             f" before stay in {self.home}/.versions: going back to their settings computes nothing."
@@ -104,6 +112,9 @@ def stale_work(
         seconds=seconds,
         devices=devices,
         cost=None if seconds is None or price is None else seconds / 3600.0 * devices * price,
+        has_other_fields=any(
+            "schema" in state.changed and state.asset == settings.descriptions.name for state in stale
+        ),
         settings={
             asset: settings_digest(meaning.parts)
             for asset, meaning in meanings.by_asset.items()

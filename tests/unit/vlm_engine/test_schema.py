@@ -10,7 +10,7 @@ import pydantic
 import pytest
 
 from vlm_engine.protocol import InvalidDescription
-from vlm_engine.schema import DescriptionSchema, SchemaError, description_text, load_schema
+from vlm_engine.schema import DescriptionSchema, SchemaError, description_text, load_schema, part_of_schema
 
 
 class Kind(enum.Enum):
@@ -240,6 +240,64 @@ def test_load_schema_errors(user_module, name, says):
 def test_load_schema(user_module):
     """A dotted name leads to the user's model."""
     assert load_schema("user_schema:House").model is House
+
+
+class Yard(pydantic.BaseModel):
+    """Outside."""
+
+    has_pool: bool = pydantic.Field(description="Whether there is a pool.")
+    trees: int = pydantic.Field(ge=0, le=50)
+    fence: Literal["wood", "stone"]
+
+
+class Checked(pydantic.BaseModel):
+    """With a validator."""
+
+    a: int
+    b: int
+
+    @pydantic.field_validator("a")
+    @classmethod
+    def _even(cls, a: int) -> int:
+        return a
+
+
+def test_a_part_of_a_schema_is_what_a_class_of_these_fields_would_be(user_module, monkeypatch):
+    """The digest of all fields is that of the class: rows made with the class are made with the part."""
+    module = __import__("sys").modules["user_schema"]
+    monkeypatch.setattr(module, "Yard", Yard, raising=False)
+    whole = load_schema("user_schema:Yard")
+    every = part_of_schema("user_schema:Yard", ["has_pool", "trees", "fence"])
+    assert load_schema(every).digest == whole.digest
+    part = load_schema(part_of_schema(every, ["trees", "has_pool"]))
+    assert list(part.json_schema["properties"]) == ["trees", "has_pool"]
+    assert part.parse('{"trees": 3, "has_pool": true}') == {"trees": 3, "has_pool": True}
+    for answer in ('{"trees": 51, "has_pool": true}', '{"trees": 3}'):
+        with pytest.raises(InvalidDescription):
+            part.parse(answer)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ("[trees,trees]", "each field once"),
+        ("[trees", "each field once"),
+        ("[]", "no field ''; it has has_pool, trees, fence"),
+        ("[treees]", "no field 'treees'"),
+    ],
+)
+def test_a_part_that_is_none_is_named(user_module, monkeypatch, fields, says):
+    """A field that is misspelt would be left out without a word."""
+    monkeypatch.setattr(__import__("sys").modules["user_schema"], "Yard", Yard, raising=False)
+    with pytest.raises(SchemaError, match=says):
+        load_schema(f"user_schema:Yard{fields}")
+
+
+def test_a_class_with_validators_has_no_parts(user_module, monkeypatch):
+    """A validator may look at a field that the part leaves out, and would judge each answer wrongly."""
+    monkeypatch.setattr(__import__("sys").modules["user_schema"], "Checked", Checked, raising=False)
+    with pytest.raises(SchemaError, match="Checked has validators"):
+        load_schema("user_schema:Checked[a]")
 
 
 def test_description_text():

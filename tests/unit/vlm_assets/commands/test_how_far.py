@@ -34,6 +34,8 @@ QUICK = {
     "alerts close": "writes to the control state",
     "devices": "reads the control state and the driver",
     "devices resume": "writes to the control state",
+    "questions": "reads nothing but settings",
+    "questions add": "reads the records, and writes one file",
     "settings": "reads nothing but settings",
     "show": "reads one property",
 }
