@@ -181,6 +181,17 @@ def test_an_older_backup_of_the_history_makes_nothing_right_again(bench):
     assert opened() == []
 
 
+def test_an_alert_of_a_check_that_says_no_next_step_points_to_no_page_below(bench):
+    """The list of alerts and some messages show no page below it: it says where to look by name."""
+    bench.dagster.report_evaluation(
+        dg.AssetCheckEvaluation(dg.AssetKey("rows"), "file", passed=False, metadata={}, partition=KEY)
+    )
+    bench.scan().scan(bench.dagster, Cursor(), now=bench.clock.now)
+    (alert,) = bench.outbox.open_subjects().values()
+    assert "Dagster" in alert.next_step
+    assert "below" not in alert.next_step
+
+
 def test_what_a_process_sends_is_its_own_from_when_it_delivers_not_from_when_it_began_to_look(bench):
     """After a long scan another process would take what is being sent for abandoned, and send it too."""
 
