@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, Self
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ import pyarrow as pa
 from vlm_assets.assets.fingerprint import digest_of, settings_digest
 from vlm_assets.assets.partition import CONFIDENCE
 from vlm_assets.config.settings import Settings
+from vlm_durable.files.files import TEMPORARY_SUFFIX
 from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, set_aside_damaged, write_sealed
 from vlm_durable.versions.partition_files import PublishedRecord
 from vlm_results.results_settings import ResultsSettings
@@ -110,6 +111,26 @@ def write_looks(settings: Settings, looks: Iterable[LookResult]) -> None:
     write_sealed(
         settings.state_directory / FILE, {"looks": [asdict(look) for look in looks]}, format_=_FORMAT
     )
+
+
+def forget_judged(settings: Settings, ids: Iterable[str]) -> bool:
+    """Take the labels of these properties out of all looks; whether there were any. Raises OSError.
+
+    What a look showed stays: a label that is gone changes nothing. Damaged files promise nothing, and go.
+    """
+    quarantine_looks(settings)
+    leftovers = settings.state_directory.glob(f".{FILE}.*{TEMPORARY_SUFFIX}")
+    for path in (*settings.descriptions.quarantine.glob(f"{FILE}.*"), *leftovers):
+        path.unlink()
+    gone = set(map(digest_of, ids))
+    kept = read_looks(settings)
+    left = [
+        replace(look, judged={name: label for name, label in look.judged.items() if name not in gone})
+        for look in kept
+    ]
+    if left != kept:
+        write_looks(settings, left)
+    return left != kept
 
 
 def _look(content: Mapping[str, Any]) -> LookResult:

@@ -141,7 +141,7 @@ def read_judged(settings: Settings, catalog: Catalog) -> dict[str, list[Judged]]
         if row is None:
             continue
         answer = answer_digest(row)
-        is_learned = name in truth and digest_of(name) in learned[row["model"]]
+        is_learned = name in truth and name in learned[row["model"]]
         if name in truth:
             true_fields, described = truth[name], row["description"]
             right = {

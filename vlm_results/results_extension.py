@@ -63,12 +63,15 @@ class ResultsExtension(Extension):
         """All tables and words, every verdict on these properties, and their rows in all snapshots."""
         from vlm_assets.assets.truth import REVIEWS
         from vlm_results.explore import forget_tables
+        from vlm_results.guarantee import FILE, forget_judged
         from vlm_results.known_tables import has_table, other_tables
         from vlm_results.review import forget_verdicts
 
         forget_tables(settings)
         if forget_verdicts(settings.home, ids):
             yield f"Removed what was said of them from {settings.home / REVIEWS}."
+        if forget_judged(settings, ids):
+            yield f"Removed their labels from {settings.state_directory / FILE}."
         if has_table(settings):
             from vlm_results.described_table import forget_properties
 

@@ -10,7 +10,7 @@ import contextlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from resources.gpu import GpuResource
 from resources.interrupts import interrupt_once
 from sensors.progress_judge import ProgressLimits
 from vlm_assets.assets import markdown, property_catalog
-from vlm_assets.assets.fingerprint import Fingerprint, digest_of
+from vlm_assets.assets.fingerprint import Fingerprint
 from vlm_assets.assets.learned_labels import write_learned
 from vlm_assets.assets.materialize import Metadata
 from vlm_assets.assets.run_watch import (
@@ -304,7 +304,7 @@ class TrainingWork:
     """The training of one variant: its plan, what decides its result, its folders. Plain Python.
 
     sequence: number of the next publication: one more than the highest number when this training began.
-    labels: digests of the ids of the properties whose labels its known fields tell; None: of all.
+    labels: ids of the properties whose labels its known fields tell; None: of all.
     """
 
     settings: Settings
@@ -313,7 +313,7 @@ class TrainingWork:
     fingerprint: Fingerprint
     samples: tuple[Any, ...]
     sequence: int = 1
-    labels: frozenset[str] | None = frozenset()
+    labels: Container[str] | None = frozenset()
 
     @classmethod
     def of(cls, settings: Settings, name: str, variant: Variant) -> Self:
@@ -506,8 +506,8 @@ class TrainingWork:
         (self.model.export / "README.md").write_text(self._card(finished))
         is_held_out, labels = self.plan.is_held_out, self.labels
         trained = (sample.property_id for sample in self.samples if not is_held_out(sample.property_id))
-        learned = (name for name in trained if labels is None or digest_of(name) in labels)
-        write_learned(self.model.export, learned, Path(self.plan.base))
+        learned = (name for name in trained if labels is None or name in labels)
+        write_learned(self.model.export, learned, Path(self.plan.base), made_of=self.fingerprint.digest)
         export = self.model.export
         names = sorted(str(path.relative_to(export)) for path in export.rglob("*") if path.is_file())
         self._publish(

@@ -11,7 +11,9 @@ import json
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
+from vlm_assets.assets.learned_labels import LEARNED_LABELS, forget_learned
 from vlm_assets.config.extensions import StoredLeftover
 from vlm_assets.config.settings import Settings
 from vlm_durable.files.layout import AssetFolders
@@ -26,6 +28,8 @@ from vlm_training.published_model import ASSET, PublishedModel
 from vlm_training.rank import PLAN
 from vlm_training.training_plan import SAMPLES, TrainingError, TrainingPlan, is_import_name, remove_training
 from vlm_training.training_store import StoredModel
+
+_LOCK_SECONDS: Final = 10.0
 
 
 def stored_leftovers(settings: Settings) -> list[StoredLeftover]:
@@ -101,6 +105,29 @@ def _may_learn_from(folder: Path, ids: Collection[str]) -> bool:
         return any(folder.iterdir())
     except (OSError, ValueError, KeyError, TypeError):
         return True
+
+
+def forget_labels(settings: Settings, ids: Collection[str]) -> Iterator[str]:
+    """Take properties out of what the models of this home, and theirs in the store, say that they learned.
+
+    Raises TrainingError with the rest still to do, StoreError, OSError, SettingsError.
+    """
+    asset = settings.layout.asset(ASSET)
+    for folders in (asset.versions, asset.staging, asset.quarantine):
+        for path in sorted(folders.glob(f"**/{LEARNED_LABELS}")):
+            if forget_learned(path, ids):
+                yield f"Removed them from what a model learned in {path}."
+    for path in sorted(asset.published.glob(f"*/{LEARNED_LABELS}")):
+        model = PublishedModel(asset, path.parent.name)
+        lock = model.lock(_LOCK_SECONDS)
+        if lock is None:
+            raise TrainingError(f"Variant {model.key} is being trained. Wait for it, or end it.")
+        with contextlib.closing(lock):
+            if forget_learned(path, ids):
+                yield f"Removed them from what a model learned in {path}."
+            # Also if a withdrawal that was cut short changed the file.
+            model.record_changed(LEARNED_LABELS)
+            StoredModel(settings.mirror, model).push(over=True)
 
 
 def remove_trainings(settings: Settings, ids: Collection[str]) -> Iterator[Path]:

@@ -152,9 +152,25 @@ class PublishedModel(VersionedObject[Mapping[str, Any]]):
         # If a model is kept already, only the model of the record may take its place.
         if not is_known and newest and (not self.kept.exists() or self.is_whole(newest, self.export)):
             self._keep_export()
+        self._record(record)
+        shutil.rmtree(self.export, ignore_errors=True)
+
+    def record_changed(self, name: str) -> None:
+        """Take a file of the published model into its record as it stands, under the next number.
+
+        Nothing is written if the record has it already.
+        """
+        record = self.record
+        if record is None or name not in record["files"]:
+            return
+        digest = sha256_of(self.folder / name)
+        if digest != record["files"][name]:
+            number = self.mark.next_sequence(int(record["sequence"]))
+            self._record({**record, "files": {**record["files"], name: digest}, "sequence": number})
+
+    def _record(self, record: Mapping[str, Any]) -> None:
         self.mark.write(self._mark(record))
         self._write(record)
-        shutil.rmtree(self.export, ignore_errors=True)
 
     def _write(self, record: Mapping[str, Any]) -> None:
         make_directory(self.paths.record.parent)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow.parquet as pq
 
 from vlm_assets.assets.fingerprint import digest_of
-from vlm_assets.assets.learned_labels import learned_labels
+from vlm_assets.assets.learned_labels import LearnedLabels, learned_labels
 from vlm_assets.assets.partition import CONFIDENCE
 from vlm_assets.assets.truth import REVIEWS, TruthError, read_truth
 from vlm_assets.catalog.catalog import Catalog
@@ -125,10 +126,10 @@ def _published(settings: Settings, partitions: Sequence[str] | None) -> Targets:
     return targets
 
 
-def learned_by_teachers(settings: Settings, variant: Variant) -> frozenset[str]:
-    """Digests of the ids of the properties whose labels a teacher had learned: its answers tell them.
+def learned_by_teachers(settings: Settings, variant: Variant) -> LearnedLabels:
+    """The properties whose labels a teacher had learned: its answers tell them.
 
-    Raises TrainingError, OSError, SettingsError.
+    Raises TrainingError, CatalogError, OSError, SettingsError.
     """
     published = PublishedPartitions(settings.descriptions)
     try:
@@ -140,7 +141,8 @@ def learned_by_teachers(settings: Settings, variant: Variant) -> frozenset[str]:
             f"Nobody knows which model made the descriptions to learn from: {error}"
         ) from error
     models = {record.metadata.get("parts", {}).get("model", "") for record in records if record is not None}
-    return frozenset[str]().union(*(learned_labels(settings, model) for model in models))
+    learned = (learned_labels(settings, model) for model in models)
+    return reduce(LearnedLabels.joined, learned, LearnedLabels())
 
 
 def _known_confidence(confidence: Mapping[str, Any]) -> dict[str, Any]:

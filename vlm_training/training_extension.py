@@ -86,11 +86,12 @@ class TrainingExtension(Extension):
         return busy_with(settings, ids, workers)
 
     def forget(self, settings: Settings, ids: Collection[str], keys: Sequence[str]) -> Iterator[str]:
-        """Trainings that learn from these properties, with all of their checkpoints."""
-        from vlm_training.kept_trainings import remove_trainings
+        """Trainings that learn from these properties, and what finished models say that they learned."""
+        from vlm_training.kept_trainings import forget_labels, remove_trainings
 
         for folder in remove_trainings(settings, ids):
             yield f"Removed the training {folder}: its variant is trained anew, without them."
+        yield from forget_labels(settings, ids)
 
 
 def _model(settings: Settings, name: str) -> PublishedModel:

@@ -179,8 +179,8 @@ class StoredModel:
             (into / name).write_bytes(content)
         return True
 
-    def push(self) -> None:
-        """Put the published model into the store."""
+    def push(self, *, over: bool = False) -> None:
+        """Put the published model into the store. over: also over an earlier one of the same training."""
         record = self._model.record
         if record is None or not self._store.keeps_copies:
             return
@@ -189,7 +189,9 @@ class StoredModel:
         is_same = stored is not None and stored["fingerprint"] == record["fingerprint"]
         is_published = stored is not None and is_same and not stored.get("pending")
         if stored is not None and is_published and stored["files"] != record["files"]:
-            return  # Another machine published this training first: the next materialization takes its bytes.
+            if not over or stored["sequence"] >= record["sequence"]:
+                return  # Another machine published it first: the next materialization takes its bytes.
+            is_published = False
         if stored is not None and not is_same and stored["sequence"] >= record["sequence"]:
             raise self._overtaken(fenced)
         files = [

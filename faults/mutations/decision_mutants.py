@@ -40,11 +40,14 @@ _STATE = "vlm_durable/state/database.py"
 _STATE_TABLES = "vlm_durable/state/tables.py"
 _STATE_FILE = "vlm_durable/state/sqlite_file.py"
 _MODEL = "vlm_training/published_model.py"
+_KEPT_TRAININGS = "vlm_training/kept_trainings.py"
+_LEARNED = "vlm_assets/assets/learned_labels.py"
 _VARIANTS = "vlm_training/variants.py"
 _VERSIONED = "vlm_durable/versions/versioned_object.py"
 _MARKS = "vlm_durable/versions/version_mark.py"
 _ENGINE_CHOICE = "vlm_assets/config/engine_choice.py"
 
+_WITHDRAWN_LABELS = "tests/integration/vlm_assets/services/test_withdrawal.py::test_no_list_of_labels_names_a_withdrawn_property"
 
 TESTS = {
     _RETRY: ["tests/unit/sensors/test_retry_decision.py"],
@@ -114,6 +117,8 @@ TESTS = {
     _STATE_TABLES: ["tests/unit/vlm_durable/state/test_database.py"],
     _STATE_FILE: ["tests/unit/vlm_durable/state/test_database.py"],
     _MODEL: ["tests/unit/vlm_training/test_description_model.py"],
+    _KEPT_TRAININGS: [_WITHDRAWN_LABELS],
+    _LEARNED: [_WITHDRAWN_LABELS],
     _VARIANTS: ["tests/unit/vlm_training/test_variants.py"],
     _VERSIONED: ["tests/unit/vlm_training/test_variants.py"],
     _MARKS: ["tests/unit/vlm_durable/versions/test_version_mark.py"],
@@ -130,6 +135,11 @@ MUTANTS = (
     Mutant(_TOKEN_SCORES, "_UNKNOWN in numbers[: len(answer)]", "_UNKNOWN in numbers", "what comes after an answer's end is not its own"),
     Mutant(_TOKEN_SCORES, "            self._held[-1].chosen = [chosen[row] for row in self._held[-1].rows]\n",
            "            self._held[-1].chosen = list(chosen[: len(self._held[-1].rows)])\n", "each row has the token that was chosen for it"),
+    Mutant(_LEARNED, "        write_replacing(path, left.to_bytes())\n    return left", "        pass\n    return left",
+           "a withdrawal leaves no digest of a learned label"),
+    Mutant(_LEARNED, "self.withdrawn is not None and self.withdrawn.was_ever(property_id)", "False",
+           "a property that was withdrawn and taken in again counts as learned"),
+    Mutant(_KEPT_TRAININGS, "            model.record_changed(LEARNED_LABELS)\n", "", "a model whose list a withdrawal changed is the newest still"),
     Mutant(_MODEL, "records = (*self._standing(), marked)", "records = self._standing()", "the mark tells that a model is older"),
     Mutant(_MODEL, "        self.mark.write(self._mark(record))\n", "", "a published model is marked"),
     Mutant(_MODEL, "known if is_known else self.mark.next_sequence(known)", "self.mark.next_sequence(known)",

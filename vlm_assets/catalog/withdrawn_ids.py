@@ -59,6 +59,10 @@ class WithdrawnIds:
     def __contains__(self, property_id: str) -> bool:
         return self.changes.get(self._digest(property_id), 0) % 2 == 1
 
+    def was_ever(self, property_id: str) -> bool:
+        """Whether it was withdrawn at any time, taken off the list since or not."""
+        return self._digest(property_id) in self.changes
+
     def changed(self, ids: Iterable[str], *, withdrawn: bool) -> WithdrawnIds:
         """The list with these ids withdrawn, or taken off it. Ids that are so already do not change."""
         changes = dict(self.changes)
@@ -106,7 +110,12 @@ class WithdrawnIds:
         return cls(bytes.fromhex(key), changes)
 
     def _digest(self, text: str) -> str:
-        return hmac.digest(self.key, text.encode(errors="surrogatepass"), hashlib.sha256).hex()[:DIGITS]
+        return keyed_digest(self.key, text)
+
+
+def keyed_digest(key: bytes, text: str) -> str:
+    """The HMAC by which a file names an id."""
+    return hmac.digest(key, text.encode(errors="surrogatepass"), hashlib.sha256).hex()[:DIGITS]
 
 
 def list_paths(home: Path) -> tuple[Path, Path]:

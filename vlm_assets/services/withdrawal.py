@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlm_assets.assets.fingerprint import TEXTS
+from vlm_assets.assets.learned_labels import forget_kept
 from vlm_assets.catalog.catalog import Catalog, CatalogError
 from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path, publish_catalog, quarantine
 from vlm_assets.catalog.catalog_file import (
@@ -42,7 +43,7 @@ from vlm_assets.services.progress import doing, doing_each
 from vlm_assets.services.pruning import find_removable, remove
 from vlm_assets.services.withdrawn_rows import withdraw_journals, withdraw_published, withdraw_stored
 from vlm_durable.commands import command
-from vlm_durable.files.files import sync_directory
+from vlm_durable.files.files import TEMPORARY_SUFFIX, sync_directory
 from vlm_durable.files.sealed_json import read_sealed, write_sealed
 from vlm_durable.mirror.mirror import Mirror
 from vlm_durable.mirror.stored_journal import pull_others
@@ -218,6 +219,8 @@ def withdraw(settings: Settings, withdrawal: Withdrawal) -> Iterator[str]:
     _forget_summaries(settings, withdrawal.keys)
     for extension in installed():
         yield from extension.forget(settings, withdrawal.tombstones, withdrawal.keys)
+    # After the models' folders, of which a run that begins may keep a copy.
+    yield from forget_kept(settings, withdrawal.tombstones)
     removable = find_removable(settings, catalog, keys=withdrawal.keys)
     yield from removable.kept
     yield from remove(settings, removable.removals)
@@ -228,7 +231,10 @@ def withdraw(settings: Settings, withdrawal: Withdrawal) -> Iterator[str]:
             ):
                 StoredPartitions(asset, store).forget_earlier(key)
     end_withdrawal(state)
-    note.unlink(missing_ok=True)
+    # Of a start that was killed while it wrote the note.
+    leftovers = note.parent.glob(f".{note.name}.*{TEMPORARY_SUFFIX}")
+    for path in (*leftovers, note):
+        path.unlink(missing_ok=True)
     sync_directory(note.parent)
 
 

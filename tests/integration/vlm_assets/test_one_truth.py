@@ -11,10 +11,8 @@ from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
 from tests.support.damage import flip_bit
 from tests.support.scripted_engine import LostAfterOneBatch
-from vlm_assets.assets.fingerprint import digest_of
-from vlm_assets.assets.learned_labels import write_learned
+from vlm_assets.assets.learned_labels import LEARNED_LABELS, write_learned
 from vlm_assets.commands.main import app
-from vlm_durable.files.sealed_json import read_sealed
 from vlm_durable.state.database import open_state
 from vlm_durable.versions.published import PublishedPartitions
 
@@ -56,7 +54,7 @@ def test_moving_a_model_folder_changes_nothing(desk, tmp_path):
     """The fingerprint holds what the model is, never where it lies: finished partitions stay finished."""
     here, there = tmp_path / "models" / "mine", tmp_path / "elsewhere" / "renamed"
     shutil.copytree(desk.settings.model, here)
-    write_learned(here, ["a"], here)
+    write_learned(here, ["a"], here, made_of="training")
     there.parent.mkdir()
     before = desk.changed(model=str(here))
     assert before.materialize(*BOTH).success
@@ -72,7 +70,7 @@ def test_moving_a_model_folder_changes_nothing(desk, tmp_path):
     assert set(rows) == {"mine"}
     # Whose labels it learned is kept here, for a model may go.
     (kept,) = (moved.settings.state_directory / "learned").iterdir()
-    assert read_sealed(kept) == {"learned": [digest_of("a")]}
+    assert kept.read_bytes() == (there / LEARNED_LABELS).read_bytes()
 
 
 def interrupt(desk):

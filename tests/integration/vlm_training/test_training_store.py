@@ -165,6 +165,21 @@ def test_a_model_is_published_and_taken_over(publish, bucket, tmp_path):
     ]
 
 
+def test_a_file_that_a_withdrawal_changed_replaces_the_one_in_the_store(publish, bucket, tmp_path):
+    """Else the store gives back what was withdrawn. A machine with an earlier one puts nothing over it."""
+    publish("here", sequence=1, fingerprint="a", names=("model.safetensors", "list")).push()
+    model = PublishedModel(Home(tmp_path / "here").asset(ASSET), "tiny")
+    (model.folder / "list").write_text("shorter")
+    for _ in range(2):  # the second time after a kill
+        model.record_changed("list")
+        StoredModel(bucket, model).push(over=True)
+        assert bucket.get("description_model/tiny/list", most=99) == b"shorter"
+        assert StoredModel(bucket, model).record()[0] == model.record
+    assert (model.trouble(), model.record["sequence"]) == (None, 2)
+    publish("other", sequence=1, fingerprint="a").push()
+    assert StoredModel(bucket, model).record()[0] == model.record
+
+
 def test_a_machine_that_was_cut_off_publishes_nothing(publish, bucket, monkeypatch):
     """Another training was published since it began: its model stays at home, and the store keeps its own."""
     there = publish("new", sequence=1, fingerprint="b")

@@ -17,6 +17,7 @@ from vlm_assets.assets.truth import REVIEWS, verdicts
 from vlm_assets.commands.main import app
 from vlm_assets.config.settings import SettingsError
 from vlm_assets.services.command_error import CommandError
+from vlm_durable.files.sealed_json import sealed
 from vlm_engine.model_source import ModelSource, exact_revision
 from vlm_engine.schema import same
 from vlm_results import calibration, review_page
@@ -139,7 +140,7 @@ def test_labels_that_the_describing_model_learned_neither_teach_nor_certify(tmp_
         model.mkdir(parents=True)
         (model / "config.json").write_text("{}")
         revision = exact_revision(ModelSource(str(model)))
-        write_learned(model, learned, base)
+        write_learned(model, learned, base, made_of=model.name)
         assert exact_revision(ModelSource(str(model))) == revision, "no row becomes stale by the file"
     for certifying, answering in ((400, "sha256:another"), (100, revision)):
         for key in dataset.keys:
@@ -159,7 +160,7 @@ def test_what_a_model_learned_is_known_after_its_folder_is_gone_and_of_its_stude
     dataset.write_truth(dataset.settings.truth, ids)
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    write_learned(folder, ids[:300], tmp_path)
+    write_learned(folder, ids[:300], tmp_path, made_of="training")
     revision = exact_revision(ModelSource(str(folder)))
     describing = dataset.settings.model_copy(update={"model": str(folder)})
     for key in dataset.keys:
@@ -171,10 +172,12 @@ def test_what_a_model_learned_is_known_after_its_folder_is_gone_and_of_its_stude
     (judged,) = read_judged(dataset.settings, dataset.catalog).values()
     assert len(certifying_labels(judged, "floors")) == 100
     student = TrainingWork.of(dataset.settings, "student", Variant(base="a:b", epochs=1))
-    assert student.labels == set(map(digest_of, ids[:300]))
-    kept.write_bytes(kept.read_bytes()[:-5])
-    with pytest.raises(SettingsError, match="damaged"):
-        read_judged(dataset.settings, dataset.catalog)
+    assert [name for name in ids if name in student.labels] == ids[:300]
+    earlier = sealed({"learned": [digest_of(name) for name in ids[:300]]})
+    for unreadable in (kept.read_bytes()[:-5], earlier):
+        kept.write_bytes(unreadable)
+        with pytest.raises(SettingsError, match="without it these labels would count"):
+            read_judged(dataset.settings, dataset.catalog)
 
 
 def test_only_what_chance_drew_certifies_and_stays_in_the_sample_as_it_was_judged(tmp_path):

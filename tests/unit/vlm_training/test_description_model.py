@@ -13,7 +13,8 @@ import pytest
 from resources import gpu as resource
 from resources.alerts.outbox import Outbox
 from resources.gpu import GpuResource
-from vlm_assets.assets.fingerprint import Fingerprint, digest_of
+from vlm_assets.assets.fingerprint import Fingerprint
+from vlm_assets.assets.learned_labels import LEARNED_LABELS, LearnedLabels
 from vlm_assets.config.engine_choice import require_models
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import SettingsError, load_settings
@@ -160,12 +161,12 @@ def test_a_student_names_the_labels_that_it_learned_through_its_teacher(tmp_path
     """Of those that a teacher had learned, those it was trained on certify nothing of it."""
     ids = [str(number) for number in range(40)]
     samples = tuple(Sample(name, (), {}) for name in ids)
-    work = replace(work_of(tmp_path, "new"), samples=samples, labels=frozenset(map(digest_of, ids[:20])))
+    work = replace(work_of(tmp_path, "new"), samples=samples, labels=frozenset(ids[:20]))
     publish(work)
     trained = [name for name in ids[:20] if not work.plan.is_held_out(name)]
-    said = (work.model.folder / "learned-labels.list").read_text().split()
-    assert said == sorted(map(digest_of, trained))
-    assert 0 < len(said) < 20
+    learned = LearnedLabels.read(work.model.folder / LEARNED_LABELS)
+    assert [name for name in ids if name in learned] == trained
+    assert 0 < len(trained) < 20
 
 
 def older(tmp_path, *, records=True):

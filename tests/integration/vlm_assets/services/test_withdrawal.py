@@ -1,5 +1,6 @@
 """Withdrawn properties are gone from every file of a home; killed anywhere, a withdrawal is finished."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -14,11 +15,13 @@ from resources.dagster_names import NO_ATTEMPT
 from resources.gpu import GpuResource
 from tests.support.shares import share_of
 from vlm_assets.assets import materialize
+from vlm_assets.assets.fingerprint import digest_of
+from vlm_assets.assets.learned_labels import LearnedLabels, keep_learned, learned_labels, write_learned
 from vlm_assets.assets.truth import verdicts
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import WITHDRAWN, CatalogError
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.catalog.withdrawn_ids import list_paths
+from vlm_assets.catalog.withdrawn_ids import keyed_digest, list_paths
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import load_settings
 from vlm_assets.services.command_error import CommandError
@@ -29,19 +32,23 @@ from vlm_assets.services.withdrawal import (
     pending_withdrawal,
     prepare_withdrawal,
     returned_ids,
+    undo_withdrawal,
     withdraw,
 )
-from vlm_durable.files.files import set_aside
+from vlm_durable.files.files import set_aside, sha256_of
 from vlm_durable.state.database import open_state
 from vlm_durable.state.nodes import NodeRecord, Nodes
 from vlm_durable.state.withdrawing import being_withdrawn
 from vlm_durable.state.workers import Phase, Workers
 from vlm_durable.versions.findings import FindingKind
 from vlm_durable.versions.published import PublishedPartitions
+from vlm_engine.model_source import ModelSource, exact_revision
+from vlm_results.guarantee import LookResult, read_looks, write_looks
 from vlm_results.published_table import readable_records
 from vlm_results.review import Reviewed, append_verdict, verdict_of
 from vlm_results.word_index import find_words
 from vlm_training.checkpoints import Checkpoints, newest_state
+from vlm_training.published_model import PublishedModel
 from vlm_training.rank_watch import PositionFile
 from vlm_training.state import TrainingState
 from vlm_training.training_plan import Sample, TrainingPlan, write_samples
@@ -101,6 +108,38 @@ def keep_beside(settings, gone, stays):
     records, _ = readable_records(settings.descriptions, Catalog.open(settings.home))
     find_words(settings, records, "a house", most=1)
     return [settings.home / "review.jsonl", shown, training / "samples.jsonl", checkpoint]
+
+
+def keep_labels(settings, ids):
+    """What names properties by digests: two models that learned their labels, one describing; and a look."""
+    model = PublishedModel(settings.layout.asset("description_model"), "tiny")
+    with contextlib.closing(model.lock(1)):
+        model.folder.mkdir()
+        for training in ("first", "second"):
+            model.empty_export()
+            (model.export / "config.json").write_text(json.dumps({"of": training}))
+            write_learned(model.export, ids, model.export, made_of=training)
+            files = {path.name: sha256_of(path) for path in model.export.iterdir()}
+            model.publish({"sequence": 1, "fingerprint": training, "files": files, "step": 1})
+    keep_learned(settings.model_copy(update={"model": str(model.folder)}), revision_of(model))
+    judged = {digest_of(property_id): "a1 0.9000" for property_id in ids}
+    write_looks(settings, [LookResult("m", "floors", 0.9, 0.05, 300, judged, 0.5, 1, 1, "today")])
+    return model
+
+
+def revision_of(model):
+    return exact_revision(ModelSource(str(model.folder)))
+
+
+def learned_in(home):
+    """The files that say what models learned."""
+    return [*home.rglob("learned-labels.list"), *(home / ".state" / "learned").iterdir()]
+
+
+def digests_of(home, property_id):
+    """The digests by which a property may be named."""
+    keys = {key for path in learned_in(home) for key in LearnedLabels.read(path).digests}
+    return [digest_of(property_id), *(keyed_digest(bytes.fromhex(key), property_id) for key in keys)]
 
 
 def done(settings, ids) -> list[str]:
@@ -199,6 +238,26 @@ def test_unpublished_work_of_the_others_is_kept(desk):
     assert found["status"].to_pylist().count("ok") >= 6
 
 
+def test_no_list_of_labels_names_a_withdrawn_property(desk):
+    """By no digest: not as a label that a model learned, nor as one that a look counted. The others stay.
+
+    Where the property is taken in again, its label still certifies nothing: nobody knows who learned it.
+    """
+    home, (gone, stays, other) = desk.settings.home, ids_of(desk.settings)[:3]
+    model = keep_labels(desk.settings, [gone, stays])
+    digests = digests_of(home, gone)
+    assert len(learned_in(home)) == len(digests) == 3
+    assert all(files_with(home, digest) for digest in digests)
+    done(desk.settings, [gone])
+    assert [path for digest in digests for path in files_with(home, digest)] == []
+    assert all(stays in LearnedLabels.read(path) for path in learned_in(home))
+    assert read_looks(desk.settings)[0].judged.keys() == {digest_of(stays)}
+    assert model.trouble() is None
+    undo_withdrawal(desk.settings, [gone])
+    learned = learned_labels(desk.settings, revision_of(model))
+    assert (gone in learned, stays in learned, other in learned) == (True, True, False)
+
+
 def test_ids_that_are_not_there_change_nothing(desk):
     """A misspelt id is named, and none of the others is withdrawn."""
     with pytest.raises(CatalogError, match="nobody"):
@@ -216,6 +275,8 @@ def test_a_withdrawal_that_is_killed_anywhere_is_finished_by_the_next(desk, tmp_
     assert desk.materialize(*ASSETS, config={"recompute": True}).success
     gone = ids_of(desk.settings)[2:3]
     keep_beside(desk.settings, gone[0], ids_of(desk.settings)[3])
+    keep_labels(desk.settings, ids_of(desk.settings)[2:4])
+    digests = digests_of(desk.settings.home, gone[0])
     kills = 0
     for at in share_of(range(1, 10_000, max(1, 17 // ROUNDS)), 3):
         home = tmp_path / f"home-{at}"
@@ -238,12 +299,13 @@ def test_a_withdrawal_that_is_killed_anywhere_is_finished_by_the_next(desk, tmp_
             kills += 1
             pending = pending_withdrawal(settings)
             assert pending in (None, wanted)
-            if pending is None and files_with(home, gone[0]):
+            if pending is None and any(files_with(home, name) for name in (*gone, *digests)):
                 pending = wanted
             if pending is not None:
                 assert isinstance(pending, Withdrawal)
                 list(withdraw(settings, pending))
-        assert files_with(home, gone[0]) == [], at
+        assert [path for name in (*gone, *digests) for path in files_with(home, name)] == [], at
+        assert PublishedModel(settings.layout.asset("description_model"), "tiny").trouble() is None, at
         is_whole(settings, gone)
         assert PublishedPartitions(settings.descriptions).verify(KEY).ok
         shutil.rmtree(home)
