@@ -17,7 +17,7 @@ from sensors.retry_decision import Action, Facts, Policy, decide
 from sensors.retry_ledger import Entry
 from vlm_durable.commands import command
 
-_LONGEST = 400
+_LONGEST = 600
 
 _BY_PERSON = frozenset({Action.PERSON, Action.GIVE_UP, Action.GIVEN_UP})
 
@@ -88,4 +88,14 @@ def why_ended(dagster: InstanceRuns, run: RunState) -> str:
     if run.interrupted_by == NEVER_STARTED:
         return "the machine was too busy to start its run: no failure of the partition, and no attempt"
     error = dagster.error_of(run.run_id) or f"run {run.run_id[:8]} ended without a word"
-    return " ".join(error.split()).rstrip(".")[:_LONGEST]
+    return _shortened(" ".join(error.split())).rstrip(".")
+
+
+def _shortened(text: str) -> str:
+    """The first sentences of a text, as many as fit. None of its commands is cut in two."""
+    if len(text) <= _LONGEST:
+        return text
+    text = text[:_LONGEST]
+    if text.count("`") % 2:
+        text = text[: text.rindex("`")]
+    return f"{text.rpartition('. ')[0] or text.rstrip()} …"

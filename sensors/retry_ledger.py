@@ -112,7 +112,7 @@ def left_to_person(entry: Entry, why: str, now: float) -> Alert:
         title=f"Partition {entry.key} is not tried again by itself",
         next_step=(
             f"{command('show', 'ID')} shows a failed property. Put right what its kind says (missing or"
-            " damaged images, limits, prompt), then materialize with `retry_failed: true`."
+            f" damaged images, limits, prompt), then {command('run', entry.key)}."
         ),
         expected="failed rows that another try may cure",
         actual=why,

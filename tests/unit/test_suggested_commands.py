@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shlex
 import shutil
 from collections.abc import Iterable
@@ -18,6 +19,7 @@ from tests.support.activity import commands_of
 from vlm_assets.catalog.catalog_copies import catalog_path
 from vlm_assets.commands import main as cli
 from vlm_durable.commands import command, given_command, note_given
+from vlm_results import exported_images
 
 ROOT = Path(__file__).parents[2]
 CORE = ("vlm_durable", "vlm_engine", "resources", "sensors", "vlm_assets")
@@ -130,6 +132,8 @@ REFUSED = {
     "questions add 3": "Nothing is published yet that a schema",
 }
 """Commands that refuse a home in which nothing is wrong, and what they say."""
+NOT_DONE = {"repair --failed": "no Dagster runs on this home"}
+"""Commands that are told yes and are not done here, and what they say."""
 BEFORE = {
     "restore 3 --home 3": ["backup", "backup"],
     "withdraw --undo 3": ["withdraw", "--ids", "ids.txt", "--yes"],
@@ -159,6 +163,12 @@ AFTER = {
 """What is filled in after these words; after ``ingest``, the listing of the home."""
 
 
+def suggested_in(message: str, before: str) -> list[str]:
+    """The arguments of the command that stands in a message after these words."""
+    (line,) = re.findall(f"{re.escape(before)}`vlm-assets ([^`]*)`", message)
+    return shlex.split(line)
+
+
 @pytest.mark.parametrize(
     "words", [words for words in suggestions((*CORE, *EXTENSIONS)) if words.split()[0] not in NOT_RUN_HERE]
 )
@@ -185,8 +195,9 @@ def test_a_suggested_command_runs(words, made, dataset, tmp_path, monkeypatch):
     if done.exit_code:
         assert REFUSED.get(words, "To do it: ") in message
         if words not in REFUSED:
-            done = CliRunner().invoke(cli.app, [*given, "--yes"])
-            assert done.exit_code == 0, done.output
+            done = CliRunner().invoke(cli.app, suggested_in(message, "To do it: "))
+            assert (done.exit_code == 0) != (words in NOT_DONE), done.output
+            assert NOT_DONE.get(words, "") in done.output
     else:
         assert words not in REFUSED
 
@@ -247,6 +258,51 @@ def test_the_command_that_was_given_is_suggested_with_one_word_more(
     assert str(given_options[option.strip("-")]) == value
     if option != "--home":
         assert options["home"] == home
+
+
+MORE_NOT_RUN_HERE = {("--port", "PORT"): "starts Dagster, or serves a page until it is ended"}
+"""Words that are added to a command which is parsed alone, and why."""
+MORE_RUN_HERE = {
+    ("--home", "DIR"): {
+        "demo --no-run --properties 1 --home HOME": "a home of its own: ",
+        "devices pause --home nowhere": "Name its folder: ",
+        "devices resume --home nowhere": "Name its folder: ",
+    },
+    ("--images", "copy"): {"export out --format csv --images embed --home HOME": "holds no image: "},
+    ("--format", "huggingface"): {"export out --format csv --images embed --home HOME": "`, or "},
+    ("--images", "none"): {"export out --images copy --home HOME": "To export without images: "},
+    ("--images", "Images.none"): {
+        "export out --format iceberg --images copy --home HOME": "no image files: "
+    },
+}
+"""Commands that are refused, by what the refusal adds to them, and its words before the new command."""
+
+
+@pytest.mark.parametrize(
+    ("given", "before"), [refused for commands in MORE_RUN_HERE.values() for refused in commands.items()]
+)
+def test_the_command_that_was_given_runs_with_one_word_more(given, before, dataset, tmp_path, monkeypatch):
+    """The command in the refusal is copied as it stands, and does what the refused one should."""
+    home = dataset.settings.home.rename(tmp_path / "my home")
+    monkeypatch.delenv("VLM_ASSETS_HOME", raising=False)
+    monkeypatch.chdir(tmp_path)
+    if "without images" in before:
+        monkeypatch.setattr(exported_images, "_has_entries", lambda place: False)
+    refused = CliRunner().invoke(cli.app, [str(home) if word == "HOME" else word for word in given.split()])
+    assert refused.exit_code == 1
+    suggested = suggested_in(f"{refused.output} {refused.exception}", before)
+    another = tmp_path / "another home" if given.startswith("demo") else home
+    done = CliRunner().invoke(cli.app, [str(another) if word == "DIR" else word for word in suggested])
+    assert done.exit_code == 0, f"{done.output} {done.exception}"
+    if given.startswith("export"):
+        assert any(Path("out").iterdir())
+
+
+def test_each_word_that_a_refusal_adds_was_run_or_says_why_not():
+    """What is told yes runs above, but for a publication, which starts Dagster."""
+    assert set(GIVEN_ONCE_MORE) == {("--yes",), *MORE_RUN_HERE, *MORE_NOT_RUN_HERE}
+    told_yes = [words for words in GIVEN_ONCE_MORE[("--yes",)] if words.split()[0] not in NOT_RUN_HERE]
+    assert set(told_yes) <= set(suggestions(CORE)) - set(REFUSED)
 
 
 def test_no_command_is_made_up_where_none_was_given():

@@ -247,8 +247,7 @@ def _failed_share(connection: duckdb.DuckDBPyConnection, limits: FailedShareLimi
     accepted, refused = limits.accepted, limits.refuse(failed, rows)
     next_step = (
         f"{command('show', 'ID')} shows one of them. To try them again: put missing or damaged images back,"
-        " then"
-        " materialize with `retry_failed: true`."
+        f" then {command('run', key) if refused else command('repair', '--failed')}."
     )
     if refused:
         next_step += f" To publish it as it is, this once: {command('run', key, '--accept-failed')}."

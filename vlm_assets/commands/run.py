@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import Annotated, TypeVar
@@ -89,6 +89,7 @@ def run_backfill(
     keys: KeysOf | None = None,
     run_config: Mapping[str, object] | None = None,
     stale_too: bool = False,
+    retry_failed: bool = False,
     exit_when_done: bool = False,
     accuracy: Callable[[], str | None] = lambda: None,
     environment: Mapping[str, str] | None = None,
@@ -98,7 +99,8 @@ def run_backfill(
 
     The code is 0 if every partition asked for is complete and no check of them failed with ERROR, 1
     otherwise, and 130 after Ctrl-C. keys: the partitions, all unless given. run_config: of each run.
-    stale_too: whether stale partitions among them are made anew.
+    stale_too: whether stale partitions among them are made anew. retry_failed: whether properties that failed
+    are tried again in partitions that were never published.
     accuracy: a sentence about the finished output, or None. environment: of Dagster's processes, in addition
     to this one's.
 
@@ -110,7 +112,8 @@ def run_backfill(
     with running_dagster(settings, port=port, console=console, environment=environment) as server:
         server.start_pages(console)
         patience = Patience(console, server.watch)
-        work = _backfill(patience, server.api, settings, keys, run_config, stale_too=stale_too)
+        work = _backfill(patience, server.api, settings, keys)
+        work = replace(work, run_config=run_config or {}, stale_too=stale_too, retry_failed=retry_failed)
         summary = _follow(work, accuracy, patience, start=server.start_daemon)
         if not exit_when_done:
             where_to_click(console, server.address)
@@ -127,6 +130,7 @@ def run_partitions(
     keys: KeysOf | None,
     run_config: Mapping[str, object] | None = None,
     stale_too: bool = False,
+    retry_failed: bool = False,
     console: Console,
 ) -> int:
     """Materialize partitions in the Dagster that runs on the home, else in one that is started for it.
@@ -143,6 +147,7 @@ def run_partitions(
             keys=keys,
             run_config=run_config,
             stale_too=stale_too,
+            retry_failed=retry_failed,
             exit_when_done=True,
             console=console,
         )
@@ -152,7 +157,8 @@ def run_partitions(
             console.print(f"Dagster runs on this home already: {address}")
             api = DagsterApi(address, settings.dagster_home)
             patience = Patience(console, lambda seconds: _wait_for(api, seconds))
-            work = _backfill(patience, api, settings, keys, run_config, stale_too=stale_too)
+            work = _backfill(patience, api, settings, keys)
+            work = replace(work, run_config=run_config or {}, stale_too=stale_too, retry_failed=retry_failed)
             summary = _follow(work, lambda: None, patience)
         except KeyboardInterrupt:
             console.print(f"\nThe backfill goes on in {address}; {command('status')} shows how far it is.")
@@ -174,17 +180,9 @@ def _wait_for(api: DagsterApi, seconds: float) -> None:
     api.url = address  # it may have been started again meanwhile
 
 
-def _backfill(
-    patience: Patience,
-    api: DagsterApi,
-    settings: Settings,
-    keys: KeysOf | None,
-    run_config: Mapping[str, object] | None,
-    *,
-    stale_too: bool,
-) -> Backfill:
+def _backfill(patience: Patience, api: DagsterApi, settings: Settings, keys: KeysOf | None) -> Backfill:
     chosen = patience.ask(lambda: keys(api)) if keys is not None else all_keys(settings.home)
-    return Backfill(api, settings, chosen, run_config or {}, stale_too)
+    return Backfill(api, settings, chosen)
 
 
 def _code(summary: BackfillSummary | None) -> int:
@@ -313,7 +311,8 @@ def run_command(
     """Materialize partitions and show the progress until they are done.
 
     Uses the Dagster that runs on this home, or starts one for as long as it takes.
-    Finished work is kept, so the command can be repeated at any time.
+    Finished work is kept, so the command can be repeated at any time. Properties that failed are tried
+    again in a partition that is not published, if it is named or taken by --failed.
     A stale partition was made with other settings or images than now. What it would take is said, and you
     are asked. Without a terminal, and after a no, it is left as it is, unless it is named, or --stale or
     --yes is given. Rows whose inputs are the same are kept, those of the two versions before included. The
@@ -359,7 +358,15 @@ def run_command(
             say(sentence, fg="yellow", err=True)
         if not keys and not status.stale_keys:
             raise typer.Exit(1)
-    raise typer.Exit(run_partitions(current, port=port, keys=keys_of, stale_too=stale_too, console=console))
+    code = run_partitions(
+        current,
+        port=port,
+        keys=keys_of,
+        stale_too=stale_too,
+        retry_failed=failed or bool(keys),
+        console=console,
+    )
+    raise typer.Exit(code)
 
 
 def _stale_too(current: Settings, status: Status, keys: list[str], *, stale: bool, yes: bool) -> bool:
@@ -524,7 +531,8 @@ def show_summary(console: Console, summary: BackfillSummary) -> None:
         )
     checks = [
         f"[{'red' if check.severity == 'ERROR' else 'yellow'}]{check.severity}:[/] check {check.name}"
-        f" of {check.asset}, partition {check.partition}: {escape(check.description)}"
+        f" of {check.asset}, partition {check.partition}:"
+        f" {escape(check.description or 'it did not come to a result')}"
         for check in summary.failing
     ]
     for line in checks[:SHOWN]:

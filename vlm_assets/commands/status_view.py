@@ -46,8 +46,9 @@ _LISTED = (
     State.CANCELLED,
     State.INTERRUPTED,
     State.STALE,
+    State.NOT_STARTED,
 )
-"""States whose partitions are listed by key, in this order."""
+"""States whose partitions are listed by key, in this order; not started ones if there is a reason."""
 
 
 def watch_status(
@@ -141,7 +142,11 @@ def _devices(status: Status) -> Table:
 def _listed(status: Status) -> list[RenderableType]:
     lines: list[RenderableType] = []
     for state in _LISTED:
-        partitions = [partition for partition in status.partitions if partition.state is state]
+        partitions = [
+            partition
+            for partition in status.partitions
+            if partition.state is state and (partition.note or state is not State.NOT_STARTED)
+        ]
         lines += [_line(partition) for partition in partitions[:SHOWN]]
         lines += _more(len(partitions), f" {state.value}")
     return lines

@@ -51,6 +51,8 @@ _NOTHING_LEFT = frozenset({State.DONE, State.STALE, State.LOST, State.DAMAGED})
 
 DAY_SECONDS = 24 * 3600.0
 
+_COMMITTED = frozenset({State.INTERRUPTED, State.FAILED, State.REFUSED, State.GIVEN_UP})
+
 _UNFINISHED = frozenset({State.INTERRUPTED, State.NOT_STARTED, State.REFUSED, State.DAMAGED})
 """States in which a partition's retries and cancels count."""
 
@@ -87,7 +89,10 @@ class RetryNotes:
             next_step = (
                 f"It is not tried again by itself: put that right, then {command('run', partition.key)}"
             )
-            return replace(partition, state=State.GIVEN_UP, note=f"needs you: {failed}{because}. {next_step}")
+            note = f"{failed}{because}. {next_step}"
+            if partition.state is State.REFUSED:
+                note = str(partition.note)  # It says more than the run's error does, and what to do.
+            return replace(partition, state=State.GIVEN_UP, note=f"needs you: {note}")
         if not entry.attempts and (entry.reckoned is None or entry.requested is not None):
             return partition
         if entry.not_before:
@@ -224,6 +229,17 @@ class Status:
         return frozenset(partition.key for partition in stale)
 
     @property
+    def committed_keys(self) -> frozenset[str]:
+        """Partitions whose descriptions are committed, all or some, and were never published."""
+        return frozenset(
+            partition.key
+            for partition in self.partitions
+            if partition.asset == self.assets[0]
+            and partition.key not in self.published
+            and partition.state in _COMMITTED
+        )
+
+    @property
     def order(self) -> list[PartitionStatus]:
         """What waits, in the order in which it will run."""
         waiting = [partition for partition in self.partitions if partition.turn is not None]
@@ -261,7 +277,7 @@ def read_status(
     reader = PartitionStates(settings, catalog, verified=verified, stored=stored.sentences)
     computed = settings.computed_assets
     states = [
-        _with_failures(settings, notes.beside(state))
+        notes.beside(_with_failures(settings, state))
         for state in reader.all(advance)
         if state.asset in computed
     ]
@@ -399,17 +415,13 @@ def _longest(seconds: Iterable[float | None]) -> float | None:
 
 
 def _with_failures(settings: Settings, state: PartitionState) -> PartitionState:
-    """A refused partition with its failed rows named, and what publishes it all the same."""
+    """A refused partition with its failed rows named."""
     if state.state is not State.REFUSED or state.asset == settings.embeddings.name:
         return state
     failures = unpublished_failures(settings.layout.asset(state.asset).partition(state.key))
     if not failures.failed:
         return state
-    note = (
-        f"{state.note}. {failures.sentence()}. To publish it as it is:"
-        f" {command('run', state.key, '--accept-failed')}"
-    )
-    return replace(state, note=note)
+    return replace(state, note=f"{str(state.note).rstrip('.')}. {failures.sentence()}")
 
 
 def _with_cost(
@@ -563,7 +575,8 @@ def _step(state: State) -> str | None:
         State.FAILED: "failed: the schedule tries them again by itself.",
         State.GIVEN_UP: f"given up: put right what each says above, then {command('run', '--failed')}.",
         State.CANCELLED: "cancelled by a person: they wait until they are launched by hand.",
-        State.REFUSED: "refused by a check: transient failures are tried again, the rest is in the UI.",
+        State.REFUSED: "refused by a check: failures that may pass are tried again; of others, put right what"
+        f" each says above, then {command('run', '--failed')}.",
         State.DAMAGED: f"damaged: {command('repair')} puts them back.",
         State.LOST: f"lack committed rows: put their files back, or give the rows up: {command('repair')}.",
         State.STALE: "stale: made with another catalogue, settings or texts than now. They stay readable;"

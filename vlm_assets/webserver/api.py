@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlm_assets.webserver.home import HOME_HEADER, home_id, running_address
 from vlm_durable.commands import command
+from vlm_durable.markdown_text import plain
 
 if TYPE_CHECKING:
     import httpx2
@@ -71,13 +72,16 @@ class LaunchedBackfill:
 
 @dataclass(frozen=True)
 class FailingCheck:
-    """The latest result of a check for one partition, where it did not pass. severity: WARN or ERROR."""
+    """The latest result of a check for one partition, where it did not pass.
+
+    severity: WARN or ERROR. description: plain text; None if the run ended before the check had a result.
+    """
 
     asset: str
     name: str
     partition: str
     severity: str
-    description: str
+    description: str | None
 
 
 @dataclass(frozen=True)
@@ -274,13 +278,13 @@ class DagsterApi:
             n=name,
             p=key,
         )["assetCheckExecutions"]
-        evaluation = (executions[0]["evaluation"] if executions else None) or {}
+        evaluation: Mapping[str, Any] = (executions[0]["evaluation"] if executions else None) or {}
         return FailingCheck(
             asset=asset,
             name=name,
             partition=key,
             severity=evaluation.get("severity", "ERROR"),
-            description=evaluation.get("description") or "it did not come to a result",
+            description=plain(evaluation["description"] or "") if evaluation else None,
         )
 
     def _node(self, asset: str, fields: str) -> dict[str, Any]:

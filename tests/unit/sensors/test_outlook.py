@@ -34,6 +34,23 @@ def test_what_is_tried_again_and_what_needs_a_person_are_told_apart(orchestrator
     assert ([one.key for one in told], more) == (["a"], 2)
 
 
+def test_a_long_error_ends_with_a_whole_sentence(orchestrator):
+    """A command that is copied from it is never cut in two."""
+    errors = {
+        "a": f"No row is good. {'See more. ' * 56}Then `vlm-assets run a --home /srv/properties`.",
+        "b": 100 * "endless ",
+        "c": f"`vlm-assets show {900 * 'c'}` shows it.",
+    }
+    for key, error in errors.items():
+        orchestrator.ends(orchestrator.created(key), error)
+    rows = dict.fromkeys(errors, 0)
+    told, _ = outlooks(orchestrator.dagster, {}, rows, POLICY, every_minutes=10, now=time.time(), most=9)
+    whys = {outlook.key: outlook.why for outlook in told}
+    assert whys["a"].startswith("No row is good. See more. ") and whys["a"].endswith("See more …")
+    assert whys["b"].endswith("endless …") and "`" not in whys["c"]
+    assert max(map(len, whys.values())) <= 602
+
+
 def test_the_ledger_says_what_a_run_died_of_from_its_first_failure_on(orchestrator):
     """A status without Dagster says it too; a run that never started is no attempt."""
     orchestrator.ends(orchestrator.created("b"), "the disk is full.")

@@ -266,7 +266,7 @@ def test_a_failed_check_publishes_nothing_and_says_what_to_do(desk, images_taken
     assert (check.passed, check.partition) == (False, KEY)
     assert check.severity.value == "ERROR"
     assert "4 missing" in refused.failure
-    assert "retry_failed: true" in refused.failure
+    assert f"then `vlm-assets run {KEY}" in refused.failure
     assert refused.checks["ids_conserved"].passed
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -87,6 +88,38 @@ def test_without_a_yes_nothing_is_published(refused):
     assert not refused.settings.descriptions.partition(refused.keys[0]).published.exists()
 
 
+def test_who_names_a_refused_partition_has_its_failed_properties_tried_again(refused):
+    """Its refusal says to do that; without it the run would be refused again. Others start as ever."""
+    first, second, _ = refused.keys
+    launched = []
+    api = LaunchedKeys()
+    api.launch_backfill = lambda assets, keys, *, run_config, **_: launched.append((keys, run_config)) or "b"
+    for retry_failed, expected in ((True, {first: True, second: None}), (False, {first: None, second: None})):
+        launched.clear()
+        Backfill(api, refused.settings, [first, second], retry_failed=retry_failed).begin()
+        asked = {
+            key: config["ops"][ASSETS[0]]["config"].get("retry_failed")
+            for keys, config in launched
+            for key in keys
+        }
+        assert asked == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "retries"),
+    [((), False), (("000000000-000000003",), True), (("--failed",), True), (("--stale",), False)],
+)
+def test_failed_properties_are_tried_again_only_where_a_person_asks(empty, monkeypatch, arguments, retries):
+    """By the key, or with --failed; the plain command keeps them as they are."""
+    monkeypatch.setattr(run_module, "require_models", lambda settings: None)
+    monkeypatch.setattr(
+        run_module, "run_partitions", lambda settings, *, retry_failed, **_: print(retry_failed) or 0
+    )
+    named = [empty.keys[0] if word[0].isdigit() else word for word in arguments]
+    done = CliRunner().invoke(app, ["run", "--home", str(empty.settings.home), *named])
+    assert done.output.splitlines()[-1] == str(retries)
+
+
 def test_what_is_published_already_is_left_alone(dataset):
     """There is nothing to accept."""
     said = accept_failed(dataset, "--yes")
@@ -152,7 +185,7 @@ def launched_by(dataset, monkeypatch, tmp_path):
         api = LaunchedKeys()
 
         def run_partitions(settings, *, keys, stale_too, **_):
-            print(run_module._backfill(PATIENT, api, settings, keys, None, stale_too=stale_too).begin())
+            print(replace(run_module._backfill(PATIENT, api, settings, keys), stale_too=stale_too).begin())
             return 0
 
         monkeypatch.setattr(run_module, "run_partitions", run_partitions)

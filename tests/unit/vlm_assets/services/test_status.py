@@ -324,6 +324,24 @@ def test_a_first_failure_says_when_and_why_it_is_tried_again(uneven: Settings) -
     assert re.search("its last run failed; tried again after 2033-.*, because the disk is full", failed.note)
     assert re.search("interrupted; tried again after 2033-.*, because the machine was", interrupted.note)
     assert re.search(f"needs you: .*garbage.*`vlm-assets run {MIDDLE}", left.note)
+    lines = text(status_of(uneven)).splitlines()
+    listed = [line for line in lines if line.startswith("property_descriptions ")]
+    keys = [line.split()[1].rstrip(":") for line in listed]
+    assert sorted(keys) == sorted(entries), "what waits and has not been tried is counted, not listed"
+
+
+def test_a_refusal_that_needs_a_person_is_told_whole(uneven: Settings, commit, refuse) -> None:
+    """What the check says and what to do is not replaced by the shortened error of the run."""
+    commit(uneven, LIGHT, 2)
+    refuse(uneven, LIGHT)
+    entry = Entry(LIGHT, reckoned="r1", told="person: r1", why="the beginning of")
+    assert Attempts(control_state(uneven)).write({LIGHT: entry}, read={})
+    status = status_of(uneven)
+    found = next(one for one in status.partitions if one.key == LIGHT)
+    assert found.state is State.GIVEN_UP
+    assert re.search("^needs you: .*: failed_share: 2 of 2 properties failed", found.note)
+    assert "the beginning of" not in found.note
+    assert status.committed_keys == {LIGHT}
 
 
 def test_a_cpu_slot_is_never_missing(dataset) -> None:
