@@ -8,7 +8,7 @@ progress picture all ask ``PartitionStates``, so they cannot disagree. It change
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -140,7 +140,8 @@ class PartitionStates:
 
     deep: read every byte of files, copies and journals. verified: files that need not be read again; None:
     read every published file. meanings: of the current settings; computed once. stored: what is wrong in the
-    store, a sentence for each asset and partition.
+    store, a sentence for each asset and partition. assets: those of the settings unless given; of others
+    nothing is called stale.
     """
 
     def __init__(
@@ -152,13 +153,14 @@ class PartitionStates:
         verified: VerifiedFiles | None = None,
         deep: bool = False,
         stored: Mapping[tuple[str, str], str] = MappingProxyType({}),
+        assets: Sequence[AssetFolders] | None = None,
     ) -> None:
         self._stored = stored
         self._catalog = catalog
         self._ranges = {property_range.key: property_range for property_range in catalog.ranges}
-        self._assets = settings.partitioned_assets
+        self._assets = settings.partitioned_assets if assets is None else assets
+        self._named, self._computed = settings.partitioned_assets, settings.computed_assets
         self._described, self._embedded = settings.descriptions, settings.embeddings
-        self._embeds = settings.embedding_model is not None
         self._workers = Workers(control_state(settings))
         self._verified = verified
         self._deep = deep
@@ -169,8 +171,8 @@ class PartitionStates:
     ) -> list[PartitionState]:
         """Every partition of every asset, upstream first, in the order of the catalogue.
 
-        Without an embedding model, only those embeddings that have a published file or a finding. advance:
-        called with how many of the partitions were read.
+        Of assets that the settings do not compute, such as embeddings without a model, only partitions that
+        have a published file or a finding. advance: called with how many of the partitions were read.
         """
         running = {(worker.asset, worker.partition) for worker in self._workers.living()}
         touched = {asset.name: asset.touched_keys() for asset in self._assets}
@@ -188,9 +190,8 @@ class PartitionStates:
                     state = _untouched(asset, property_range)
                 states[asset.name].append(state)
                 described = state if asset == self._described else described
-        if not self._embeds:
-            embedded = states[self._embedded.name]
-            states[self._embedded.name] = [state for state in embedded if state.record or state.findings]
+        for name in states.keys() - set(self._computed):
+            states[name] = [state for state in states[name] if state.record or state.findings]
         return [state for asset in self._assets for state in states[asset.name]]
 
     def read(self, asset: str, key: str) -> PartitionState:
@@ -235,7 +236,9 @@ class PartitionStates:
         texts: PublishedRecord | None,
     ) -> PartitionState:
         state = self._compare_files(files, reading, _untouched(asset, property_range))
-        if state.record is not None:
+        if state.record is not None and asset not in self._named:
+            state = replace(state, state=State.DONE)
+        elif state.record is not None:
             state = self._staleness(asset, property_range, state, state.record, texts)
         elif not state.findings:
             state = self._unfinished(asset, state, check=not is_running)

@@ -25,6 +25,7 @@ from vlm_assets.catalog.catalog_file import (
     read_header,
     verify_file,
 )
+from vlm_assets.catalog.ranges import CATALOG
 from vlm_durable.commands import command
 from vlm_durable.files.files import (
     TEMPORARY_SUFFIX,
@@ -47,7 +48,7 @@ from vlm_durable.versions.version_mark import (
 from vlm_durable.versions.versioned_object import VersionedObject
 from vlm_durable.wording import counted
 
-_ASSET, _KEY = "property_catalog", "catalog"
+_KEY = "catalog"
 _NOTE = "put_back.json"
 _WAIT_SECONDS = 60.0
 """For another process that publishes or puts back: each takes a few seconds."""
@@ -583,7 +584,7 @@ def _catalog(home: Path) -> VersionedObject[None]:
 
 
 def _folders(home: Path) -> AssetFolders:
-    return Home(home).asset(_ASSET)
+    return Home(home).asset(CATALOG)
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from vlm_assets.catalog.catalog_file import (
 )
 from vlm_assets.catalog.ingest import only_ingest
 from vlm_assets.catalog.published_ids import recorded_catalogs
-from vlm_assets.catalog.ranges import DESCRIPTIONS, EMBEDDINGS
+from vlm_assets.catalog.ranges import range_assets
 from vlm_assets.catalog.stored_catalog import CATALOG_NAME, MOST_BYTES, put_catalog
 from vlm_durable.files.layout import Home
 from vlm_durable.mirror.bucket import S3Folder, StoredObject
@@ -94,7 +94,7 @@ def check_catalog(home: Path, place: str, store: Mirror = NO_MIRROR) -> ChosenCa
         )
     newest = versions.get(header.catalog_id, 0)
     keys = {property_range.key for property_range in header.ranges}
-    published = {key for name in (DESCRIPTIONS, EMBEDDINGS) for key in Home(home).asset(name).recorded_keys()}
+    published = {key for asset in range_assets(Home(home)) for key in asset.recorded_keys()}
     unlisted = tuple(sorted(published - keys))
     return ChosenCatalog(place, header, newest, trouble_of(home, header), unlisted, data, over)
 

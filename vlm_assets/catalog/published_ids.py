@@ -14,7 +14,7 @@ from pathlib import Path
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_copies import catalog_id_of
 from vlm_assets.catalog.catalog_file import CatalogError, is_tombstone
-from vlm_assets.catalog.ranges import DESCRIPTIONS, EMBEDDINGS, InvalidRangeError, PropertyRange
+from vlm_assets.catalog.ranges import InvalidRangeError, PropertyRange, range_assets
 from vlm_durable.commands import command
 from vlm_durable.files.layout import Home
 from vlm_durable.files.sealed_json import FormatVersionError
@@ -46,9 +46,8 @@ def unlisted_ids(home: Path, catalog: Catalog | None, store: Mirror = NO_MIRROR)
     """
     ranges = {listed.key: listed for listed in catalog.ranges} if catalog is not None else {}
     by_key: dict[str, PublishedIds] = {}
-    for name in (DESCRIPTIONS, EMBEDDINGS):
-        asset = Home(home, catalog_id_of).asset(name)
-        stored_keys = {Path(stored_name).stem for stored_name, _ in store.names(f"{name}/")}
+    for asset in range_assets(Home(home, catalog_id_of), store):
+        stored_keys = {Path(stored_name).stem for stored_name, _ in store.names(f"{asset.name}/")}
         for key in stored_keys.difference(ranges):
             StoredPartitions(asset, store).pull(key)
         published = PublishedPartitions(asset)
@@ -71,7 +70,7 @@ def unlisted_ids(home: Path, catalog: Catalog | None, store: Mirror = NO_MIRROR)
 def recorded_catalogs(home: Path) -> set[str]:
     """The ids of the catalogues that the records of published partitions name. Raises OSError."""
     ids: set[str] = set()
-    for asset in map(Home(home).asset, (DESCRIPTIONS, EMBEDDINGS)):
+    for asset in range_assets(Home(home)):
         for key in asset.recorded_keys():
             with contextlib.suppress(PublishedError, FormatVersionError):
                 record = PublishedPartitions(asset).record(key)

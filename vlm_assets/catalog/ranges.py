@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from vlm_durable.files.layout import AssetFolders, Home
+from vlm_durable.mirror.mirror import NO_MIRROR, Mirror
 
 if TYPE_CHECKING:
     from dagster import StaticPartitionsDefinition
 
-DESCRIPTIONS, EMBEDDINGS = "property_descriptions", "property_embeddings"
-"""The assets with a file for each range. All other code takes their names from here, or from the settings."""
+CATALOG, DESCRIPTIONS, EMBEDDINGS = "property_catalog", "property_descriptions", "property_embeddings"
+"""The last two are the assets with a file for each range, beside those of question sets. All other code takes
+their names from here, or from the settings."""
+
+SET_PREFIX: Final = "property_"
+"""The asset of a question set is named by it and the set's name."""
 
 ORDINAL_LIMIT = 1_000_000_000
 """Ordinals have nine digits at most, so that keys sort as text the way their ranges sort as numbers."""
@@ -60,6 +67,28 @@ class PropertyRange:
                 f"{key!r} is not a key of a property range: one reads like 000000000-000000999"
             )
         return cls(int(match[1]), int(match[2]) + 1)
+
+
+def range_assets(home: Home, store: Mirror = NO_MIRROR) -> tuple[AssetFolders, ...]:
+    """Every asset with a file for each range: descriptions, embeddings, then question sets.
+
+    The sets are those of which the home or the store has something, whether settings name them or not.
+    Raises OSError, StoreError.
+    """
+    sets = _sets_among(home.asset_names()) | stored_sets(home, store)
+    return tuple(map(home.asset, (DESCRIPTIONS, EMBEDDINGS, *sorted(sets))))
+
+
+def stored_sets(home: Home, store: Mirror) -> set[str]:
+    """The assets of question sets of which the store has a record or a journal. Raises StoreError."""
+    begins = home.asset(SET_PREFIX)
+    beginnings = (str(folder.relative_to(home.root)) for folder in (begins.versions, begins.journals))
+    folders = (folder for beginning in beginnings for folder in store.folders(beginning))
+    return _sets_among(folder.rpartition("/")[2] for folder in folders)
+
+
+def _sets_among(assets: Iterable[str]) -> set[str]:
+    return {name for name in assets if name.startswith(SET_PREFIX)} - {CATALOG, DESCRIPTIONS, EMBEDDINGS}
 
 
 def cut_around(start: int, stop: int, size: int, fixed: Sequence[PropertyRange]) -> tuple[PropertyRange, ...]:

@@ -26,15 +26,13 @@ from vlm_assets.catalog.catalog_copies import (
     trouble_of,
 )
 from vlm_assets.catalog.catalog_file import UNREADABLE, CatalogError, CatalogHeader
+from vlm_assets.catalog.ranges import CATALOG
 from vlm_assets.catalog.withdrawn_ids import share_withdrawn
 from vlm_durable.files.files import sha256_of
 from vlm_durable.mirror.bucket import ObjectDamagedError, StoredObject, TakenError
 from vlm_durable.mirror.mirror import Mirror
 from vlm_durable.versions.stored import newest_here_command
 from vlm_durable.wording import counted
-
-CATALOG = "property_catalog"
-"""The asset of the catalogue."""
 
 CATALOG_NAME = f"{CATALOG}/catalog.parquet"
 MOST_BYTES = 5 << 30

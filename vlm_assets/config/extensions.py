@@ -79,7 +79,8 @@ class Extension:
     """Import packages that an extra of its distribution installs, each with what to give to pip."""
 
     assets: ClassVar[tuple[str, ...]] = ()
-    """Assets of its own that have folders in a home: a backup takes them along."""
+    """Assets of its own that have folders in a home: a backup takes them along. No name of theirs begins with
+    ``property_``, as the core's do."""
 
     settings: ClassVar[type[Settings]] = Settings
     """The core's, or a subclass that adds its own: users set all of them in one way."""

@@ -10,16 +10,16 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-SET_PREFIX: Final = "property_"
-"""An asset of a set is named by it and the set's name."""
+from vlm_assets.catalog.ranges import CATALOG, DESCRIPTIONS, EMBEDDINGS
+from vlm_assets.catalog.ranges import SET_PREFIX as SET_PREFIX
 
 _MOST_BYTES = 1 << 20
-_RESERVED = ("catalog", "descriptions", "embeddings")
+_RESERVED = [asset.removeprefix(SET_PREFIX) for asset in (CATALOG, DESCRIPTIONS, EMBEDDINGS)]
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 

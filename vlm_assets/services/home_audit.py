@@ -22,9 +22,10 @@ from vlm_assets.assets.partition_state import PartitionState, PartitionStates, S
 from vlm_assets.assets.row_counts import Counted, RowCounts, RowsFile, count_rows
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import is_tombstone
-from vlm_assets.catalog.stored_catalog import CATALOG
+from vlm_assets.catalog.ranges import CATALOG, SET_PREFIX
 from vlm_assets.catalog.withdrawn_ids import WithdrawnListError, lost_list, read_withdrawn
-from vlm_assets.config.settings import Settings
+from vlm_assets.config.settings import PREFIX, Settings
+from vlm_assets.services.kept_assets import assets_in_store, kept_assets
 from vlm_assets.services.progress import doing
 from vlm_assets.services.store_contents import store_findings
 from vlm_assets.services.store_looks import store_looks
@@ -151,11 +152,12 @@ def audit(settings: Settings, catalog: Catalog, *, deep: bool = False) -> Audit:
     deep: read every byte of files, copies and journals; otherwise of the files that changed since they were
     verified, or were verified long ago.
     """
-    assets = settings.partitioned_assets
     keys = frozenset(range_.key for range_ in catalog.ranges)
     verified = VerifiedFiles(settings.state_directory, seconds=math.inf)
-    stored, of_store = _look_at_store(settings, deep=deep)
-    partition_states = PartitionStates(settings, catalog, verified=verified, deep=deep, stored=stored)
+    assets, stored, of_store = _look_at_store(settings, deep=deep)
+    partition_states = PartitionStates(
+        settings, catalog, assets=assets, verified=verified, deep=deep, stored=stored
+    )
     states = partition_states.all(partial(doing, "looking at the files and journals of partitions"))
     verified.save()
     files = [
@@ -177,25 +179,33 @@ def audit(settings: Settings, catalog: Catalog, *, deep: bool = False) -> Audit:
         partitions.append(_partition(state, of_rows, counts_of))
     for asset in assets:
         findings += foreign_files(asset, keys)
-        findings += _settings_differ(asset.name, states)
+        if asset in settings.partitioned_assets:
+            findings += _settings_differ(asset.name, states)
+        else:
+            findings.append(_removed_set(asset))
     findings += _withdrawn(settings, catalog)
     findings += of_store
     names = tuple(asset.name for asset in assets)
     return Audit(str(settings.home), deep, names, tuple(partitions), tuple(findings))
 
 
-def _look_at_store(settings: Settings, *, deep: bool) -> tuple[dict[tuple[str, str], str], list[Finding]]:
-    """What is wrong with published files in the store, by asset and partition; and its other findings."""
+def _look_at_store(
+    settings: Settings, *, deep: bool
+) -> tuple[tuple[AssetFolders, ...], dict[tuple[str, str], str], list[Finding]]:
+    """The assets to audit; what is wrong with their published files in the store, by asset and partition; and
+    the store's other findings."""
     stored: dict[tuple[str, str], str] = {}
     try:
-        for asset, looks in store_looks(settings).items():
+        in_store = assets_in_store(settings)
+        for asset, looks in store_looks(settings, in_store).items():
             looks.look(deep=deep, advance=partial(doing, f"looking at partitions of {asset} in the store"))
             stored |= {(asset, key): trouble for key, trouble in looks.troubles().items()}
-        return stored, list(store_findings(settings, deep=deep))
+        of_store = list(store_findings(settings, in_store, deep=deep))
+        return kept_assets(settings, settings.mirror), stored, of_store
     except StoreError as error:
         name, where = settings.descriptions.name, str(settings.mirror)
         unread = Finding(FindingKind.STORE_UNREAD, name, None, str(error), path=where)
-        return stored, [unread]
+        return kept_assets(settings), stored, [unread]
 
 
 def _expected(catalog: Catalog) -> Iterator[pa.Table]:
@@ -297,6 +307,17 @@ def _settings_differ(asset: str, states: Sequence[PartitionState]) -> Iterator[F
     )
     step = f"{command('run', '--stale')} makes those anew that are not of the settings now."
     yield Finding(FindingKind.SETTINGS_DIFFER, asset, None, sentence, step)
+
+
+def _removed_set(asset: AssetFolders) -> Finding:
+    """A warning about the files of a question set that no settings name."""
+    name = asset.name.removeprefix(SET_PREFIX)
+    sentence = (
+        f"Files of the question set {name} are kept, and no settings name it: its rows stay as they are, and"
+        " no new ones are computed."
+    )
+    step = f"Put {name} back into the file of {PREFIX}QUESTIONS to go on with it."
+    return Finding(FindingKind.REMOVED_SET, asset.name, None, sentence, step, str(asset.published))
 
 
 def _withdrawn(settings: Settings, catalog: Catalog) -> Iterator[Finding]:

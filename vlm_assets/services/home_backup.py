@@ -28,6 +28,7 @@ from vlm_assets.config.extensions import installed, left_by_missing
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
+from vlm_assets.services.kept_assets import kept_assets
 from vlm_assets.services.progress import doing, doing_each
 from vlm_durable.commands import command
 from vlm_durable.files.file_backup import (
@@ -176,7 +177,7 @@ class _Copying:
         self._layout = settings.layout
         self._root = settings.layout.root
         # What is made from the other comes first.
-        self._assets = settings.partitioned_assets[::-1]
+        self._assets = kept_assets(settings)[::-1]
         self._of_extensions = [
             self._layout.asset(name) for extension in installed() for name in extension.assets
         ]

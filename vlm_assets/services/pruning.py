@@ -19,6 +19,7 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import InvalidRangeError, PropertyRange
 from vlm_assets.config.extensions import StoredLeftover, installed
 from vlm_assets.config.settings import Settings
+from vlm_assets.services.kept_assets import assets_in_store, kept_assets
 from vlm_assets.services.progress import doing, doing_each
 from vlm_assets.services.store_contents import remove_leftovers, store_leftovers
 from vlm_durable.commands import command
@@ -76,12 +77,12 @@ class Removable:
 def find_removable(settings: Settings, catalog: Catalog, keys: Sequence[str] | None = None) -> Removable:
     """Find what may go; changes nothing. Reads every byte of the partitions that have something to go.
 
-    keys: partitions to look at; all, and what extensions keep in the store, unless given.
+    keys: partitions to look at; all, and what extensions keep in the store, unless given. Raises StoreError.
     """
     removable = Removable()
     is_whole = keys is None
     keys = [range_.key for range_ in catalog.ranges] if keys is None else keys
-    for asset in settings.partitioned_assets:
+    for asset in kept_assets(settings):
         reasons: dict[str, str | None] = {}
         for removal in _candidates(asset, keys):
             unread = [key for key in removal.needs if key not in reasons]
@@ -95,7 +96,11 @@ def find_removable(settings: Settings, catalog: Catalog, keys: Sequence[str] | N
             else:
                 removable.kept.append(f"{removal.path} stays: {reason}")
     doing("looking at what the store holds")
-    removable.in_store = [leftover for leftover in store_leftovers(settings) if leftover.key in keys]
+    removable.in_store = [
+        leftover
+        for leftover in store_leftovers(assets_in_store(settings), settings.mirror)
+        if leftover.key in keys
+    ]
     if is_whole:
         for extension in installed():
             removable.in_store += extension.stored_leftovers(settings)

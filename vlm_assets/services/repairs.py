@@ -17,8 +17,9 @@ from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog_file import CatalogError
 from vlm_assets.catalog.stored_catalog import put_back_catalog
 from vlm_assets.config.resource_settings import control_state
-from vlm_assets.config.settings import Settings
+from vlm_assets.config.settings import PREFIX, Settings
 from vlm_assets.services.home_audit import Audit, PartitionAudit
+from vlm_assets.services.kept_assets import kept_assets
 from vlm_assets.services.progress import doing_each
 from vlm_assets.services.store_looks import store_looks
 from vlm_assets.webserver.api import LAUNCHED_BY, DagsterApi
@@ -107,16 +108,26 @@ def find_repairs(settings: Settings, audited: Audit, *, failed: bool = False) ->
         repairs += _of_partition(PartitionFiles(folders, key), findings, settings.mirror)
     repairs = _without_consequences(repairs, settings)
     repairs += _refused(audited, embeddings)
+    named = {folders.name for folders in settings.partitioned_assets}
+    repairs = [repair if repair.asset in named else _of_removed_set(repair) for repair in repairs]
     if failed:
         computed = {(repair.asset, repair.key) for repair in repairs if repair.remedy in COMPUTING}
         repairs += [
             _failed_again(partition)
             for partition in audited.partitions
-            if partition.asset != embeddings
+            if partition.asset in named - {embeddings}
             and partition.counts.failed
             and (partition.asset, partition.key) not in computed
         ]
     return sorted(repairs, key=lambda repair: (repair.remedy in COMPUTING, repair.asset, repair.key or ""))
+
+
+def _of_removed_set(repair: Repair) -> Repair:
+    """The same, where no settings name the question set: nothing of it can be computed."""
+    if repair.remedy not in COMPUTING:
+        return repair
+    why = f"No settings name its question set: put that back into the file of {PREFIX}QUESTIONS first."
+    return Repair(repair.asset, repair.key, Remedy.BY_HAND, (*repair.why, why))
 
 
 def _failed_again(partition: PartitionAudit) -> Repair:
@@ -237,7 +248,7 @@ def older_versions(
 
     Raises PublishedError, StoreError, OSError.
     """
-    for asset in settings.partitioned_assets:
+    for asset in kept_assets(settings, settings.mirror):
         published = PublishedPartitions(asset)
         verification = published.verify(key)
         if not verification.ok:
@@ -334,7 +345,7 @@ def put_right(settings: Settings, repair: Repair, *, newest_here: bool = False) 
         if repair.key is None:
             return put_back_catalog(settings.home, settings.mirror, newest_here=newest_here)
         done = stored.put_back(repair.key, newest_here=newest_here)
-        store_looks(settings)[repair.asset].forget(repair.key)
+        store_looks(settings, [asset])[repair.asset].forget(repair.key)
         return [*done] or [f"Partition {repair.key} of {repair.asset} is whole in {settings.mirror}."]
     if repair.remedy is Remedy.SET_ASIDE and repair.path is not None:
         return [f"{repair.path} was moved to {files.set_aside(repair.path, asset.quarantine)}."]

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from vlm_assets.catalog.stored_catalog import CATALOG, stored_catalog_trouble
+from vlm_assets.catalog.ranges import CATALOG
+from vlm_assets.catalog.stored_catalog import stored_catalog_trouble
 from vlm_assets.config.extensions import StoredLeftover
 from vlm_assets.config.settings import Settings
 from vlm_durable.commands import command
@@ -24,7 +25,7 @@ from vlm_durable.wording import counted
 _STARTED_THERE = "The machine that computed them puts them back when the partition is started there."
 
 
-def store_findings(settings: Settings, *, deep: bool) -> Iterator[Finding]:
+def store_findings(settings: Settings, assets: Sequence[AssetFolders], *, deep: bool) -> Iterator[Finding]:
     """What is wrong with the store's catalogue and committed rows, or worth knowing; nothing without a store.
 
     deep: the catalogue is read to the byte. Raises StoreError.
@@ -33,17 +34,17 @@ def store_findings(settings: Settings, *, deep: bool) -> Iterator[Finding]:
     if trouble := stored_catalog_trouble(settings.home, store, deep=deep):
         step = f"{command('repair')} says what it would do."
         yield Finding(FindingKind.STORE, CATALOG, None, trouble, step, str(store))
-    for asset in settings.partitioned_assets:
+    for asset in assets:
         published = {
             name.rpartition("/")[2].removesuffix(".parquet") for name, _ in store.names(f"{asset.name}/")
         }
         yield from _journal_findings(asset, store, published)
 
 
-def store_leftovers(settings: Settings) -> list[StoredLeftover]:
+def store_leftovers(assets: Sequence[AssetFolders], store: Mirror) -> list[StoredLeftover]:
     """Journals in the store whose rows are published, or were given up here. Raises StoreError."""
-    store, leftovers = settings.mirror, []
-    for asset in settings.partitioned_assets:
+    leftovers = []
+    for asset in assets:
         for (key, generation), sizes in stored_journals(asset, store).items():
             rest = {name: size for name, size in sizes.items() if name != HEAD}
             if rest and _may_go(asset, store, key, generation):

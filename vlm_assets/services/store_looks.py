@@ -182,11 +182,11 @@ class StoreTroubles:
     warning: str | None = None
 
 
-def store_looks(settings: Settings) -> dict[str, StoreLooks]:
-    """The looks of each asset; none without a store."""
+def store_looks(settings: Settings, assets: Sequence[AssetFolders] | None = None) -> dict[str, StoreLooks]:
+    """The looks of each asset; none without a store. assets: those of the settings unless given."""
     if not settings.mirror.keeps_copies:
         return {}
-    assets = settings.partitioned_assets
+    assets = settings.partitioned_assets if assets is None else assets
     return {asset.name: StoreLooks(asset, settings.mirror, control_state(settings)) for asset in assets}
 
 

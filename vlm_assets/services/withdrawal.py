@@ -39,6 +39,7 @@ from vlm_assets.config.extensions import installed, left_by_missing
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
+from vlm_assets.services.kept_assets import assets_in_store, kept_assets
 from vlm_assets.services.progress import doing, doing_each
 from vlm_assets.services.pruning import find_removable, remove
 from vlm_assets.services.withdrawn_rows import withdraw_journals, withdraw_published, withdraw_stored
@@ -200,22 +201,23 @@ def withdraw(settings: Settings, withdrawal: Withdrawal) -> Iterator[str]:
     for path in _replace_by_tombstones(settings.home, withdrawal.tombstones, settings.mirror):
         yield f"Removed {counted(len(withdrawal.tombstones), 'properties')} from {path}."
     store, catalog = settings.mirror, Catalog.open(settings.home)
+    in_store, assets = assets_in_store(settings), kept_assets(settings, store)
     for key in doing_each("removing the properties from partitions", withdrawal.keys):
         # First this home gets all that the store has of the partition.
-        for asset in settings.partitioned_assets:
+        for asset in in_store:
             yield from StoredPartitions(asset, store).pull(key)
             yield from pull_others(asset.partition(key), "", store)
         yield from withdraw_published(
-            settings,
+            assets,
             catalog,
             key,
             withdrawal.tombstones,
             slice_before=withdrawal.slices[key],
             texts_before=withdrawal.texts.get(key, ""),
         )
-        yield from withdraw_journals(settings, catalog, key)
+        yield from withdraw_journals(settings, assets, catalog, key)
         # Before earlier versions go here: by them the store's version is known as one that came before.
-        yield from withdraw_stored(settings, key)
+        yield from withdraw_stored(in_store, store, key)
     _forget_summaries(settings, withdrawal.keys)
     for extension in installed():
         yield from extension.forget(settings, withdrawal.tombstones, withdrawal.keys)
@@ -225,7 +227,7 @@ def withdraw(settings: Settings, withdrawal: Withdrawal) -> Iterator[str]:
     yield from removable.kept
     yield from remove(settings, removable.removals)
     if store.keeps_copies:
-        for asset in settings.partitioned_assets:
+        for asset in in_store:
             for key in doing_each(
                 f"removing earlier versions of {asset.name} from the store", withdrawal.keys
             ):

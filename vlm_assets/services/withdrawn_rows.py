@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -20,18 +20,18 @@ from vlm_assets.config.settings import Settings
 from vlm_durable.files.layout import AssetFolders
 from vlm_durable.journal.high_water_mark import read_marks, slots
 from vlm_durable.journal.setting_aside import discard
+from vlm_durable.mirror.mirror import Mirror
 from vlm_durable.mirror.stored_journal import HeadDamagedError, StoredJournal, stored_generations
 from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.versions.stored import StoredPartitions
 
 
-def withdraw_stored(settings: Settings, key: str) -> Iterator[str]:
+def withdraw_stored(assets: Sequence[AssetFolders], store: Mirror, key: str) -> Iterator[str]:
     """Have the store hold what is published here now, and no journal that may hold the properties."""
-    store = settings.mirror
     if not store.keeps_copies:
         return
-    for asset in settings.partitioned_assets:
+    for asset in assets:
         StoredPartitions(asset, store).push(key)
         paths = asset.partition(key)
         for generation in stored_generations(paths, store):
@@ -47,7 +47,7 @@ def withdraw_stored(settings: Settings, key: str) -> Iterator[str]:
 
 
 def withdraw_published(
-    settings: Settings,
+    assets: Sequence[AssetFolders],
     catalog: Catalog,
     key: str,
     tombstones: Mapping[str, str],
@@ -55,22 +55,24 @@ def withdraw_published(
     slice_before: str,
     texts_before: str,
 ) -> Iterator[str]:
-    """Publish descriptions and embeddings anew without these properties, and say so.
+    """Publish descriptions, embeddings and question sets anew without these properties, and say so.
 
-    tombstones: by the id of each. slice_before, texts_before: digests of the partition's rows of the
-    catalogue, and of its published texts, from before the withdrawal.
+    assets: as ``kept_assets`` gives them, in its order. tombstones: by the id of each. slice_before,
+    texts_before: digests of the partition's rows of the catalogue, and of its published texts, from before
+    the withdrawal.
     """
     range_ = PropertyRange.from_key(key)
     ids = catalog.slice(range_)["property_id"].to_pylist()
     changes = {CATALOGUE_SLICE: (slice_before, catalog.slice_digest(range_))}
-    for asked in question_sets(settings):
-        if _rewrite(asked.asset, key, tombstones, ids, changes):
-            yield f"Removed their rows from {asked.asset.partition(key).published}."
-    record = PublishedPartitions(settings.descriptions).record(key)
+    descriptions, embeddings, *sets = assets
+    for asset in (descriptions, *sets):
+        if _rewrite(asset, key, tombstones, ids, changes):
+            yield f"Removed their rows from {asset.partition(key).published}."
+    record = PublishedPartitions(descriptions).record(key)
     if record is not None:
         changes = {TEXTS: (texts_before, str(record.metadata.get(TEXTS)))}
-        if _rewrite(settings.embeddings, key, tombstones, ids, changes):
-            yield f"Removed their rows from {settings.embeddings.partition(key).published}."
+        if _rewrite(embeddings, key, tombstones, ids, changes):
+            yield f"Removed their rows from {embeddings.partition(key).published}."
 
 
 def _rewrite(
@@ -152,10 +154,16 @@ def _nothing(kind: pa.DataType) -> Any:
     return 0 if pa.types.is_integer(kind) or pa.types.is_floating(kind) else None
 
 
-def withdraw_journals(settings: Settings, catalog: Catalog, key: str) -> Iterator[str]:
-    """Copy the other properties' rows into a new journal, then remove journals that may hold these."""
+def withdraw_journals(
+    settings: Settings, assets: Sequence[AssetFolders], catalog: Catalog, key: str
+) -> Iterator[str]:
+    """Copy the other properties' rows into a new journal, then remove journals that may hold these.
+
+    Of embeddings, and of a question set that no settings name, nothing is copied: of the latter nobody knows
+    what is asked.
+    """
     asked_by_asset = {asked.asset: asked for asked in question_sets(settings)}
-    for asset in settings.partitioned_assets:
+    for asset in assets:
         journals = sorted(path for path in asset.partition(key).journals.glob("*") if path.is_dir())
         new_generation = None
         if journals and (asked := asked_by_asset.get(asset)) is not None:
@@ -165,7 +173,9 @@ def withdraw_journals(settings: Settings, catalog: Catalog, key: str) -> Iterato
                 continue
             mark_path = asset.partition(key).high_water_mark(path.name)
             if discard(path, key=key, generation=path.name, high_water_mark=mark_path):
-                yield f"Removed {path}."
+                is_removed_set = asset not in settings.partitioned_assets
+                others = " with all its rows: no settings name its question set" if is_removed_set else ""
+                yield f"Removed {path}{others}."
             else:
                 yield f"Kept {path}: no manifest in it reads. Delete it by hand."
         paths = asset.partition(key)

@@ -34,6 +34,7 @@ _VERSIONS, _STAGING, _JOURNAL, _QUARANTINE, _STATE = (
     ".state",
 )
 _WORKING_FOLDERS = (_VERSIONS, _STAGING, _JOURNAL, _QUARANTINE)
+_HIGH_WATER_MARKS, _VERSION_MARKS = "high_water_marks", "version_marks"
 _PARQUET = ".parquet"
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
@@ -91,6 +92,15 @@ class Home:
     def asset(self, name: str) -> AssetFolders:
         """The folders of one asset, such as ``property_descriptions``."""
         return AssetFolders(self, name)
+
+    def asset_names(self) -> set[str]:
+        """The assets that have anything beside their published files: a record, a journal, a mark.
+
+        Raises OSError.
+        """
+        marks = (self.state / folder for folder in (_HIGH_WATER_MARKS, _VERSION_MARKS))
+        folders = (*(self.root / name for name in _WORKING_FOLDERS), *marks)
+        return {path.name for folder in folders for path in _folders_in(folder)}
 
     def refuse_unusable(self) -> None:
         """Raise UnusableHomeError where a folder is on a disk that is not there, or on another device.
@@ -166,12 +176,12 @@ class AssetFolders:
     @cached_property
     def high_water_marks(self) -> Path:
         """A folder for each partition that was ever worked on."""
-        return self.home.state / "high_water_marks" / self.name
+        return self.home.state / _HIGH_WATER_MARKS / self.name
 
     @cached_property
     def version_marks(self) -> Path:
         """Two copies of a mark for each file that was ever published."""
-        return self.home.state / "version_marks" / self.name
+        return self.home.state / _VERSION_MARKS / self.name
 
     @cached_property
     def marks_staging(self) -> Path:

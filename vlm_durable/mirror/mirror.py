@@ -57,6 +57,10 @@ class NoMirror:
     def delete(self, name: str) -> None:
         """Do nothing: it is not there."""
 
+    def folders(self, beginning: str = "") -> Iterator[str]:
+        """No folder."""
+        return iter(())
+
     def names(self, below: str = "") -> Iterator[tuple[str, int]]:
         """No object."""
         return iter(())

@@ -60,6 +60,8 @@ class FindingKind(StrEnum):
     EARLIER_VERSION = "earlier_version"
     SETTINGS_DIFFER = "settings_differ"
     UNKNOWN_FILE = "unknown_file"
+    REMOVED_SET = "removed_set"
+    """Files of a question set that no settings name."""
     STORE_UNREAD = "store_unread"
     STORE_LEFTOVER = "store_leftover"
 
@@ -93,6 +95,7 @@ _WARNINGS = frozenset(
         FindingKind.EARLIER_VERSION,
         FindingKind.SETTINGS_DIFFER,
         FindingKind.UNKNOWN_FILE,
+        FindingKind.REMOVED_SET,
         FindingKind.STORE_UNREAD,
         FindingKind.STORE_LEFTOVER,
     }

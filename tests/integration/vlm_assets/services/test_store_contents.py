@@ -1,6 +1,7 @@
 """What audit, prune and withdraw see and do in a real S3 store, beside what they do in a home."""
 
 import itertools
+import shutil
 import threading
 import time
 from contextlib import suppress
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 from resources.alerts.outbox import Outbox
 from sensors.published_file_drift import kind_of
+from tests.support.homes import publish
 from tests.support.shares import share_of
 from vlm_assets.assets.partition_state import State
 from vlm_assets.automation.sensors import build_drift_watcher
@@ -37,6 +39,7 @@ from vlm_durable.mirror.bucket import client
 from vlm_durable.mirror.stored_journal import HEAD, StoredJournal
 from vlm_durable.state.workers import Workers
 from vlm_durable.versions.findings import FindingKind
+from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.versions.stored import StoredPartitions
 from vlm_durable.versions.versioned_object import PublishedError
 
@@ -67,10 +70,10 @@ def problems(machine, **how):
     return [(one.kind, one.asset, one.key) for one in found]
 
 
-def under_way(machine, key, generation, *ids):
+def under_way(machine, key, generation, *ids, asset=None):
     """Rows that are committed here and copied, of a generation that is not published."""
     schema = pa.schema([("ordinal", pa.int64()), ("property_id", pa.string())])
-    paths = machine.settings.descriptions.partition(key)
+    paths = (asset or machine.settings.descriptions).partition(key)
     with Journal.open(
         paths.journal(generation),
         key=key,
@@ -389,6 +392,30 @@ def test_nothing_of_a_withdrawn_property_is_left_in_the_store(machine, bucket, s
     assert objects_with(bucket, stays) != []
     assert problems(machine, deep=True) == []
     assert pending_withdrawal(settings) is None
+
+
+@pytest.mark.published(*ASSETS)
+def test_a_question_set_that_only_the_store_has_is_looked_at_and_withdrawn_from(machine, bucket, tmp_path):
+    """No settings name it and nothing of it is here: another machine put its file and its journal there."""
+    settings = machine.settings
+    other = tmp_path / "other"
+    shutil.copytree(settings.home, other)
+    name = "property_condition"
+    asset = Home(other).asset(name)
+    gone, stays = pq.read_table(machine.file)["property_id"].to_pylist()[2:4]
+    rows, schema = pq.read_table(machine.file).to_pylist(), pq.read_schema(machine.file)
+    publish(PublishedPartitions(asset), KEY, rows, schema, rows[0]["fingerprint"], {})
+    StoredPartitions(asset, bucket).push(KEY)
+    under_way(machine, KEY, "next", gone, stays, asset=asset)
+    unnamed = (FindingKind.REMOVED_SET, name, None)
+    assert problems(machine, deep=True) == [unnamed]
+    bucket.delete(f"{name}/{KEY}.parquet")
+    assert problems(machine) == [(FindingKind.STORE, name, KEY), unnamed]
+    StoredPartitions(asset, bucket).put_back(KEY)
+    list(withdraw(settings, prepare_withdrawal(settings, [gone])))
+    assert objects_with(bucket, gone) == []
+    assert f"{name}/{KEY}.parquet" in objects_with(bucket, stays)
+    assert problems(machine, deep=True) == [unnamed]
 
 
 @pytest.mark.published(*ASSETS)

@@ -63,6 +63,20 @@ def test_a_partition_of_which_anything_is_there_is_touched(tmp_path: Path) -> No
     assert asset.touched_keys() == {f"k{number}" for number in range(6)}
 
 
+def test_an_asset_of_which_anything_is_left_is_listed(tmp_path: Path) -> None:
+    """A withdrawal looks into each: a record, a journal, a file in the quarantine or a mark is enough."""
+    home = Home(tmp_path)
+    assert home.asset_names() == set()
+    one = [home.asset(f"a{number}") for number in range(6)]
+    left = (
+        one[0].versions, one[1].journals, one[2].quarantine, one[3].staging, one[4].high_water_marks,
+        one[5].version_marks,
+    )  # fmt: skip
+    for folder in (*left, home.asset("published alone").published):
+        folder.mkdir(parents=True)
+    assert home.asset_names() == {asset.name for asset in one}
+
+
 def test_a_folder_on_another_device_is_refused(tmp_path: Path) -> None:
     """Fault 9 (EXDEV): said at the start, not at the first rename. ``.state`` may be elsewhere."""
     elsewhere = Path("/dev/shm")

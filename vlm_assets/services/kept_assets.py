@@ -1,0 +1,26 @@
+"""The assets whose files are looked after: those of the settings, and of question sets that no settings name.
+
+A set that leaves the questions file keeps its files. The settings' assets come first, in their order.
+"""
+
+from __future__ import annotations
+
+from vlm_assets.catalog.ranges import range_assets, stored_sets
+from vlm_assets.config.settings import Settings
+from vlm_durable.files.layout import AssetFolders
+from vlm_durable.mirror.mirror import NO_MIRROR, Mirror
+
+
+def kept_assets(settings: Settings, store: Mirror = NO_MIRROR) -> tuple[AssetFolders, ...]:
+    """The assets of the settings, and the question sets of which the home or ``store`` has something.
+
+    Raises OSError, StoreError.
+    """
+    return tuple(dict.fromkeys((*settings.partitioned_assets, *range_assets(settings.layout, store))))
+
+
+def assets_in_store(settings: Settings) -> tuple[AssetFolders, ...]:
+    """The assets of the settings, and the question sets of which the store has something: what no settings
+    name is not put there. Raises StoreError."""
+    sets = map(settings.layout.asset, sorted(stored_sets(settings.layout, settings.mirror)))
+    return tuple(dict.fromkeys((*settings.partitioned_assets, *sets)))
