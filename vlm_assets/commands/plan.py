@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime
 from functools import partial
 from typing import Annotated
@@ -11,12 +12,14 @@ import typer
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, say, say_as_json
 from vlm_assets.config.engine_choice import require_models
+from vlm_assets.config.question_sets import question_sets
+from vlm_assets.config.questions_file import SET_PREFIX
 from vlm_assets.config.resource_settings import (
     build_gpu,
     build_text_embedding_model,
     build_vision_language_model,
 )
-from vlm_assets.config.settings import PREFIX
+from vlm_assets.config.settings import PREFIX, Settings, SettingsError, of_env_file
 from vlm_assets.services.forecast import (
     SECONDS_A_DAY,
     Forecast,
@@ -28,11 +31,14 @@ from vlm_assets.services.measurement import current_measurement, measure
 from vlm_assets.services.progress import doing
 from vlm_durable.commands import command
 from vlm_durable.wording import counted, duration
+from vlm_engine.prompt import build_prompt
 from vlm_engine.protocol import ModelLoadError
+from vlm_engine.schema import load_schema
 
 _EXAMPLES = """\b
 vlm-assets plan
 vlm-assets plan --devices 8 --price-per-hour 1.80
+vlm-assets plan --set access     a question set by itself, images looked at again
 vlm-assets plan --json"""
 
 
@@ -49,6 +55,9 @@ def plan_command(
     limit: Annotated[
         int | None, typer.Option(min=1, help="Properties to measure with, where nothing is measured yet.")
     ] = None,
+    set_name: Annotated[
+        str | None, typer.Option("--set", metavar="NAME", help="Of one question set, asked by itself.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what describing the rest will take: days, cost, disk, failures.
@@ -59,6 +68,8 @@ def plan_command(
     The prediction is kept, and compared with the run when that is over.
     """
     settings = chosen_settings(home)
+    if set_name is not None:
+        settings = alone(settings, set_name)
     catalog = Catalog.open(settings.home)
     require_models(settings)
     gpu, model = build_gpu(settings), build_vision_language_model(settings)
@@ -92,6 +103,34 @@ def plan_command(
     else:
         for sentence in sentences(forecast):
             say(sentence)
+
+
+def alone(settings: Settings, name: str) -> Settings:
+    """The settings of a question set as if nothing else were asked, here and for what is started from here.
+
+    Raises SettingsError.
+    """
+    sets = {asked.asset.name: asked.settings for asked in question_sets(settings)[1:]}
+    own = sets.get(SET_PREFIX + name)
+    if settings.questions is None or own is None:
+        names = ", ".join(asset.removeprefix(SET_PREFIX) for asset in sets)
+        raise SettingsError(
+            f"There is no question set {name!r}; there is {names or 'none'}: {command('questions')}."
+        )
+    # A measurement is kept under what is asked, in the words of the settings: the text makes it the same.
+    given = {
+        "DESCRIPTION_SCHEMA": own.description_schema,
+        "PROMPT": build_prompt(load_schema(own.description_schema), own.prompt).text,
+        "MODEL": own.model,
+        "PROCESSOR_OPTIONS": own.processor_options,
+        "ENV_FILE": os.devnull,
+    }
+    inherited = {**of_env_file(), **os.environ}
+    os.environ |= inherited | {PREFIX + key: value for key, value in given.items() if value is not None}
+    os.environ.pop(f"{PREFIX}QUESTIONS", None)
+    folders = [str(settings.questions.path.parent), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
+    return own.model_copy(update={"embedding_model": None})
 
 
 def sentences(forecast: Forecast) -> list[str]:

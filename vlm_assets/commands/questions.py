@@ -73,3 +73,4 @@ def add_command(
         for line in lines:
             say(f"  {line}")
     say(f"Then {command('run')} asks it of every partition, and leaves all other answers as they are.")
+    say(f"What that takes: {command('plan', '--set', name)} measures and says it.")

@@ -37,10 +37,7 @@ class QuestionSet:
 
 @cache
 def question_sets(settings: Settings) -> tuple[QuestionSet, ...]:
-    """The sets of a home's settings; the first is the descriptions.
-
-    Never asked with the settings of a set: its schema would be taken for that of the descriptions.
-    """
+    """The sets of a home's settings, of which the first is the descriptions; of a set's own settings, it."""
     first = QuestionSet(settings.descriptions, settings, MODEL_KEY)
     sets = () if settings.questions is None else settings.questions.sets
     return (first, *(_further(settings, name, asked) for name, asked in sets))
@@ -50,4 +47,4 @@ def _further(settings: Settings, name: str, asked: AskedSet) -> QuestionSet:
     own = settings.of_set(name, asked)
     sees_alike = (own.model, own.processor_options) == (settings.model, settings.processor_options)
     key = MODEL_KEY if sees_alike else f"{MODEL_KEY}_of_{name}"
-    return QuestionSet(settings.layout.asset(SET_PREFIX + name), own, key)
+    return QuestionSet(own.descriptions, own, key)

@@ -28,6 +28,7 @@ from pydantic import (
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
+    PrivateAttr,
     SecretStr,
     ValidationError,
     ValidationInfo,
@@ -38,7 +39,7 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 
 from resources.dagster_names import UNPREFIXED, DagsterNames
 from vlm_assets.catalog.ranges import DESCRIPTIONS, EMBEDDINGS
-from vlm_assets.config.questions_file import AskedSet, QuestionsFile
+from vlm_assets.config.questions_file import SET_PREFIX, AskedSet, QuestionsFile
 from vlm_durable.commands import command, name_home
 from vlm_durable.files.layout import AssetFolders, Home, UnusableHomeError
 from vlm_durable.mirror.bucket import S3Folder, place_of
@@ -396,10 +397,12 @@ class Settings(BaseSettings):
         """The store, or what stands for it where none is set."""
         return NO_MIRROR if self.store is None else self.store
 
+    _describes: str = PrivateAttr(DESCRIPTIONS)
+
     @property
     def descriptions(self) -> AssetFolders:
-        """The folders of the descriptions."""
-        return self.layout.asset(DESCRIPTIONS)
+        """The folders of the descriptions; of the settings of a question set, those of its answers."""
+        return self.layout.asset(self._describes)
 
     @property
     def embeddings(self) -> AssetFolders:
@@ -427,16 +430,18 @@ class Settings(BaseSettings):
         )
 
     def of_set(self, name: str, asked: AskedSet) -> Settings:
-        """The settings that make a set's rows: these, with what the set has for itself.
+        """The settings that make a set's rows: these, with what the set has for itself, and no other set.
 
         Raises SettingsError.
         """
         values = {name: getattr(self, name) for name in type(self).model_fields}
-        given = {**values, "prompt": None, **asked.given(), "_env_file": None}
+        given = {**values, "prompt": None, "questions": None, **asked.given(), "_env_file": None}
         keys = {own: field.alias or own for own, field in AskedSet.model_fields.items()}
-        return _validated(
+        of_set = _validated(
             type(self), given, name_of=lambda of: f"{self.questions}, the set {name}, {keys.get(of, of)}"
         )
+        of_set._describes = SET_PREFIX + name
+        return of_set
 
     @property
     def state_directory(self) -> Path:

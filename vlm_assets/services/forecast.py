@@ -357,7 +357,8 @@ def comparisons(settings: Settings) -> list[ForecastAndRun]:
 
 
 def _folder(settings: Settings) -> Path:
-    return settings.state_directory / "plans"
+    # Each question set is planned by itself.
+    return settings.state_directory / "plans" / settings.descriptions.name
 
 
 def compare_with_run(settings: Settings) -> ForecastAndRun | None:
@@ -423,7 +424,9 @@ def _learn(settings: Settings, name: str, times: Mapping[str, Sequence[tuple[flo
     """
     measured = next((other for other in read_measurements(settings) if other.name == name), None)
     times = {key: spans for key, spans in times.items() if not _was_resumed(settings, key)}
-    whole_spans = [(first[0], last[1]) for first, last in times.values()]
+    whole_spans = [
+        (min(began for began, _ in spans), max(end for _, end in spans)) for spans in times.values()
+    ]
     changes = sorted([(began, 1) for began, _ in whole_spans] + [(ended, -1) for _, ended in whole_spans])
     at_once = max(accumulate(change for _, change in changes), default=1)
     if measured is None or len(times) < runs_to_measure(at_once):

@@ -21,6 +21,7 @@ from typing import IO, Final, Self
 
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.catalog.ranges import DESCRIPTIONS, EMBEDDINGS
 from vlm_assets.config.extensions import describing_model
 from vlm_assets.config.settings import PREFIX, Settings, of_env_file
 from vlm_assets.services.command_error import CommandError
@@ -60,6 +61,7 @@ _OWN: Final = (
     "ALERT_TARGETS",
     "UI_ADDRESS",
     "SOURCE",
+    "QUESTIONS",
     "RUN_NEW_RANGES_AFTER_HOURS",
 )
 """Settings that runs in a home of their own do without: they reach nobody and nothing outside of it."""
@@ -146,7 +148,9 @@ def measure_small_runs(settings: Settings, catalog: Catalog, usable: Sequence[De
             make_directory(settings.state_directory / name)
             (state / name).symlink_to(settings.state_directory / name)
         own = settings.model_copy(update={"home": home})
-        assets = [own.layout.asset(name) for name in own.computed_assets]
+        # That home has one question set.
+        names = [DESCRIPTIONS, *(name for name in own.computed_assets if name == EMBEDDINGS)]
+        assets = [own.layout.asset(name) for name in names]
         log = folder / "log"
         with log.open("wb") as output, _running(home, _environment(settings, usable), output) as process:
             began, ended = time.monotonic(), 0

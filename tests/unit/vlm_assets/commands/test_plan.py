@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 
+import pytest
+
 from tests.support.measurements import MEASURED
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.commands.plan import sentences
+from vlm_assets.commands.plan import alone, sentences
+from vlm_assets.config.settings import SettingsError, load_settings
 from vlm_assets.services.forecast import make_forecast
+from vlm_engine.prompt import build_prompt
+from vlm_engine.schema import load_schema
 
 
 def plan_of(settings, measured=MEASURED, **more):
@@ -23,3 +29,26 @@ def test_a_small_job_is_told_in_minutes(uneven) -> None:
         said = "\n".join(sentences(plan_of(uneven, measured)))
         assert re.search(expected, said.partition("What if")[2])
         assert " days" not in said
+
+
+def test_what_is_started_to_plan_a_set_asks_that_set_alone(tmp_path, monkeypatch) -> None:
+    """A measurement of the descriptions would name the price of another question."""
+    (tmp_path / "access_schema.py").write_text(
+        "from pydantic import BaseModel\nclass Access(BaseModel):\n    has_ramp: bool\n"
+    )
+    (tmp_path / "questions.yaml").write_text("access:\n  schema: access_schema:Access\n")
+    monkeypatch.setattr(os, "environ", dict(os.environ) | {"VLM_ASSETS_PROMPT": "Describe it."})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("VLM_ASSETS_QUESTIONS", "questions.yaml")
+    settings = load_settings(home=tmp_path / "home")
+    with pytest.raises(SettingsError, match="no question set 'ramp'; there is access"):
+        alone(settings, "ramp")
+    own = alone(settings, "access")
+    assert own.descriptions.name == "property_access"
+    started = load_settings(home=tmp_path / "home")
+    assert started.questions is None
+    schema = load_schema("access_schema:Access")
+    for asked in (own, started):
+        assert asked.description_schema == "access_schema:Access"
+        assert build_prompt(schema, asked.prompt).digest == build_prompt(schema, None).digest

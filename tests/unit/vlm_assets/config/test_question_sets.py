@@ -101,6 +101,7 @@ def test_a_set_has_its_own_schema_and_the_rest_from_the_home(load, tmp_path):
     assert first.settings is settings
     assert condition.asset.published == tmp_path / "home" / "property_condition"
     assert condition.settings.description_schema == "schemas_of_sets:Condition"
+    assert question_sets(condition.settings) == (condition,), "its own settings know no other set"
     assert condition.settings.prompt is None, "the home's prompt asks for the home's schema"
     assert access.settings.prompt == "Is there a ramp?"
     assert {asked.settings.max_images for asked in (first, condition, access)} == {3}

@@ -259,8 +259,11 @@ def test_batches_that_differ_widen_the_band(uneven) -> None:
     assert wild[0] < calm[0] < calm[1] < wild[1]
 
 
-def test_a_prediction_is_compared_once_all_of_its_partitions_were_made(uneven, monkeypatch) -> None:
+@pytest.mark.parametrize("embeds", [True, False])
+def test_a_prediction_is_compared_once_all_of_its_partitions_were_made(uneven, embeds, monkeypatch) -> None:
     """After the run, the plan is compared with it, without the pauses; the result widens the next band."""
+    embedder = uneven.embedding_model or "an/embedder"
+    uneven = uneven.model_copy(update={"embedding_model": embedder if embeds else None})
     made = plan_of(uneven)
     keep_forecast(uneven, made)
     assert compare_with_run(uneven) is None
