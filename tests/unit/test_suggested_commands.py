@@ -274,6 +274,7 @@ MORE_RUN_HERE = {
     ("--images", "Images.none"): {
         "export out --format iceberg --images copy --home HOME": "no image files: "
     },
+    ("--schema", "MODULE:CLASS"): {"questions add access --home HOME": "Say what to ask: "},
 }
 """Commands that are refused, by what the refusal adds to them, and its words before the new command."""
 
@@ -292,7 +293,9 @@ def test_the_command_that_was_given_runs_with_one_word_more(given, before, datas
     assert refused.exit_code == 1
     suggested = suggested_in(f"{refused.output} {refused.exception}", before)
     another = tmp_path / "another home" if given.startswith("demo") else home
-    done = CliRunner().invoke(cli.app, [str(another) if word == "DIR" else word for word in suggested])
+    Path("access.py").write_text("import pydantic\nclass Access(pydantic.BaseModel):\n    has_ramp: bool\n")
+    filled_in = {"DIR": str(another), "MODULE:CLASS": "access:Access"}
+    done = CliRunner().invoke(cli.app, [filled_in.get(word, word) for word in suggested])
     assert done.exit_code == 0, f"{done.output} {done.exception}"
     if given.startswith("export"):
         assert any(Path("out").iterdir())
