@@ -58,8 +58,9 @@ from vlm_results.iceberg_files import (
     remove_unnamed,
     states_among,
 )
+from vlm_results.joined_rows import further_records, lacking_sentences
 from vlm_results.known_tables import NAME, refuse_away, remember, versions_in
-from vlm_results.published_table import are_vectors_of, published_records
+from vlm_results.published_table import are_vectors_of, lacking_rows, published_records
 from vlm_results.results_settings import ResultsSettings
 
 NAMESPACE: Final = "vlm_assets"
@@ -106,7 +107,8 @@ class BroughtUpToDate:
 
     written: partitions that were committed. waiting: partitions whose vectors are not of their descriptions
     yet; the table has their version before, if any. other_types: partitions whose fields have other types
-    than the table's. removed: files that nothing named any more. snapshot: the id of the current one.
+    than the table's. lacking: described properties without a row of a further question set, by its name.
+    removed: files that nothing named any more. snapshot: the id of the current one.
     """
 
     folder: str
@@ -116,6 +118,7 @@ class BroughtUpToDate:
     written: int
     waiting: tuple[str, ...]
     other_types: tuple[str, ...]
+    lacking: Mapping[str, int]
     removed: int
     snapshots: int
     snapshot: int | None
@@ -132,6 +135,7 @@ class BroughtUpToDate:
                 f"{counted(len(self.other_types), 'partitions have', 'partition has')} fields of other types"
                 f" than the newest, such as {self.other_types[0]}: materialize them with the newest schema."
             )
+        yield from lacking_sentences(self.lacking)
 
 
 @dataclass(frozen=True)
@@ -241,7 +245,8 @@ class DescribedTable:
         written, waiting, other_types = 0, [], []
         for number, (key, record) in enumerate(described.items()):
             doing("writing partitions into the table", number, len(described))
-            if sources.get(key) == _source(rows, key, record, embedded.get(key)):
+            further = further_records(rows.settings, key)
+            if sources.get(key) == _source(rows, key, record, embedded.get(key), further):
                 continue
             if not _is_complete(rows.settings, record, embedded.get(key)):
                 waiting.append(key)
@@ -270,6 +275,9 @@ class DescribedTable:
             written=written,
             waiting=tuple(waiting),
             other_types=tuple(other_types),
+            lacking=lacking_rows(
+                rows.settings, rows.catalog, {key: record.rows for key, record in described.items()}
+            ),
             removed=removed,
             snapshots=0 if table is None else len(table.snapshots()),
             snapshot=None if snapshot is None else snapshot.snapshot_id,
@@ -291,7 +299,7 @@ class DescribedTable:
         """
         with self._locked():
             exported, read = rows.read(key)
-            source = _source(rows, key, read.described, read.embedded)
+            source = _source(rows, key, read.described, read.embedded, read.further_records)
             table = self.current()
             if table is not None and _sources(table, key).get(key) == source:
                 return False
@@ -580,10 +588,14 @@ def _is_complete(settings: Settings, described: PublishedRecord, embedded: Publi
 
 
 def _source(
-    rows: ExportedRows, key: str, described: PublishedRecord, embedded: PublishedRecord | None
+    rows: ExportedRows,
+    key: str,
+    described: PublishedRecord,
+    embedded: PublishedRecord | None,
+    further: Mapping[str, PublishedRecord],
 ) -> str:
     """A digest of all that the rows of a partition are made from."""
-    return digest_of([_FORMAT, *rows.images.question, rows.sources(key, described, embedded)])
+    return digest_of([_FORMAT, *rows.images.question, rows.sources(key, described, embedded, further)])
 
 
 def _as_table_rows(exported: pa.Table, key: str, source: str) -> pa.Table:

@@ -33,6 +33,7 @@ from vlm_durable.files.files import make_directory, write_replacing
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.wording import counted
 from vlm_results.guarantee import Guarantee
+from vlm_results.joined_rows import further_records, shown_version
 from vlm_results.published_table import are_vectors_of, field_confidences, published_records, read_rows
 from vlm_results.search import comparable
 from vlm_results.word_index import forget_words
@@ -70,7 +71,7 @@ def explore_table(settings: Settings, catalog: Catalog, *, sample: int) -> pa.Ta
         if key in described and are_vectors_of(vectors_record, described[key])
     ]
     guarantee = Guarantee.read(settings)
-    shown_as = {key: f"{described[key].sha256}{guarantee.version_of(described[key])}" for key in keys}
+    shown_as = {key: shown_version(guarantee, described[key], further_records(settings, key)) for key in keys}
     made_of = [_FORMAT, sample, *((key, shown_as[key], embedded[key].sha256) for key in keys)]
     kept = _folder(settings) / f"{digest_of(made_of)}.parquet"
     if kept.exists():

@@ -47,7 +47,8 @@ from vlm_durable.wording import counted
 from vlm_results.exported_images import FOLDER, ExportedImages, Images, ShardImages, huggingface_features
 from vlm_results.exported_rows import ExportedRows, in_order
 from vlm_results.guarantee import Guarantee, as_json
-from vlm_results.published_table import Mask, Where, matching_rows, published_records
+from vlm_results.joined_rows import SETS, further_records, lacking_sentences
+from vlm_results.published_table import Mask, Where, lacking_rows, matching_rows, published_records
 
 
 class Format(StrEnum):
@@ -80,7 +81,8 @@ class Exported:
     """The folder after an export. without_vector: rows that are described and not embedded (yet).
 
     kept: shards that an earlier export of the same rows, or an interrupted one, had written. images: those
-    that rows have a URI of, images_missing: those that could not be read, null in the rows.
+    that rows have a URI of, images_missing: those that could not be read, null in the rows. lacking: rows
+    without a row of a further question set (yet), by its name.
     """
 
     folder: str
@@ -91,6 +93,7 @@ class Exported:
     without_vector: int
     images: int
     images_missing: int
+    lacking: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -180,6 +183,7 @@ def export(
             without_vector=total("without_vector"),
             images=total("images"),
             images_missing=total("images_missing"),
+            lacking=lacking_rows(settings, catalog, {key: rows[key] for key in records}),
         )
         promised = as_json(settings)
         _finish(folder, {**question, **promised, "image_roots": exported_images.roots}, notes, exported)
@@ -201,13 +205,14 @@ def _write_shards(
     kept = 0
     for number, (key, record) in enumerate(records.items()):
         name = _shard_name(task.format, key)
-        sources = task.rows.sources(key, record, task.embedded.get(key))
+        further = further_records(task.rows.settings, key)
+        sources = task.rows.sources(key, record, task.embedded.get(key), further)
         note = _read_note(folder, key)
         if note is not None and note["sources"] == sources and _is_complete(task, name, note):
             kept += 1
         else:
             table, read = task.rows.read(key)
-            sources = task.rows.sources(key, read.described, read.embedded)
+            sources = task.rows.sources(key, read.described, read.embedded, read.further_records)
             _refuse_other_schema(schemas, key, table.schema)
             table, images = task.images.place(table, key)
             _unfinish(folder)
@@ -427,6 +432,7 @@ def _finish(
         "without_vector": exported.without_vector,
         "images_with_uri": exported.images,
         "images_missing": exported.images_missing,
+        **({"lacking": exported.lacking} if exported.lacking else {}),
         "shards": {name: {"rows": note["rows"], "sha256": note["sha256"]} for name, note in notes.items()},
     }
     write_replacing(folder / _ABOUT, json.dumps(about, indent=2).encode() + b"\n")
@@ -463,13 +469,26 @@ pretty_name: Property descriptions
 revision in `model_revision`), with the description as columns (`description`) and as text (`text`), a digest
 of the answer and of what decided it (`answer`), and a vector of the text (`embedding`, by
 `embedding_model`{vectors}). `status` is `ok`, or `failed` with the reason. {where}
-
+{_about_sets(exported)}
 `{_SUMS}` has the digest of each file (`sha256sum -c {_SUMS}`), `{_ABOUT}` the rows of each.
 
 ## Columns
 
 {columns}
 """
+
+
+def _about_sets(exported: Exported) -> str:
+    """Which further question sets were asked, and how far, for the card."""
+    if not exported.lacking:
+        return ""
+    names = ", ".join(f"`{name}`" for name in exported.lacking)
+    sentences = [
+        f"Further fields of `description` come from further question sets ({names}): `{SETS}` has for each"
+        " the status, the model and the time of its row, and is null where a property has no row of it.",
+        *lacking_sentences(exported.lacking),
+    ]
+    return "\n" + " ".join(sentences) + "\n"
 
 
 def _about_images(question: Mapping[str, Any], exported: Exported) -> str:
@@ -585,6 +604,8 @@ def export_command(
         )
     if exported.without_vector:
         say(f"{counted(exported.without_vector, 'rows have', 'row has')} no vector yet: {command('run')}.")
+    for sentence in lacking_sentences(exported.lacking):
+        say(sentence)
 
 
 def _bring_table_up_to_date(

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vlm_assets.assets.fingerprint import digest_of
 from vlm_assets.assets.partition import CONFIDENCE, INPUTS
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
@@ -20,6 +22,7 @@ from vlm_durable.versions.partition_files import PublishedRecord
 from vlm_engine.schema import confidence_type, description_text
 from vlm_results.exported_images import ExportedImages
 from vlm_results.guarantee import RAW, Guarantee
+from vlm_results.joined_rows import SETS, columns_of, further_sets, joined, set_facts
 from vlm_results.published_table import DescribedRows, Mask, answer_digest, read_described
 
 _COLUMNS: Final = (
@@ -39,7 +42,7 @@ LATER_COLUMNS: Final = {
 _EXPORTED: Final = (
     "property_id", "ordinal", "status", "description", RAW, CONFIDENCE, "text", "answer", "error_kind",
     "error", "model", "model_revision", "described_at", "image_names", "image_uris", "images_used",
-    "images_failed", "embedding", "embedding_model",
+    "images_failed", "embedding", "embedding_model", SETS,
 )  # fmt: skip
 
 
@@ -55,12 +58,23 @@ class ExportedRows:
     width: int | None = None
 
     def sources(
-        self, key: str, described: PublishedRecord, embedded: PublishedRecord | None
+        self,
+        key: str,
+        described: PublishedRecord,
+        embedded: PublishedRecord | None,
+        further: Mapping[str, PublishedRecord],
     ) -> dict[str, object]:
-        """What the rows of a partition come from: digests, and where the images are."""
+        """What the rows of a partition come from: digests, and where the images are.
+
+        further: of the further question sets that have published it, by their names.
+        """
         shown = self.guarantee.version_of(described)
+        sets = {asked.name: str(columns_of(asked)) for asked in further_sets(self.settings)}
+        for name, record in further.items():
+            sets[name] = record.sha256 + self.guarantee.version_of(record)
         return {
             **({"guarantee": shown} if shown else {}),
+            **({"sets": {name: digest_of(made_of) for name, made_of in sets.items()}} if sets else {}),
             "listed": self.catalog.slice_digest(PropertyRange.from_key(key)),
             "described": described.sha256,
             "embedded": None if embedded is None else embedded.sha256,
@@ -73,28 +87,28 @@ class ExportedRows:
         Raises CommandError, PublishedError.
         """
         read = read_described(self.settings, key, _COLUMNS)
-        rows, vectors = read.rows, read.vectors
-        mask = self.mask
-        if mask is not None:
-            rows = rows.filter(pa.array(mask[rows["ordinal"].to_numpy()]))
+        rows, vectors, further = read.rows, read.vectors, read.further
+        if self.mask is not None:
+            chosen = pa.array(self.mask[rows["ordinal"].to_numpy()])
+            rows = rows.filter(chosen)
+            further = tuple(replace(of_set, rows=of_set.rows.filter(chosen)) for of_set in further)
         sure = confidence_type(rows.schema.field("description").type)
         for name, type_ in {**LATER_COLUMNS, CONFIDENCE: sure}.items():
             if name not in rows.schema.names:
                 rows = rows.append_column(name, pa.nulls(rows.num_rows, type_))
-        rows = rows.combine_chunks()
-        listed = self.catalog.slice(PropertyRange.from_key(key))
-        positions = pc.index_in(rows["ordinal"], value_set=listed["ordinal"].combine_chunks())
+        # Of the descriptions alone: vectors are made from this text, and verdicts are on this answer.
         texts = [
             None if description is None else description_text(description)
             for description in rows["description"].to_pylist()
         ]
         rows = rows.append_column("text", pa.array(texts, pa.string()))
-        decided = rows.select([name for name in (INPUTS, "description", RAW) if name in rows.schema.names])
-        answers = [
-            None if row["description"] is None else answer_digest({INPUTS: None, **row})
-            for row in decided.to_pylist()
-        ]
-        rows = rows.append_column("answer", pa.array(answers, pa.string()))
+        rows = joined(rows.append_column("answer", _answers(rows)), further)
+        if further:
+            answers = {of_set.name: _answers(of_set.rows) for of_set in further}
+            rows = rows.append_column(SETS, set_facts(further, answers=answers))
+        rows = rows.combine_chunks()
+        listed = self.catalog.slice(PropertyRange.from_key(key))
+        positions = pc.index_in(rows["ordinal"], value_set=listed["ordinal"].combine_chunks())
         rows = rows.append_column("image_names", listed["image_uris"].take(positions))
         if vectors is None:
             type_ = pa.list_(pa.float32(), self.width or 1)
@@ -113,6 +127,16 @@ class ExportedRows:
             ]
         rows = rows.append_column("embedding", columns[0]).append_column("embedding_model", columns[1])
         return in_order(rows).replace_schema_metadata(None), read
+
+
+def _answers(rows: pa.Table) -> pa.Array:
+    """The digest of each answer, and of what decided it; null where there is none."""
+    decided = rows.select([name for name in (INPUTS, "description", RAW) if name in rows.schema.names])
+    answers = [
+        None if row["description"] is None else answer_digest({INPUTS: None, **row})
+        for row in decided.to_pylist()
+    ]
+    return pa.array(answers, pa.string())
 
 
 def in_order(table: pa.Table) -> pa.Table:

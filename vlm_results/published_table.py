@@ -6,11 +6,11 @@ The SQL runs where only these files can be read, no file can be written, and no 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.progress import doing
 from vlm_durable.commands import command
 from vlm_durable.files.layout import AssetFolders
-from vlm_durable.versions.partition_files import PublishedRecord
+from vlm_durable.versions.partition_files import NotPublishedError, PublishedRecord
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.versions.versioned_object import RecordDamagedError
 from vlm_engine.schema import confidence_type
@@ -39,6 +39,16 @@ from vlm_results.guarantee import (
     quoted,
     shown_description,
     shown_rows,
+)
+from vlm_results.joined_rows import (
+    SET_COLUMNS,
+    SETS,
+    FurtherRows,
+    beside,
+    columns_of,
+    further_records,
+    further_sets,
+    joined,
 )
 
 if TYPE_CHECKING:
@@ -100,6 +110,17 @@ def readable_records(
     return records, unread
 
 
+def lacking_rows(settings: Settings, catalog: Catalog, rows: Mapping[str, int]) -> dict[str, int]:
+    """How many properties have no row of each further set. rows: those of each partition, by its key.
+
+    A set's partition is published whole. Raises RecordDamagedError.
+    """
+    return {
+        asked.name: sum(rows[key] for key in rows.keys() - published_records(asked.asset, catalog).keys())
+        for asked in further_sets(settings)
+    }
+
+
 def are_vectors_of(vectors: PublishedRecord, described: PublishedRecord) -> bool:
     """Whether vectors were made from the texts that these descriptions have."""
     made_from = vectors.metadata.get("parts", {}).get(TEXTS)
@@ -110,13 +131,20 @@ def are_vectors_of(vectors: PublishedRecord, described: PublishedRecord) -> bool
 class DescribedRows:
     """A partition as it was published at one moment. vectors: None if there are none of these descriptions.
 
-    rows: as ``read_rows`` gives them. vectors: ``ordinal``, ``embedding`` and ``model``.
+    rows: of the descriptions alone, as they are shown. vectors: ``ordinal``, ``embedding`` and ``model``.
+    further: the rows of further question sets beside these.
     """
 
     rows: pa.Table
     vectors: pa.Table | None
     described: PublishedRecord
     embedded: PublishedRecord | None
+    further: tuple[FurtherRows, ...] = ()
+
+    @property
+    def further_records(self) -> dict[str, PublishedRecord]:
+        """What further sets have published of the partition, by their names."""
+        return {of_set.name: of_set.record for of_set in self.further if of_set.record is not None}
 
 
 def read_rows(
@@ -127,16 +155,53 @@ def read_rows(
     *,
     ordinals: pa.Array | None = None,
 ) -> pa.Table:
-    """Read rows of a partition as they are shown. Everything that shows answers to others reads them here.
+    """Read rows of a partition as they are shown, with the fields of all question sets.
 
-    columns: those that the file has are read. With a guarantee and a description, RAW is one more column.
-    ordinals: of the rows, all unless given. Raises PublishedError.
+    Everything that shows answers to others reads them here. columns: those that the file has are read. With a
+    guarantee and a description, RAW is one more column. ordinals: of the rows, all unless given. Raises
+    PublishedError.
     """
-    published = PublishedPartitions(settings.descriptions)
+    rows, further = _read_sets(settings, guarantee, key, columns, ordinals=ordinals)
+    rows = joined(rows, further)
+    return rows.select([name for name in rows.column_names if name in columns or name == RAW])
+
+
+def _read_sets(
+    settings: Settings,
+    guarantee: Guarantee,
+    key: str,
+    columns: Sequence[str],
+    *,
+    ordinals: pa.Array | None = None,
+) -> tuple[pa.Table, tuple[FurtherRows, ...]]:
+    """The rows of the descriptions, and those of the further sets beside them. Raises PublishedError."""
+    sets = further_sets(settings)
+    if sets:
+        columns = [*columns, *({"property_id", "ordinal"} - set(columns))]
+    _, rows = _read_set(settings.descriptions, guarantee, key, columns, ordinals)
+    further = []
+    for asked in sets:
+        of_set = [*columns, *(name for name in SET_COLUMNS if name not in columns)]
+        try:
+            record, answered = _read_set(asked.asset, guarantee, key, of_set, ordinals)
+        except NotPublishedError:
+            schema = columns_of(asked)
+            none = schema.empty_table().select([name for name in of_set if name in schema.names])
+            record, answered = None, shown_rows(none, guarantee.of(None))
+        further.append(FurtherRows(asked.name, record, beside(rows, answered)))
+    return rows, tuple(further)
+
+
+def _read_set(
+    asset: AssetFolders, guarantee: Guarantee, key: str, columns: Sequence[str], ordinals: pa.Array | None
+) -> tuple[PublishedRecord | None, pa.Table]:
+    """The rows of one set as they are shown, and the record of their file. Raises PublishedError."""
+    published = PublishedPartitions(asset)
     read = dict.fromkeys((*columns, *((CONFIDENCE,) if guarantee.targets else ())))
     for _ in range(_ATTEMPTS):
         record = published.record(key) if guarantee.targets else None
-        rows = published.read(key).to_table(list(read))
+        file = published.read(key)
+        rows = file.to_table(list(read))
         # The thresholds are those of these rows, not those of rows that were published before.
         if not guarantee.targets or published.record(key) == record:
             break
@@ -145,28 +210,34 @@ def read_rows(
     if ordinals is not None:
         rows = rows.filter(pc.is_in(rows["ordinal"], value_set=ordinals))
     rows = shown_rows(rows, guarantee.of(record))
-    return rows.select([name for name in rows.column_names if name in columns or name == RAW])
+    return file.record, rows.select([name for name in rows.column_names if name in columns or name == RAW])
 
 
 def read_described(settings: Settings, key: str, columns: Sequence[str]) -> DescribedRows:
-    """Read a partition's descriptions and their vectors, both of one moment. Raises PublishedError."""
+    """Read a partition's descriptions, their vectors and the rows of further sets, all of one moment.
+
+    Raises PublishedError.
+    """
     guarantee = Guarantee.read(settings)
     described, embedded = PublishedPartitions(settings.descriptions), PublishedPartitions(settings.embeddings)
     for _ in range(_ATTEMPTS):
         record, vectors_record = described.record(key), embedded.record(key)
-        rows = read_rows(settings, guarantee, key, columns)
+        further_before = further_records(settings, key)
+        rows, further = _read_sets(settings, guarantee, key, columns)
         vectors = (
             None if vectors_record is None else embedded.read(key).to_table(["ordinal", "embedding", "model"])
         )
         # A partition that was published again meanwhile is read again.
-        if (described.record(key), embedded.record(key)) == (record, vectors_record):
+        if (described.record(key), embedded.record(key)) != (record, vectors_record):
+            continue
+        if further_records(settings, key) == further_before:
             break
     else:
         raise _changes_all_the_time(key)
     assert record is not None
     if vectors_record is not None and not are_vectors_of(vectors_record, record):
         vectors = None  # They were made from other texts than those of these rows.
-    return DescribedRows(rows.combine_chunks(), vectors, record, vectors_record)
+    return DescribedRows(rows.combine_chunks(), vectors, record, vectors_record, further)
 
 
 def _changes_all_the_time(key: str) -> CommandError:
@@ -207,12 +278,19 @@ def matching_rows(settings: Settings, catalog: Catalog, where: str) -> Mask:
     if not keys:
         raise CommandError(f"No description is published yet: {command('run')}.")
     guarantee = Guarantee.read(settings)
-    paths = {
-        settings.descriptions.partition(key).published: guarantee.of(record) for key, record in keys.items()
-    }
+
+    def files(asset: AssetFolders, records: Mapping[str, PublishedRecord]) -> dict[Path, Thresholds]:
+        return {asset.partition(key).published: guarantee.of(record) for key, record in records.items()}
+
+    further = [
+        FurtherFiles(
+            asked.name, files(asked.asset, published_records(asked.asset, catalog)), columns_of(asked)
+        )
+        for asked in further_sets(settings)
+    ]
     doing(f"looking for which properties --where holds, {SECONDS:g} s at most")
     mask = np.zeros(catalog.rows, dtype=np.bool_)
-    with table(paths) as connection:
+    with table(files(settings.descriptions, keys), further) as connection:
         query = f"SELECT ordinal FROM {NAME} WHERE ({where}\n)"  # noqa: S608 - see table
         try:
             statements = connection.extract_statements(query)
@@ -240,28 +318,38 @@ def matching_rows(settings: Settings, catalog: Catalog, where: str) -> Mask:
     return mask
 
 
-@contextmanager
-def table(files: Mapping[Path, Thresholds]) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A connection with the view over these files of descriptions, and access to nothing else.
+@dataclass(frozen=True)
+class FurtherFiles:
+    """The files of a further question set, with their thresholds. columns: of its rows, by its schema."""
 
-    files: with the thresholds of the guarantee, below which an answer is null in the view.
+    name: str
+    files: Mapping[Path, Thresholds]
+    columns: pa.Schema
+
+
+@contextmanager
+def table(
+    files: Mapping[Path, Thresholds], further: Sequence[FurtherFiles] = ()
+) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A connection with the view over files of all question sets, and access to nothing else.
+
+    files: of the descriptions, with the thresholds of the guarantee, below which an answer is null in the
+    view.
 
     Run only one SELECT on it: a COPY could write to the files that it may read.
     """
     import duckdb
 
-    columns, types = _view_columns(list(files))
-    names = [str(path) for path in files]
-    limits = limits_by_file({str(path): thresholds for path, thresholds in files.items()})
-    rows = "SELECT *"
-    if limits:
-        rows = f"SELECT * REPLACE ({shown_description(limits, types)} AS description), description AS {RAW}"
-        columns += f", {RAW}"
+    descriptions = _Source.of_files("descriptions", files)
+    sources = [descriptions, *(_Source.of_further(of_set) for of_set in further)]
+    columns = _view_columns(descriptions, sources)
+    listed = ", ".join(quoted(str(path), "'") for of in (files, *(of.files for of in further)) for path in of)
     with duckdb.connect(config={"memory_limit": MEMORY, "preserve_insertion_order": False}) as connection:
-        listed = ", ".join(quoted(name, "'") for name in names)
+        for of_set in further:
+            connection.register(_nothing_of(of_set.name), of_set.columns.empty_table())
+        rows = descriptions.rows if not further else _joined_rows(descriptions, sources)
         connection.execute(
-            f"CREATE VIEW {NAME} AS SELECT {columns} FROM ({rows}"  # noqa: S608 - names quoted
-            f" FROM read_parquet([{listed}], union_by_name=true, hive_partitioning=false, filename=true))"
+            f"CREATE VIEW {NAME} AS SELECT {columns} FROM ({rows})"  # noqa: S608 - names quoted
         )
         connection.execute(f"SET allowed_paths=[{listed}]")
         connection.execute("SET enable_external_access=false")
@@ -269,28 +357,113 @@ def table(files: Mapping[Path, Thresholds]) -> Iterator[duckdb.DuckDBPyConnectio
         yield connection
 
 
-def _view_columns(paths: list[Path]) -> tuple[str, dict[str, pa.StructType]]:
-    """The row's own columns, description and confidence, and each field that has no column's name.
+@dataclass(frozen=True)
+class _Source:
+    """Rows of a question set in SQL. names: of its columns, as the newest file has them.
 
-    With them the types of description and confidence, of all fields.
+    types: of description and confidence, with the fields of all files. is_limited: the raw answers are a
+    column of their own.
     """
+
+    name: str
+    rows: str
+    names: frozenset[str]
+    types: Mapping[str, pa.StructType]
+    is_limited: bool
+
+    @classmethod
+    def of_files(cls, name: str, files: Mapping[Path, Thresholds]) -> Self:
+        """The rows of these files, as they are shown."""
+        types = _answer_types(map(pq.read_schema, files))
+        limits = limits_by_file({str(path): thresholds for path, thresholds in files.items()})
+        selected = "*"
+        if limits:
+            selected = f"* REPLACE ({shown_description(limits, types)} AS description), description AS {RAW}"
+        listed = ", ".join(quoted(str(path), "'") for path in files)
+        rows = (
+            f"SELECT {selected} FROM read_parquet([{listed}],"  # noqa: S608 - names quoted
+            " union_by_name=true, hive_partitioning=false, filename=true)"
+        )
+        last = pq.read_schema(list(files)[-1])
+        return cls(name, rows, frozenset(last.names), types, bool(limits))
+
+    @classmethod
+    def of_further(cls, of_set: FurtherFiles) -> Self:
+        """The rows of a further set; where it has no file, none with the columns of its schema."""
+        if of_set.files:
+            return cls.of_files(of_set.name, of_set.files)
+        rows = f"SELECT *, description AS {RAW} FROM {_nothing_of(of_set.name)}"  # noqa: S608 - a set's name
+        return cls(of_set.name, rows, frozenset(of_set.columns.names), _answer_types([of_set.columns]), True)
+
+
+def _nothing_of(name: str) -> str:
+    return f"nothing_of_{name}"
+
+
+def _answer_types(schemas: Iterable[pa.Schema]) -> dict[str, pa.StructType]:
+    """The types of description and confidence, with the fields of all files."""
     types: dict[str, pa.StructType] = {}
-    for schema in map(pq.read_schema, paths):
+    for schema in schemas:
         for name in ("description", CONFIDENCE):
             if name in schema.names:
                 fields = {field.name: field for field in [*types.get(name, ()), *schema.field(name).type]}
                 types[name] = pa.struct(list(fields.values()))
-    last = set(pq.read_schema(paths[-1]).names)
-    own = [name for name in _COLUMNS if name in last]
-    taken = (*own, "description", CONFIDENCE)
-    fields_shown = [field.name for field in types.get("description", ()) if field.name not in taken]
-    nested = [f"description.{quoted(name)} AS {quoted(name)}" for name in fields_shown]
+    return types
+
+
+def _joined_rows(descriptions: _Source, sources: Sequence[_Source]) -> str:
+    """The rows of the descriptions with the fields of all sources in SQL, as ``joined_rows.py`` has them."""
+    own = [f"descriptions.{name}" for name in descriptions.names.intersection(_COLUMNS)]
+    answers = ["description", CONFIDENCE, *([RAW] if descriptions.is_limited else [])]
+    merged = [f"{_merged(name, sources)} AS {name}" for name in answers]
+    facts = [
+        f"{quoted(of.name)} := CASE WHEN {quoted(of.name)}.status IS NOT NULL THEN struct_pack("
+        + ", ".join(f"{name} := {quoted(of.name)}.{name}" for name in SET_COLUMNS)
+        + ") END"
+        for of in sources[1:]
+    ]
+    joins = " ".join(
+        f"LEFT JOIN ({of.rows}) AS {quoted(of.name)} ON {quoted(of.name)}.ordinal = descriptions.ordinal"
+        f" AND {quoted(of.name)}.property_id = descriptions.property_id"
+        for of in sources[1:]
+    )
+    selected = ", ".join([*own, *merged, f"struct_pack({', '.join(facts)}) AS {SETS}"])
+    return f"SELECT {selected} FROM ({descriptions.rows}) AS descriptions {joins}"  # noqa: S608 - names quoted
+
+
+def _merged(name: str, sources: Sequence[_Source]) -> str:
+    """One struct of the fields of all sources in SQL; null where all are."""
+    fields: dict[str, str] = {}
+    for of in sources:
+        own = of.types.get(CONFIDENCE) if name == CONFIDENCE else of.types["description"]
+        for field in own or confidence_type(of.types["description"]):
+            value = (
+                f"{quoted(of.name)}.{name}.{quoted(field.name)}" if own else f"NULL::{_sql_type(field.type)}"
+            )
+            fields.setdefault(field.name, f"{quoted(field.name)} := {value}")
+    has_any = " OR ".join(
+        f"{quoted(of.name)}.{name} IS NOT NULL"
+        for of in sources
+        if name != CONFIDENCE or CONFIDENCE in of.types
+    )
+    return f"CASE WHEN {has_any or 'false'} THEN struct_pack({', '.join(fields.values())}) END"
+
+
+def _view_columns(descriptions: _Source, sources: Sequence[_Source]) -> str:
+    """The row's own columns, description and confidence, and each field that has no column's name."""
+    own = [name for name in _COLUMNS if name in descriptions.names]
+    facts = [SETS] if len(sources) > 1 else []
+    taken = (*own, "description", CONFIDENCE, *facts)
+    names = dict.fromkeys(field.name for of in sources for field in of.types.get("description", ()))
+    nested = [f"description.{quoted(name)} AS {quoted(name)}" for name in names if name not in taken]
     described = []
-    if "description" in types:
+    if "description" in descriptions.types:
         # Where no file has the column it is null, and conditions may name it all the same.
-        missing = f"NULL::{_sql_type(confidence_type(types['description']))} AS {CONFIDENCE}"
-        described = ["description", CONFIDENCE if CONFIDENCE in types else missing]
-    return ", ".join([*own, *described, *nested]), types
+        missing = f"NULL::{_sql_type(confidence_type(descriptions.types['description']))} AS {CONFIDENCE}"
+        has_confidence = facts or CONFIDENCE in descriptions.types
+        described = ["description", CONFIDENCE if has_confidence else missing]
+    raw = [RAW] if descriptions.is_limited else []
+    return ", ".join([*own, *described, *facts, *nested, *raw])
 
 
 def _sql_type(kind: pa.DataType) -> str:

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from vlm_assets.assets.partition import OK
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.progress import doing
@@ -24,8 +23,9 @@ from vlm_durable.files.files import make_directory
 from vlm_durable.files.layout import Home
 from vlm_durable.files.lock_files import locked
 from vlm_durable.versions.partition_files import PublishedRecord
-from vlm_durable.versions.versioned_object import PublishedError
+from vlm_durable.versions.versioned_object import PublishedError, RecordDamagedError
 from vlm_results.guarantee import Guarantee
+from vlm_results.joined_rows import further_records, shown_version
 from vlm_results.published_table import Mask, read_rows
 
 _FORMAT: Final = 1
@@ -161,12 +161,16 @@ def _follow(
 ) -> dict[str, str]:
     """Bring the index up to date. Returns why a partition cannot be read, by its key."""
     guarantee = Guarantee.read(settings)
-    # The column has the digest of the file, and of the thresholds below which its answers have no words.
-    versions = {key: record.sha256 + guarantee.version_of(record) for key, record in records.items()}
+    # The column has the digests of the files, and of the thresholds below which their answers have no words.
+    versions, unread = dict[str, str](), dict[str, str]()
+    for key, record in records.items():
+        try:
+            versions[key] = shown_version(guarantee, record, further_records(settings, key))
+        except RecordDamagedError as error:
+            unread[key] = str(error)
     indexed = dict(connection.execute("SELECT key, sha256 FROM partitions"))
-    removed = [key for key in indexed if key not in records]
+    removed = [key for key in indexed if key not in versions]
     changed = [key for key, version in versions.items() if indexed.get(key) != version]
-    unread = {}
     work = [*removed, *changed]
     for start in range(0, len(work), _PARTITIONS_TOGETHER):
         if len(work) > _PARTITIONS_TOGETHER:
@@ -179,7 +183,7 @@ def _follow(
                     "DELETE FROM words WHERE rowid >= ? AND rowid < ?", (bounds.start, bounds.stop)
                 )
                 connection.execute("DELETE FROM partitions WHERE key = ?", (key,))
-            if key not in records:
+            if key not in versions:
                 continue
             try:
                 # Read all rows before the first is written: the index has a whole partition or nothing of it.
@@ -194,10 +198,10 @@ def _follow(
 
 
 def _rows(settings: Settings, guarantee: Guarantee, key: str) -> Iterator[tuple[int, str]]:
-    names = ("ordinal", "status", "description")
+    names = ("ordinal", "description")
     rows = read_rows(settings, guarantee, key, names)
-    for ordinal, status, description in zip(*(rows[name].to_pylist() for name in names), strict=True):
-        if status == OK:
+    for ordinal, description in zip(*(rows[name].to_pylist() for name in names), strict=True):
+        if description is not None:
             yield ordinal, words_of(description)
 
 

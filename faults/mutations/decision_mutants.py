@@ -15,6 +15,7 @@ _SEARCH = "vlm_results/search.py"
 _EXPORT = "vlm_results/export.py"
 _ROWS = "vlm_results/exported_rows.py"
 _TABLE = "vlm_results/published_table.py"
+_JOINED = "vlm_results/joined_rows.py"
 _CHANGES = "vlm_results/changes.py"
 _DESCRIBED = "vlm_results/described_table.py"
 _REVIEW = "vlm_results/review.py"
@@ -72,6 +73,7 @@ TESTS = {
     _TABLE: [
         "tests/unit/vlm_results/test_export.py::test_a_vector_is_given_on_with_the_text_that_it_was_made_from_alone"
     ],
+    _JOINED: ["tests/unit/vlm_results/test_joined_rows.py"],
     _DESCRIBED: [
         f"tests/unit/vlm_results/test_described_table.py::test_{name}"
         for name in (
@@ -228,6 +230,9 @@ MUTANTS = (
     Mutant(_SEARCH, "np.argpartition(-scores,", "np.argpartition(scores,", "the nearest of a block are kept"),
     Mutant(_TABLE, "if vectors_record is not None and not are_vectors_of(vectors_record, record):", "if False:",
            "a vector of another text is not given on"),
+    Mutant(_JOINED, "pc.if_else(is_same, at, pa.scalar(None, at.type))", "at", "a row under another id is not joined"),
+    Mutant(_JOINED, 'return "".join((described.sha256, guarantee.version_of(described), *of_sets))',
+           "return described.sha256 + guarantee.version_of(described)", "words follow every question set"),
     Mutant(_EXPORT, ' and note["sources"] == sources', "", "a shard of earlier rows is written anew"),
     Mutant(_EXPORT, " and _is_complete(task, name, note):", ":", "a damaged shard is written anew"),
     Mutant(_EXPORT, "        if not _holds(task, name, note):\n", "        if False:\n", "every shard is read again at the end"),
@@ -238,7 +243,7 @@ MUTANTS = (
            "a failed row lacks no vector"),
     Mutant(_ROWS, 'positions = pc.index_in(rows["ordinal"], value_set=vectors["ordinal"].combine_chunks())',
            "positions = pa.chunked_array([pa.array(range(rows.num_rows))])", "each row gets its own vector"),
-    Mutant(_ROWS, 'rows = rows.filter(pa.array(mask[rows["ordinal"].to_numpy()]))', "pass", "only chosen rows are exported"),
+    Mutant(_ROWS, "rows = rows.filter(chosen)", "pass", "only chosen rows are exported"),
     Mutant(_EXPORT, "elif pa.types.is_string(field.type) and not raw_cells:", "elif False:", "a cell of a CSV is no formula"),
     Mutant(_EXPORT, " and task.images.holds(_key_of(name), note)", "", "an export has each copy of an image, and no other"),
     Mutant(_EXPORT, ' and not task.images.readable(note["unread"])', "", "an image that is back is exported"),

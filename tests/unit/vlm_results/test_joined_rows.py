@@ -1,0 +1,172 @@
+"""One view of all question sets: each reader has the fields of every set, and says what is not there yet."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.homes import Dataset
+from vlm_durable.versions.published import PublishedPartitions
+from vlm_results import explore
+from vlm_results.described_table import TablePlace, bring_up_to_date
+from vlm_results.explore import explore_table
+from vlm_results.export import Format, export
+from vlm_results.guarantee import RAW, Guarantee
+from vlm_results.published_table import matching_rows, read_rows, readable_records
+from vlm_results.word_index import find_words
+
+IN_THE_SET = {"status", "error_kind", "error", "model", "model_revision", "described_at", "answer"}
+
+
+def exported(dataset: Dataset, folder: Path, format_: Format = Format.jsonl, **asked) -> dict[str, dict]:
+    export(dataset.settings, dataset.catalog, folder, format_, **asked)
+    lines = [line for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
+    return {row["property_id"]: row for row in map(json.loads, lines)}
+
+
+def chosen(dataset: Dataset, where: str) -> list[int]:
+    return matching_rows(dataset.settings, dataset.catalog, where).nonzero()[0].tolist()
+
+
+def test_an_export_has_the_fields_of_all_sets_and_whose_they_are(two_sets, tmp_path):
+    """A property without a row of a set has nulls; vectors, texts and verdicts' digests are as before it."""
+    rows = exported(two_sets, tmp_path / "two")
+    alone = exported(Dataset(two_sets.settings.model_copy(update={"questions": None})), tmp_path / "one")
+    assert all("sets" not in row for row in alone.values())
+    for name, row in rows.items():
+        of_set = row.pop("sets")["condition"]
+        assert row["description"].keys() == {"floors", "has_pool", "wear", "needs_paint"}
+        if row["ordinal"] < 6:
+            assert of_set.keys() == IN_THE_SET
+            assert (of_set["model"], of_set["described_at"][:10]) == ("model-t", "2026-11-02")
+            assert (row["description"]["wear"], row["confidence"]["wear"]) == (f"worn {row['ordinal']}", 0.5)
+        else:
+            assert of_set is None and row["description"]["wear"] is None
+        first = alone[name]
+        assert first.keys() == row.keys()
+        others = first.keys() - {"description", "confidence"}
+        assert {key: row[key] for key in others} == {key: first[key] for key in others}
+    assert rows["p4"]["status"] == "failed" and rows["p4"]["description"]["floors"] is None
+    assert rows["p4"]["description"]["wear"] == "worn 4"
+
+
+def test_an_export_says_how_many_properties_a_set_lacks_and_follows_it(two_sets, tmp_path):
+    """What is handed on says what is missing; once the set goes on, only its partition is written anew."""
+    folder = tmp_path / "out"
+    before = export(two_sets.settings, two_sets.catalog, folder, Format.huggingface)
+    assert before.lacking == {"condition": 3}
+    card = (folder / "README.md").read_text()
+    assert "The question set condition is not complete: 3 properties have no row of it yet" in card
+    assert json.loads((folder / "export.json").read_text())["lacking"] == {"condition": 3}
+    two_sets.answer_further(two_sets.keys[2])
+    after = export(two_sets.settings, two_sets.catalog, folder, Format.huggingface)
+    assert (after.lacking, after.kept) == ({"condition": 0}, 2)
+    assert "not complete" not in (folder / "README.md").read_text()
+
+
+def test_a_spreadsheet_has_a_column_for_each_field_of_each_set(two_sets, tmp_path):
+    """Also in the file of a partition that the set has not reached."""
+    export(two_sets.settings, two_sets.catalog, tmp_path / "out", Format.csv)
+    tables = [list(csv.DictReader((tmp_path / "out" / f"{key}.csv").open())) for key in two_sets.keys]
+    assert len({tuple(table[0]) for table in tables}) == 1
+    assert tables[0][1]["description.wear"] == "worn 1" and tables[2][0]["description.wear"] == ""
+    assert tables[0][1]["sets.condition.model"] == "model-t"
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("needs_paint", [0, 2, 4]),
+        ("needs_paint AND floors = 2", [0, 2]),
+        ("confidence.wear = 0.5", [0, 1, 2, 3, 4, 5]),
+        ("confidence.wear IS NULL", [6, 7, 8]),
+        ("confidence.floors IS NULL AND wear = 'worn 4'", [4]),
+        ("description.wear = 'worn 1'", [1]),
+        ("sets.condition IS NULL", [6, 7, 8]),
+        ("sets.condition.model = 'model-t' AND status = 'failed'", [4]),
+        ("floors = 2", [0, 1, 2, 3, 5, 6, 7, 8]),
+    ],
+)
+def test_a_condition_names_fields_and_confidences_of_every_set(two_sets, where, expected):
+    """``--where`` is over the same view."""
+    assert chosen(two_sets, where) == expected
+
+
+def test_a_condition_may_name_a_set_that_nothing_is_published_of(two_sets):
+    """It holds for no property, and is no error."""
+    for key in two_sets.keys[:2]:
+        PublishedPartitions(two_sets.settings.layout.asset("property_condition")).set_aside(key)
+    assert chosen(two_sets, "needs_paint OR NOT needs_paint") == []
+    assert chosen(two_sets, "confidence.wear IS NULL AND sets.condition IS NULL") == list(range(9))
+
+
+def test_a_row_under_another_id_is_not_joined(two_sets, tmp_path):
+    """While a withdrawal goes on, one set may have a property still that another has no more."""
+    two_sets.answer_further(
+        two_sets.keys[0],
+        lambda rows: [{**row, "property_id": f"withdrawn {row['property_id']}"} for row in rows],
+    )
+    rows = exported(two_sets, tmp_path / "out")
+    assert [name for name in rows if rows[name]["sets"]["condition"] is not None] == ["p3", "p4", "p5"]
+    assert chosen(two_sets, "wear IS NOT NULL") == [3, 4, 5]
+
+
+def test_words_of_every_set_are_found_and_followed(two_sets):
+    """A set's answers are found by their words, also after its partition was described anew."""
+
+    def found(text: str) -> list[int]:
+        records, _ = readable_records(two_sets.settings.descriptions, two_sets.catalog)
+        ranked = find_words(two_sets.settings, records, text, most=20).ranked
+        return sorted(ordinal for _, ordinal in ranked)
+
+    assert found("paint") == [0, 2, 4]
+    two_sets.answer_further(
+        two_sets.keys[0],
+        lambda rows: [{**row, "description": {"wear": "cracked", "needs_paint": False}} for row in rows],
+        settings="u",
+    )
+    assert (found("paint"), found("cracked")) == ([4], [0, 1, 2])
+
+
+def test_a_promise_covers_the_fields_of_every_set(two_sets):
+    """A promised field of a further set is not shown before labels have shown that it holds."""
+    for promised, hidden, shown in (("wear", "wear", "floors"), ("floors", "floors", "wear")):
+        settings = two_sets.settings
+        guarantee = Guarantee({promised: 0.9}, {})
+        rows = read_rows(settings, guarantee, two_sets.keys[0], ["ordinal", "description"]).to_pylist()
+        assert all(row["description"][hidden] is None for row in rows)
+        assert all(row["description"][shown] is not None for row in rows)
+        assert all(row[RAW][hidden] is not None for row in rows)
+
+
+def test_the_table_has_the_fields_of_all_sets_and_follows_each(two_sets):
+    """A partition that a set reaches is written anew, and no other; the table says what is not complete."""
+    place = TablePlace.of(two_sets.settings)
+    first = bring_up_to_date(two_sets.settings, two_sets.catalog, place)
+    assert (first.written, first.lacking) == (3, {"condition": 3})
+    assert any("condition is not complete" in sentence for sentence in first.sentences())
+    two_sets.answer_further(two_sets.keys[2])
+    again = bring_up_to_date(two_sets.settings, two_sets.catalog, place)
+    assert (again.written, again.lacking) == (1, {"condition": 0})
+    rows = {row["property_id"]: row for row in place.read().scan().to_arrow().to_pylist()}
+    assert rows["p8"]["description"]["wear"] == "worn 8"
+    assert rows["p8"]["sets"]["condition"]["model"] == "model-t"
+
+
+def test_the_page_has_a_column_for_each_field_of_each_set(two_sets, monkeypatch):
+    """With its confidences, and made anew once a set went on."""
+    monkeypatch.setattr(explore, "comparable", lambda _, records: (records, []))
+    monkeypatch.setattr(explore, "_with_places", lambda table: table)
+    table = explore_table(two_sets.settings, two_sets.catalog, sample=20)
+    assert {"wear", "needs_paint", "wear_confidence"} <= set(table.column_names)
+    rows = {row["property_id"]: row for row in table.to_pylist()}
+    assert (rows["p1"]["wear"], rows["p8"]["wear"]) == ("worn 1", None)
+    two_sets.answer_further(two_sets.keys[2])
+    rows = {
+        row["property_id"]: row
+        for row in explore_table(two_sets.settings, two_sets.catalog, sample=20).to_pylist()
+    }
+    assert rows["p8"]["wear"] == "worn 8"
