@@ -392,12 +392,14 @@ def _launches_and_ends(
     settings: Settings, keys: Sequence[str], *, since: float
 ) -> dict[str, list[tuple[float, float]]] | None:
     """Of each partition and asset: launch and publication; None while one is not made, or was before."""
+    # Other question sets have plans of their own.
+    planned = [settings.descriptions, *([settings.embeddings] if settings.embedding_model else [])]
     times = {}
     for key in keys:
         spans = []
-        for asset in settings.computed_assets:
+        for asset in planned:
             try:
-                span = launch_and_end(settings.layout.asset(asset), key)
+                span = launch_and_end(asset, key)
             except RecordDamagedError:
                 return None
             if span is None or span[0] < since:
