@@ -13,6 +13,9 @@ from typing import Any
 
 _NAMES = {"decoding": "processor and decoding options"}
 
+_ONE_OF = "one of "
+_MOST_OF_VALUES = 4_000
+"""Characters of a field's values that are kept on record: beyond, only how many they are."""
 _SHOWN = 60
 """Characters shown of a value, and of a prompt around its first difference."""
 
@@ -30,12 +33,23 @@ def field_kinds(schema: Mapping[str, Any], above: str = "") -> dict[str, str]:
 
 def _kind(field: Mapping[str, Any]) -> str:
     if "enum" in field:
-        return f"one of {len(field['enum'])} values"
+        values = json.dumps(field["enum"], ensure_ascii=False)
+        return (
+            f"{_ONE_OF}{values}" if len(values) <= _MOST_OF_VALUES else f"one of {len(field['enum'])} values"
+        )
     if "anyOf" in field:
         return " or ".join(_kind(choice) for choice in field["anyOf"])
     if field.get("type") == "array":
         return f"list of {_kind(field.get('items', {}))}"
     return {"string": "text", "integer": "whole number"}.get(str(field.get("type")), str(field.get("type")))
+
+
+def _values(kind: str) -> list[Any] | None:
+    """The values of a field that is one of some; None of another kind, or where they are not on record."""
+    if not kind.startswith(f"{_ONE_OF}["):
+        return None
+    values: list[Any] = json.loads(kind.removeprefix(_ONE_OF))
+    return values
 
 
 def changed_in_words(
@@ -68,15 +82,51 @@ def changed_in_words(
 
 
 def _fields(old: Mapping[str, str], new: Mapping[str, str]) -> str:
-    added = ", ".join(field for field in new if field not in old)
-    removed = ", ".join(field for field in old if field not in new)
-    changed = []
-    for field in old:
-        if field in new and old[field] != new[field] and not _is_above_change(field, old, new):
-            before, after = (kinds[field].rpartition(" ")[0] for kinds in (old, new))
-            changed.append(f"{field} ({before} -> {after})" if before != after else field)
-    parts = (("added", added), ("removed", removed), ("changed", ", ".join(changed)))
-    return "; ".join(f"{fields} {change}" for change, fields in parts if fields)
+    added, removed = (
+        [field for field in new if field not in old],
+        [field for field in old if field not in new],
+    )
+    renamed = []
+    for before in removed.copy():
+        # The same question under another name. Of two that are alike, nobody knows which became which.
+        alike = [field for field in added if _digest(new[field]) == _digest(old[before])]
+        if len(alike) == 1 and sum(_digest(old[field]) == _digest(old[before]) for field in removed) == 1:
+            renamed.append(f"{before} renamed to {alike[0]}")
+            removed.remove(before)
+            added.remove(alike[0])
+    changed = [
+        f"{field}{_how(*(kinds[field].rpartition(' ')[0] for kinds in (old, new)))}"
+        for field in old
+        if field in new
+        and _digest(old[field]) != _digest(new[field])
+        and not _is_above_change(field, old, new)
+    ]
+    parts = ((" added", added), (" removed", removed), ("", renamed), (" changed", changed))
+    return "; ".join(f"{', '.join(fields)}{change}" for change, fields in parts if fields)
+
+
+def _digest(kind: str) -> str:
+    return kind.rpartition(" ")[2]
+
+
+def _how(before: str, after: str) -> str:
+    """How a field changed, in brackets; nothing where only its text did."""
+    values, values_now = _values(before), _values(after)
+    if values is not None and values_now is not None:
+        more = ", ".join(json.dumps(value, ensure_ascii=False) for value in values_now if value not in values)
+        fewer = ", ".join(
+            json.dumps(value, ensure_ascii=False) for value in values if value not in values_now
+        )
+        parts = (("values added", more), ("values removed", fewer))
+        said = "; ".join(f"{part}: {_cut(listed)}" for part, listed in parts if listed)
+        return f" ({said})" if said else ""
+    if before == after:
+        return ""
+    return f" ({' -> '.join('one of some values' if _values(kind) else kind for kind in (before, after))})"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _is_above_change(field: str, old: Mapping[str, str], new: Mapping[str, str]) -> bool:

@@ -15,6 +15,10 @@ def schema(**fields):
     return field_kinds({"properties": fields})
 
 
+def one_of(*values):
+    return {"enum": list(values)}
+
+
 TEXT, NUMBER = {"type": "string"}, {"type": "integer"}
 PROMPT = {"text": "Describe the house.", "made_from_schema": False}
 
@@ -26,8 +30,25 @@ PROMPT = {"text": "Describe the house.", "made_from_schema": False}
         (words("model", "small", "small"), "model: small aaaaaaaaaaaa -> small bbbbbbbbbbbb"),
         (words("embedding_model", "e1", "e2"), "embedding model: e1 -> e2"),
         (
-            words("schema", schema(a=TEXT, b=TEXT, c=TEXT), schema(b=NUMBER, c={**TEXT, "x": 1}, d=TEXT)),
+            words("schema", schema(a=TEXT, b=TEXT, c=TEXT), schema(b=NUMBER, c={**TEXT, "x": 1}, d=NUMBER)),
             "schema: d added; a removed; b (text -> whole number), c changed",
+        ),
+        (words("schema", schema(a=TEXT, b=NUMBER), schema(b=NUMBER, d=TEXT)), "schema: a renamed to d"),
+        (
+            words("schema", schema(a=TEXT, b=TEXT), schema(c=TEXT, d=TEXT)),
+            "schema: c, d added; a, b removed",
+        ),
+        (
+            words("schema", schema(roof=one_of("flat")), schema(roof=one_of("flat", "hip"))),
+            'schema: roof (values added: "hip") changed',
+        ),
+        (
+            words("schema", schema(roof=one_of("flat", "hip")), schema(roof=one_of("flat", "gable"))),
+            'schema: roof (values added: "gable"; values removed: "hip") changed',
+        ),
+        (
+            words("schema", schema(a=one_of("x")), schema(a=TEXT)),
+            "schema: a (one of some values -> text) changed",
         ),
         (
             words(
