@@ -182,7 +182,7 @@ def compare_command(
     contenders = [
         Contender(
             value if option == "model" else f"{option.removeprefix('description_')} {value}",
-            settings_of_home(**{option: value}),
+            settings_of_home(**{option: value}, questions=None),
         )
         for option, values in options.items()
         for value in values or []
