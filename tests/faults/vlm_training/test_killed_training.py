@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from faults.training import FALLEN, Outcome, make_plan, outcome, prepare, processes, run_killed, start
+from faults.training import FALLEN, Outcome, make_plan, outcome, prepare, processes, run_killed
 from sensors.progress_judge import ProgressLimits, Standstill
 from tests.support.damage import flip_bit
 from tests.support.shares import SHARE, share_of
@@ -40,11 +40,37 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> list[Sample]:
 
 
 @pytest.fixture(scope="module")
-def whole(samples: list[Sample], tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+def in_process() -> Iterator[Any]:
+    """Runs a training in this process, and puts back what they set in torch."""
+    threads = torch.get_num_threads()
+
+    def run(
+        folder: Path, plan: TrainingPlan, told: list[dict[str, Any]] | None = None, **changes: Any
+    ) -> tuple[Training, list[dict[str, Any]]]:
+        told = [] if told is None else told
+        training = Training(
+            replace(plan, checkpoint_seconds=0.0, **changes),
+            folder / "work",
+            folder / "quarantine",
+            Ranks(),
+            device="cpu",
+            history=folder / "training.jsonl",
+            say=lambda event, values: told.append({"event": event, **values}),
+        )
+        (folder / "export").mkdir(exist_ok=True)
+        training.run(folder / "export")
+        return training, told
+
+    yield run
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="module")
+def whole(samples: list[Sample], tmp_path_factory: pytest.TempPathFactory, in_process: Any) -> Outcome:
     """What the training comes to that nobody touches: one rank, no process beside it."""
     folder = tmp_path_factory.mktemp("whole") / "training"
-    make_plan(folder, samples, steps=STEPS)
-    start(folder, ranks=1, workers=0)
+    in_process(folder, make_plan(folder, samples, steps=STEPS))
     return outcome(folder)
 
 
@@ -110,54 +136,6 @@ def test_a_rank_that_stands_still_is_named_and_the_other_goes_on(
     assert f"rank 1 was loading the images of {fatal}. It is killed" in stuck["message"]
     assert [(one["ranks"], one["step"]) for one in told if one["event"] == "restored"] == [(4, 0), (3, 1)]
     assert outcome(folder).model == whole.model and outcome(folder).history == whole.history
-
-
-def test_the_first_rank_has_time_at_its_end(samples: list[Sample], tmp_path: Path) -> None:
-    """The others are done before it saves and evaluates: they are not lost, and nobody kills it for that."""
-    folder = tmp_path / "training"
-    make_plan(folder, samples, steps=2)
-    ranks = processes(folder, ranks=2, grace=2.0)
-    told, since = list[Any](), 0
-    for event in ranks.events():
-        told.append(event)
-        first, other = ranks._running[0], ranks._running[-1]
-        if event["event"] == "evaluating" and first is not other:
-            first.send_signal(signal.SIGSTOP)
-            assert other.wait(60) == 0
-            since = len(told)
-        if told[since:] == [{"event": "nothing"}] * 8:  # of half a second each
-            first.send_signal(signal.SIGCONT)
-    ranks.lock.close()
-    assert not list((folder / "work").glob("rank-*.at")), "they name properties"
-    assert [one["ranks"] for one in told if one["event"] == "restored"] == [2]
-    assert [one["event"] for one in told if one["event"] in ("warning", "finished")] == ["finished"]
-
-
-@pytest.fixture
-def in_process() -> Iterator[Any]:
-    """Runs a training in this process, and puts back what it sets in torch."""
-    threads = torch.get_num_threads()
-
-    def run(
-        folder: Path, plan: TrainingPlan, told: list[dict[str, Any]] | None = None, **changes: Any
-    ) -> tuple[Training, list[dict[str, Any]]]:
-        told = [] if told is None else told
-        training = Training(
-            replace(plan, checkpoint_seconds=0.0, **changes),
-            folder / "work",
-            folder / "quarantine",
-            Ranks(),
-            device="cpu",
-            history=folder / "training.jsonl",
-            say=lambda event, values: told.append({"event": event, **values}),
-        )
-        (folder / "export").mkdir(exist_ok=True)
-        training.run(folder / "export")
-        return training, told
-
-    yield run
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("silent", ["write", "newest"])
@@ -226,7 +204,10 @@ def test_it_stops_early_at_the_same_epoch_after_a_kill(
 def test_a_poisoned_batch_is_skipped_and_named(
     samples: list[Sample], tmp_path: Path, in_process: Any
 ) -> None:
-    """NaN: back to the last good checkpoint; the batch is passed over and recorded by its ids."""
+    """NaN: back to the last good checkpoint; the batch is passed over and recorded by its ids.
+
+    Two ranks come to the same, and the first of them has time at its end.
+    """
     folder, bad = tmp_path / "training", samples[4].property_id
     plan = make_plan(folder, samples, steps=2, variant=bad, objective=POISONED, held_out=0.0)
     training, told = in_process(folder, plan)
@@ -239,11 +220,32 @@ def test_a_poisoned_batch_is_skipped_and_named(
     # Two ranks go back together, to the same bits.
     other = tmp_path / "other"
     make_plan(other, samples, steps=2, variant=bad, objective=POISONED, held_out=0.0)
-    ranks = processes(other, ranks=2)
-    events = [one["event"] for one in ranks.events()]
-    ranks.lock.close()
-    assert events.count("skipped") == len(skipped) and events.count("restored") == 1
+    events = events_of_two_ranks(other)
+    assert [one["ranks"] for one in events if one["event"] == "restored"] == [2]
+    told = [one["event"] for one in events if one["event"] in ("skipped", "warning", "finished")]
+    assert told == ["skipped"] * len(skipped) + ["finished"]
     assert outcome(other) == outcome(folder)
+
+
+def events_of_two_ranks(folder: Path) -> list[Any]:
+    """What two ranks say. The first stands still at its end, when the other is done.
+
+    It saves and evaluates then: it is not lost, and nobody kills it after the grace of two seconds.
+    """
+    ranks = processes(folder, ranks=2, grace=2.0)
+    told, since = list[Any](), 0
+    for event in ranks.events():
+        told.append(event)
+        first, other = ranks._running
+        if event["event"] == "evaluating":
+            first.send_signal(signal.SIGSTOP)
+            assert other.wait(60) == 0
+            since = len(told)
+        if told[since:] == [{"event": "nothing"}] * 8:  # of half a second each
+            first.send_signal(signal.SIGCONT)
+    ranks.lock.close()
+    assert not list((folder / "work").glob("rank-*.at")), "they name properties"
+    return told
 
 
 def test_too_many_poisoned_batches_stop_it(samples: list[Sample], tmp_path: Path, in_process: Any) -> None:
