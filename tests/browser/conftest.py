@@ -25,7 +25,7 @@ from vlm_assets.webserver.home import prepare_dagster_home
 from vlm_assets.webserver.server import DagsterServer, dagster_server
 
 RANGE_SIZE = 6
-FIRST_RANGES = 3
+FIRST_RANGES = 2
 CHROMIUM = [
     "--no-sandbox",
     "--disable-gpu",
@@ -88,7 +88,7 @@ class Desk:
 def desk(
     tmp_path_factory: pytest.TempPathFactory, scripted_runs: dict[str, str], request: pytest.FixtureRequest
 ) -> Iterator[Desk]:
-    """Dagster over three ranges of six properties; the listing holds one range more.
+    """Dagster over two ranges of six properties; the listing holds one range more.
 
     The documents' screenshots show what the example's model says; all else is the same with a scripted one.
     """

@@ -203,7 +203,7 @@ def test_a_kill_at_any_operation_leaves_whole_partitions(changed, server, begun)
     after = shown(changed)
     folder = changed.settings.described_table
     kills = 0
-    for at in count_share(1, 40):
+    for at in count_share(1, 80):
         restore(changed)
         if not begun:
             shutil.rmtree(folder)
@@ -236,7 +236,7 @@ def test_a_full_disk_leaves_whole_partitions(changed):
     with FileOperations(folder).watched() as operations:
         follow(dataset)
     after = partitions_at(table_of(dataset))
-    for at in share_of(range(1, operations.count), 40):
+    for at in share_of(range(1, operations.count), 80):
         restore(dataset)
         with FileOperations(folder, fail_at(at, errno.ENOSPC)).watched():
             try:

