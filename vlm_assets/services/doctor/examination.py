@@ -21,6 +21,7 @@ import numpy as np
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.engine_choice import require_models
 from vlm_assets.config.extensions import DoctorCheck, Findings, Level, installed
+from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model
 from vlm_assets.config.settings import ENV_FILE, PREFIX, Settings
 from vlm_assets.services.doctor.catalog_checks import examine_catalogue, examine_images
@@ -77,7 +78,8 @@ def checks() -> Sequence[DoctorCheck]:
 def examine_settings(settings: Settings) -> Findings:
     """Settings that contradict each other, or mean nothing here."""
     require_models(settings)
-    build_prompt(load_schema(settings.description_schema), settings.prompt)
+    for asked in question_sets(settings):
+        build_prompt(load_schema(asked.settings.description_schema), asked.settings.prompt)
     findings = list(contradictions(settings))
     yield from findings
     if not findings:
@@ -139,7 +141,15 @@ def contradictions(settings: Settings) -> Findings:
 
 
 def examine_model(settings: Settings) -> Findings:
-    """Describe one property on a leased device. Raises what ``run_trial`` raises."""
+    """Ask each question set of one property on a leased device. Raises what ``run_trial`` raises."""
+    first, *further = question_sets(settings)
+    yield from _try_model(first.settings)
+    for asked in further:
+        for level, message in _try_model(asked.settings):
+            yield level, f"Question set {asked.name}: {message}"
+
+
+def _try_model(settings: Settings) -> Findings:
     catalog = Catalog.open(settings.home)
     gpu = replace(build_gpu(settings), wait_seconds=_DEVICE_WAIT_SECONDS)
     try:

@@ -32,11 +32,16 @@ def said(desk, monkeypatch):
     return look
 
 
-def test_a_sound_home_has_no_error(desk, monkeypatch, receiver):
+def test_a_sound_home_has_no_error(desk, tmp_path, monkeypatch, receiver):
     """All is tried for real: a property is described, a message sent, processes killed; exit code 0."""
     monkeypatch.setenv("VLM_ASSETS_DEVICES", "cpu:1")
     monkeypatch.setenv("VLM_ASSETS_ALERT_TARGETS", f"json://127.0.0.1:{receiver.port}/hook")
     monkeypatch.setattr(machine_checks, "_CAMPAIGN_MINUTES", 0.02)
+    (tmp_path / "ramp.py").write_text(
+        "import pydantic\nclass Ramp(pydantic.BaseModel):\n    has_ramp: bool\n"
+    )
+    (tmp_path / "questions.yaml").write_text("access:\n  schema: ramp:Ramp\n")
+    monkeypatch.setenv("VLM_ASSETS_QUESTIONS", str(tmp_path / "questions.yaml"))
     done = CliRunner().invoke(app, ["doctor", "--home", str(desk.settings.home), "--json"])
     found = json.loads(done.stdout)
     assert [one for one in found if one["level"] == "error"] == []
@@ -45,6 +50,7 @@ def test_a_sound_home_has_no_error(desk, monkeypatch, receiver):
     silent = {"truth", "guarantee", "cluster"}  # These extensions' checks have nothing to look at here.
     assert set(of) | silent == {check.name for check in checks()}
     assert "images fit" in of["model"]
+    assert any("Question set access: It loaded in" in one["message"] for one in found)
     assert "kills: nothing committed was lost" in of["storage"]
     assert "images/s a core" in of["images"]
     assert re.search(r"JPEG.*; 0\.\d\d MB, .*; \d+\.\d% cannot be read", of["images"])
