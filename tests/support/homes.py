@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -102,8 +102,12 @@ class Dataset:
         *,
         text: str = "a house",
         settings: str = "s",
+        parts: Mapping[str, str] | None = None,
     ) -> PublishedRecord:
-        """Publish descriptions of a range, after ``change`` has had its way with the rows."""
+        """Publish descriptions of a range, after ``change`` has had its way with the rows.
+
+        parts: of the fingerprint, where real settings are to be compared with others.
+        """
         wanted = next(one for one in self.catalog.ranges if one.key == key)
         rows = [
             {
@@ -122,7 +126,10 @@ class Dataset:
             }
             for row in change(self.rows(key))
         ]
-        parts = {"catalogue_slice": self.catalog.slice_digest(wanted), "maker": settings}
+        parts = {
+            "catalogue_slice": self.catalog.slice_digest(wanted),
+            **({"maker": settings} if parts is None else parts),
+        }
         return publish(self.descriptions, key, rows, DESCRIPTIONS, f"fp-{settings}", parts, texts=text)
 
     def answer_further(

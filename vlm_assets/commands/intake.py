@@ -36,7 +36,7 @@ from vlm_assets.config.settings import CHECKOUT, EXAMPLE, PREFIX, Settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.progress import doing
 from vlm_assets.webserver.api import reload_running
-from vlm_durable.commands import given_command
+from vlm_durable.commands import command, given_command
 from vlm_durable.mirror.bucket import Place, place_of
 from vlm_durable.wording import counted
 
@@ -276,13 +276,21 @@ def ingest_command(
         costs.extend(work.sentences())
         if not work.keys:
             return
+        question = f"Take them, so that {counted(len(work.keys), 'partitions are', 'partition is')} stale?"
+        if before := stale_among(current, Catalog.open(current.home), work.keys).keys:
+            already = counted(len(before), "partitions are", "partition is")
+            costs.append(
+                f"Without these images {already} stale too, by the settings: {command('status')} says what"
+                " else is."
+            )
+            newly = len(work.keys) - len(before)
+            question = "Take them?" if not newly else f"Take them, so that {newly} more are stale?"
         if not as_json:
             for sentence in ("With the new images of known properties:", *costs):
                 say(sentence)
         elif not yes:
             raise CommandError(f"{' '.join(costs)} Nothing was changed. To do it: {given_command('--yes')}.")
-        stale_then = counted(len(work.keys), "partitions are", "partition is")
-        if not agreed(f"Take them, so that {stale_then} stale?", yes):
+        if not agreed(question, yes):
             raise typer.Exit(1)
 
     report = _taken_in(

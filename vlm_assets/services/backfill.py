@@ -36,6 +36,9 @@ SHOWN = 5
 
 _FAILED = frozenset({State.FAILED, State.GIVEN_UP, State.REFUSED, State.DAMAGED, State.LOST})
 
+_COMMITTED = frozenset({State.INTERRUPTED, State.FAILED, State.REFUSED, State.GIVEN_UP})
+"""States with committed rows, where nothing is published."""
+
 KeysOf = Callable[[DagsterApi], Sequence[str]]
 """Chooses the partitions of a backfill, once Dagster can be asked."""
 
@@ -133,14 +136,24 @@ class Backfill:
                     f" {counted(len(anew), 'stale partitions')} anew, and goes on with that. Its page cancels"
                     f" it: {self.api.url}/runs/b/{backfill.id}."
                 )
-        again = incomplete & status.committed_keys if self.retry_failed else frozenset[str]()
-        if again:
+        for assets, keys in self._by_retried_assets(status, incomplete).items():
             # Another start would keep what failed, and end as the last one did.
-            config = {"ops": {self.assets[0]: {"config": {"retry_failed": True}}}}
-            sentences.append(self.launch(again, options, config))
-        if incomplete - again:
-            sentences.append(self.launch(incomplete - again, options, self.run_config))
+            retried = {"ops": {asset: {"config": {"retry_failed": True}} for asset in assets}}
+            sentences.append(self.launch(keys, options, retried if assets else self.run_config))
         return " ".join(sentences)
+
+    def _by_retried_assets(self, status: Status, keys: Collection[str]) -> dict[tuple[str, ...], list[str]]:
+        """These partitions by the question sets in which their failed properties are tried again."""
+        assets: dict[str, list[str]] = {key: [] for key in sorted(keys)}
+        for partition in status.partitions if self.retry_failed else ():
+            paths = self.settings.layout.asset(partition.asset).partition(partition.key)
+            of_set = partition.images_left is not None and partition.state in _COMMITTED
+            if of_set and partition.key in assets and not paths.published.exists():
+                assets[partition.key].append(partition.asset)
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for key, retried in assets.items():
+            groups.setdefault(tuple(retried), []).append(key)
+        return groups
 
     def launch(
         self, keys: Collection[str], stale: Mapping[str, str], run_config: Mapping[str, object]

@@ -51,8 +51,6 @@ _NOTHING_LEFT = frozenset({State.DONE, State.STALE, State.LOST, State.DAMAGED})
 
 DAY_SECONDS = 24 * 3600.0
 
-_COMMITTED = frozenset({State.INTERRUPTED, State.FAILED, State.REFUSED, State.GIVEN_UP})
-
 _UNFINISHED = frozenset({State.INTERRUPTED, State.NOT_STARTED, State.REFUSED, State.DAMAGED})
 """States in which a partition's retries and cancels count."""
 
@@ -227,17 +225,6 @@ class Status:
         """Partitions that are stale in either asset."""
         stale = (partition for partition in self.partitions if partition.state is State.STALE)
         return frozenset(partition.key for partition in stale)
-
-    @property
-    def committed_keys(self) -> frozenset[str]:
-        """Partitions whose descriptions are committed, all or some, and were never published."""
-        return frozenset(
-            partition.key
-            for partition in self.partitions
-            if partition.asset == self.assets[0]
-            and partition.key not in self.published
-            and partition.state in _COMMITTED
-        )
 
     @property
     def order(self) -> list[PartitionStatus]:

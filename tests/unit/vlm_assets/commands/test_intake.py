@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from vlm_assets.assets.fingerprint import Meanings
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import IngestBusyError, ingest, only_ingest
 from vlm_assets.commands import intake
 from vlm_assets.commands.main import app
+from vlm_assets.config.settings import load_settings
 from vlm_assets.services.status import read_status
 
 
@@ -129,6 +131,29 @@ def test_an_update_is_asked_about_on_a_terminal(dataset, update, monkeypatch, an
     assert images_of(dataset) == (("new.jpg",) if answer else ("7.jpg",))
     with only_ingest(dataset.settings.home, "another one"):
         pass
+
+
+def test_an_update_beside_another_schema_tells_both_apart(dataset, update, monkeypatch) -> None:
+    """All is stale by the schema already, so taking the images makes no partition stale that is not."""
+    made_with = Meanings.from_settings(dataset.settings).of_asset(dataset.settings.descriptions.name)
+    for key in dataset.keys:
+        dataset.describe(key, settings="t", parts=made_with.parts)
+    asked: list[str] = []
+    monkeypatch.setattr(intake, "agreed", lambda question, yes: asked.append(question) or True)
+    monkeypatch.setenv("VLM_ASSETS_DESCRIPTION_SCHEMA", "tests.support.sure_answers:House")
+    done = CliRunner().invoke(app, update, catch_exceptions=False)
+    assert asked == ["Take them?"]
+    for sentence in (
+        "1 partition is stale, made with other settings or images than now. To be made anew: 3 properties.",
+        "What changed: schema: ",
+        "What changed: images of 3 properties.",
+        "Without these images 1 partition is stale too, by the settings: `vlm-assets status ",
+    ):
+        assert sentence in done.output
+    other = load_settings(home=dataset.settings.home, model="example")
+    work = read_status(other, Catalog.open(other.home)).stale
+    assert (work.keys, work.properties) == (tuple(dataset.keys), 9)
+    assert "What changed: images of 3 properties." in work.sentences()
 
 
 @pytest.mark.parametrize("changes", [False, True])
