@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, NamedTuple, Protocol, Self
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +36,13 @@ from vlm_durable.files.sealed_json import BrokenSealError, refuse_newer_format, 
 from vlm_durable.versions.partition_files import PartitionFiles, PublishedRecord, highest
 from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_results.guarantee import EVERYTHING, RAW, Guarantee, shown_rows
+from vlm_results.joined_rows import (
+    FurtherRows,
+    beside,
+    further_records,
+    further_sets,
+    shown_version,
+)
 from vlm_results.published_table import (
     DescribedRows,
     answer_digest,
@@ -90,10 +97,27 @@ Rows = Mapping[int, Row]
 """The rows of one partition, by ordinal."""
 
 Version = tuple[str, str | None]
-"""The digests of a partition's two files; None: it is not embedded."""
+"""The digest of a partition's descriptions, with those of further question sets, and of its vectors.
+
+None: it is not embedded.
+"""
 
 _NOT_TOLD: Final[Version] = ("", None)
 """The version of no file: the partition is compared next time."""
+
+
+@dataclass(frozen=True)
+class PublishedFiles:
+    """The records of a partition's files. further: of further question sets, by their names."""
+
+    described: PublishedRecord
+    embedded: PublishedRecord | None
+    further: Mapping[str, PublishedRecord]
+
+    def version(self, guarantee: Guarantee) -> Version:
+        """The digests of the files, the first with those of what the guarantee shows."""
+        shown = shown_version(guarantee, self.described, self.further)
+        return shown, None if self.embedded is None else self.embedded.sha256
 
 
 class _NotKeptError(Exception):
@@ -107,7 +131,7 @@ class Since(Protocol):
     def told(self) -> Mapping[str, Version]:
         """The partitions that were told, if that is written down, and which version of each."""
 
-    def has(self, described: PublishedRecord, embedded: PublishedRecord | None) -> bool:
+    def has(self, files: PublishedFiles) -> bool:
         """Whether this version of a partition was told."""
 
     def rows(self, key: str) -> Rows | None:
@@ -119,7 +143,7 @@ class Nothing:
 
     told: Mapping[str, Version] = MappingProxyType({})
 
-    def has(self, described: PublishedRecord, embedded: PublishedRecord | None) -> bool:
+    def has(self, files: PublishedFiles) -> bool:
         """No."""
         return False
 
@@ -139,15 +163,17 @@ class PointInTime(Nothing):
         self._time = time
         self.not_compared: list[str] = []
 
-    def has(self, described: PublishedRecord, embedded: PublishedRecord | None) -> bool:
-        """Whether both were published by then."""
-        return all(self._is_before(record) for record in (described, embedded) if record is not None)
+    def has(self, files: PublishedFiles) -> bool:
+        """Whether all were published by then."""
+        records = (files.described, files.embedded, *files.further.values())
+        return all(self._is_before(record) for record in records if record is not None)
 
     def rows(self, key: str) -> Rows | None:
         """The rows as they were published then."""
         try:
             described = self._file(self._settings.descriptions, key)
             embedded = self._file(self._settings.embeddings, key)
+            answered = {of.name: self._file(of.asset, key) for of in further_sets(self._settings)}
         except _NotKeptError:
             self.not_compared.append(key)
             return None
@@ -157,9 +183,17 @@ class PointInTime(Nothing):
         vectors = None
         if embedded is not None and are_vectors_of(embedded[0], record):
             vectors = PartitionRows(embedded[1]).to_table(["ordinal", "embedding"])
-        guarantee = Guarantee.read(self._settings)
-        rows = shown_rows(PartitionRows(path).to_table([*_COLUMNS, CONFIDENCE]), guarantee.of(record))
-        return _rows_of(DescribedRows(rows, vectors, record, embedded and embedded[0]))
+        rows = self._shown(record, path)
+        further = tuple(
+            FurtherRows(name, file[0], beside(rows, self._shown(*file)))
+            for name, file in answered.items()
+            if file is not None
+        )
+        return _rows_of(DescribedRows(rows, vectors, record, embedded and embedded[0], further))
+
+    def _shown(self, record: PublishedRecord, path: Path) -> pa.Table:
+        rows = PartitionRows(path).to_table([*_COLUMNS, CONFIDENCE])
+        return shown_rows(rows, Guarantee.read(self._settings).of(record))
 
     def _file(self, asset: AssetFolders, key: str) -> tuple[PublishedRecord, Path] | None:
         """The version that was published then, and its file; None: none was. Raises _NotKeptError."""
@@ -203,9 +237,9 @@ class RowSnapshot:
         except (OSError, pa.ArrowException, BrokenSealError, LookupError, TypeError) as error:
             raise self._unreadable(error) from error
 
-    def has(self, described: PublishedRecord, embedded: PublishedRecord | None) -> bool:
+    def has(self, files: PublishedFiles) -> bool:
         """Whether this version was told."""
-        return self.told.get(described.key) == _version(self._guarantee, described, embedded)
+        return self.told.get(files.described.key) == files.version(self._guarantee)
 
     def rows(self, key: str) -> Rows:
         """The rows of a partition that were told."""
@@ -289,25 +323,21 @@ def changes(
         doing("comparing partitions", number, len(keys))
         record, vectors = described.get(key), embedded.get(key)
         # A partition that was told and has no record is a case for the audit: nothing of it is told.
-        if record is None or since.has(record, vectors):
+        files = None if record is None else PublishedFiles(record, vectors, further_records(settings, key))
+        if files is None or since.has(files):
             if following is not None:
-                version = since.told[key] if record is None else _version(guarantee, record, vectors)
+                version = since.told[key] if files is None else files.version(guarantee)
                 following.add(key, version, since.rows(key) or {})
             continue
         read, before = read_described(settings, key, _COLUMNS), since.rows(key)
-        version, current = _version(guarantee, read.described, read.embedded), _rows_of(read)
+        files = PublishedFiles(read.described, read.embedded, read.further_records)
+        version, current = files.version(guarantee), _rows_of(read)
         if read.vectors is None and read.embedded is not None and _is_being_withdrawn(settings, key):
             # Until its vectors are rewritten too, all rows look as if they had lost theirs: told next time.
             version, current = _NOT_TOLD, before or {}
         if following is not None:
             following.add(key, version, current)
         yield from compared(before, current)
-
-
-def _version(guarantee: Guarantee, described: PublishedRecord, embedded: PublishedRecord | None) -> Version:
-    """The digests of the files, the first with that of what the guarantee shows of it."""
-    shown = f"{described.sha256}{guarantee.version_of(described)}"
-    return shown, None if embedded is None else embedded.sha256
 
 
 def _is_being_withdrawn(settings: Settings, key: str) -> bool:
@@ -338,18 +368,39 @@ def line_of(change: Change) -> str:
 def _rows_of(read: DescribedRows) -> Rows:
     vectors = {} if read.vectors is None else vector_bytes(read.vectors)
     rows = {}
-    for row in read.rows.to_pylist():
+    of_sets = [(of_set.name, of_set.rows.to_pylist()) for of_set in read.further]
+    for number, row in enumerate(read.rows.to_pylist()):
         ordinal, vector = row["ordinal"], vectors.get(row["ordinal"], b"")
-        shown = digest_of(row["description"]) if RAW in row else ""
         answer = answer_digest({INPUTS: None, **row})
-        rows[ordinal] = row_of(row["property_id"], row["status"], answer, vector, shown)
+        further = {
+            name: [answered[number]["status"], answer_digest(answered[number]), _shown(answered[number])]
+            for name, answered in of_sets
+            if answered[number]["status"] is not None
+        }
+        rows[ordinal] = row_of(row["property_id"], row["status"], answer, vector, _shown(row), further)
     return rows
 
 
-def row_of(property_id: str, status: str, answer: str | None, vector: bytes, shown: str) -> Row:
-    """A row as it is told. answer: the digest of what was answered. shown: what is shown of it."""
-    digest = hashlib.sha256(f"{status}\0{answer}\0{shown}".encode() + vector).digest()[:_DIGEST_BYTES]
-    return Row(property_id, digest, status, bool(vector))
+def _shown(row: Mapping[str, Any]) -> str:
+    """A digest of what is shown of an answer where that may be less than the answer."""
+    return digest_of(row["description"]) if RAW in row else ""
+
+
+def row_of(
+    property_id: str,
+    status: str,
+    answer: str | None,
+    vector: bytes,
+    shown: str,
+    further: Mapping[str, Sequence[Any]],
+) -> Row:
+    """A row as it is told. answer: the digest of what was answered. shown: what is shown of it.
+
+    further: the same of further question sets that have a row, with its status, by their names.
+    """
+    of_sets = f"\0{digest_of(sorted(further.items()))}" if further else ""
+    content = f"{status}\0{answer}\0{shown}{of_sets}".encode() + vector
+    return Row(property_id, hashlib.sha256(content).digest()[:_DIGEST_BYTES], status, bool(vector))
 
 
 def vector_bytes(vectors: pa.Table) -> dict[int, bytes]:

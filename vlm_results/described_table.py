@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -58,7 +58,7 @@ from vlm_results.iceberg_files import (
     remove_unnamed,
     states_among,
 )
-from vlm_results.joined_rows import further_records, lacking_sentences
+from vlm_results.joined_rows import SETS, further_records, lacking_sentences
 from vlm_results.known_tables import NAME, refuse_away, remember, versions_in
 from vlm_results.published_table import are_vectors_of, lacking_rows, published_records
 from vlm_results.results_settings import ResultsSettings
@@ -700,10 +700,11 @@ class TableChanges:
         return files
 
     def _rows(self, snapshot: int | None, key: str) -> Rows:
-        columns = ("ordinal", "property_id", "status", "answer", "text", "embedding")
-        rows = self._table.scan(
-            snapshot_id=snapshot, row_filter=_of_range(key), selected_fields=columns
-        ).to_arrow()
+        columns = ["ordinal", "property_id", "status", "answer", "text", "embedding"]
+        of_range = self._table.scan(snapshot_id=snapshot, row_filter=_of_range(key))
+        if SETS in of_range.projection().column_names:
+            columns += [SETS, "description"]
+        rows = of_range.select(*columns).to_arrow()
         vectors = vector_bytes(rows)
         return {
             row["ordinal"]: row_of(
@@ -712,9 +713,16 @@ class TableChanges:
                 row["answer"],
                 vectors.get(row["ordinal"], b""),
                 row["text"] or "",
+                _of_further(row),
             )
             for row in rows.drop_columns(["embedding"]).to_pylist()
         }
+
+
+def _of_further(row: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """What a row has of further question sets: what changed of it is told."""
+    rows = {name: of_set for name, of_set in (row.get(SETS) or {}).items() if of_set is not None}
+    return {name: [of_set["status"], of_set["answer"], row["description"]] for name, of_set in rows.items()}
 
 
 def bring_up_to_date(

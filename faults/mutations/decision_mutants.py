@@ -256,7 +256,7 @@ MUTANTS = (
            "no manifest of a table names a withdrawn property"),
     Mutant(_DESCRIBED, "is_whole = table is not None and not lost_files(table, files)", "is_whole = table is not None",
            "a file that a table lost is written again"),
-    Mutant(_CHANGES, "self.told.get(described.key) == _version(self._guarantee, described, embedded)", "described.key in self.told",
+    Mutant(_CHANGES, "self.told.get(files.described.key) == files.version(self._guarantee)", "files.described.key in self.told",
            "a new version of a partition is compared"),
     Mutant(_CHANGES, "digest()[:_DIGEST_BYTES]", "digest()[:0].ljust(16)", "a row that differs is told"),
     Mutant(_CHANGES, ".encode() + vector", ".encode()", "another vector is told"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from tests.support.homes import Dataset
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_results import explore
-from vlm_results.described_table import TablePlace, bring_up_to_date
+from vlm_results.changes import PointInTime, RowSnapshot, Since, SnapshotWriter, changes
+from vlm_results.described_table import TableChanges, TablePlace, bring_up_to_date
 from vlm_results.explore import explore_table
 from vlm_results.export import Format, export
 from vlm_results.guarantee import RAW, Guarantee
@@ -170,3 +172,51 @@ def test_the_page_has_a_column_for_each_field_of_each_set(two_sets, monkeypatch)
         for row in explore_table(two_sets.settings, two_sets.catalog, sample=20).to_pylist()
     }
     assert rows["p8"]["wear"] == "worn 8"
+
+
+def told(dataset: Dataset, since: Since, following: Path) -> set[str]:
+    """The properties that changed since then; writes the next snapshot."""
+    with SnapshotWriter.opened(following, dataset.catalog) as writer:
+        listed = list(changes(dataset.settings, dataset.catalog, since, writer))
+        writer.finish()
+    assert {change.change for change in listed} <= {"changed"}
+    return {change.property_id for change in listed}
+
+
+def worn_anew(rows):
+    """Another answer of the set for p1 alone."""
+    answer = {"wear": "cracked", "needs_paint": False}
+    return [{**row, **({"description": answer} if row["ordinal"] == 1 else {})} for row in rows]
+
+
+def test_changes_tell_a_property_once_for_each_set_that_answers(two_sets, tmp_path):
+    """Where a set has published nothing, nothing is told of it; a row that is the same is no change."""
+    alone = Dataset(two_sets.settings.model_copy(update={"questions": None}))
+    began = datetime.now(UTC)
+    assert told(alone, PointInTime(alone.settings, began), tmp_path / "1") == set()
+    added = told(two_sets, RowSnapshot(tmp_path / "1", two_sets.catalog), tmp_path / "2")
+    assert added == {f"p{number}" for number in range(6)}
+    assert told(two_sets, RowSnapshot(tmp_path / "2", two_sets.catalog), tmp_path / "3") == set()
+    two_sets.answer_further(two_sets.keys[0], worn_anew)
+    two_sets.answer_further(two_sets.keys[1], lambda rows: [{**row, "device": "cuda-7"} for row in rows])
+    assert told(two_sets, RowSnapshot(tmp_path / "3", two_sets.catalog), tmp_path / "4") == {"p1"}
+    assert told(two_sets, PointInTime(two_sets.settings, began), tmp_path / "5") == {"p1"}
+
+
+def test_the_table_tells_what_a_set_changed(two_sets):
+    """Of its snapshots: rows that a set added or changed, and no others, also where it has no column yet."""
+    settings = two_sets.settings
+    place = TablePlace.of(settings)
+    alone = settings.model_copy(update={"questions": None})
+    snapshots = [bring_up_to_date(alone, two_sets.catalog, place).snapshot]
+    snapshots.append(bring_up_to_date(settings, two_sets.catalog, place).snapshot)
+    two_sets.answer_further(two_sets.keys[0], worn_anew)
+    bring_up_to_date(settings, two_sets.catalog, place)
+
+    def since(snapshot: int) -> set[str]:
+        listed = list(TableChanges(place.read(), str(snapshot)).changes())
+        assert {change.change for change in listed} == {"changed"}
+        return {change.property_id for change in listed}
+
+    assert since(snapshots[1]) == {"p1"}
+    assert since(snapshots[0]) == {f"p{number}" for number in range(6)}
