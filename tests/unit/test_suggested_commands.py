@@ -126,6 +126,7 @@ NOT_RUN_HERE = {
 """Commands that are parsed alone, and why."""
 REFUSED = {
     "alerts test": "No targets are set",
+    "prune --set 3": "There are no files of a question set",
     "devices --forget-node 3": "No node",
     "devices --take-back 3": "Nothing is held against",
     "ingest 3 --image-root 3": "lie under",

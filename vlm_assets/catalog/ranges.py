@@ -80,11 +80,16 @@ def range_assets(home: Home, store: Mirror = NO_MIRROR) -> tuple[AssetFolders, .
 
 
 def stored_sets(home: Home, store: Mirror) -> set[str]:
-    """The assets of question sets of which the store has a record or a journal. Raises StoreError."""
+    """The assets of question sets of which the store has a published file or a journal, open or closed.
+
+    Raises StoreError.
+    """
     begins = home.asset(SET_PREFIX)
-    beginnings = (str(folder.relative_to(home.root)) for folder in (begins.versions, begins.journals))
+    beginnings = [str(path.relative_to(home.root)) for path in (begins.published, begins.journals)]
     folders = (folder for beginning in beginnings for folder in store.folders(beginning))
-    return _sets_among(folder.rpartition("/")[2] for folder in folders)
+    # Some stores list a folder of which every object was deleted.
+    filled = (folder for folder in folders if any(True for _ in store.names(f"{folder}/")))
+    return _sets_among(folder.rpartition("/")[2] for folder in filled)
 
 
 def _sets_among(assets: Iterable[str]) -> set[str]:

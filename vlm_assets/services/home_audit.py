@@ -316,7 +316,10 @@ def _removed_set(asset: AssetFolders) -> Finding:
         f"Files of the question set {name} are kept, and no settings name it: its rows stay as they are, and"
         " no new ones are computed."
     )
-    step = f"Put {name} back into the file of {PREFIX}QUESTIONS to go on with it."
+    step = (
+        f"Put {name} back into the file of {PREFIX}QUESTIONS to go on with it, or delete them:"
+        f" {command('prune', '--set', name)}."
+    )
     return Finding(FindingKind.REMOVED_SET, asset.name, None, sentence, step, str(asset.published))
 
 

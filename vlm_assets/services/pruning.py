@@ -7,6 +7,7 @@ before.
 from __future__ import annotations
 
 import re
+import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -15,10 +16,13 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 
+from vlm_assets.assets.stored_settings import accept_settings
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ranges import InvalidRangeError, PropertyRange
+from vlm_assets.catalog.ranges import SET_PREFIX, InvalidRangeError, PropertyRange
 from vlm_assets.config.extensions import StoredLeftover, installed
-from vlm_assets.config.settings import Settings
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.settings import PREFIX, Settings
+from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.kept_assets import assets_in_store, kept_assets
 from vlm_assets.services.progress import doing, doing_each
 from vlm_assets.services.store_contents import remove_leftovers, store_leftovers
@@ -27,6 +31,10 @@ from vlm_durable.files import files
 from vlm_durable.files.layout import AssetFolders
 from vlm_durable.journal.high_water_mark import read_mark
 from vlm_durable.journal.setting_aside import discard
+from vlm_durable.mirror.mirror import NO_MIRROR, Mirror
+from vlm_durable.mirror.stored_journal import stored_journals
+from vlm_durable.state.tables import drift_snapshots
+from vlm_durable.state.workers import Workers
 from vlm_durable.versions.partition_files import PartitionFiles, PublishedRecord
 from vlm_durable.versions.partition_findings import read_record
 from vlm_durable.versions.stored import StoredPartitions
@@ -195,9 +203,10 @@ def remove(settings: Settings, removals: list[Removal]) -> Iterator[str]:
             yield f"Removed {removal.path}."
         else:
             yield f"Kept {removal.path}: a partition that it may belong to is no longer whole."
+    in_store = assets_in_store(settings)
     for (name, key), beside in doing_each("removing what is beside partitions", by_partition.items()):
         asset = settings.layout.asset(name)
-        stored = StoredPartitions(asset, settings.mirror)
+        stored = StoredPartitions(asset, settings.mirror if asset in in_store else NO_MIRROR)
         removes_earlier = any(removal.kind is RemovalKind.EARLIER_VERSION for removal in beside)
         if removes_earlier:
             # First: by its earlier versions the store's version is known as one that came before.
@@ -275,6 +284,59 @@ def remove_stored(settings: Settings, leftovers: Sequence[StoredLeftover]) -> It
             yield extensions[leftover.asset].remove_leftover(settings, leftover)
     of_core = [leftover for leftover in leftovers if leftover.asset not in extensions]
     yield from remove_leftovers(settings, of_core)
+
+
+def removed_set(settings: Settings, name: str) -> AssetFolders:
+    """The asset of a question set whose files may be deleted. Raises CommandError, StoreError, OSError."""
+    asset = settings.layout.asset(SET_PREFIX + name)
+    if asset in settings.partitioned_assets:
+        raise CommandError(
+            f"{asset.name} is made with the settings of now. Nothing was changed. Take the set {name} out of"
+            f" the file of {PREFIX}QUESTIONS first, on all machines that share the store."
+        )
+    if asset not in kept_assets(settings, settings.mirror):
+        raise CommandError(f"There are no files of a question set {name!r}. Nothing was changed.")
+    if any(worker.asset == asset.name for worker in Workers(control_state(settings)).living()):
+        raise CommandError(
+            f"A run works on {asset.name}. Nothing was changed. Wait for it, then do it again."
+        )
+    return asset
+
+
+def delete_set(settings: Settings, asset: AssetFolders) -> Iterator[str]:
+    """Delete all files of a question set, in the store first; says what went.
+
+    Killed anywhere, it is finished by doing it again. Raises StoreError, OSError.
+    """
+    store = settings.mirror
+    accept_settings(store, [asset.name])
+    if objects := _objects_of(asset, store):
+        for name in doing_each(f"deleting {asset.name} from the store", objects):
+            store.delete(name)
+        yield f"Deleted the objects of {asset.name} from {store}."
+    for folder in asset.folders:
+        if folder.is_dir():
+            shutil.rmtree(folder)
+            files.sync_directory(folder.parent)
+            yield f"Deleted {folder}."
+    # What was seen of them says nothing about a set that begins anew under the name.
+    seen = drift_snapshots.c.asset.in_([asset.name, f"{asset.name} in {store}"])
+    control_state(settings).beat(lambda connection: connection.execute(drift_snapshots.delete().where(seen)))
+
+
+def _objects_of(asset: AssetFolders, store: Mirror) -> list[str]:
+    """The names of an asset's objects in the store; those by which the store knows it come last."""
+    root = asset.home.root
+    published, journals, listed = (
+        [name for name, _ in store.names(f"{folder.relative_to(root)}/")]
+        for folder in (asset.published, asset.journals, asset.versions)
+    )
+    # SeaweedFS lists nothing in a folder .versions: what may be there is deleted by its name.
+    keys = {Path(name).stem for name in published} | {key for key, _ in stored_journals(asset, store)}
+    partitions = map(asset.partition, sorted(keys))
+    paths = [path for each in partitions for path in (each.record, *map(each.version, EARLIER_SLOTS))]
+    versions = dict.fromkeys([*listed, *(str(path.relative_to(root)) for path in paths)])
+    return [*versions, *published, *journals]
 
 
 def _size(path: Path) -> int:

@@ -203,6 +203,13 @@ class AssetFolders:
         """A lock file for each partition that was ever published."""
         return self.home.state / "publication_locks" / self.name
 
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """All folders of the asset; those by which ``Home.asset_names`` knows it come last."""
+        known_by = (self.staging, self.quarantine, self.journals, self.high_water_marks, self.versions)
+        others = (self.published, self.refusals, self.set_aside_notes, self.locks, self.marks_staging)
+        return (*others, *known_by, self.version_marks)
+
     def partition(self, key: str) -> PartitionPaths:
         """The files of one partition."""
         return PartitionPaths(self, key)

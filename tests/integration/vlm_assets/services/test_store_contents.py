@@ -25,7 +25,7 @@ from vlm_assets.commands.main import app
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.services import store_looks as store_looks_module
 from vlm_assets.services.home_audit import audit
-from vlm_assets.services.pruning import find_removable, remove_stored
+from vlm_assets.services.pruning import delete_set, find_removable, remove_stored, removed_set
 from vlm_assets.services.pruning import remove as remove_here
 from vlm_assets.services.repairs import Remedy, find_repairs, put_right
 from vlm_assets.services.status import read_status
@@ -416,6 +416,18 @@ def test_a_question_set_that_only_the_store_has_is_looked_at_and_withdrawn_from(
     assert objects_with(bucket, gone) == []
     assert f"{name}/{KEY}.parquet" in objects_with(bucket, stays)
     assert problems(machine, deep=True) == [unnamed]
+    # Deleted on the other machine: what is here still is no more put there, and nothing misses it there.
+    elsewhere = settings.model_copy(update={"home": other})
+    list(delete_set(elsewhere, removed_set(elsewhere, "condition")))
+    assert [found for found, _ in bucket.names() if name in found] == []
+    assert problems(machine, deep=True) == [unnamed]
+    list(withdraw(settings, prepare_withdrawal(settings, [stays])))
+    assert objects_with(bucket, stays) == []
+    assert [found for found, _ in bucket.names() if name in found] == []
+    here = settings.layout.asset(name).partition(KEY).published
+    assert stays not in pq.read_table(here)["property_id"].to_pylist()
+    list(delete_set(settings, removed_set(settings, "condition")))
+    assert problems(machine, deep=True) == []
 
 
 @pytest.mark.published(*ASSETS)

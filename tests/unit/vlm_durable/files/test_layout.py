@@ -75,6 +75,8 @@ def test_an_asset_of_which_anything_is_left_is_listed(tmp_path: Path) -> None:
     for folder in (*left, home.asset("published alone").published):
         folder.mkdir(parents=True)
     assert home.asset_names() == {asset.name for asset in one}
+    assert one[0].folders[-1].is_relative_to(home.state), "what is deleted last is known until then"
+    assert {folder for asset in one for folder in asset.folders} >= set(left)
 
 
 def test_a_folder_on_another_device_is_refused(tmp_path: Path) -> None:
