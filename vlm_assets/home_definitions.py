@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from vlm_assets.assets import property_catalog as catalog_asset
 from vlm_assets.assets.property_catalog import build_property_catalog, first_ingest
-from vlm_assets.assets.property_descriptions import build_described_asset
+from vlm_assets.assets.property_descriptions import build_described_assets
 from vlm_assets.assets.property_embeddings import build_property_embeddings
 from vlm_assets.automation.dataset_audit import build_audit_sensor, build_dataset_audit
 from vlm_assets.automation.dataset_plan import build_dataset_plan
@@ -27,7 +27,7 @@ from vlm_assets.catalog.catalog import Catalog, CatalogMissingError, catalog_pat
 from vlm_assets.catalog.ranges import PropertyRange, partitions_definition
 from vlm_assets.catalog.stored_catalog import pull_catalog
 from vlm_assets.config.extensions import installed
-from vlm_assets.config.question_sets import question_sets
+from vlm_assets.config.question_sets import joined_sets
 from vlm_assets.config.resource_settings import build_resources, control_state, fixed
 from vlm_assets.config.settings import Settings, SettingsError
 from vlm_assets.webserver.home import claim_for_catalog
@@ -62,8 +62,8 @@ def build_defs(
         assets=[
             build_property_catalog(settings),
             *(
-                build_described_asset(settings, asked, partitions, upstream=catalog_asset.ASSET)
-                for asked in question_sets(settings)
+                build_described_assets(settings, sets, partitions, upstream=catalog_asset.ASSET)
+                for sets in joined_sets(settings)
             ),
             build_property_embeddings(settings, partitions),
             audit,

@@ -22,7 +22,9 @@ def _image_tokens(source: ModelSource, text: str, limits: ImageLimits | None) ->
     return fitted_processor(source, text, limits)[1]
 
 
-def load(model: VisionLanguageModel, device: object, *, schema: object, prompt: Any) -> ScriptedEngine:
+def load(
+    model: VisionLanguageModel, device: object, *, schema: object, prompt: Any, further: object = ()
+) -> ScriptedEngine:
     # Without the home's records of it, it is the same model for all tests.
     source = replace(model.source, records=None)
     return ScriptedEngine(model.source, _image_tokens(source, prompt.text, model.limits))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import dagster as dg
 import pyarrow as pa
+from pydantic import Field
 
 from resources.dagster_names import NEEDS_PERSON, NO_ATTEMPT
 from resources.gpu import GpuResource
@@ -114,6 +115,19 @@ class RunOptions(dg.Config):
     stale: str = ANEW
 
 
+class JoinedRunOptions(RunOptions):
+    """The options of a run over several assets of one op.
+
+    sets: those of single assets, by their names, in place of the ones above.
+    """
+
+    sets: dict[str, RunOptions] = Field(default_factory=dict)
+
+    def of(self, asset: str) -> RunOptions:
+        """The options of one of the assets."""
+        return self.sets.get(asset, self)
+
+
 class RunRefusedError(ValueError):
     """The run's options or partitions are not possible; the message says what to launch instead."""
 
@@ -204,12 +218,12 @@ class Materialization:
     ) -> None:
         self.partition = partition
         self.progress: RunProgress
+        self.key = settings.names.key(partition.asset)
         self._context = context
         self._work = work
         self._options = options
         self._beat = beat
         self._settings = settings
-        self._key = settings.names.key(partition.asset)
         self._published = PublishedPartitions(partition.paths.asset)
         self._record = self._published.settled(partition.key)
         alert_failed_canaries(settings)  # of a run that was killed before it could
@@ -246,7 +260,7 @@ class Materialization:
             asset=partition.asset,
             partition=partition.key,
             expected=len(partition.expected_ids),
-            began=_began(context, settings.names.key(asset)),
+            began=_began(context),
         ) as beat:
             # A withdrawal that begins later sees the heartbeat.
             _refuse_withdrawn(context, settings, partition)
@@ -304,23 +318,23 @@ class Materialization:
             yield self._output(Publication(record, changed=False), verified)
             # The file was not made with the current settings, which the checks know: they only warn.
             for outcome in self._work.check(file, accepted=self._accepted_before):
-                yield check_result(self._key, replace(outcome, severity=dg.AssetCheckSeverity.WARN))
-            yield published_file_result(self._key, Verification(key, record))
+                yield check_result(self.key, replace(outcome, severity=dg.AssetCheckSeverity.WARN))
+            yield published_file_result(self.key, Verification(key, record))
             return
         self._context.log.info(f"{message} Complete and unchanged: no device was needed.")
         outcomes, refusal = self._check(file, accepted=self._accepted_before)
-        results = [check_result(self._key, outcome) for outcome in outcomes]
+        results = [check_result(self.key, outcome) for outcome in outcomes]
         if refusal is not None:
             # Computed again it would come out the same.
             note_run(self._context, NEEDS_PERSON)
             yield from results
-            yield published_file_result(self._key, Verification(key, record))
+            yield published_file_result(self.key, Verification(key, record))
             raise refusal
         verified = {"verified": dg.MetadataValue.text(f"{message} No device was needed.")}
         metadata = self._work.metadata(file) | verified | self._internals
         yield self._output(Publication(record, changed=False), metadata)
         yield from results
-        yield published_file_result(self._key, Verification(key, record))
+        yield published_file_result(self.key, Verification(key, record))
 
     def _fetch(self, record: PublishedRecord) -> bytes | None:
         """The file of a version from the store; waits while the store is away."""
@@ -340,7 +354,7 @@ class Materialization:
                     self.partition.open_journal(self._generation, self._work.rows_schema())
                 )
                 wait_for_store(self._context, self._settings, lambda: copying.begin(journal))
-                self._restored = _report_restored(self._context, journal.recovery)
+                self._restored = _report_restored(self._context, self.key, journal.recovery)
                 self._refuse_rows_in_doubt(journal)
                 if not self._options.recompute:
                     adopted, notes = adopt_rows(
@@ -360,6 +374,7 @@ class Materialization:
                 self._beat.resume(restored=journal.committed_rows)
                 self.progress = RunProgress(
                     self._context,
+                    asset=self.key,
                     expected=len(self.partition.expected_ids),
                     journal=journal,
                     beat=self._beat,
@@ -368,6 +383,10 @@ class Materialization:
                 )
                 self.progress.report()
                 yield journal
+        except GarbageOutputError:
+            # Failed rows count as new rows: retries by themselves would fill the partition with them.
+            note_run(self._context, NEEDS_PERSON)
+            raise
         except WrongAnswersError as error:
             if error.rows_in_doubt:
                 # First, because it needs no database: from here on no run uses these rows.
@@ -377,25 +396,32 @@ class Materialization:
             alert_failed_canaries(self._settings)
             raise
 
+    def work_beside(self, runs: Iterable[Materialization]) -> None:
+        """Share a device and a model with other partitions of this run. See ``WorkerBeat.work_beside``."""
+        self._beat.work_beside(run._beat for run in runs)
+
     @contextlib.contextmanager
-    def at_work(self, engine: object, device: Device, journal: Journal) -> Iterator[None]:
+    def at_work(
+        self, engine: object, device: Device, *, beside: Sequence[Materialization] = ()
+    ) -> Iterator[None]:
         """Ask the engine the canary before the work inside and after it, when all its rows are committed.
 
-        Raises WrongAnswersError.
+        beside: the others whose questions it is asked. Raises WrongAnswersError.
         """
+        runs = (self, *beside)
         canary = Canary(
             control_state(self._settings),
             device,
             at_work_on(self.partition.asset, self.partition.key),
-            self.partition.fingerprint.settings_digest,
+            # Asked with others, the first question may come out otherwise in its last bits.
+            "+".join(run.partition.fingerprint.settings_digest for run in runs),
             log=self._context.log,
         )
         self.progress.watch(engine)
         canary.begin(engine)
-        self.progress.start()
+        for run in runs:
+            run.progress.start()
         yield
-        # Before the model is unloaded: the last rows do not wait for that.
-        journal.flush()
         canary.end(engine)
 
     def _refuse_rows_in_doubt(self, journal: Journal) -> None:
@@ -478,13 +504,13 @@ class Materialization:
         *,
         server_digest: str | None,
         computes_elsewhere: bool = False,
-        needed_by: str | None = None,
+        needed_by: Collection[str] = (),
     ) -> Iterator[Device]:
         """Lease a device for the work inside. How that work ends is tagged on the run for the retry schedule.
 
         server_digest: of the model server that is to stay on the device. computes_elsewhere: what fails in
-        the work, CUDA errors too, says nothing of the device here. needed_by: the asset that computes next
-        where the run makes both. Else the device is given back after the work, and not only when the
+        the work, CUDA errors too, says nothing of the device here. needed_by: assets that compute later
+        where the run makes them too. Else the device is given back after the work, and not only when the
         process ends, which takes seconds; but one with a CUDA context of this process has its memory until
         then.
         """
@@ -507,7 +533,9 @@ class Materialization:
                     yield lease.device
             # Empty: all assets of a job.
             selection = self._context.run.asset_selection
-            is_needed = needed_by and (not selection or self._settings.names.key(needed_by) in selection)
+            is_needed = any(
+                not selection or self._settings.names.key(asset) in selection for asset in needed_by
+            )
             if not is_needed and not uses_cuda():
                 lease.release()
         except (
@@ -519,10 +547,6 @@ class Materialization:
         ):
             # A device, server, disk or store that is away says nothing about the partition.
             note_run(self._context, NO_ATTEMPT)
-            raise
-        except GarbageOutputError:
-            # Failed rows count as new rows: retries by themselves would fill the partition with them.
-            note_run(self._context, NEEDS_PERSON)
             raise
 
     def publish(self, journal: Journal, computed: Metadata) -> Generator[Event]:
@@ -559,7 +583,7 @@ class Materialization:
             if self._work.would_refuse(failed, accepted=NOT_ACCEPTED) and failed <= accepted.rows:
                 staged.remember({ACCEPTED_FAILED: asdict(replace(accepted, rows=failed))})
             outcomes, refusal = self._check(staged.path, accepted=accepted)
-            results = [check_result(self._key, outcome) for outcome in outcomes]
+            results = [check_result(self.key, outcome) for outcome in outcomes]
             if refusal is not None:
                 findings = {outcome.name: outcome.sentence() for outcome in outcomes if not outcome.passed}
                 Refusal(self._generation, findings).write(self.partition.paths)
@@ -567,7 +591,7 @@ class Materialization:
                     note_run(self._context, NEEDS_PERSON)
                 yield from results
                 standing = Verification(key, None) if self._record is None else self._published.verify(key)
-                yield published_file_result(self._key, standing)
+                yield published_file_result(self.key, standing)
                 raise refusal
             clear_refusal(self.partition.paths)
             metadata = self._work.metadata(staged.path) | self._restored | computed | self._internals
@@ -580,7 +604,7 @@ class Materialization:
         journal.retire()
         self._retire_stored(self._copying.retire)
         yield from results
-        yield published_file_result(self._key, Verification(key, self._published.record(key)))
+        yield published_file_result(self.key, Verification(key, self._published.record(key)))
 
     def _output(
         self, published: StagedFile | Publication, metadata: Metadata
@@ -588,7 +612,8 @@ class Materialization:
         """What the IO manager publishes or leaves, with the versions of its rows as Dagster compares them."""
         # They replace Dagster's tags, which would name the settings now: a file of other settings may stay.
         tags = version_tags(published.record, self.partition.fingerprint.parts)
-        return dg.Output(published, metadata=metadata, tags=tags)
+        name = self._context.output_for_asset_key(self.key)
+        return dg.Output(published, output_name=name, metadata=metadata, tags=tags)
 
     @property
     def _internals(self) -> Metadata:
@@ -693,16 +718,15 @@ def root_run_of(context: dg.AssetExecutionContext) -> str:
     return run.get_root_run_id() or run.run_id
 
 
-def _began(context: dg.AssetExecutionContext, asset: dg.AssetKey) -> float:
-    """When the work on this asset began, in unix seconds: for a run's first asset, its launch."""
-    first = min(context.selected_asset_keys, key=dg.AssetKey.to_user_string)
+def _began(context: dg.AssetExecutionContext) -> float:
+    """When the work of a step began, in unix seconds: for the run's first step, its launch."""
     stats = context.instance.get_run_stats(context.run.run_id)
     launched = stats.launch_time or stats.start_time
-    # Descriptions come first in a run over both, also by their name.
-    return launched if launched is not None and asset == first else time.time()
+    is_first = not (stats.steps_succeeded or stats.steps_failed)
+    return launched if launched is not None and is_first else time.time()
 
 
-def _report_restored(context: dg.AssetExecutionContext, recovery: Recovery) -> Metadata:
+def _report_restored(context: dg.AssetExecutionContext, asset: dg.AssetKey, recovery: Recovery) -> Metadata:
     """Report what opening the journal restored, in the log and as an event, before any work.
 
     Returns the part of it that the finished file's page repeats.
@@ -720,9 +744,7 @@ def _report_restored(context: dg.AssetExecutionContext, recovery: Recovery) -> M
     }
     context.log.info(recovery.sentence())
     context.log_event(
-        dg.AssetObservation(
-            asset_key=context.asset_key, partition=context.partition_key, metadata=restored | details
-        )
+        dg.AssetObservation(asset_key=asset, partition=context.partition_key, metadata=restored | details)
     )
     return restored
 

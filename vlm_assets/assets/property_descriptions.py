@@ -9,9 +9,9 @@ materialization, the columns, and the work that fills them. The steps that all a
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
@@ -43,9 +43,9 @@ from vlm_assets.assets.fingerprint import (
 from vlm_assets.assets.learned_labels import keep_learned
 from vlm_assets.assets.materialize import (
     Event,
+    JoinedRunOptions,
     Materialization,
     Metadata,
-    RunOptions,
     range_of_run,
 )
 from vlm_assets.assets.partition import CONFIDENCE, INPUTS
@@ -63,7 +63,7 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import WITHDRAWN, is_tombstone
 from vlm_assets.catalog.ranges import EMBEDDINGS, PropertyRange
 from vlm_assets.config.engine_choice import keep_engine
-from vlm_assets.config.question_sets import QuestionSet
+from vlm_assets.config.question_sets import QuestionSet, question_sets
 from vlm_assets.config.resource_settings import IO_MANAGER, control_state
 from vlm_assets.config.settings import Settings
 from vlm_durable.journal.journal import Journal
@@ -72,11 +72,12 @@ from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_engine.batches import BatchSizes, MeasuredSizes
 from vlm_engine.describing import Describing
 from vlm_engine.devices.find import Device
+from vlm_engine.devices.left_out import device_failure
 from vlm_engine.images.images import PropertyJob
 from vlm_engine.images.thumbnails import make_thumbnails
 from vlm_engine.images.worker_pool import WorkerPool
 from vlm_engine.ladder import AnswerGuard, Described
-from vlm_engine.prompt import Prompt, build_prompt
+from vlm_engine.prompt import FurtherQuestion, Prompt, build_prompt
 from vlm_engine.protocol import Engine, ImageTokens, ModelLoadError, image_tokens_of
 from vlm_engine.schema import DescriptionSchema, SchemaError, confidence_type, load_schema
 from vlm_engine.server.running_server import ServerUnreachableError
@@ -84,6 +85,11 @@ from vlm_engine.server.running_server import ServerUnreachableError
 INVALID_SHARE = 0.5
 """Share of the model's last answers that may be no descriptions, else the run stops: most mean a model,
 prompt or schema that cannot work. A larger VLM_ASSETS_FAILED_SHARE is taken instead."""
+_ABOUT = (
+    "One structured description a property, by a vision-language model that looks at all of its images"
+    " together. One partition is one range of the catalogue and one parquet file. Materialize resumes what"
+    " was interrupted; a complete partition is verified and left alone."
+)
 PREFETCH_BATCHES = 2
 """Batches loaded ahead of the model: one is ready while the next is loaded. More would only take memory."""
 
@@ -123,72 +129,107 @@ def description_rows(description: pa.StructType) -> pa.Schema:
     )
 
 
-def build_described_asset(
-    settings: Settings, asked: QuestionSet, partitions: dg.PartitionsDefinition[str], *, upstream: str
+def build_described_assets(
+    settings: Settings,
+    sets: Sequence[QuestionSet],
+    partitions: dg.PartitionsDefinition[str],
+    *,
+    upstream: str,
 ) -> dg.AssetsDefinition:
-    """The asset of a question set. ``upstream``: the catalogue's asset, which lists the properties."""
-    names, asset = settings.names, asked.asset.name
+    """The assets of the question sets of one model, made in one op, which has the name of the first.
 
-    @dg.asset(
-        key=names.key(asset),
+    A run makes those that it selects. upstream: the catalogue's asset, which lists the properties.
+    """
+    names, assets, model_key = settings.names, [asked.asset.name for asked in sets], sets[0].model_key
+    computed_later = {EMBEDDINGS, *(asked.asset.name for asked in question_sets(settings))} - set(assets)
+
+    @dg.multi_asset(
+        name=names.op(assets[0]),
+        # The first output has the name that an asset's own has, whether others join it or not.
+        outs={
+            "result" if asked is sets[0] else names.op(asked.asset.name): _asset_out(settings, asked)
+            for asked in sets
+        },
+        can_subset=True,
         partitions_def=partitions,
         deps=[names.key(upstream)],
-        io_manager_key=names.name(IO_MANAGER),
-        required_resource_keys={names.name("gpu"), names.name(asked.model_key)},
+        required_resource_keys={names.name("gpu"), names.name(model_key)},
         pool="gpu",
+        check_specs=[
+            spec for asset in assets for spec in check_specs(names.key(asset), DESCRIPTION_CHECKS, partitions)
+        ],
+        description=_ABOUT,
+    )
+    def described_assets(context: dg.AssetExecutionContext, config: JoinedRunOptions) -> Iterator[Event]:
+        gpu: GpuResource = names.resource(context, "gpu")
+        model: VisionLanguageModel = names.resource(context, model_key)
+        run_id = context.run.run_id
+        catalog, property_range = range_of_run(context, settings)
+        joined = JoinedSets()
+        with contextlib.ExitStack() as stack:
+            for asked in sets:
+                asset = asked.asset.name
+                if names.key(asset) not in context.selected_asset_keys:
+                    continue
+                with joined.own_failure(), contextlib.ExitStack() as own:
+                    work = wait_until_available(
+                        context,
+                        settings,
+                        partial(DescriptionWork.for_range, asked.settings, catalog, property_range, model),
+                        unavailable=ServerUnreachableError,
+                        title="No model to work with",
+                    )
+                    options = config.of(asset)
+                    run = own.enter_context(Materialization.begin(context, settings, asset, work, options))
+                    if run.is_complete:
+                        yield from interrupted_once(run_id, run.verify())
+                        continue
+                    journal = own.enter_context(run.resume())
+                    joined.sets.append(SetAtWork(work, run, journal, stack.enter_context(own.pop_all())))
+            if asking := joined.begin():
+                with joined.failure_of_all():
+                    first = asking[0]
+                    wait_until_available(
+                        context,
+                        settings,
+                        first.work.images.raise_if_away,
+                        unavailable=ImagesAwayError,
+                        title="No images to describe",
+                    )
+                    with (
+                        first.work.prepared(asking, gpu.find()) as workers,
+                        first.run.device(
+                            gpu,
+                            server_digest=model.server_digest(first.work.prompt, len(asking)),
+                            computes_elsewhere=model.is_at_address,
+                            needed_by=computed_later,
+                        ) as device,
+                    ):
+                        keep_engine(first.work.settings, context.log)
+                        keep_learned(first.work.settings, first.work.fingerprint.parts["model"])
+                        first.work.describe(joined, device, workers)
+            for of_set in joined.sets:
+                with joined.own_failure(), of_set.own:
+                    yield from interrupted_once(run_id, of_set.run.publish(of_set.journal, of_set.computed))
+        joined.raise_first_failure()
+
+    return described_assets
+
+
+def _asset_out(settings: Settings, asked: QuestionSet) -> dg.AssetOut:
+    names = settings.names
+    return dg.AssetOut(
+        key=names.key(asked.asset.name),
+        io_manager_key=names.name(IO_MANAGER),
         group_name=names.name("properties"),
         kinds={"parquet", "transformers"},
         owners=settings.owner_list,
         tags=settings.tag_values,
         code_version=description_code_version(asked.settings),
         metadata=_metadata(asked),
-        check_specs=check_specs(names.key(asset), DESCRIPTION_CHECKS, partitions),
-        description=(
-            "One structured description a property, by a vision-language model that looks at all of its"
-            " images together. One partition is one range of the catalogue and one parquet file. Materialize"
-            " resumes what was interrupted; a complete partition is verified and left alone."
-        ),
+        is_required=False,
+        description=_ABOUT,
     )
-    def described_asset(context: dg.AssetExecutionContext, config: RunOptions) -> Iterator[Event]:
-        gpu: GpuResource = names.resource(context, "gpu")
-        model: VisionLanguageModel = names.resource(context, asked.model_key)
-        catalog, property_range = range_of_run(context, settings)
-        work = wait_until_available(
-            context,
-            settings,
-            lambda: DescriptionWork.for_range(asked.settings, catalog, property_range, model),
-            unavailable=ServerUnreachableError,
-            title="No model to work with",
-        )
-        with Materialization.begin(context, settings, asset, work, config) as run:
-            if run.is_complete:
-                yield from interrupted_once(context.run.run_id, run.verify())
-                return
-            with run.resume() as journal:
-                computed: Metadata = {}
-                if run.to_do(journal):
-                    wait_until_available(
-                        context,
-                        settings,
-                        work.images.raise_if_away,
-                        unavailable=ImagesAwayError,
-                        title="No images to describe",
-                    )
-                    with (
-                        work.prepared(journal, gpu.find()) as workers,
-                        run.device(
-                            gpu,
-                            server_digest=model.server_digest(work.prompt),
-                            computes_elsewhere=model.is_at_address,
-                            needed_by=EMBEDDINGS,
-                        ) as device,
-                    ):
-                        keep_engine(asked.settings, context.log)
-                        keep_learned(asked.settings, work.fingerprint.parts["model"])
-                        computed = work.describe(run, journal, device, workers)
-                yield from interrupted_once(context.run.run_id, run.publish(journal, computed))
-
-    return described_asset
 
 
 def _metadata(asked: QuestionSet) -> dict[str, Any]:
@@ -265,14 +306,27 @@ class DescriptionWork:
         """The images of each property by its ordinal, in the catalogue's order."""
         return {job.ordinal: job.image_uris for job in self.jobs}
 
-    def batch_sizes(self, device: Device | None = None) -> BatchSizes:
-        """The size of this partition's batches. device: where it is measured; None: nowhere."""
+    @property
+    def question(self) -> FurtherQuestion:
+        """What it asks, for an engine that asks other questions too."""
+        return FurtherQuestion(self.prompt, self.schema, self.settings.max_new_tokens)
+
+    def batch_sizes(
+        self, device: Device | None = None, *, further: Sequence["DescriptionWork"] = ()
+    ) -> BatchSizes:
+        """The size of this partition's batches.
+
+        device: where it is measured; None: nowhere. further: the work that is asked with it.
+        """
         properties, images = self.settings.batch_size, self.settings.batch_images
         if images != "auto":
             return BatchSizes(properties, images)
         if device is None:
             return BatchSizes(properties)
-        measured = MeasuredSizes(control_state(self.settings), *self._measured_of(device))
+        name, digest = self._measured_of(device)
+        if further:
+            digest = digest_of([digest, *(work._measured_of(device)[1] for work in further)])
+        measured = MeasuredSizes(control_state(self.settings), name, digest)
         return BatchSizes(properties, measured=measured)
 
     def _measured_of(self, device: Device) -> tuple[str, str]:
@@ -280,29 +334,36 @@ class DescriptionWork:
         meaning = {name: part for name, part in self.fingerprint.parts.items() if name != CATALOGUE_SLICE}
         return device.model_name, digest_of({**meaning, "properties": self.settings.batch_size})
 
-    def describe(
-        self, run: Materialization, journal: Journal, device: Device, workers: WorkerPool
-    ) -> Metadata:
-        """Describe what is left to do, and hand the journal the rows of each batch when it is done."""
-        progress, guard = run.progress, AnswerGuard(max(INVALID_SHARE, self.settings.failed_share))
+    def describe(self, joined: "JoinedSets", device: Device, workers: WorkerPool) -> None:
+        """Describe what is left to do, and hand each set's journal its rows of each batch when it is done.
+
+        This work is that of the first set that is asked.
+        """
+        first, *others = sets = tuple(joined.asking)
+        further = [of_set.work.question for of_set in others]
+        sizes = self.batch_sizes(device, further=[of_set.work for of_set in others])
+        progress = first.run.progress
         with progress.loading_model():
-            engine = self.model.load(device, schema=self.schema, prompt=self.prompt)
-        with self.describing(engine, workers, self.batch_sizes(device)) as describing:
+            engine = self.model.load(device, schema=self.schema, prompt=self.prompt, further=further)
+        with self.describing(engine, workers, sizes, further=further) as describing:
             self._refuse_another_model(engine)
-            journal.plan = describing.begin(journal.plan)
-            with run.at_work(engine, device, journal):
-                for to_do in run.rounds(journal):
-                    tries = journal.failed_tries
-                    for batch in describing.describe(self.jobs, to_do):
+            plan = describing.begin(first.journal.plan)
+            for of_set in sets:
+                of_set.journal.plan = plan
+            with first.run.at_work(engine, device, beside=[of_set.run for of_set in others]):
+                while joined.begin_round():
+                    to_do = [of_set.to_do for of_set in sets]
+                    for batch in describing.describe(self.jobs, to_do[0], further_to_do=to_do[1:]):
                         if batch.advice is not None:
                             progress.warn(batch.advice)
                         self.images.judge_batch(batch.described)
-                        with progress.building_rows():
-                            rows = self.rows(batch.described, engine, device, tries)
-                        journal.submit(rows)
-                        progress.advance(sum(answer.property_id not in tries for answer in batch.described))
-                        guard.count(batch.described)
-        return self._work_metadata(progress, describing, engine, device)
+                        for question, of_set in enumerate(sets):
+                            answers = [answer for answer in batch.described if answer.question == question]
+                            if of_set in joined.asking:
+                                with joined.failure_of(of_set):
+                                    of_set.take(answers, engine, device)
+        for of_set in joined.asking:
+            of_set.computed = self._work_metadata(of_set.run.progress, describing, engine, device)
 
     def _work_metadata(
         self, progress: RunProgress, describing: Describing, engine: Engine, device: Device
@@ -326,9 +387,17 @@ class DescriptionWork:
             **progress.work_time(spent, engine).metadata(),
         }
 
-    def describing(self, engine: Engine, workers: WorkerPool, sizes: BatchSizes) -> Describing:
+    def describing(
+        self,
+        engine: Engine,
+        workers: WorkerPool,
+        sizes: BatchSizes,
+        *,
+        further: Sequence[FurtherQuestion] = (),
+    ) -> Describing:
         """The engine with all that it needs to describe properties; leaving it closes the engine."""
-        return Describing(engine, workers, self.schema, self.settings.max_new_tokens, sizes)
+        tokens = self.settings.max_new_tokens
+        return Describing(engine, workers, self.schema, tokens, sizes, further=further)
 
     def _refuse_another_model(self, engine: Engine) -> None:
         """Raise ModelLoadError where the engine's model is not the fingerprint's."""
@@ -347,18 +416,29 @@ class DescriptionWork:
         return ImagesWatch(self.catalog, self.range, self.properties, may_be_gone)
 
     @contextlib.contextmanager
-    def prepared(self, journal: Journal, devices: Sequence[Device]) -> Iterator[WorkerPool]:
-        """All that the work needs beside a device: modules and workers. devices: one kind, one is to come."""
-        with self.workers(devices[0], journal.done_ids) as workers:
+    def prepared(self, sets: Sequence["SetAtWork"], devices: Sequence[Device]) -> Iterator[WorkerPool]:
+        """All that the work needs beside a device: modules and workers.
+
+        sets: all that are asked, its own first. devices: one kind, one is to come.
+        """
+        done_ids = frozenset.intersection(*(of_set.journal.done_ids for of_set in sets))
+        further = [of_set.work.question for of_set in sets[1:]]
+        with self.workers(devices[0], done_ids, further=further) as workers:
             self.model.prepare(devices)
             yield workers
 
-    def workers(self, device: Device, done_ids: Collection[str] = ()) -> WorkerPool:
+    def workers(
+        self,
+        device: Device,
+        done_ids: Collection[str] = (),
+        *,
+        further: Sequence[FurtherQuestion] = (),
+    ) -> WorkerPool:
         """The processes that load images ahead of the model, of all properties that are not done."""
         settings, left = self.settings, (job for job in self.jobs if job.property_id not in done_ids)
         images = sum(min(len(job.image_uris), settings.max_images) for job in left)
         return WorkerPool(
-            self.model.output(device, self.prompt, images=images),
+            self.model.output(device, self.prompt, images=images, further=further),
             workers=settings.decode_workers,
             prefetch_batches=PREFETCH_BATCHES,
             max_pixels=settings.max_pixels,
@@ -477,3 +557,105 @@ class DescriptionWork:
             )
             for row, files, of_row in zip(rows, thumbnails, uris, strict=True)
         ]
+
+
+@dataclass(eq=False)
+class SetAtWork:
+    """A question set in a run, with work to do or rows to publish.
+
+    own: closes its journal and its heartbeat. computed: what the page says of the work.
+    """
+
+    work: DescriptionWork
+    run: Materialization
+    journal: Journal
+    own: contextlib.ExitStack
+    computed: Metadata = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.to_do = set[str]()
+        self._tries: Mapping[str, int] = {}
+        self._rounds = self.run.rounds(self.journal)
+        self._guard = AnswerGuard(max(INVALID_SHARE, self.work.settings.failed_share))
+
+    def begin_round(self) -> None:
+        """Note which properties are asked about next."""
+        self.to_do = set(next(self._rounds, ()))
+        self._tries = self.journal.failed_tries
+
+    def take(self, described: Sequence[Described], engine: Engine, device: Device) -> None:
+        """Hand the journal the rows of a batch."""
+        progress = self.run.progress
+        if described:
+            with progress.building_rows():
+                rows = self.work.rows(described, engine, device, self._tries)
+            self.journal.submit(rows)
+        # Where the others have rows too: its heartbeat beats, and a pause or another machine ends the work.
+        progress.advance(sum(answer.property_id not in self._tries for answer in described))
+        self._guard.count(described)
+
+
+class JoinedSets:
+    """The question sets of a run that share a model and the work on their images.
+
+    sets: those that may publish yet. asking: those of them that are described now, whose questions the engine
+    is asked in this order. What fails of one set alone is raised when the others have published.
+    """
+
+    def __init__(self) -> None:
+        self.sets: list[SetAtWork] = []
+        self.asking: list[SetAtWork] = []
+        self._failures: list[Exception] = []
+
+    def begin(self) -> list[SetAtWork]:
+        """The sets with work to do: from here on their heartbeats are one."""
+        self.asking = [of_set for of_set in self.sets if of_set.run.to_do(of_set.journal)]
+        for of_set in self.asking:
+            of_set.run.work_beside(other.run for other in self.asking)
+        return self.asking
+
+    def begin_round(self) -> bool:
+        """Whether a set has properties left to ask about. Raises the failure of the last set."""
+        for of_set in tuple(self.asking):
+            with self.failure_of(of_set):
+                of_set.begin_round()
+        return any(of_set.to_do for of_set in self.asking)
+
+    @contextlib.contextmanager
+    def own_failure(self) -> Iterator[None]:
+        """Keep what the inside raises until the other sets have published."""
+        try:
+            yield
+        except Exception as error:
+            self._failures.append(error)
+
+    @contextlib.contextmanager
+    def failure_of(self, of_set: SetAtWork) -> Iterator[None]:
+        """Leave out a set that fails while others are described; raise what is of the device, or the last."""
+        try:
+            yield
+        except Exception as error:
+            if len(self.asking) == 1 or device_failure(error) is not None:
+                raise
+            self._leave_out(of_set, error)
+
+    @contextlib.contextmanager
+    def failure_of_all(self) -> Iterator[None]:
+        """Leave out all sets that are described where the inside raises."""
+        try:
+            yield
+        except Exception as error:
+            for of_set in tuple(self.asking):
+                self._leave_out(of_set, error)
+
+    def _leave_out(self, of_set: SetAtWork, error: Exception) -> None:
+        of_set.to_do.clear()
+        self.asking.remove(of_set)
+        self.sets.remove(of_set)
+        with self.own_failure(), of_set.own:
+            raise error
+
+    def raise_first_failure(self) -> None:
+        """Raise what failed first, if anything did."""
+        if self._failures:
+            raise self._failures[0]

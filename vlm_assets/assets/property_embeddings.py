@@ -33,6 +33,7 @@ from vlm_assets.assets.materialize import Event, Materialization, Metadata, RunO
 from vlm_assets.assets.partition import INPUTS, OK
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.config.question_sets import joined_assets, question_sets
 from vlm_assets.config.resource_settings import IO_MANAGER
 from vlm_assets.config.settings import Settings
 from vlm_durable.journal.journal import Journal
@@ -54,6 +55,8 @@ def build_property_embeddings(
 ) -> dg.AssetsDefinition:
     """The asset. What is embedded is the text of the descriptions."""
     names, asset = settings.names, settings.embeddings.name
+    joined = joined_assets(settings, settings.descriptions.name)
+    other_sets = {asked.asset.name for asked in question_sets(settings)}.difference(joined)
     unnamed = f" {NO_EMBEDDER}" if settings.embedding_model is None else ""
 
     @dg.asset(
@@ -94,19 +97,20 @@ def build_property_embeddings(
                 computed: Metadata = {}
                 if run.to_do(journal):
                     # The model server that describes stays on the device, where there is one.
-                    with run.device(
-                        gpu, server_digest=_server_digest(settings, vision_language_model)
-                    ) as device:
+                    selection = context.run.asset_selection
+                    asked = [name for name in joined if not selection or names.key(name) in selection]
+                    digest = _server_digest(settings, vision_language_model, max(1, len(asked)))
+                    with run.device(gpu, server_digest=digest, needed_by=other_sets) as device:
                         computed = work.embed(run, journal, device)
                 yield from interrupted_once(context.run.run_id, run.publish(journal, computed))
 
     return property_embeddings
 
 
-def _server_digest(settings: Settings, model: VisionLanguageModel) -> str | None:
+def _server_digest(settings: Settings, model: VisionLanguageModel, questions: int) -> str | None:
     try:
         prompt = build_prompt(load_schema(settings.description_schema), settings.prompt)
-        return model.server_digest(prompt)
+        return model.server_digest(prompt, questions)
     except (ModelLoadError, SchemaError):
         return None
 
@@ -194,7 +198,7 @@ class EmbeddingWork:
             embedder = self.model.load(device)
         missing = pa.array(sorted(journal.missing_ids), pa.string())
         try:
-            with run.at_work(embedder, device, journal):
+            with run.at_work(embedder, device):
                 for batch in self.descriptions.iter_batches(
                     ["property_id", "ordinal", "status", "description"], batch_rows=ROWS_TOGETHER
                 ):
@@ -203,6 +207,8 @@ class EmbeddingWork:
                         rows = self.rows(described, embedder, device)
                     journal.submit(rows)
                     progress.advance(rows.num_rows)
+                # Before the model is unloaded: the last rows do not wait for that.
+                journal.flush()
         finally:
             embedder.close()
         return {

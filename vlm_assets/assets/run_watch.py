@@ -212,6 +212,7 @@ class RunProgress:
         self,
         context: dg.AssetExecutionContext,
         *,
+        asset: dg.AssetKey,
         expected: int,
         journal: Journal,
         beat: WorkerBeat,
@@ -220,6 +221,7 @@ class RunProgress:
     ) -> None:
         """may_go_on: asked at each batch; what it raises ends the work, with all finished rows committed."""
         self._context = context
+        self._asset = asset
         self._may_go_on = may_go_on
         self._expected = expected
         self._journal = journal
@@ -327,7 +329,7 @@ class RunProgress:
         if seconds_left is not None:
             metadata["minutes left"] = dg.MetadataValue.float(round(seconds_left / 60, 1))
         observed = dg.AssetObservation(
-            asset_key=self._context.asset_key, partition=self._context.partition_key, metadata=metadata
+            asset_key=self._asset, partition=self._context.partition_key, metadata=metadata
         )
         try:
             with without_waiting():

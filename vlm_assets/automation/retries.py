@@ -11,7 +11,6 @@ from typing import Any
 
 import dagster as dg
 
-from resources.dagster_names import UNPREFIXED, DagsterNames
 from resources.gpu import GpuResource
 from sensors.failed_partitions import FailedPartitions, Watched
 from sensors.retry_decision import ATTEMPTS, Policy
@@ -20,6 +19,7 @@ from sensors.ticks import Ticks
 from vlm_assets.assets.fingerprint import TEXTS, Meanings
 from vlm_assets.assets.partition_state import PartitionStates, State
 from vlm_assets.catalog.catalog import Catalog, CatalogError
+from vlm_assets.config.question_sets import SETS, config_of_runs, options_of
 from vlm_assets.config.resource_settings import build_gpu, control_state
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.expected_cost import heaviest_first
@@ -76,38 +76,36 @@ def build_retries(settings: Settings, partitions: dg.PartitionsDefinition[str]) 
     return build_retrying(
         build_failed_partitions(settings, partitions.get_partition_keys()),
         every_minutes=settings.retry_every_minutes,
-        run_config=partial(retry_config, names=settings.names),
+        run_config=partial(retry_config, settings),
         ticks=Ticks(control_state(settings), settings.names),
     )
 
 
 def retry_config(
-    assets: Sequence[str],
-    before: Mapping[str, Any],
-    *,
-    names: DagsterNames = UNPREFIXED,
+    settings: Settings, assets: Sequence[str], before: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any], bool]:
     """The run config of a new attempt, and whether it repeats what a person had asked of the attempt before.
 
     Finished rows are kept. A recomputation that was cut short or refused is asked for again: otherwise the
     old file would be verified and the request forgotten. So is the decision on stale partitions.
     """
-    ops = before.get("ops", {})
-    configs = {op: ops.get(op, {}).get("config", {}) for op in map(names.op, assets)}
-    if any(config.get("recompute") or config.get("retry_failed") for config in configs.values()):
-        return {"ops": {op: {"config": config} for op, config in configs.items()}}, True
+    options = {asset: options_of(settings, before, asset) for asset in assets}
+    if any(given.get("recompute") or given.get("retry_failed") for given in options.values()):
+        return config_of_runs(settings, options), True
     if decides_on_stale(before):
-        stale_ops = {
-            op: {"config": {"stale": config["stale"]} if "stale" in config else {}}
-            for op, config in configs.items()
+        stale = {
+            asset: {"stale": given["stale"]} if "stale" in given else {} for asset, given in options.items()
         }
-        return {"ops": stale_ops}, False
+        return config_of_runs(settings, stale), False
     return {}, False
 
 
 def decides_on_stale(run_config: Mapping[str, Any]) -> bool:
     """Whether the run config says what the run does with a stale partition."""
-    return any("stale" in op.get("config", {}) for op in run_config.get("ops", {}).values())
+    configs = [op.get("config", {}) for op in run_config.get("ops", {}).values()]
+    return any(
+        "stale" in options for config in configs for options in (config, *config.get(SETS, {}).values())
+    )
 
 
 class _Files:

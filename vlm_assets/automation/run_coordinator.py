@@ -7,12 +7,7 @@ load it, and imports are inside functions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import dagster as dg
-
-from vlm_assets.catalog.ranges import DESCRIPTIONS
 
 PARTITION_TAG = "dagster/partition"
 PRIORITY_TAG = "dagster/priority"
@@ -46,6 +41,7 @@ def expected_tags(run: dg.DagsterRun) -> dict[str, str]:
     Raises SettingsError, CatalogError, OSError; KeyError for a partition that the catalogue does not have.
     """
     from vlm_assets.catalog.catalog import Catalog
+    from vlm_assets.config.question_sets import options_of
     from vlm_assets.config.settings import load_settings
     from vlm_assets.services.expected_cost import ExpectedCost
 
@@ -56,13 +52,6 @@ def expected_tags(run: dg.DagsterRun) -> dict[str, str]:
         return {}
     settings = load_settings()
     cost = ExpectedCost.of(settings, Catalog.open(settings.home))
-    anew = _recomputes(run)
+    # Whether it computes the descriptions again, published or not.
+    anew = options_of(settings, run.run_config, settings.descriptions.name).get("recompute") is True
     return {PRIORITY_TAG: str(cost.priority(key, anew=anew)), EXPECTED_TAG: str(cost.left(key, anew=anew))}
-
-
-def _recomputes(run: dg.DagsterRun) -> bool:
-    """Whether the run computes its partition's descriptions again, published or not."""
-    value: Any = run.run_config
-    for name in ("ops", DESCRIPTIONS, "config", "recompute"):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value is True

@@ -38,6 +38,7 @@ from vlm_assets.commands.terminal import (
 )
 from vlm_assets.config.component_settings import refuse_component
 from vlm_assets.config.engine_choice import require_models
+from vlm_assets.config.question_sets import config_of_runs
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.backfill import (
     SHOWN,
@@ -423,7 +424,7 @@ def _publish_refused(current: Settings, key: str, *, port: int, yes: bool) -> in
     say(f"{failures.sentence()}.")
     if not agreed(f"Publish {key} with {counted(failures.failed, 'failed properties')}?", yes):
         return 1
-    run_config = {"ops": {current.descriptions.name: {"config": {"accept_failed": True}}}}
+    run_config = config_of_runs(current, {current.descriptions.name: {"accept_failed": True}})
     console = TerminalConsole(soft_wrap=True)
     return run_partitions(current, port=port, keys=lambda api: [key], run_config=run_config, console=console)
 

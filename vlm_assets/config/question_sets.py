@@ -5,9 +5,11 @@ Each is a partitioned asset of its own, made by the code of ``vlm_assets/assets/
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 from vlm_assets.config.questions_file import SET_PREFIX, AskedSet
 from vlm_assets.config.settings import Settings
@@ -15,6 +17,10 @@ from vlm_durable.files.layout import AssetFolders
 
 MODEL_KEY: Final = "vision_language_model"
 """Dagster's key of the resource that describes. A set whose model or processor differs has one of its own."""
+
+
+SETS: Final = "sets"
+"""In an op's run config: the options of single assets, which hold in place of those of the op."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,49 @@ def question_sets(settings: Settings) -> tuple[QuestionSet, ...]:
     first = QuestionSet(settings.descriptions, settings, MODEL_KEY)
     sets = () if settings.questions is None else settings.questions.sets
     return (first, *(_further(settings, name, asked) for name, asked in sets))
+
+
+@cache
+def joined_sets(settings: Settings) -> tuple[tuple[QuestionSet, ...], ...]:
+    """The sets of a home's settings by their model: those of one model share the work on their images."""
+    joined = defaultdict[str, list[QuestionSet]](list)
+    for asked in question_sets(settings):
+        joined[asked.model_key].append(asked)
+    return tuple(map(tuple, joined.values()))
+
+
+def joined_assets(settings: Settings, asset: str) -> tuple[str, ...]:
+    """The assets that Dagster makes in one op with this one, itself among them, in their order.
+
+    The op has the name of the first one.
+    """
+    for joined in joined_sets(settings):
+        names = tuple(asked.asset.name for asked in joined)
+        if asset in names:
+            return names
+    return (asset,)
+
+
+def config_of_runs(settings: Settings, options: Mapping[str, Mapping[str, object]]) -> dict[str, Any]:
+    """The run config that gives each of these assets its options."""
+    ops: dict[str, Any] = {}
+    for asset, of_asset in options.items():
+        first, *others = joined_assets(settings, asset)
+        op = ops.setdefault(settings.names.op(first), {"config": {}})
+        if others:
+            op["config"].setdefault(SETS, {})[asset] = dict(of_asset)
+        else:
+            op["config"] = dict(of_asset)
+    return {"ops": ops}
+
+
+def options_of(settings: Settings, config: Mapping[str, Any], asset: str) -> Mapping[str, Any]:
+    """The options that a run config gives an asset."""
+    op = settings.names.op(joined_assets(settings, asset)[0])
+    of_op: Mapping[str, Any] = config.get("ops", {}).get(op, {}).get("config", {})
+    of_all = {name: value for name, value in of_op.items() if name != SETS}
+    of_sets: Mapping[str, Mapping[str, Any]] = of_op.get(SETS, {})
+    return of_sets.get(asset, of_all)
 
 
 def _further(settings: Settings, name: str, asked: AskedSet) -> QuestionSet:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sensors.retry_ledger import Attempts
 from vlm_assets.assets.fingerprint import ANEW, KEEP
 from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import CatalogError
+from vlm_assets.config.question_sets import config_of_runs, options_of
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.expected_cost import read_rates
@@ -138,7 +139,7 @@ class Backfill:
                 )
         for assets, keys in self._by_retried_assets(status, incomplete).items():
             # Another start would keep what failed, and end as the last one did.
-            retried = {"ops": {asset: {"config": {"retry_failed": True}} for asset in assets}}
+            retried = config_of_runs(self.settings, {asset: {"retry_failed": True} for asset in assets})
             sentences.append(self.launch(keys, options, retried if assets else self.run_config))
         return " ".join(sentences)
 
@@ -168,7 +169,7 @@ class Backfill:
             sorted(keys),
             title=counted(len(keys), "partitions"),
             tags={LAUNCHED_BY: "terminal", STALE: _in_words(stale)},
-            run_config=with_stale(run_config, stale),
+            run_config=with_stale(self.settings, run_config, stale),
         )
         self.followed.append(new)
         return f"Launched backfill {new} of {len(keys)} of {counted(len(self.keys), 'partitions')}."
@@ -227,14 +228,12 @@ def stale_options(assets: Sequence[str], settings: Mapping[str, str], *, stale_t
     return {asset: settings.get(asset, ANEW) if stale_too else KEEP for asset in assets}
 
 
-def with_stale(run_config: Mapping[str, object], stale: Mapping[str, str]) -> dict[str, object]:
+def with_stale(
+    settings: Settings, run_config: Mapping[str, object], stale: Mapping[str, str]
+) -> dict[str, object]:
     """Add the option for stale partitions of each asset to a run config."""
-    ops: Any = run_config.get("ops", {})
-    stale_ops = {
-        asset: {"config": {**ops.get(asset, {}).get("config", {}), "stale": option}}
-        for asset, option in stale.items()
-    }
-    return {**run_config, "ops": {**ops, **stale_ops}}
+    options = {asset: options_of(settings, run_config, asset) for asset in stale}
+    return config_of_runs(settings, {asset: {**options[asset], "stale": stale[asset]} for asset in stale})
 
 
 def _in_words(stale: Mapping[str, str]) -> str:

@@ -16,6 +16,7 @@ from vlm_assets.assets.fingerprint import KEEP, TEXTS
 from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog_file import CatalogError
 from vlm_assets.catalog.stored_catalog import put_back_catalog
+from vlm_assets.config.question_sets import config_of_runs
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import PREFIX, Settings
 from vlm_assets.services.home_audit import Audit, PartitionAudit
@@ -322,7 +323,7 @@ def _launch(settings: Settings, repairs: Sequence[Repair], tell: Callable[[str],
             group.keys,
             title=f"repair: {counted(len(group.keys), 'partitions')}",
             tags={LAUNCHED_BY: "repair"},
-            run_config=group.run_config,
+            run_config=group.run_config(settings),
         )
         tell(
             f"Launched backfill {backfill} of {counted(len(group.keys), 'partitions')}"
@@ -372,8 +373,7 @@ class Recomputation:
         """The assets that are materialized together."""
         return tuple(self.remedies)
 
-    @property
-    def run_config(self) -> dict[str, object]:
+    def run_config(self, settings: Settings) -> dict[str, object]:
         """The run config of each partition's run; empty where finished work is kept as always."""
         options = {
             asset: _RUN_OPTIONS[remedy] for asset, remedy in self.remedies.items() if remedy in _RUN_OPTIONS
@@ -382,7 +382,8 @@ class Recomputation:
             return {}
         # Settings may change until the run begins: then its partition waits for a person.
         kept: dict[str, object] = {} if Remedy.COMPUTE in self.remedies.values() else {"stale": KEEP}
-        return {"ops": {asset: {"config": {option: True, **kept}} for asset, option in options.items()}}
+        of_assets = {asset: {option: True, **kept} for asset, option in options.items()}
+        return config_of_runs(settings, of_assets)
 
 
 def recomputations(repairs: Iterable[Repair], assets: Sequence[str]) -> list[Recomputation]:

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
@@ -127,6 +127,7 @@ class WorkerBeat:
         self._clock = clock
         self._monotonic = monotonic
         self._guard = threading.Lock()
+        self._beside: tuple[WorkerBeat, ...] = ()
         self._uncopied_since: float | None = None
         self._waiting_since: float | None = None
         self._written = monotonic()
@@ -141,6 +142,13 @@ class WorkerBeat:
     def __exit__(self, *_: object) -> None:
         self.end()
 
+    def work_beside(self, beats: Iterable[WorkerBeat]) -> None:
+        """Share the work with other partitions of this process.
+
+        They enter its phases, and none of them stands still while one commits.
+        """
+        self._beside = tuple(beat for beat in beats if beat is not self)
+
     def resume(self, *, restored: int) -> None:
         """Note how many rows were committed before this run."""
         with self._guard:
@@ -149,7 +157,13 @@ class WorkerBeat:
 
     def enter(self, phase: Phase, *, device: str | None = None) -> None:
         """Note the next phase, and its device; the time that the phase may take counts from here."""
+        for beat in (self, *self._beside):
+            beat._enter(phase, device)
+
+    def _enter(self, phase: Phase, device: str | None) -> None:
         with self._guard:
+            if not self._lock.is_open:
+                return
             now = self._monotonic()
             device = device or self.worker.device
             started_at = self.worker.started_at
@@ -186,12 +200,24 @@ class WorkerBeat:
             # A commit is written at once: others judge by it whether this process stands still.
             if has_committed or now - self._written >= _BEAT_SECONDS:
                 self._write()
+        if has_committed:
+            self._move_beside()
 
     def commit(self, committed: int) -> None:
         """Note how many rows are committed, right after a commit. Nothing is written after the end."""
         with self._guard:
-            if self._has_committed(committed) and self._lock.is_open:
+            has_committed = self._has_committed(committed)
+            if has_committed and self._lock.is_open:
                 self._write()
+        if has_committed:
+            self._move_beside()
+
+    def _move_beside(self) -> None:
+        for beat in self._beside:
+            with beat._guard:
+                if beat._lock.is_open:
+                    beat.worker = replace(beat.worker, moved=beat._monotonic(), beat_at=beat._clock())
+                    beat._write()
 
     def copy(self, segments: int, since: float | None) -> None:
         """Note how many committed segments are not in the store yet, and since when (unix seconds)."""

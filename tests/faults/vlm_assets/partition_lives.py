@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 # One thread, set before torch is imported: a forked child has none of its parent's.
@@ -33,7 +33,7 @@ from vlm_assets.home_definitions import build_defs
 from vlm_durable.journal.journal import Journal
 from vlm_engine.devices.find import Device
 from vlm_engine.model_source import ModelSource
-from vlm_engine.prompt import Prompt, build_prompt
+from vlm_engine.prompt import FurtherQuestion, Prompt, build_prompt
 from vlm_engine.protocol import Engine
 from vlm_engine.schema import DescriptionSchema, load_schema
 from vlm_engine.transformers.transformers_engine import TransformersEngine
@@ -50,7 +50,14 @@ _on_load: list[Callable[[], None]] = []
 class LoadedModel(VisionLanguageModel):
     """The same engine, loaded before the fork and not after it."""
 
-    def load(self, device: Device, *, schema: DescriptionSchema, prompt: Prompt, batches: int = 0) -> Engine:
+    def load(
+        self,
+        device: Device,
+        *,
+        schema: DescriptionSchema,
+        prompt: Prompt,
+        further: Sequence[FurtherQuestion] = (),
+    ) -> Engine:
         """The engine of this script's process; its work begins now."""
         _on_load[0]()
         return _loaded[0]

@@ -109,10 +109,10 @@ def test_a_home_sees_its_own_runs_and_results_alone(definitions):
         assert flats.evaluations_since(0)[0] == []
 
 
-def test_a_retry_of_a_home_is_launched_for_its_own_assets():
+def test_a_retry_of_a_home_is_launched_for_its_own_assets(tmp_path):
     """What a person asked of the run before is asked again under the names that Dagster has."""
     before = {"ops": {f"houses__{DESCRIPTIONS}": {"config": {"recompute": True}}}}
-    again = retry_config([DESCRIPTIONS], before, names=DagsterNames("houses"))
+    again = retry_config(given_settings(home=tmp_path, name_prefix="houses"), [DESCRIPTIONS], before)
     assert again == (before, True)
 
 

@@ -42,7 +42,7 @@ class ConditionEngine(ScriptedEngine):
 def answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every model in this process is a scripted one, which answers in the schema that it is asked in."""
 
-    def load(model, device, *, schema, prompt):
+    def load(model, device, *, schema, prompt, further=()):
         return (ConditionEngine if "wear" in schema.json_schema["properties"] else ScriptedEngine)(
             model.source, None
         )

@@ -42,7 +42,7 @@ def repair(desk, **options):
                 partition_key=key,
                 instance=desk.instance,
                 resources=defs.resources,
-                run_config=wanted.run_config,
+                run_config=wanted.run_config(desk.settings),
             )
             assert done.success
     return repairs

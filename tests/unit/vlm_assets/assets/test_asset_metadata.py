@@ -10,7 +10,7 @@ import pytest
 
 from vlm_assets.assets import asset_metadata
 from vlm_assets.assets.asset_metadata import table_metadata
-from vlm_assets.assets.property_descriptions import build_described_asset, description_rows
+from vlm_assets.assets.property_descriptions import build_described_assets, description_rows
 from vlm_assets.assets.property_embeddings import embedding_rows
 from vlm_assets.catalog.catalog_file import SCHEMA
 from vlm_assets.config.question_sets import QuestionSet
@@ -115,7 +115,7 @@ def test_a_question_set_is_an_asset_of_its_own_with_its_schema_and_its_model(tmp
     settings = load_settings(home=tmp_path)
     own = settings.model_copy(update={"description_schema": "tests.support.sure_answers:House"})
     asked = QuestionSet(settings.layout.asset("property_condition"), own, "its_model")
-    made = build_described_asset(settings, asked, dg.StaticPartitionsDefinition(["k"]), upstream="listed")
+    made = build_described_assets(settings, [asked], dg.StaticPartitionsDefinition(["k"]), upstream="listed")
     key = dg.AssetKey("property_condition")
     columns = {column.name for column in made.metadata_by_key[key]["dagster/column_schema"].columns}
     of_schema = {f"description.{field.name}" for field in load_schema(own.description_schema).arrow_type}

@@ -40,7 +40,13 @@ def test_a_commit_beside_a_long_batch_is_said_at_once(tmp_path, monkeypatch):
     ):
         context = dg.build_asset_context()
         progress = RunProgress(
-            context, expected=2, journal=journal, beat=beat, state=state, may_go_on=lambda: None
+            context,
+            asset=dg.AssetKey("a"),
+            expected=2,
+            journal=journal,
+            beat=beat,
+            state=state,
+            may_go_on=lambda: None,
         )
         progress.start()
         before = beat.worker.moved
@@ -78,7 +84,6 @@ class AwayContext:
     """Dagster's database is away: whatever is told raises."""
 
     run = SimpleNamespace(run_id="r")
-    asset_key = dg.AssetKey("a")
     partition_key = "k"
 
     @property
@@ -92,7 +97,13 @@ def test_work_goes_on_while_the_database_is_away(tmp_path, monkeypatch):
     journal = SimpleNamespace(on_commit=lambda told: None, committed_rows=1)
     with Workers(state).begin(run_id="r", asset="a", partition="k", expected=2) as beat:
         progress = RunProgress(
-            AwayContext(), expected=2, journal=journal, beat=beat, state=state, may_go_on=lambda: None
+            AwayContext(),
+            asset=dg.AssetKey("a"),
+            expected=2,
+            journal=journal,
+            beat=beat,
+            state=state,
+            may_go_on=lambda: None,
         )
         progress.start()
         monkeypatch.setattr(run_watch, "INTERVAL_SECONDS", 0.0)

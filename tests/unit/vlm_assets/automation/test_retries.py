@@ -87,26 +87,28 @@ def test_work_that_is_begun_under_the_settings_of_now_goes_on(dataset, files, mo
     assert not files.is_stale(DESCRIPTIONS, key)
 
 
-def test_what_was_said_of_stale_partitions_is_said_to_the_next_run():
+def test_what_was_said_of_stale_partitions_is_said_to_the_next_run(dataset):
     """A retry makes nothing anew that the run before it was to keep."""
     before = {"ops": {DESCRIPTIONS: {"config": {"stale": "keep"}}, EMBEDDINGS: {"config": {}}}}
     assert decides_on_stale(before)
     assert not decides_on_stale({"ops": {DESCRIPTIONS: {"config": {"recompute": True}}}})
-    assert retry_config((DESCRIPTIONS, EMBEDDINGS), before) == (before, False)
+    assert retry_config(dataset.settings, (DESCRIPTIONS, EMBEDDINGS), before) == (before, False)
 
 
-def test_a_recomputation_that_was_cut_short_stays_one():
+def test_a_recomputation_that_was_cut_short_stays_one(dataset):
     """What a person asked of the run that failed is asked of the next, and nothing else."""
     asked = {"ops": {DESCRIPTIONS: {"config": {"recompute": True}}}}
-    carried, goes_on = retry_config((DESCRIPTIONS, EMBEDDINGS), asked)
+    carried, goes_on = retry_config(dataset.settings, (DESCRIPTIONS, EMBEDDINGS), asked)
     assert goes_on
     assert carried == {"ops": {DESCRIPTIONS: {"config": {"recompute": True}}, EMBEDDINGS: {"config": {}}}}
-    assert not retry_config([EMBEDDINGS], asked)[1], "what was recomputed is published: the rest is as ever"
+    assert not retry_config(dataset.settings, [EMBEDDINGS], asked)[1], (
+        "what was recomputed is published: the rest is as ever"
+    )
 
 
 def test_the_run_config_and_the_settings_reach_the_runs(dataset):
     """Finished rows are kept without any option; the back-off is the setting's."""
-    assert retry_config([EMBEDDINGS], {}) == ({}, False)
+    assert retry_config(dataset.settings, [EMBEDDINGS], {}) == ({}, False)
     settings = dataset.settings.model_copy(update={"retry_minutes": 2.0})
     made = build_failed_partitions(settings, dataset.keys)
     assert (made.cap, made.policy.attempts, made.policy.backoff_seconds) == (RETRY_RUNS, 5, 120.0)

@@ -249,7 +249,7 @@ def test_an_unfinished_backfill_makes_stale_partitions_anew_only_as_was_agreed(d
 
 def test_a_run_holds_to_the_settings_that_a_person_agreed_to(dataset, launched_by):
     """Each launch says what its runs do with stale partitions, beside what else they are asked."""
-    kept = with_stale({"ops": {"a": {"config": {"accept_failed": True}}}}, {"a": "keep"})
+    kept = with_stale(dataset.settings, {"ops": {"a": {"config": {"accept_failed": True}}}}, {"a": "keep"})
     assert kept == {"ops": {"a": {"config": {"accept_failed": True, "stale": "keep"}}}}
     known = {ASSETS[0]: "d1"}
     assert list(stale_options(ASSETS, known, stale_too=True).values()) == ["d1", "anew"]

@@ -77,7 +77,7 @@ def test_both_copies_lost_are_computed_again(dataset):
     assert "Neither the file nor its second copy" in repairs[0].sentence()
     (wanted,) = recomputations(repairs, (DESCRIBED, EMBEDDED))
     assert wanted.assets == (DESCRIBED, EMBEDDED)
-    assert wanted.run_config == {"ops": {DESCRIBED: {"config": {"recompute": True}}}}
+    assert wanted.run_config(dataset.settings) == {"ops": {DESCRIBED: {"config": {"recompute": True}}}}
 
 
 def test_rows_that_are_wrong_in_both_copies_are_computed_again(empty):
@@ -172,7 +172,9 @@ def test_a_partition_that_a_check_refused_is_tried_again(empty, commit, refuse):
     repairs = plan(empty)
     assert remedies(repairs) == {(DESCRIBED, FIRST): Remedy.RETRY_FAILED}
     (wanted,) = recomputations(repairs, (DESCRIBED, EMBEDDED))
-    assert wanted.run_config == {"ops": {DESCRIBED: {"config": {"retry_failed": True, "stale": "keep"}}}}
+    assert wanted.run_config(empty.settings) == {
+        "ops": {DESCRIBED: {"config": {"retry_failed": True, "stale": "keep"}}}
+    }
 
 
 def test_failed_properties_are_tried_again_only_when_asked(dataset):
