@@ -135,6 +135,8 @@ def certify_promises(
     promises, done = list[FieldPromise](), list[LookResult]()
     for made_with, populations in quality.confidences.items():
         for field, target in targets.items():
+            if not quality.asks_for(made_with, field):
+                continue
             population = populations.get(field, np.zeros(len(GRID), np.int64))
             of_field = judged.get(made_with, ())
             labels = len(certifying_labels(of_field, field))

@@ -20,6 +20,7 @@ from vlm_assets.assets.fingerprint import digest_of
 from vlm_assets.assets.markdown import Markdown, escape, sentence, table
 from vlm_assets.assets.truth import REVIEWS
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_durable.files.seen_files import signature_at
@@ -29,6 +30,7 @@ from vlm_durable.wording import counted
 from vlm_results.calibration import Calibration, learn_curves
 from vlm_results.certification import FieldPromise, certify_promises
 from vlm_results.confidence_statistics import calibration_error
+from vlm_results.joined_rows import lacking_sentences
 from vlm_results.labels import read_judged
 from vlm_results.quality import FieldAnswers, Kind, Quality, Suspicion, assess_quality
 from vlm_results.results_settings import ResultsSettings
@@ -56,17 +58,17 @@ def quality_table(quality: Quality, reviewed: Accuracy) -> Markdown:
     right |= {name: f"{share.sentence()} of {share.total:,}" for name, share in quality.agreement.items()}
     rows = []
     for name, answers in quality.fields.items():
-        nulls = f"{answers.nulls / max(1, quality.ok):.1%}"
-        rows.append((name, escape(_frequent_answers(answers, quality.ok)), nulls, right.get(name, "")))
+        nulls = f"{answers.nulls / max(1, answers.rows):.1%}"
+        rows.append((name, escape(_frequent_answers(answers)), nulls, right.get(name, "")))
     return table(("field", "answers", "null", "right"), rows)
 
 
-def _frequent_answers(answers: FieldAnswers, ok: int) -> str:
+def _frequent_answers(answers: FieldAnswers) -> str:
     """The most frequent values with their shares; of texts, the most frequent one and how often it comes."""
     if answers.kind == "texts":
         repeated = islice(answers.counts.items(), 1)
         return ", ".join(f"{counted(count, 'times')} {text[:60]}" for text, count in repeated)
-    total = max(1, ok - answers.nulls)
+    total = max(1, answers.rows - answers.nulls)
     frequent = islice(answers.counts.items(), _SHOWN_VALUES)
     return ", ".join(f"{value} {count / total:.0%}" for value, count in frequent)
 
@@ -118,6 +120,9 @@ def quality_metadata(
     if reviewed.note:
         metadata["review"] = dg.MetadataValue.text(reviewed.note)
     metadata["partitions"] = dg.MetadataValue.int(len(quality.published))
+    if quality.lacking:
+        sentences = list(lacking_sentences(quality.lacking)) or ["Every question set is complete."]
+        metadata["question sets"] = markdown.metadata(markdown.bullets(sentences))
     if quality.unread:
         metadata["could not be read"] = markdown.metadata(markdown.bullets(quality.unread))
     return metadata
@@ -154,7 +159,7 @@ def build_dataset_quality(settings: Settings) -> dg.AssetsDefinition:
 
     @dg.asset(
         key=settings.names.key(ASSET),
-        deps=[settings.names.key(settings.descriptions.name)],
+        deps=[settings.names.key(asked.asset.name) for asked in question_sets(settings)],
         group_name=settings.names.name("properties"),
         kinds={"duckdb"},
         owners=settings.owner_list,
@@ -203,10 +208,9 @@ def why_due(last: tuple[float, str] | None, changed: str, *, works: bool, now: f
 
 
 def last_publication(settings: Settings) -> float:
-    """When a description file was last published, new or in place of another; 0 if none is published."""
-    if not settings.descriptions.published_keys():
-        return 0.0
-    return settings.descriptions.published.stat().st_mtime
+    """When a file of any question set was last published, new or in place of another; 0 if none is."""
+    published = (asked.asset for asked in question_sets(settings) if asked.asset.published_keys())
+    return max((asset.published.stat().st_mtime for asset in published), default=0.0)
 
 
 def judged_state(settings: Settings) -> str:

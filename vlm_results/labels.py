@@ -21,10 +21,12 @@ from vlm_assets.assets.learned_labels import learned_labels
 from vlm_assets.assets.partition import CONFIDENCE, INPUTS, OK
 from vlm_assets.assets.truth import REVIEWS, names_a_model, read_truth, verdicts
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.progress import doing
 from vlm_durable.commands import command
+from vlm_durable.files.layout import AssetFolders
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.versions.versioned_object import PublishedError
 from vlm_engine.schema import same
@@ -132,43 +134,45 @@ def read_judged(settings: Settings, catalog: Catalog) -> dict[str, list[Judged]]
     ]
     if not ordered:
         return {}
-    rows = {row["property_id"]: row for row in _published_rows(settings, catalog, ordered)}
-    models = {row["model"] for row in rows.values()} if truth else ()
-    learned = {model: learned_labels(settings, model) for model in models}
     judged: dict[str, list[Judged]] = {}
-    for name in ordered:
-        row = rows.get(name)
-        if row is None:
-            continue
-        answer = answer_digest(row)
-        is_learned = name in truth and name in learned[row["model"]]
-        if name in truth:
-            true_fields, described = truth[name], row["description"]
-            right = {
-                field: same(described[field], true_fields[field])
-                for field in described
-                if field in true_fields
-            }
-            weight, is_random = float(not is_learned), may_certify and not is_learned
-        else:
-            verdict = given[name]
-            if verdict.answer != answer:
+    for asked in question_sets(settings):
+        rows = {row["property_id"]: row for row in _published_rows(asked.asset, catalog, ordered)}
+        models = {row["model"] for row in rows.values()} if truth else ()
+        learned = {model: learned_labels(settings, model) for model in models}
+        for name in ordered:
+            row = rows.get(name)
+            if row is None:
                 continue
-            right = dict.fromkeys(verdict.right, True) | dict.fromkeys(verdict.wrong, False)
-            weight, is_random = verdict.weight, verdict.by_chance
-        judged.setdefault(row["made_with"], []).append(
-            Judged(digest_of(name), answer, right, row["confidences"], weight, is_random, is_learned)
-        )
+            answer = answer_digest(row)
+            is_learned = name in truth and name in learned[row["model"]]
+            if name in truth:
+                true_fields, described = truth[name], row["description"]
+                right = {
+                    field: same(described[field], true_fields[field])
+                    for field in described
+                    if field in true_fields
+                }
+                weight, is_random = float(not is_learned), may_certify and not is_learned
+            else:
+                verdict = given[name]
+                if verdict.answer != answer:
+                    continue
+                right = dict.fromkeys(verdict.right, True) | dict.fromkeys(verdict.wrong, False)
+                weight, is_random = verdict.weight, verdict.by_chance
+            judged.setdefault(row["made_with"], []).append(
+                Judged(digest_of(name), answer, right, row["confidences"], weight, is_random, is_learned)
+            )
     return judged
 
 
-def _published_rows(settings: Settings, catalog: Catalog, ids: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The described rows of these properties, with ``made_with``, the model's exact revision and confidences.
+def _published_rows(asset: AssetFolders, catalog: Catalog, ids: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The described rows of these properties in a question set.
 
-    Only their partitions are read. Raises CommandError if one cannot be.
+    With ``made_with``, the model's exact revision and confidences. Only their partitions are read. Raises
+    CommandError if one cannot be.
     """
     ordinals = catalog.ordinals_of(set(ids))
-    published = PublishedPartitions(settings.descriptions)
+    published = PublishedPartitions(asset)
     for catalog_range, group in groupby(ordinals, catalog.range_of):
         try:
             record = published.record(catalog_range.key)
@@ -180,7 +184,7 @@ def _published_rows(settings: Settings, catalog: Catalog, ids: Sequence[str]) ->
             raise CommandError(
                 f"No promise was changed, for partition {catalog_range.key} has labels and cannot be read:"
                 f" {error}. Do it again; if it fails again, {command('audit')} says what is wrong with the"
-                f" partition in {settings.descriptions.published}."
+                f" partition in {asset.published}."
             ) from error
         if CONFIDENCE not in table.column_names:
             continue

@@ -11,10 +11,10 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from vlm_assets.assets.fingerprint import digest_of, settings_digest
 from vlm_assets.assets.partition import CONFIDENCE
 from vlm_assets.assets.truth import Descriptions, read_truth
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.config.question_sets import QuestionSet, question_sets
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
@@ -68,6 +69,8 @@ _CONTENT = 2
 """Raised when summaries have more than before: kept ones of fewer are made anew."""
 
 Kind = Literal["values", "numbers", "texts"]
+PathOf = Callable[[str, str], Path]
+"""The file of a partition, by its key and the name of the further question set; empty: the descriptions."""
 Numbers = npt.NDArray[np.int64]
 
 
@@ -92,7 +95,8 @@ class PartitionSummary:
 
     contradictions: how many descriptions contradict themselves, by the name of the contradiction. made_with:
     a digest of the model and of the other settings that decided the answers. confidences: of each field that
-    has some, how many lie in each cell of the grid.
+    has some, how many lie in each cell of the grid. further: the same of each further question set that has
+    published it, by its name.
     """
 
     key: str
@@ -103,14 +107,24 @@ class PartitionSummary:
     contradictions: Mapping[str, int]
     made_with: str = ""
     confidences: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    further: Mapping[str, PartitionSummary] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        return self.ok + sum(self.failed.values())
 
 
 class FieldAnswers:
-    """The answers of all partitions' ok rows in one field. right, judged: as in ``FieldSummary``."""
+    """The answers of all partitions' ok rows in one field. right, judged: as in ``FieldSummary``.
 
-    def __init__(self, kind: Kind) -> None:
+    rows: how many rows that is. question_set: the further set that asks for it; empty: the descriptions.
+    """
+
+    def __init__(self, kind: Kind, question_set: str = "") -> None:
         self.kind = kind
-        self.right = self.judged = 0
+        self.question_set = question_set
+        self.right = self.judged = self.rows = 0
         self._values: dict[str | None, int] = {}
         # For each partition its number and how many values it has; for each of these values its number and
         # its count. Dictionaries took 1.1 GiB at 20,000 partitions.
@@ -236,8 +250,10 @@ class Suspicion:
 class Quality:
     """The quality of all published descriptions. published: when each partition was published.
 
-    unread: why a partition's record or file cannot be read. The audit says more about these. confidences: by
-    what the answers were made with and by field, how many confidences lie in each cell of the grid.
+    ok, failed: rows of the descriptions. unread: why a partition's record or file cannot be read. The audit
+    says more about these. confidences: by what the answers were made with and by field, how many confidences
+    lie in each cell of the grid. lacking: described properties without a row of a further question set, by
+    its name. asked_by: by what answers were made with, the further set that asked; empty: the descriptions.
     """
 
     published: Mapping[str, str]
@@ -247,6 +263,13 @@ class Quality:
     findings: tuple[Suspicion, ...]
     unread: tuple[str, ...]
     confidences: Mapping[str, Mapping[str, Numbers]] = field(default_factory=dict)
+    lacking: Mapping[str, int] = field(default_factory=dict)
+    asked_by: Mapping[str, str] = field(default_factory=dict)
+
+    def asks_for(self, made_with: str, name: str) -> bool:
+        """Whether answers that were made with this have a field; of a field that no answer has, True."""
+        answers = self.fields.get(name)
+        return answers is None or answers.question_set == self.asked_by.get(made_with, "")
 
     def findings_of(self, check: str) -> list[Suspicion]:
         """The findings of one check."""
@@ -262,43 +285,85 @@ class Quality:
         }
 
 
+@dataclass(frozen=True)
+class _AskedSet:
+    """A question set as it is judged. name: empty for the descriptions."""
+
+    name: str
+    published: PublishedPartitions
+    schema: DescriptionSchema
+
+    @classmethod
+    def of(cls, asked: QuestionSet, name: str) -> Self:
+        """Raises SchemaError."""
+        return cls(name, PublishedPartitions(asked.asset), load_schema(asked.settings.description_schema))
+
+    @property
+    def conditions(self) -> dict[str, str]:
+        """The contradictions of its schema, by their names among those of all sets."""
+        conditions: Mapping[str, str] = getattr(self.schema.model, CONTRADICTIONS, {})
+        above = f"{self.name}: " if self.name else ""
+        return {f"{above}{name}": condition for name, condition in conditions.items()}
+
+    def summary(self, key: str, truth: Descriptions) -> PartitionSummary | None:
+        """Read a partition; None where none is published.
+
+        Raises RecordDamagedError, OSError, ArrowException.
+        """
+        record = self.published.record(key)
+        if record is None:
+            return None
+        return summarize(
+            self.published.path(key),
+            self.schema,
+            key,
+            record.published_at,
+            conditions=self.conditions,
+            truth=truth,
+            made_with=settings_digest(record.metadata.get("parts", {})),
+        )
+
+
 def assess_quality(settings: Settings, catalog: Catalog) -> Quality:
     """Judge all published partitions. Only those published since the last time are read.
 
     Raises CatalogError, SchemaError, TruthError.
     """
-    schema = load_schema(settings.description_schema)
+    first, *further = question_sets(settings)
+    sets = {"": _AskedSet.of(first, "")} | {asked.name: _AskedSet.of(asked, asked.name) for asked in further}
     file = ResultsSettings.part_of(settings).truth
     truth = read_truth(file) if file is not None else {}
-    conditions: Mapping[str, str] = getattr(schema.model, CONTRADICTIONS, {})
-    summaries = _summaries(settings, catalog, schema, conditions=conditions, truth=truth)
-    path_of = PublishedPartitions(settings.descriptions).path
-    return judge(summaries, path_of=path_of, conditions=conditions)
+    return judge(
+        _summaries(settings, catalog, list(sets.values()), truth=truth),
+        path_of=lambda key, name: sets[name].published.path(key),
+        conditions={name: condition for of in sets.values() for name, condition in of.conditions.items()},
+        further=[asked.name for asked in further],
+    )
 
 
 def _summaries(
-    settings: Settings,
-    catalog: Catalog,
-    schema: DescriptionSchema,
-    *,
-    conditions: Mapping[str, str],
-    truth: Descriptions,
+    settings: Settings, catalog: Catalog, sets: Sequence[_AskedSet], *, truth: Descriptions
 ) -> Iterator[PartitionSummary | str]:
-    """The summary of each published partition, or why it cannot be read. Kept summaries come first."""
-    questions = digest_of([schema.digest, dict(conditions), str(sorted(truth.items())), _CONTENT])
-    published = PublishedPartitions(settings.descriptions)
-    published_keys = frozenset(settings.descriptions.published_keys())
+    """The summary of each described partition, or why it cannot be read. Kept summaries come first."""
+    questions = [
+        digest_of([of.schema.digest, of.conditions, str(sorted(truth.items())), _CONTENT]) for of in sets
+    ]
+    published_keys = [frozenset(of.published.asset.published_keys()) for of in sets]
     made_of = dict[str, str]()
     for key in (catalog_range.key for catalog_range in catalog.ranges):
-        if key not in published_keys:
+        if key not in published_keys[0]:
             continue
         try:
             # Each publication is a new file, so a change of its record is a change of the file.
-            file = published.path(key).stat()
+            states = [
+                f"{of.name}{signature_of(of.published.path(key).stat())} {asked}"
+                for of, asked, keys in zip(sets, questions, published_keys, strict=True)
+                if key in keys
+            ]
         except OSError as error:
             yield f"{key}: {error}"
         else:
-            made_of[key] = f"{signature_of(file)} {questions}"
+            made_of[key] = " ".join(states)
     for kept_made_of, summary in _kept_summaries(settings):
         if made_of.get(summary.key) == kept_made_of:
             del made_of[summary.key]
@@ -306,17 +371,11 @@ def _summaries(
     for number, (key, state) in enumerate(made_of.items()):
         doing("reading what the descriptions say, of partitions", number, len(made_of))
         try:
-            record = published.record(key)
-            if record is not None:
-                summary = summarize(
-                    published.path(key),
-                    schema,
-                    key,
-                    record.published_at,
-                    conditions=conditions,
-                    truth=truth,
-                    made_with=settings_digest(record.metadata.get("parts", {})),
-                )
+            described = sets[0].summary(key, truth)
+            if described is not None:
+                of_sets = {of.name: of.summary(key, truth) for of in sets[1:]}
+                answered = {name: of_set for name, of_set in of_sets.items() if of_set is not None}
+                summary = replace(described, further=answered)
                 _keep(settings, summary, state)
                 yield summary
         except (RecordDamagedError, OSError, pa.ArrowException) as error:
@@ -326,44 +385,69 @@ def _summaries(
 def judge(
     summaries: Iterable[PartitionSummary | str],
     *,
-    path_of: Callable[[str], Path] | None = None,
+    path_of: PathOf | None = None,
     conditions: Mapping[str, str] = MappingProxyType({}),
+    further: Sequence[str] = (),
 ) -> Quality:
-    """Judge the summaries. path_of: the file of a partition, from which examples are taken."""
+    """Judge the summaries. path_of: the file of a partition, from which examples are taken.
+
+    further: the names of the further question sets.
+    """
     published, unread = dict[str, str](), list[str]()
-    fields, rows = dict[str, FieldAnswers](), FieldAnswers("values")
+    fields = dict[str, FieldAnswers]()
+    rows = {name: FieldAnswers("values", name) for name in ("", *further)}
     sureness = dict[str, FieldAnswers]()
     confidences: dict[str, dict[str, Numbers]] = {}
-    contradicting: dict[str, Counter[str]] = {}
+    contradicting: dict[tuple[str, str], Counter[str]] = {}
+    lacking = dict.fromkeys(further, 0)
+    asked_by: dict[str, str] = {}
     for summary in summaries:
         if isinstance(summary, str):
             unread.append(summary)
             continue
         number = len(published)
         published[summary.key] = summary.published_at
-        rows.add(number, {**summary.failed, "ok": summary.ok})
-        for name, of_field in summary.fields.items():
-            answers = fields.get(name) or fields.setdefault(name, FieldAnswers(of_field.kind))
-            answers.add(number, of_field.counts, of_field.nulls)
-            answers.right += of_field.right
-            answers.judged += of_field.judged
-        of_settings = confidences.setdefault(summary.made_with, {})
-        for name, cells in summary.confidences.items():
-            of_settings[name] = of_settings.get(name, 0) + np.asarray(cells, np.int64)
-            answers = sureness.setdefault(name, FieldAnswers("values"))
-            answers.add(number, {_cell_text(cell): count for cell, count in enumerate(cells) if count})
-        for name, count in summary.contradictions.items():
-            if count:
-                contradicting.setdefault(name, Counter())[summary.key] = count
-    failed = rows.counts
+        of_sets = {name: summary.further[name] for name in further if name in summary.further}
+        for name in lacking.keys() - of_sets.keys():
+            lacking[name] += summary.rows
+        for question_set, of_set in {"": summary, **of_sets}.items():
+            rows[question_set].add(number, {**of_set.failed, "ok": of_set.ok})
+            for name, of_field in of_set.fields.items():
+                new = FieldAnswers(of_field.kind, question_set)
+                answers = fields.get(name) or fields.setdefault(name, new)
+                answers.add(number, of_field.counts, of_field.nulls)
+                answers.rows += of_set.ok
+                answers.right += of_field.right
+                answers.judged += of_field.judged
+            asked_by[of_set.made_with] = question_set
+            of_settings = confidences.setdefault(of_set.made_with, {})
+            for name, cells in of_set.confidences.items():
+                of_settings[name] = of_settings.get(name, 0) + np.asarray(cells, np.int64)
+                answers = sureness.setdefault(name, FieldAnswers("values"))
+                answers.add(number, {_cell_text(cell): count for cell, count in enumerate(cells) if count})
+            for name, count in of_set.contradictions.items():
+                if count:
+                    contradicting.setdefault((name, question_set), Counter())[summary.key] = count
+    failed = rows[""].counts
     ok = failed.pop("ok", 0)
+    failures = {f"{FAILURE} of {name}" if name else FAILURE: answers for name, answers in rows.items()}
     findings = [
-        *_odd_answers(fields, ok),
-        *_odd_partitions({**fields, FAILURE: rows}, list(published), path_of),
+        *_odd_answers(fields),
+        *_odd_partitions({**fields, **failures}, list(published), path_of),
         *_odd_confidences(sureness, list(published)),
         *_contradictions(contradicting, path_of, conditions),
     ]
-    return Quality(published, fields, ok, failed, tuple(findings), tuple(unread), confidences)
+    return Quality(
+        published,
+        fields,
+        ok,
+        failed,
+        tuple(findings),
+        tuple(unread),
+        confidences,
+        lacking,
+        asked_by,
+    )
 
 
 def summarize(
@@ -465,11 +549,12 @@ def _contradicting(ok: pa.Table, conditions: Mapping[str, str]) -> dict[str, lis
         return contradicting
 
 
-def _odd_answers(fields: Mapping[str, FieldAnswers], ok: int) -> Iterator[Suspicion]:
+def _odd_answers(fields: Mapping[str, FieldAnswers]) -> Iterator[Suspicion]:
     """Fields with nearly always the same answer, and fields with a text that comes again and again."""
-    if ok < _ENOUGH_ROWS:
-        return
     for name, answers in fields.items():
+        ok = answers.rows
+        if ok < _ENOUGH_ROWS:
+            continue
         value, count = next(iter(answers.counts.items()), ("", 0))
         if answers.nulls >= _CONSTANT * ok:
             share = answers.nulls / ok
@@ -490,7 +575,7 @@ def _cell_text(cell: int) -> str:
 
 
 def _odd_partitions(
-    fields: Mapping[str, FieldAnswers], keys: Sequence[str], path_of: Callable[[str], Path] | None
+    fields: Mapping[str, FieldAnswers], keys: Sequence[str], path_of: PathOf | None
 ) -> Iterator[Suspicion]:
     """Partitions whose answers in a field differ from all others, beyond chance and by far."""
     for number, (comparison, name) in enumerate(_far_off(fields)):
@@ -502,7 +587,9 @@ def _odd_partitions(
             f"In {key}, {name} is {value!r} in {comparison.own_share:.0%} of the properties, elsewhere in"
             f" {comparison.other_share:.0%}.",
             key,
-            _examples(path_of, key, name, value) if number < _WITH_EXAMPLES else (),
+            _examples(path_of, key, name, fields[name].question_set, value)
+            if number < _WITH_EXAMPLES
+            else (),
         )
 
 
@@ -538,12 +625,13 @@ def _far_off(fields: Mapping[str, FieldAnswers]) -> list[tuple[_PartitionCompari
     return sorted(odd, key=lambda test: -test[0].distance)
 
 
-def _examples(path_of: Callable[[str], Path] | None, key: str, name: str, value: str) -> tuple[str, ...]:
+def _examples(path_of: PathOf | None, key: str, name: str, question_set: str, value: str) -> tuple[str, ...]:
     """Some properties of a partition with this value."""
     if path_of is None:
         return ()
-    table = pq.read_table(path_of(key), columns=["property_id", "status", "error_kind", "description"])
-    if name == FAILURE:
+    columns = ["property_id", "status", "error_kind", "description"]
+    table = pq.read_table(path_of(key, question_set), columns=columns)
+    if name.startswith(FAILURE):
         matches = pc.equal(pc.coalesce(table["error_kind"], "ok"), value)
         return tuple(table.filter(matches)["property_id"].to_pylist()[:_SHOWN_IDS])
     examples = []
@@ -560,17 +648,22 @@ def _examples(path_of: Callable[[str], Path] | None, key: str, name: str, value:
 
 
 def _contradictions(
-    contradicting: Mapping[str, Counter[str]],
-    path_of: Callable[[str], Path] | None,
+    contradicting: Mapping[tuple[str, str], Counter[str]],
+    path_of: PathOf | None,
     conditions: Mapping[str, str],
 ) -> Iterator[Suspicion]:
-    """Each contradiction, with examples. contradicting: by its name, the count in each partition."""
-    for name, counts in contradicting.items():
+    """Each contradiction, with examples.
+
+    contradicting: by its name and the further question set, the count in each partition.
+    """
+    for (name, question_set), counts in contradicting.items():
         examples: list[str] = []
         for key in counts:
             if path_of is None or len(examples) >= _SHOWN_IDS:
                 break
-            table = pq.read_table(path_of(key), columns=["property_id", "status", "description"])
+            table = pq.read_table(
+                path_of(key, question_set), columns=["property_id", "status", "description"]
+            )
             ok = table.filter(pc.equal(table["status"], "ok"))
             examples += _contradicting(ok, {name: conditions[name]})[name]
         descriptions = counted(counts.total(), "descriptions hold", "description holds")

@@ -13,11 +13,15 @@ from tests.support.homes import Dataset
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_results import explore
 from vlm_results.changes import PointInTime, RowSnapshot, Since, SnapshotWriter, changes
+from vlm_results.dataset_quality import judged_state, quality_metadata
 from vlm_results.described_table import TableChanges, TablePlace, bring_up_to_date
 from vlm_results.explore import explore_table
 from vlm_results.export import Format, export
 from vlm_results.guarantee import RAW, Guarantee
+from vlm_results.labels import read_judged
 from vlm_results.published_table import matching_rows, read_rows, readable_records
+from vlm_results.quality import assess_quality
+from vlm_results.review import Accuracy
 from vlm_results.word_index import find_words
 
 IN_THE_SET = {"status", "error_kind", "error", "model", "model_revision", "described_at", "answer"}
@@ -220,3 +224,34 @@ def test_the_table_tells_what_a_set_changed(two_sets):
 
     assert since(snapshots[1]) == {"p1"}
     assert since(snapshots[0]) == {f"p{number}" for number in range(6)}
+
+
+def test_the_quality_judges_the_fields_of_every_set(two_sets, tmp_path):
+    """By the rows of their own set; the page says which set is not complete, and follows it."""
+    truth = tmp_path / "truth.jsonl"
+    truth.write_text(
+        "".join(
+            json.dumps({"property_id": f"p{number}", "description": {"floors": 2, "needs_paint": True}})
+            + "\n"
+            for number in range(9)
+        )
+    )
+    settings = two_sets.settings.model_copy(update={"truth": truth})
+    quality = assess_quality(settings, two_sets.catalog)
+    assert (quality.ok, quality.failed) == (8, {"missing": 1})
+    paint = quality.fields["needs_paint"]
+    assert (paint.rows, paint.counts, paint.question_set) == (6, {"True": 3, "False": 3}, "condition")
+    assert (paint.right, paint.judged) == (3, 6)
+    assert quality.fields["floors"].rows == 8
+    assert quality.lacking == {"condition": 3}
+    page = quality_metadata(quality, Accuracy({}, 0))
+    assert "condition is not complete: 3 properties" in page["question sets"].value
+    assert "True 50%" in page["fields"].value
+    before = judged_state(settings)
+    two_sets.answer_further(two_sets.keys[2])
+    assert judged_state(settings) != before
+    again = assess_quality(settings, two_sets.catalog)
+    assert (again.fields["needs_paint"].rows, again.lacking) == (9, {"condition": 0})
+    labels = read_judged(settings, two_sets.catalog)
+    right = {judged.name: judged.right for of_settings in labels.values() for judged in of_settings}
+    assert [flags["needs_paint"] for flags in right.values()].count(True) == 5

@@ -86,7 +86,7 @@ def look(tmp_path, answers, *, truth=None, conditions=None, failed=()):
     ]  # fmt: skip
     return judge(
         summaries,
-        path_of=lambda key: tmp_path / f"{key}.parquet",
+        path_of=lambda key, _: tmp_path / f"{key}.parquet",
         conditions=House.CONTRADICTIONS if conditions is None else conditions,
     )
 
