@@ -155,9 +155,10 @@ def read_judged(settings: Settings, catalog: Catalog) -> dict[str, list[Judged]]
                 weight, is_random = float(not is_learned), may_certify and not is_learned
             else:
                 verdict = given[name]
-                if verdict.answer != answer:
+                if answer not in verdict.answer.split():
                     continue
-                right = dict.fromkeys(verdict.right, True) | dict.fromkeys(verdict.wrong, False)
+                marks = dict.fromkeys(verdict.right, True) | dict.fromkeys(verdict.wrong, False)
+                right = {field: is_right for field, is_right in marks.items() if field in row["description"]}
                 weight, is_random = verdict.weight, verdict.by_chance
             judged.setdefault(row["made_with"], []).append(
                 Judged(digest_of(name), answer, right, row["confidences"], weight, is_random, is_learned)

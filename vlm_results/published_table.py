@@ -161,12 +161,12 @@ def read_rows(
     guarantee and a description, RAW is one more column. ordinals: of the rows, all unless given. Raises
     PublishedError.
     """
-    rows, further = _read_sets(settings, guarantee, key, columns, ordinals=ordinals)
+    rows, further = read_sets(settings, guarantee, key, columns, ordinals=ordinals)
     rows = joined(rows, further)
     return rows.select([name for name in rows.column_names if name in columns or name == RAW])
 
 
-def _read_sets(
+def read_sets(
     settings: Settings,
     guarantee: Guarantee,
     key: str,
@@ -223,7 +223,7 @@ def read_described(settings: Settings, key: str, columns: Sequence[str]) -> Desc
     for _ in range(_ATTEMPTS):
         record, vectors_record = described.record(key), embedded.record(key)
         further_before = further_records(settings, key)
-        rows, further = _read_sets(settings, guarantee, key, columns)
+        rows, further = read_sets(settings, guarantee, key, columns)
         vectors = (
             None if vectors_record is None else embedded.read(key).to_table(["ordinal", "embedding", "model"])
         )

@@ -13,16 +13,15 @@ import random
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from vlm_assets.assets.partition import CONFIDENCE, INPUTS, OK
 from vlm_assets.assets.truth import REVIEWS, FieldVerdict, verdicts
@@ -36,10 +35,12 @@ from vlm_durable.files.files import make_directory, sync_directory, write_replac
 from vlm_durable.files.layout import Home
 from vlm_durable.files.lock_files import acquire_lock
 from vlm_durable.versions.published import PublishedPartitions
+from vlm_durable.versions.versioned_object import PublishedError
 from vlm_durable.wording import counted
 from vlm_results.confidence_statistics import draw_mixed, label_worth
-from vlm_results.guarantee import Guarantee, Thresholds
-from vlm_results.published_table import answer_digest, field_confidences, published_records
+from vlm_results.guarantee import EVERYTHING, Guarantee, Thresholds
+from vlm_results.joined_rows import joined
+from vlm_results.published_table import answer_digest, field_confidences, published_records, read_sets
 from vlm_results.quality import assess_quality
 
 _COLUMNS = ["property_id", "ordinal", "status", "description", INPUTS, CONFIDENCE]
@@ -56,8 +57,9 @@ class VerdictError(ValueError):
 class Reviewed:
     """A property of the sample.
 
-    answer: the digest that a verdict on it names. why: why it was chosen; empty if chance drew it. weight,
-    by_chance: see ``FieldVerdict``. confidence: of its fields, read with the answer.
+    answer: the digest of its description. why: why it was chosen; empty if chance drew it. weight, by_chance:
+    see ``FieldVerdict``. confidence: of its fields, read with the answer. further: of each field of a further
+    question set the digest of the set's answer.
     """
 
     property_id: str
@@ -69,6 +71,23 @@ class Reviewed:
     weight: float = 1.0
     by_chance: bool = True
     confidence: Mapping[str, Any] = field(repr=False, default_factory=dict)
+    further: Mapping[str, str] = field(repr=False, default_factory=dict)
+
+    @property
+    def answers(self) -> dict[str, str]:
+        """Of each field the digest of its set's answer."""
+        return {name: self.further.get(name, self.answer) for name in self.description}
+
+    @property
+    def digests(self) -> str:
+        """The digests of all sets' answers, which a verdict on it names."""
+        return " ".join(dict.fromkeys(self.answers.values()))
+
+    def judged_by(self, answer: str) -> Self:
+        """The part of it whose answers these digests name."""
+        answers, named = self.answers, answer.split()
+        part = {name: value for name, value in self.description.items() if answers[name] in named}
+        return replace(self, description=part)
 
 
 @dataclass(frozen=True)
@@ -207,20 +226,28 @@ def _unsureness(settings: Settings, key: str, thresholds: Thresholds, *, factor:
     return pa.table({"ordinal": rows["ordinal"], **columns})
 
 
-def _rows(settings: Settings, key: str, ordinals: Sequence[int] | None = None) -> list[dict[str, Any]]:
-    path = settings.descriptions.partition(key).published
-    names = pq.read_schema(path).names  # Files of earlier versions have no confidence.
-    table = pq.read_table(path, columns=[name for name in _COLUMNS if name in names])
-    if ordinals is not None:
-        table = table.filter(pc.is_in(table["ordinal"], value_set=pa.array(ordinals, pa.int64())))
-    rows: list[dict[str, Any]] = table.to_pylist()
+def _rows(settings: Settings, key: str, ordinals: Sequence[int]) -> list[dict[str, Any]]:
+    """The raw rows of a partition with the fields of all question sets.
+
+    ``answers`` has of each field the digest of its set's answer. Raises PublishedError, OSError.
+    """
+    chosen = pa.array(ordinals, pa.int64())
+    first, further = read_sets(settings, EVERYTHING, key, _COLUMNS, ordinals=chosen)
+    rows: list[dict[str, Any]] = joined(first, further).to_pylist()
+    answered = [first.to_pylist(), *(of_set.rows.to_pylist() for of_set in further)]
+    for row, of_sets in zip(rows, zip(*answered, strict=True), strict=True):
+        described = [of_set for of_set in of_sets if of_set["description"] is not None]
+        digests = {name: answer_digest(of_set) for of_set in described for name in of_set["description"]}
+        fields = {name: (row["description"] or {})[name] for name in digests}
+        row |= {"answers": digests, "description": fields, "answer": answer_digest(of_sets[0])}
     return rows
 
 
 def _reviewed(key: str, row: Mapping[str, Any], drawing: _Drawing) -> Reviewed:
+    further = {name: digest for name, digest in row["answers"].items() if digest != row["answer"]}
     return Reviewed(
-        row["property_id"], key, row["ordinal"], answer_digest(row), row["description"] or {}, drawing.why,
-        drawing.weight, drawing.by_chance, row.get(CONFIDENCE) or {},
+        row["property_id"], key, row["ordinal"], row["answer"], row["description"], drawing.why,
+        drawing.weight, drawing.by_chance, row.get(CONFIDENCE) or {}, further,
     )  # fmt: skip
 
 
@@ -243,7 +270,7 @@ def verdict_of(
     return FieldVerdict(
         property_id=reviewed.property_id,
         at=(now or datetime.now(UTC)).isoformat(timespec="seconds"),
-        answer=reviewed.answer,
+        answer=reviewed.digests,
         right=tuple(sorted(right)),
         wrong=tuple(sorted(wrong)),
         true_fields={name: reviewed.description[name] for name in right} | dict(corrections),
@@ -309,9 +336,13 @@ def take_verdicts(settings: Settings, catalog: Catalog, path: Path) -> TakenVerd
     known = 0
     for number, line in lines.items():
         reviewed = published.get(line["property_id"])
-        if reviewed is None or reviewed.answer != line["answer"]:
+        if reviewed is None or not (part := reviewed.judged_by(line["answer"])).description:
             continue
-        fields = typed_fields(reviewed, line["description"])
+        # The line names no answer of the other sets: their fields are left open.
+        open_fields = reviewed.description.keys() - part.description.keys()
+        given = {name: value for name, value in line["description"].items() if name not in open_fields}
+        reviewed = part
+        fields = typed_fields(reviewed, given)
         corrections = {
             name: fields[name] for name in fields if reviewed.description.get(name) != fields[name]
         }
@@ -389,7 +420,11 @@ class Accuracy:
         )
 
 
-def published_answers(settings: Settings, catalog: Catalog) -> dict[str, str]:
+PublishedAnswers = Mapping[str, Mapping[str, str]]
+"""By property and field, the digest of the published answer of the field's question set."""
+
+
+def published_answers(settings: Settings, catalog: Catalog) -> dict[str, Mapping[str, str]]:
     """Digests of the published answers of the properties that have a verdict.
 
     Only their partitions are read. A partition that cannot be read gives no answers: the audit says why.
@@ -399,14 +434,21 @@ def published_answers(settings: Settings, catalog: Catalog) -> dict[str, str]:
     ordinals_by_key: dict[str, list[int]] = {}
     for ordinal in catalog.ordinals_of(verdicts(settings.home)):
         ordinals_by_key.setdefault(catalog.range_of(ordinal).key, []).append(ordinal)
-    answers: dict[str, str] = {}
+    answers: dict[str, Mapping[str, str]] = {}
     for key, ordinals in ordinals_by_key.items():
-        with contextlib.suppress(OSError, pa.ArrowException):
-            answers.update({row["property_id"]: answer_digest(row) for row in _rows(settings, key, ordinals)})
+        with contextlib.suppress(PublishedError, OSError, pa.ArrowException):
+            answers.update({row["property_id"]: row["answers"] for row in _rows(settings, key, ordinals)})
     return answers
 
 
-def accuracy(home: Path, published: Mapping[str, str]) -> Accuracy:
+def judged_fields(verdict: FieldVerdict, published: PublishedAnswers) -> frozenset[str]:
+    """The fields whose published answers it judged; empty: none of these answers is published any more."""
+    named = verdict.answer.split()
+    answers = published.get(verdict.property_id, {})
+    return frozenset(name for name, digest in answers.items() if digest in named)
+
+
+def accuracy(home: Path, published: PublishedAnswers) -> Accuracy:
     """How often each field of the published answers was judged right.
 
     A verdict counts only for the answer that it judged, not for that of another model, and for as much as the
@@ -415,11 +457,12 @@ def accuracy(home: Path, published: Mapping[str, str]) -> Accuracy:
     judged = defaultdict[str, list[tuple[bool, float]]](list)
     replaced = 0
     for verdict in verdicts(home).values():
-        if verdict.answer != published.get(verdict.property_id):
+        fields_judged = judged_fields(verdict, published)
+        if not fields_judged:
             replaced += 1
         elif verdict.weight > 0:
             for is_right, fields in ((True, verdict.right), (False, verdict.wrong)):
-                for name in fields:
+                for name in fields_judged.intersection(fields):
                     judged[name].append((is_right, verdict.weight))
     return Accuracy(
         {name: weighted_share(*zip(*judged[name], strict=True)) for name in sorted(judged)}, replaced

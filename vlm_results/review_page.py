@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,12 +29,14 @@ from vlm_durable.files.sealed_json import FormatVersionError
 from vlm_durable.wording import counted
 from vlm_results.certification import certify_published
 from vlm_results.review import (
+    PublishedAnswers,
     Reviewed,
     VerdictError,
     accuracy,
     append_verdict,
     draw_sample,
     draw_unsure,
+    judged_fields,
     published_answers,
     take_verdicts,
     typed_fields,
@@ -64,7 +66,7 @@ def review_app(settings: Settings, catalog: Catalog, sample: Sequence[Reviewed])
 
     headers = {"content-security-policy": _POLICY, "cache-control": "no-store"}
     answers = published_answers(settings, catalog)
-    answers |= {reviewed.property_id: reviewed.answer for reviewed in sample}
+    answers |= {reviewed.property_id: reviewed.answers for reviewed in sample}
 
     def number_of(request: Request) -> int | None:
         number: int = request.path_params["number"]
@@ -134,22 +136,26 @@ def _page_content(
     catalog: Catalog,
     sample: Sequence[Reviewed],
     number: int,
-    answers: Mapping[str, str],
+    answers: PublishedAnswers,
 ) -> dict[str, object]:
     """The property with this number, and the verdict on it, as the page's script reads them."""
     reviewed = sample[number]
     current_verdicts = {
         property_id: verdict
         for property_id, verdict in verdicts(settings.home).items()
-        if verdict.answer == answers.get(property_id)
+        if judged_fields(verdict, answers)
     }
     verdict = current_verdicts.get(reviewed.property_id)
     marks: dict[str, str] = {}
     corrections: dict[str, str] = {}
     if verdict is not None:
-        marks = dict.fromkeys(verdict.right, "right") | dict.fromkeys(verdict.wrong, "wrong")
+        current_fields = judged_fields(verdict, answers)
+        marks = dict.fromkeys(current_fields.intersection(verdict.right), "right")
+        marks |= dict.fromkeys(current_fields.intersection(verdict.wrong), "wrong")
         corrections = {
-            name: _as_text(verdict.true_fields[name]) for name in verdict.wrong if name in verdict.true_fields
+            name: _as_text(verdict.true_fields[name])
+            for name in current_fields.intersection(verdict.wrong)
+            if name in verdict.true_fields
         }
     row = catalog.find(reviewed.property_id)
     uris: Sequence[str] = () if row is None else row.image_uris

@@ -248,7 +248,7 @@ MUTANTS = (
     Mutant(_EXPORT, " and task.images.holds(_key_of(name), note)", "", "an export has each copy of an image, and no other"),
     Mutant(_EXPORT, ' and not task.images.readable(note["unread"])', "", "an image that is back is exported"),
     Mutant(_EXPORT, "            task.images.remove(key)\n", "            pass\n", "copies of what is exported no more are removed"),
-    Mutant(_REVIEW, 'reviewed is None or reviewed.answer != line["answer"]', "reviewed is None", "a verdict is of the answer that was judged"),
+    Mutant(_REVIEW, "if answers[name] in named}", "}", "a verdict is of the answer that was judged"),
     Mutant(_REVIEW, "before.judgement == verdict.judgement", "False", "a verdict is not taken twice"),
     Mutant(_DESCRIBED, "    return are_vectors_of(embedded, described)\n", "    return True\n", "the table has no vectors of other texts"),
     Mutant(_DESCRIBED, "expires_all=withdraws,", "expires_all=False,", "a table forgets a withdrawn property with its snapshots"),

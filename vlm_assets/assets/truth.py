@@ -39,10 +39,11 @@ class TruthError(ValueError):
 class FieldVerdict:
     """A person's verdict on a property. true_fields: the right values, corrections included.
 
-    answer: a digest of the answer that was judged and of its inputs; empty in format 1, which did not keep
-    it. right, wrong: names of fields. why: the reason why the property was chosen; empty where it was not
-    chosen. weight: what it counts for in the accuracy of all; 0 where it says nothing of others. by_chance:
-    whether chance alone drew it, so that it may certify a promise.
+    answer: a digest of the answer that was judged and of its inputs, followed by those of further question
+    sets, with blanks between them; empty in format 1, which did not keep it. right, wrong: names of fields.
+    why: the reason why the property was chosen; empty where it was not chosen. weight: what it counts for in
+    the accuracy of all; 0 where it says nothing of others. by_chance: whether chance alone drew it, so that
+    it may certify a promise.
     """
 
     property_id: str
@@ -66,7 +67,8 @@ class FieldVerdict:
         Chance drew this one and not the other. Who chooses what to judge again would decide which labels of
         the random sample change, and which leave it.
         """
-        return self.by_chance and not later.by_chance and self.answer == later.answer
+        is_same = not set(self.answer.split()).isdisjoint(later.answer.split())
+        return self.by_chance and not later.by_chance and is_same
 
     def line(self) -> bytes:
         """The line of the file; training reads its ``description``."""

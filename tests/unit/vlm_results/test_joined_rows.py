@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.homes import Dataset
+from vlm_assets.assets.truth import FieldVerdict, verdicts
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_results import explore
 from vlm_results.changes import PointInTime, RowSnapshot, Since, SnapshotWriter, changes
@@ -21,7 +22,16 @@ from vlm_results.guarantee import RAW, Guarantee
 from vlm_results.labels import read_judged
 from vlm_results.published_table import matching_rows, read_rows, readable_records
 from vlm_results.quality import assess_quality
-from vlm_results.review import Accuracy
+from vlm_results.review import (
+    Accuracy,
+    Reviewed,
+    accuracy,
+    append_verdict,
+    draw_sample,
+    published_answers,
+    take_verdicts,
+    verdict_of,
+)
 from vlm_results.word_index import find_words
 
 IN_THE_SET = {"status", "error_kind", "error", "model", "model_revision", "described_at", "answer"}
@@ -255,3 +265,62 @@ def test_the_quality_judges_the_fields_of_every_set(two_sets, tmp_path):
     labels = read_judged(settings, two_sets.catalog)
     right = {judged.name: judged.right for of_settings in labels.values() for judged in of_settings}
     assert [flags["needs_paint"] for flags in right.values()].count(True) == 5
+
+
+def test_a_verdict_counts_for_the_sets_whose_answers_it_judged(two_sets, tmp_path):
+    """A set that answers anew makes verdicts on its own fields void, and none on those of another set."""
+    settings, catalog = two_sets.settings, two_sets.catalog
+
+    def right() -> dict[str, int]:
+        return {
+            name: share.total
+            for name, share in accuracy(settings.home, published_answers(settings, catalog)).fields.items()
+        }
+
+    alone = settings.model_copy(update={"questions": None})
+    sample = {reviewed.property_id: reviewed for reviewed in draw_sample(alone, catalog, **SAMPLE)}
+    append_verdict(settings.home, all_right(sample["p8"]))
+    sample = {reviewed.property_id: reviewed for reviewed in draw_sample(settings, catalog, **SAMPLE)}
+    assert "p8" not in sample, "chance drew it"
+    assert sample["p0"].description == {
+        "floors": 2,
+        "has_pool": False,
+        "wear": "worn 0",
+        "needs_paint": True,
+    }
+    assert sample["p0"].confidence["needs_paint"] == 0.75
+    for name in ("p0", "p3", "p7"):
+        append_verdict(settings.home, all_right(sample[name]))
+    assert right() == {"floors": 4, "has_pool": 4, "wear": 2, "needs_paint": 2}
+    two_sets.answer_further(two_sets.keys[0], settings="anew")
+    two_sets.answer_further(two_sets.keys[2])
+    assert right() == {"floors": 4, "has_pool": 4, "wear": 1, "needs_paint": 1}
+    two_sets.describe(two_sets.keys[1], settings="anew")
+    assert right() == {"floors": 3, "has_pool": 3, "wear": 1, "needs_paint": 1}
+    # The rows of the descriptions have no confidence here, so that they give no labels.
+    labels = [label for of_settings in read_judged(settings, catalog).values() for label in of_settings]
+    assert [set(label.right) for label in labels] == [{"wear", "needs_paint"}]
+
+
+def test_a_verdict_from_elsewhere_counts_for_the_answer_that_its_line_names(two_sets, tmp_path):
+    """An export's line names the answer of the descriptions, and of a set where the person puts it there."""
+    settings, catalog = two_sets.settings, two_sets.catalog
+    rows = exported(two_sets, tmp_path / "out")
+    described = rows["p0"]["answer"]
+    both = f"{rows['p1']['answer']} {rows['p1']['sets']['condition']['answer']}"
+    lines = [
+        {"property_id": name, "answer": answer, "description": rows[name]["description"]}
+        for name, answer in (("p0", described), ("p1", both))
+    ]
+    (tmp_path / "verdicts").write_text("\n".join(map(json.dumps, lines)))
+    assert take_verdicts(settings, catalog, tmp_path / "verdicts").kept == 2
+    given = verdicts(settings.home)
+    assert set(given["p0"].right) == {"floors", "has_pool"}
+    assert set(given["p1"].right) == {"floors", "has_pool", "wear", "needs_paint"}
+
+
+SAMPLE = {"count": 9, "seed": 1, "suspicious": False}
+
+
+def all_right(reviewed: Reviewed) -> FieldVerdict:
+    return verdict_of(reviewed, right=list(reviewed.description), wrong=(), corrections={})

@@ -39,7 +39,7 @@ from vlm_training.training_plan import TrainingError
 from vlm_training.variants import Variant
 
 HOUSE = Reviewed("p1", "k", 1, "a", {"floors": 2, "has_pool": False, "kind": "villa"})
-PUBLISHED = dict.fromkeys(("p1", "p2"), HOUSE.answer)
+PUBLISHED = dict.fromkeys(("p1", "p2"), HOUSE.answers)
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ def files_with(home, property_id):
 def keep_beside(settings, gone, stays):
     """What else names properties: a review, the page's table, a training and its passed-over batches."""
     for one in (gone, stays):
-        house = Reviewed(one, KEY, 0, ("a", "f"), {"floors": 2})
+        house = Reviewed(one, KEY, 0, "a", {"floors": 2})
         append_verdict(settings.home, verdict_of(house, right=["floors"], wrong=[], corrections={}))
     shown = settings.state_directory / "explore" / "shown.parquet"
     shown.parent.mkdir(parents=True)
