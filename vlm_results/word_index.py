@@ -47,6 +47,17 @@ _EMPTY: Final = frozenset((
 If descriptions have no sentences, none of them holds the "a" of a request.
 """
 
+_NUMBERS: Final = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+_TERMS: Final[Mapping[str, str]] = {
+    "one": '"1"',  # The stem of "one" is "on", which most sentences have.
+    **{word: f'("{word}" OR "{number}")' for number, word in enumerate(_NUMBERS, start=2)},
+    **{str(number): f'("{word}" OR "{number}")' for number, word in enumerate(_NUMBERS, start=2)},
+}
+"""What is looked for instead of a word. People write small numbers as words, and descriptions hold digits."""
+
+_LEAST_PART: Final = 4
+"""Letters of a part of a compound word, such as "fire" of a fireplace or "bath" of a bathtub."""
+
 _NOTHING: Final = frozenset({"none", "no", "unknown", "n/a"})
 """Values that say that something is absent."""
 
@@ -209,7 +220,16 @@ def _ranked(
     connection: sqlite3.Connection, text: str, rows: int, mask: Mask | None, most: int, every: bool
 ) -> Iterator[tuple[float, int]]:
     words = [word for word in dict.fromkeys(re.findall(r"\w+", text.lower())) if word not in _EMPTY]
-    counts = {f'"{word}"': _count(connection, f'"{word}"', rows) for word in words}
+    counts = {
+        term: _count(connection, term, rows) for term in (_TERMS.get(word, f'"{word}"') for word in words)
+    }
+    if not every:
+        unknown = [word for word in words if counts.get(f'"{word}"') == 0]
+        for word in unknown:
+            for term in _parts(word, is_alone=len(unknown) == len(words)):
+                if count := _count(connection, term, rows):
+                    counts[term] = count
+                    break
     terms = [term for term, count in counts.items() if 0 < count <= rows * _COMMON]
     if not terms or (every and not all(counts.values())):
         return
@@ -217,6 +237,19 @@ def _ranked(
     condition = "" if mask is None else "AND chosen(rowid)"
     query = f"SELECT -rank, rowid FROM words WHERE words MATCH ? {condition} ORDER BY rank LIMIT ?"  # noqa: S608 - the condition is one of two constants
     yield from connection.execute(query, ((" AND " if every else " OR ").join(terms), most))
+
+
+def _parts(word: str, *, is_alone: bool) -> Iterator[str]:
+    """What to look for instead of a word that no row has: words that it begins, and its longest part.
+
+    is_alone: no other word of the request is known. Then a part says too little: a greenhouse is no house.
+    """
+    if not word.isalpha() or len(word) < _LEAST_PART:
+        return
+    yield f'"{word}" *'
+    for length in () if is_alone else range(len(word) - 1, _LEAST_PART - 1, -1):
+        yield f'"{word[:length]}"'
+        yield f'"{word[-length:]}"'
 
 
 def _count(connection: sqlite3.Connection, term: str, rows: int) -> int:

@@ -52,13 +52,13 @@ def test_the_folder_is_small_and_has_no_code() -> None:
 
 @pytest.mark.usefixtures("loaded")
 def test_words_and_vectors_together_find_what_was_asked_for(home: tuple[Settings, Truths]) -> None:
-    """Nine of ten hits are right on requests never learned from, and words take nothing from the vectors."""
+    """Nine of ten hits are right, each way, on requests never learned from. Words cost vectors nothing."""
     settings, truths = home
     means = {
         way: float(np.mean([r_precision(settings, request, truths, way) for request in HELD_OUT]))
         for way in WAYS
     }
-    assert means["both"] >= 0.9
+    assert min(means.values()) >= 0.9, means
     assert means["both"] >= max(means["words"], means["vectors"]) - 0.005, means
 
 

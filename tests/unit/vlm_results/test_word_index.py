@@ -79,6 +79,35 @@ def test_every_word_of_a_text_is_in_a_row_that_has_them_all(home) -> None:
     assert find(home, "with a", every=True) == []
 
 
+def test_a_word_that_no_row_has_is_looked_for_in_parts(home, monkeypatch) -> None:
+    """Numbers as words, "fire" for a fireplace, "bathtub" for a bath; never where all words must be there."""
+    words = {1: "1 floors", 2: "2 floors fireplace", 3: "3 floors fireplace"}
+    monkeypatch.setattr(
+        word_index, "words_of", lambda row: f"{words[row['floors']]} {words_of({**row, 'floors': None})}"
+    )
+    home.describe(
+        home.keys[0],
+        lambda rows: [{**row, "description": {"floors": row["ordinal"] + 1}} for row in rows],
+    )
+    for key in home.keys[1:]:
+        home.describe(
+            key,
+            lambda rows: [
+                {**row, "description": {"floors": 1, "has_pool": row["property_id"] in POOLS}}
+                if row["status"] == "ok"
+                else row
+                for row in rows
+            ],
+            text="other pools",
+        )
+    assert find(home, "three floors") == ["p2"]
+    assert find(home, "3 fireplaces", every=True) == ["p2"]
+    assert find(home, "an open fire") == ["p1", "p2"]
+    assert find(home, "an open fire", every=True) == [], "a wall begins a wallpaper too"
+    assert find(home, "three carpools") == ["p2", "p5", "p7"]
+    assert find(home, "carpools") == [], "a part alone says too little"
+
+
 @pytest.mark.parametrize("damage", ["lost", "no database", "cut", "another version"])
 def test_an_index_that_is_damaged_is_built_anew(home, damage: str) -> None:
     """The index is never truth: whatever happens to its file, the next search is right."""
