@@ -177,8 +177,10 @@ def _stays(value: _Value, written: _Written, token: int) -> float:
 
 def _parts_at(option: bytes, answer: bytes, start: int, value: _Value) -> int:
     """The byte at which an option is another than the answer; the end of a value that it writes too."""
-    place = start
-    while answer[place : place + 1] == option[place - start : place - start + 1]:
+    place, length = start, len(answer)
+    for byte in option:
+        if place == length or answer[place] != byte:
+            break
         place += 1
     is_last = value.kind == "number" and place == value.end - 1
     # White space and a comma end the same number.
@@ -192,8 +194,10 @@ def _object_values(fields: Sequence[AnswerField], text: str, place: int) -> tupl
     place = _skip(text, place) + 1
     while text[place := _skip(text, place)] != "}":
         start = place
-        _, place = _decode_value(text, place)
-        field = by_key.get(json.loads(text[start:place].encode("latin-1").decode(errors="replace")))
+        key, place = _decode_value(text, place)
+        if not key.isascii():  # Read as Latin-1, a character of two bytes is two others.
+            key = json.loads(text[start:place].encode("latin-1").decode(errors="replace"))
+        field = by_key.get(key)
         place = _skip(text, _skip(text, place) + 1)
         if field is not None and field.fields and text[place] == "{":
             values[field.key], place = _object_values(field.fields, text, place)

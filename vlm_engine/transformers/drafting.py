@@ -18,8 +18,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
-import numpy as np
-
 from vlm_engine.protocol import ImpossibleScoresError
 from vlm_engine.transformers.attention import BY_ROWS, Attention, attention_by_rows
 from vlm_engine.transformers.greedy_decoding import (
@@ -31,9 +29,10 @@ from vlm_engine.transformers.greedy_decoding import (
     rows_can_leave,
 )
 from vlm_engine.transformers.guided import GuidedBatch, mask_scores
-from vlm_engine.transformers.token_scores import index_on_device
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
 
 _BEFORE_THE_ANSWER: Final = -1
@@ -55,6 +54,9 @@ _FEW_HOLES: Final = 32
 
 _FEW_TOKENS: Final = 64
 """Tokens of a step with drafts, at most."""
+
+_MASK_WORDS: Final = 1 << 16
+"""Of the masks for which there is room at once, at least: most steps need no other room."""
 
 _log = logging.getLogger(__name__)
 
@@ -171,14 +173,15 @@ class _GrammarCheck:
     def __init__(self, guided: GuidedBatch) -> None:
         self._guided = guided
         self._masks = guided.bitmask[:0]
-        """Room for the masks of all choices of a step [choices, words]."""
+        """Room for the masks of the choices of some steps [choices, words], the first ``_filled`` in use."""
+        self._masks_as_array = self._masks.numpy()
+        self._filled = 0
         self._tokens = 0
         """The tokens of a row in a step's scores."""
         self._rows: list[int] = []
         self._places: list[int] = []
         self._is_choice: list[bool] = []
         """The tokens that were noted: of each its row, its place in the scores, and its kind."""
-        self._choices = 0
 
     def accept_tokens(self, tokens: Sequence[int]) -> None:
         self._guided.accept_tokens(tokens)
@@ -190,11 +193,14 @@ class _GrammarCheck:
 
         likeliest = scores.argmax(dim=-1).tolist()
         chosen: list[list[int]] = [[] for _ in rows]
-        self._rows, self._places, self._is_choice, self._choices = [], [], [], 0
+        self._rows, self._places, self._is_choice = [], [], []
         self._tokens = scores.shape[1]
-        if len(self._masks) < len(rows) * self._tokens:
-            width = 32 * self._guided.bitmask.shape[-1]
-            self._masks = xgrammar.allocate_token_bitmask(len(rows) * self._tokens, width)
+        first, most = self._filled, len(rows) * self._tokens
+        if len(self._masks) < first + most:
+            words = self._guided.bitmask.shape[-1]
+            first = self._filled = 0
+            self._masks = xgrammar.allocate_token_bitmask(max(most, _MASK_WORDS // words), 32 * words)
+            self._masks_as_array = self._masks.numpy()
         unfinished = list(range(len(rows)))
         while refused := [
             place
@@ -210,7 +216,7 @@ class _GrammarCheck:
                 chosen[place].append(token)
                 if self._agrees(drafts[place], chosen[place]):
                     unfinished.append(place)
-        self._keep_scores(scores, chosen)
+        self._keep_scores(scores, chosen, self._masks_as_array[first : self._filled])
         return chosen
 
     def _note(self, row: int, place: int, index: int) -> None:
@@ -222,22 +228,23 @@ class _GrammarCheck:
         self._rows.append(row)
         self._places.append(place * self._tokens + index)
         if is_choice := not guided.is_in_text(row):
-            guided.matchers[row].fill_next_token_bitmask(self._masks, self._choices)
-            self._choices += 1
+            guided.matchers[row].fill_next_token_bitmask(self._masks, self._filled)
+            self._filled += 1
         self._is_choice.append(is_choice)
 
-    def _keep_scores(self, scores: torch.Tensor, chosen: Sequence[Sequence[int]]) -> None:
+    def _keep_scores(
+        self, scores: torch.Tensor, chosen: Sequence[Sequence[int]], masks: npt.NDArray[np.int32]
+    ) -> None:
         """Keep the scores of the tokens that were noted. scores: [rows, tokens, vocabulary]."""
         if not self._places:
             return
-        # numpy takes a tenth of torch's time for so little.
-        masks = self._masks.numpy()[: self._choices] & self._guided.plain.numpy()
         self._guided.scores.add(
             self._rows,
             self._is_choice,
             masks,
-            scores.flatten(0, 1)[index_on_device(np.array(self._places), scores)],
-            [chosen[place // self._tokens][place % self._tokens] for place in self._places],
+            scores.flatten(0, 1),
+            places=self._places,
+            chosen=[chosen[place // self._tokens][place % self._tokens] for place in self._places],
         )
 
     def _follow(

@@ -83,7 +83,7 @@ class Grammar:
             plain=self._plain,
             stop_tokens=self._stop_tokens,
             quotes=self._quotes,
-            scores=BatchScores(size, self._token_bytes),
+            scores=BatchScores(size, self._token_bytes, self._plain.numpy()),
         )
 
 

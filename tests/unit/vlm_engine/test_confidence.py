@@ -117,6 +117,19 @@ def test_nested_objects_have_nested_confidences_and_lists_one():
     assert none["kitchen"] == {"colour": pytest.approx(0.7), "seats": pytest.approx(0.7)}
 
 
+@pytest.mark.parametrize("key", ["größe", "gr\\u00f6\\u00dfe"], ids=["bytes", "escaped"])
+def test_a_field_whose_key_is_of_other_letters_has_its_confidence(key):
+    """Places in an answer are those of its bytes, and a key is a text of characters."""
+
+    class Plot(pydantic.BaseModel):
+        size: Literal["small", "large"] = pydantic.Field(alias="größe")
+
+    answer = confidence(
+        f'{{"{key}":"', ("small", {"small": 0.6, "large": 0.4}), '"}', schema=DescriptionSchema(Plot)
+    )
+    assert answer == {"size": pytest.approx(0.6)}
+
+
 def test_a_text_has_the_geometric_mean_of_its_tokens():
     """From its first word to the mark that ends it; that null was possible counts where it was."""
     head = '{"bathroom":"bath","floors":1,"hasPool":true,"kitchen":null,"rooms":[],"summary":"'

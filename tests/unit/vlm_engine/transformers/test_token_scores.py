@@ -13,7 +13,7 @@ import pytest
 
 from vlm_engine.confidence import confidence_of
 from vlm_engine.schema import DescriptionSchema
-from vlm_engine.transformers import token_scores
+from vlm_engine.transformers import drafting, token_scores
 from vlm_engine.transformers.drafting import _GrammarCheck
 from vlm_engine.transformers.guided import Grammar
 
@@ -190,7 +190,7 @@ def test_a_text_has_the_models_own_probabilities(grammar, tokenizer, decoded):
 
 @pytest.mark.parametrize("wrong", [0.0, 0.4])
 def test_drafts_and_batches_change_no_confidence(grammar, tokenizer, decoded, monkeypatch, wrong):
-    """The same alone, with drafts that are right or wrong, and where no scores are held back."""
+    """The same alone, with drafts that are right or wrong, and where no scores or masks are held back."""
     answers, scored = decoded
     expected = confidences(tokenizer, answers, scored)
     chance = random.Random(3)
@@ -201,11 +201,14 @@ def test_drafts_and_batches_change_no_confidence(grammar, tokenizer, decoded, mo
     drafted = decode_drafted(grammar, tokenizer, PROMPTS, drafts)
     assert drafted[0] == answers
     alone = [decode(grammar, tokenizer, [prompt]) for prompt in PROMPTS]
+    monkeypatch.setattr(drafting, "_MASK_WORDS", 0)
+    with_other_masks = decode_drafted(grammar, tokenizer, PROMPTS, drafts)
     monkeypatch.setattr(token_scores, "_HELD", 0)
     at_once = decode(grammar, tokenizer, PROMPTS)
     ways = [
         confidences(tokenizer, *drafted),
         [one for found in alone for one in confidences(tokenizer, *found)],
+        confidences(tokenizer, *with_other_masks),
         confidences(tokenizer, *at_once),
         confidences(tokenizer, *decode_drafted(grammar, tokenizer, PROMPTS, drafts)),
     ]
