@@ -13,6 +13,7 @@ import pytest
 from examples.rendered_properties import write_example
 from resources.vision_language_model import VisionLanguageModel
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.config.question_sets import config_of_runs
 from vlm_assets.config.settings import Settings, load_settings
 from vlm_assets.home_definitions import build_defs
 from vlm_durable.files.layout import PartitionPaths
@@ -60,12 +61,22 @@ class Desk:
     instance: dg.DagsterInstance = field(default_factory=dg.DagsterInstance.ephemeral)
 
     def materialize(
-        self, *assets: str, key: str = KEY, config: dict | None = None, tags: dict | None = None, **overrides
+        self,
+        *assets: str,
+        key: str = KEY,
+        config: dict | None = None,
+        config_of: tuple[str, ...] = (),
+        tags: dict | None = None,
+        **overrides,
     ) -> Materialized:
-        """Materialize assets of one partition in this process, as a run of Dagster's."""
+        """Materialize assets of one partition in this process, as a run of Dagster's.
+
+        config_of: the assets that the config is for; all by default.
+        """
         names = assets or ("property_descriptions",)
         defs = build_defs(self.settings, resource_overrides=overrides)
-        run_config = {"ops": {name: {"config": config} for name in names}} if config else None
+        options = dict.fromkeys(config_of or names, config) if config else {}
+        run_config = config_of_runs(self.settings, options)
         result = dg.materialize(
             defs.assets,
             selection=list(names),

@@ -1,8 +1,14 @@
 """Question sets of one model that a run asks of one partition: together, and each published by itself."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
+import dagster as dg
 import pyarrow.parquet as pq
 import pytest
 
@@ -10,7 +16,15 @@ from resources.vision_language_model import VisionLanguageModel
 from tests.support.desks import KEY, Desk
 from tests.support.homes import Condition
 from tests.support.scripted_models import ScriptedEngine
-from vlm_assets.config.settings import load_settings
+from tests.support.waiting import wait_until
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.ingest import ingest
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.settings import CHECKOUT, Settings, load_settings
+from vlm_durable.journal.high_water_mark import read_marks
+from vlm_durable.journal.journal import Journal
+from vlm_durable.state.workers import Phase, Workers
+from vlm_engine.ladder import AnswerGuard, GarbageOutputError
 from vlm_engine.protocol import Answer
 
 DESCRIPTIONS, CONDITION = "property_descriptions", "property_condition"
@@ -65,13 +79,24 @@ class Loaded(list):
     prepare = staticmethod(lambda engine: None)
 
 
+def settings_of(home, questions, **more) -> Settings:
+    return load_settings(
+        home=home, questions=questions, devices="cpu:1", batch_size=4, decode_workers=1, **more
+    )
+
+
 @pytest.fixture
-def both(desk, tmp_path) -> Desk:
-    """The desk with a second question set."""
+def questions(tmp_path) -> Path:
+    """A file that names a second question set."""
     file = tmp_path / "questions.yaml"
     file.write_text(f"condition:\n  schema: {Condition.__module__}:{Condition.__name__}\n")
-    given = {"home": desk.settings.home, "devices": "cpu:1", "batch_size": 4, "decode_workers": 1}
-    return Desk(load_settings(**given, questions=file), desk.instance)
+    return file
+
+
+@pytest.fixture
+def both(desk, questions) -> Desk:
+    """The desk with the second question set."""
+    return Desk(settings_of(desk.settings.home, questions), desk.instance)
 
 
 def file_of(desk, asset):
@@ -90,11 +115,22 @@ def materialized(done):
 
 def test_two_sets_of_a_run_are_asked_together_and_both_published(both, engines):
     """One device, one model: the questions of a batch come one after another, each row into its own file."""
+    workers, living = Workers(control_state(both.settings)), []
+
+    def look(engine):
+        engine.when_asked = lambda property_id: living.append(workers.living())
+
+    engines.prepare = look
     done = both.materialize(DESCRIPTIONS, CONDITION)
     assert done.success, done.failure
     (engine,) = engines
     assert [asset for asset, _ in engine.asked] == [DESCRIPTIONS, CONDITION] * 2
     assert engine.asked[0][1] == engine.asked[1][1]
+    for seen in living:
+        assert {worker.asset: worker.phase for worker in seen} == dict.fromkeys(
+            (DESCRIPTIONS, CONDITION), Phase.WORKING
+        )
+        assert len({worker.device for worker in seen}) == 1
     assert materialized(done) == [DESCRIPTIONS, CONDITION]
     ids = ids_in(both, DESCRIPTIONS)
     assert ids_in(both, CONDITION) == ids
@@ -105,3 +141,192 @@ def test_two_sets_of_a_run_are_asked_together_and_both_published(both, engines):
     }
     assert both.materialize(DESCRIPTIONS, CONDITION).success
     assert len(engines) == 1, "both are complete"
+
+
+def test_a_run_that_selects_one_set_asks_that_one_alone(both, engines):
+    """The other keeps its partition as it is, whatever comes first in the file."""
+    done = both.materialize(CONDITION)
+    assert done.success, done.failure
+    assert {asset for asset, _ in engines[0].asked} == {CONDITION}
+    assert engines[0].sets == [CONDITION], "no question is prepared that nobody asks"
+    assert materialized(done) == [CONDITION]
+    assert not file_of(both, DESCRIPTIONS).exists()
+
+
+def test_a_set_that_comes_later_costs_what_it_costs_alone(desk, both, engines):
+    """The first is complete: it is verified, not a byte of it changes, and it is asked nothing."""
+    assert desk.materialize().success
+    before = file_of(desk, DESCRIPTIONS).read_bytes()
+    done = both.materialize(DESCRIPTIONS, CONDITION)
+    assert done.success, done.failure
+    assert engines[1].sets == [CONDITION]
+    assert file_of(both, DESCRIPTIONS).read_bytes() == before
+    assert ids_in(both, CONDITION) == ids_in(both, DESCRIPTIONS)
+
+
+@pytest.mark.parametrize(("refused", "other"), [(DESCRIPTIONS, CONDITION), (CONDITION, DESCRIPTIONS)])
+def test_a_refused_set_keeps_no_other_from_being_published(both, engines, refused, other):
+    """The run fails and names it; the next one tries its failed rows again, and asks the other nothing."""
+    ailing = {"ids": set()}
+
+    def ail(engine):
+        ids = ailing["ids"] or set(sorted_ids(both)[:3])
+        engine.ailing[refused] = ids
+
+    engines.prepare = ail
+    done = both.materialize(DESCRIPTIONS, CONDITION)
+    assert not done.success
+    assert f"of {refused} is not published" in done.failure
+    assert materialized(done) == [other]
+    failing = [
+        one.asset_key.to_user_string()
+        for one in done.result.get_asset_check_evaluations()
+        if not one.passed and one.severity is dg.AssetCheckSeverity.ERROR and one.check_name == "failed_share"
+    ]
+    assert failing == [refused]
+    engines.prepare = lambda engine: None
+    again = both.materialize(DESCRIPTIONS, CONDITION)
+    assert again.success, again.failure
+    assert {asset for asset, _ in engines[-1].asked} == {refused}
+    assert len(engines[-1].asked_of(refused)) == 3
+
+
+def sorted_ids(desk):
+    """The properties of the first range."""
+    catalog = Catalog.open(desk.settings.home)
+    return catalog.slice(catalog.ranges[0])["property_id"].to_pylist()
+
+
+@pytest.mark.parametrize("failing", [DESCRIPTIONS, CONDITION])
+def test_a_set_that_is_stopped_half_way_is_asked_no_more_and_the_other_goes_on(
+    both, engines, failing, monkeypatch
+):
+    """Garbage of one question is a fault of its schema or prompt: the other's rows are right."""
+    count = AnswerGuard.count
+
+    def stop(guard, described):
+        count(guard, described)
+        if described and ("wear" in (described[0].description or {})) == (failing == CONDITION):
+            raise GarbageOutputError("most answers are no descriptions")
+
+    monkeypatch.setattr(AnswerGuard, "count", stop)
+    done = both.materialize(DESCRIPTIONS, CONDITION)
+    assert not done.success
+    assert "most answers are no descriptions" in done.failure
+    (other,) = {DESCRIPTIONS, CONDITION} - {failing}
+    assert materialized(done) == [other]
+    assert len(engines[0].asked_of(failing)) == 4
+    monkeypatch.undo()
+
+
+def test_a_journal_that_cannot_be_written_loses_no_row_of_the_other(both, engines, monkeypatch):
+    """Its own disk or store is at fault. What it has committed stays."""
+    submit = Journal.submit
+
+    def submit_unless(journal, table):
+        if "wear" in str(table.schema.field("description").type):
+            raise OSError("the disk is full")
+        submit(journal, table)
+
+    monkeypatch.setattr(Journal, "submit", submit_unless)
+    done = both.materialize(DESCRIPTIONS, CONDITION)
+    assert not done.success
+    assert "the disk is full" in done.failure
+    assert materialized(done) == [DESCRIPTIONS]
+
+
+def test_each_set_has_the_options_that_are_its_own(both, engines):
+    """Computing one of them again computes no row of the other."""
+    assert both.materialize(DESCRIPTIONS, CONDITION).success
+    before = file_of(both, DESCRIPTIONS).read_bytes()
+    done = both.materialize(DESCRIPTIONS, CONDITION, config={"recompute": True}, config_of=(CONDITION,))
+    assert done.success, done.failure
+    assert engines[-1].sets == [CONDITION]
+    assert file_of(both, DESCRIPTIONS).read_bytes() == before
+
+
+def committed(settings, asset):
+    """The rows that an asset's high-water mark promises."""
+    marks = settings.state_directory / "high_water_marks" / asset / KEY
+    return max((mark.rows for mark in read_marks(marks, KEY)), default=0)
+
+
+def die_when_both_have_committed(home, questions):
+    """Describe both sets, and be killed while the second batch is with the engine."""
+    settings = settings_of(home, questions, commit_seconds=0.05)
+    loads = Loaded()
+
+    def load(model, device, *, schema, prompt, further=()):
+        engine = JoinedEngine(model.source, [schema, *(question.schema for question in further)])
+        engine.when_asked = lambda property_id: kill_once_committed(engine)
+        loads.append(engine)
+        return engine
+
+    def kill_once_committed(engine):
+        if len(engine.asked) == 4:
+            wait_until(lambda: {committed(settings, asset) for asset in (DESCRIPTIONS, CONDITION)} == {4})
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    VisionLanguageModel.load = load
+    Desk(settings).materialize(DESCRIPTIONS, CONDITION)
+
+
+def test_what_both_have_committed_survives_a_kill(both, engines, questions):
+    """A killed process asks no property twice that is committed, of either set, and every row is whole."""
+    home = both.settings.home
+    child = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"from {__name__} import die_when_both_have_committed as die; from pathlib import Path;"
+            f" die(Path({str(home)!r}), Path({str(questions)!r}))",
+        ],
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert child.returncode == -signal.SIGKILL, child.stderr[-2000:]
+    kept = {}
+    for asset in (DESCRIPTIONS, CONDITION):
+        paths = both.settings.layout.asset(asset).partition(KEY).journals.glob("*/segment-*")
+        kept[asset] = {row["property_id"]: row for path in paths for row in pq.read_table(path).to_pylist()}
+        assert len(kept[asset]) == 4
+    done = both.materialize(DESCRIPTIONS, CONDITION)
+    assert done.success, done.failure
+    for asset, rows in kept.items():
+        published = {row["property_id"]: row for row in pq.read_table(file_of(both, asset)).to_pylist()}
+        assert sorted(published) == sorted({*rows, *engines[0].asked_of(asset)})
+        assert set(rows).isdisjoint(engines[0].asked_of(asset))
+        assert {property_id: published[property_id] for property_id in rows} == rows
+
+
+def test_images_are_looked_at_once_and_the_answers_are_those_of_each_alone(
+    both, monkeypatch, tmp_path, listing
+):
+    """The example model, its looks counted: two sets together take as many as one, and answer alike."""
+    looks = []
+    load = VisionLanguageModel.load
+
+    def counted(model, device, **how):
+        engine = load(model, device, **how)
+        vision = next(
+            module for name, module in engine._model.named_modules() if name.endswith("vision_model")
+        )
+        vision.register_forward_pre_hook(lambda *_: looks.append(1))
+        return engine
+
+    monkeypatch.setattr(VisionLanguageModel, "load", counted)
+    alone = both.changed(home=tmp_path / "alone")
+    ingest(listing, alone.settings.home, range_size=8)
+    counts = []
+    for desk, assets in ((both, (DESCRIPTIONS, CONDITION)), (alone, (DESCRIPTIONS,)), (alone, (CONDITION,))):
+        looks.clear()
+        done = desk.materialize(*assets)
+        assert done.success, done.failure
+        counts.append(len(looks))
+    assert counts[0] == counts[1] == counts[2] > 0
+    for asset in (DESCRIPTIONS, CONDITION):
+        together, by_itself = (pq.read_table(file_of(desk, asset)) for desk in (both, alone))
+        for column in ("property_id", "status", "description", "images_used"):
+            assert together[column].to_pylist() == by_itself[column].to_pylist(), (asset, column)

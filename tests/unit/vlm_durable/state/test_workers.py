@@ -134,6 +134,27 @@ def test_a_commit_is_said_when_it_happens(workers, clock):
     assert not list(workers.directory.iterdir()), "nothing stays behind its end"
 
 
+def test_partitions_that_share_the_work_stand_still_only_together(workers, clock):
+    """One may have nothing left to commit while the other goes on; one that has ended says nothing."""
+    with begin(workers, clock) as beat, begin(workers, clock, asset="b") as other:
+        for one in (beat, other):
+            one.work_beside([beat, other])
+        beat.enter(Phase.LOADING, device="gpu-0")
+        assert {(worker.phase, worker.device) for worker in workers.living()} == {(Phase.LOADING, "gpu-0")}
+        other.enter(Phase.WORKING)
+        for commit in (beat.commit, lambda rows: beat.beat(computed=rows, committed=rows)):
+            clock.now += 30
+            commit(beat.worker.committed + 8)
+            assert [worker.moved for worker in workers.living()] == [clock.now] * 2
+        assert {worker.asset: worker.committed for worker in workers.living()} == {"a": 26, "b": 10}
+        other.end()
+        clock.now += 30
+        beat.commit(34)
+        beat.enter(Phase.PUBLISHING)
+        (worker,) = workers.living()
+        assert (worker.asset, worker.phase) == ("a", Phase.PUBLISHING)
+
+
 def test_batches_and_commits_may_be_said_by_two_threads(workers):
     """The commit thread and the work say at once; no word of either is lost."""
     with workers.begin(run_id="r1", asset="a", partition="k", expected=1000) as beat:
