@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import numpy as np
@@ -344,7 +345,12 @@ def table(
     sources = [descriptions, *(_Source.of_further(of_set) for of_set in further)]
     columns = _view_columns(descriptions, sources)
     listed = ", ".join(quoted(str(path), "'") for of in (files, *(of.files for of in further)) for path in of)
-    with duckdb.connect(config={"memory_limit": MEMORY, "preserve_insertion_order": False}) as connection:
+    config: dict[str, Any] = {"memory_limit": MEMORY, "preserve_insertion_order": False}
+    with (
+        # A join of millions of rows has more than its memory. DuckDB would put the rest beside the caller.
+        TemporaryDirectory(prefix="vlm-assets-where-") as folder,
+        duckdb.connect(config={**config, "temp_directory": folder}) as connection,
+    ):
         for of_set in further:
             connection.register(_nothing_of(of_set.name), of_set.columns.empty_table())
         rows = descriptions.rows if not further else _joined_rows(descriptions, sources)
