@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.homes import Dataset
 from vlm_assets.assets.truth import FieldVerdict, verdicts
+from vlm_assets.services.withdrawal import prepare_withdrawal, withdraw
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_results import explore
 from vlm_results.changes import PointInTime, RowSnapshot, Since, SnapshotWriter, changes
@@ -324,3 +325,21 @@ SAMPLE = {"count": 9, "seed": 1, "suspicious": False}
 
 def all_right(reviewed: Reviewed) -> FieldVerdict:
     return verdict_of(reviewed, right=list(reviewed.description), wrong=(), corrections={})
+
+
+def test_a_withdrawn_property_is_in_the_view_of_no_set(two_sets, tmp_path):
+    """Its answers to further sets are gone with those of the descriptions, also from earlier exports."""
+    settings, folder = two_sets.settings, tmp_path / "out"
+    export(settings, two_sets.catalog, folder, Format.jsonl)
+    place = TablePlace.of(settings)
+    bring_up_to_date(settings, two_sets.catalog, place)
+    assert chosen(two_sets, "wear = 'worn 1'") == [1]
+    for _ in withdraw(settings, prepare_withdrawal(settings, ["p1"])):
+        pass
+    export(settings, two_sets.catalog, folder, Format.jsonl)
+    assert not [path for path in folder.rglob("*") if path.is_file() and b"worn 1" in path.read_bytes()]
+    assert chosen(two_sets, "wear = 'worn 1'") == []
+    table = place.read().scan().to_arrow().to_pylist()
+    assert "worn 1" not in [(row["description"] or {}).get("wear") for row in table]
+    two_sets.answer_further(two_sets.keys[2])
+    assert assess_quality(settings, two_sets.catalog).lacking == {"condition": 0}
