@@ -21,9 +21,11 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import CHECKOUT, Settings, load_settings
+from vlm_assets.home_definitions import build_defs
 from vlm_durable.journal.high_water_mark import read_marks
 from vlm_durable.journal.journal import Journal
 from vlm_durable.state.workers import Phase, Workers
+from vlm_engine.devices.leases import Lease
 from vlm_engine.ladder import AnswerGuard, GarbageOutputError
 from vlm_engine.protocol import Answer
 
@@ -233,6 +235,29 @@ def test_a_journal_that_cannot_be_written_loses_no_row_of_the_other(both, engine
     assert not done.success
     assert "the disk is full" in done.failure
     assert materialized(done) == [DESCRIPTIONS]
+
+
+def test_a_set_of_another_model_is_an_op_of_its_own_and_finds_the_device_still_held(
+    both, questions, engines, monkeypatch
+):
+    """A device that is given back between two steps of a run may be another's by the second."""
+    questions.write_text(questions.read_text() + "  processor_options: {do_image_splitting: false}\n")
+    desk = Desk(settings_of(both.settings.home, questions), both.instance)
+    released = []
+    monkeypatch.setattr(Lease, "release", lambda lease: released.append(lease))
+    job = build_defs(desk.settings).resolve_implicit_global_asset_job_def()
+
+    def run(*assets, key):
+        selected = [dg.AssetKey(asset) for asset in assets]
+        assert job.execute_in_process(
+            asset_selection=selected, partition_key=key, instance=desk.instance
+        ).success
+
+    run(DESCRIPTIONS, CONDITION, key=KEY)
+    assert sorted(engine.sets for engine in engines) == [[CONDITION], [DESCRIPTIONS]]
+    assert released == []
+    run(DESCRIPTIONS, key="000000008-000000015")
+    assert len(released) == 1, "nothing of this run computes after it"
 
 
 def test_each_set_has_the_options_that_are_its_own(both, engines):
