@@ -20,7 +20,7 @@ from tests.support.shares import share_of
 
 STEP = 9
 CASES = 40
-SHARES = 3
+SHARES = 6
 
 
 @pytest.fixture(scope="module")

@@ -41,6 +41,7 @@ def allowed(tmp_path, monkeypatch, listing, left_out):
     client.cache_clear()
 
 
+@pytest.mark.usefixtures("scripted_engine")
 def test_a_machine_does_all_that_it_must_and_may_do_no_more(allowed, desk, listing, tmp_path, monkeypatch):
     """Ingest, runs over a store with images on S3, earlier versions, audit, prune, the output of runs."""
     monkeypatch.setattr(bucket_module, "PATIENCE_SECONDS", 0.0)

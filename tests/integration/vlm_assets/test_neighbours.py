@@ -49,18 +49,22 @@ print(json.dumps({"held": held, "moved": moved, "readable": os.access(published,
 """
 
 
+@pytest.fixture(scope="module")
+def made_open(listing: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home that was made under umask 000."""
+    home = tmp_path_factory.mktemp("open") / "home"
+    for command in (("ingest", listing, "--home", home), ("devices", "pause", "--home", home)):
+        subprocess.run([PROGRAM, *command], check=True, umask=0, capture_output=True)
+    prepare_dagster_home(home / "dagster", catalog_id="c", slots=1)
+    return home
+
+
 @pytest.fixture
-def home(listing: Path) -> Iterator[Path]:
-    """A home that was made under umask 000, in a folder that every account may enter."""
+def home(made_open: Path) -> Iterator[Path]:
+    """The same, modes and all, in a folder that every account may enter."""
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
-    for command in (
-        ("ingest", listing, "--home", folder / "home"),
-        ("devices", "pause", "--home", folder / "home"),
-    ):
-        subprocess.run([PROGRAM, *command], check=True, umask=0, capture_output=True)
-    prepare_dagster_home(folder / "home" / "dagster", catalog_id="c", slots=1)
-    yield folder / "home"
+    yield shutil.copytree(made_open, folder / "home")
     shutil.rmtree(folder)
 
 

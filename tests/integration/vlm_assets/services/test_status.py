@@ -15,6 +15,7 @@ def states(desk):
     return {(one.asset, one.key): one.state for one in status.partitions}, status
 
 
+@pytest.mark.usefixtures("scripted_engine")
 @pytest.mark.published("property_descriptions")
 def test_status_tells_done_from_damaged_and_not_started(desk):
     """A published partition is done, a cut one damaged, and a damaged file never breaks the triage."""
