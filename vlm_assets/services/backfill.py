@@ -12,7 +12,7 @@ from vlm_assets.assets.fingerprint import ANEW, KEEP
 from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import CatalogError
-from vlm_assets.config.question_sets import config_of_runs, options_of
+from vlm_assets.config.question_sets import config_of_runs, options_of, question_sets
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.expected_cost import read_rates
@@ -112,7 +112,7 @@ class Backfill:
         options = stale_options(self.assets, status.stale.settings, stale_too=self.stale_too)
         if not self.keys:
             return "Nothing to do: there is no such partition."
-        sentences = []
+        sentences, under_way_of_all = [], set[str]()
         if not incomplete:
             sentences.append(
                 f"Nothing to do: {len(self.keys)} of"
@@ -126,6 +126,7 @@ class Backfill:
             if under_way:
                 self.followed.append(backfill.id)
                 incomplete -= under_way
+                under_way_of_all |= under_way
                 sentences.append(
                     f"Going on with backfill {backfill.id}:"
                     f" {counted(len(under_way), 'partitions are', 'partition is')} left."
@@ -141,7 +142,26 @@ class Backfill:
             # Another start would keep what failed, and end as the last one did.
             retried = config_of_runs(self.settings, {asset: {"retry_failed": True} for asset in assets})
             sentences.append(self.launch(keys, options, retried if assets else self.run_config))
+        for assets, keys in self._by_lacking_assets(status, under_way_of_all).items():
+            sentences.append(self.launch(keys, options, self.run_config, assets=assets))
         return " ".join(sentences)
+
+    def _by_lacking_assets(self, status: Status, keys: Collection[str]) -> dict[tuple[str, ...], list[str]]:
+        """These partitions, which are under way, by the question sets that no backfill makes of them.
+
+        A backfill that was launched before a set was added knows nothing of it.
+        """
+        lacking: dict[str, list[str]] = {}
+        for asked in question_sets(self.settings)[1:] if keys else ():
+            asset = asked.asset.name
+            backfills = self.api.unfinished_backfills(asset)
+            self.followed += [backfill.id for backfill in backfills if backfill.id not in self.followed]
+            made = frozenset[str]().union(*(backfill.keys for backfill in backfills))
+            for partition in status.partitions:
+                left = partition.asset == asset and not partition.is_complete
+                if left and partition.key in keys and partition.key not in made:
+                    lacking.setdefault(partition.key, []).append(asset)
+        return _grouped(lacking)
 
     def _by_retried_assets(self, status: Status, keys: Collection[str]) -> dict[tuple[str, ...], list[str]]:
         """These partitions by the question sets in which their failed properties are tried again."""
@@ -151,28 +171,32 @@ class Backfill:
             of_set = partition.images_left is not None and partition.state in _COMMITTED
             if of_set and partition.key in assets and not paths.published.exists():
                 assets[partition.key].append(partition.asset)
-        groups: dict[tuple[str, ...], list[str]] = {}
-        for key, retried in assets.items():
-            groups.setdefault(tuple(retried), []).append(key)
-        return groups
+        return _grouped(assets)
 
     def launch(
-        self, keys: Collection[str], stale: Mapping[str, str], run_config: Mapping[str, object]
+        self,
+        keys: Collection[str],
+        stale: Mapping[str, str],
+        run_config: Mapping[str, object],
+        *,
+        assets: Sequence[str] = (),
     ) -> str:
         """Launch a backfill of these partitions, all assets together. Says what it did.
 
         stale: for each asset, what its runs do with partitions that are stale by then. run_config: what else
-        they are asked.
+        they are asked. assets: in place of all.
         """
+        stale = {asset: option for asset, option in stale.items() if asset in (assets or self.assets)}
         new = self.api.launch_backfill(
-            self.assets,
+            assets or self.assets,
             sorted(keys),
             title=counted(len(keys), "partitions"),
             tags={LAUNCHED_BY: "terminal", STALE: _in_words(stale)},
             run_config=with_stale(self.settings, run_config, stale),
         )
         self.followed.append(new)
-        return f"Launched backfill {new} of {len(keys)} of {counted(len(self.keys), 'partitions')}."
+        of_what = f" ({', '.join(assets)})" if assets else ""
+        return f"Launched backfill {new} of {len(keys)} of {counted(len(self.keys), 'partitions')}{of_what}."
 
     def progress(self) -> BackfillProgress:
         """The progress of the partitions."""
@@ -218,6 +242,14 @@ class Backfill:
 
     def _read_followed(self) -> list[LaunchedBackfill]:
         return [self.api.backfill(backfill_id, self.assets[0]) for backfill_id in self.followed]
+
+
+def _grouped(assets_by_key: Mapping[str, Sequence[str]]) -> dict[tuple[str, ...], list[str]]:
+    """The keys by their assets."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for key, assets in assets_by_key.items():
+        groups.setdefault(tuple(assets), []).append(key)
+    return groups
 
 
 def stale_options(assets: Sequence[str], settings: Mapping[str, str], *, stale_too: bool) -> dict[str, str]:

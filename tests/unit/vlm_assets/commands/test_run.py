@@ -14,6 +14,7 @@ from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands import run as run_module
 from vlm_assets.commands.main import app
 from vlm_assets.commands.run import Patience, _follow, _wait_for, show_summary
+from vlm_assets.config.questions_file import QuestionsFile
 from vlm_assets.services.backfill import Backfill, BackfillSummary, stale_options, with_stale
 from vlm_assets.services.status import read_status
 from vlm_assets.webserver.api import (
@@ -245,6 +246,48 @@ def test_an_unfinished_backfill_makes_stale_partitions_anew_only_as_was_agreed(d
         said = Backfill(api, dataset.settings, dataset.keys, {}, stale_too).begin()
         assert api.keys == launches, (stale_too, before)
         assert ("and goes on with that" in said) == (not stale_too and before != "keep"), said
+
+
+class BackfillsOfAssets(DagsterApi):
+    """A Dagster with unfinished backfills by asset, which notes what it is asked to launch."""
+
+    def __init__(self, unfinished):
+        super().__init__("http://127.0.0.1:9", None)
+        self.unfinished = unfinished
+        self.launched = []
+
+    def unfinished_backfills(self, asset):
+        keys = self.unfinished.get(asset)
+        return [] if keys is None else [LaunchedBackfill(f"b of {asset}", True, frozenset(keys))]
+
+    def launch_backfill(self, assets, keys, **_):
+        self.launched.append((tuple(assets), list(keys)))
+        return "new"
+
+
+def test_a_set_that_a_backfill_under_way_knows_nothing_of_is_launched_beside_it(
+    dataset, tmp_path, monkeypatch
+):
+    """The backfill of before the set was added would end, and leave the set unasked."""
+    (tmp_path / "gate_schema.py").write_text(
+        "import pydantic\nclass Gate(pydantic.BaseModel):\n    has_gate: bool\n"
+    )
+    (tmp_path / "questions.yaml").write_text("gate:\n  schema: gate_schema:Gate\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    questions = QuestionsFile.read(tmp_path / "questions.yaml")
+    settings = dataset.settings.model_copy(update={"questions": questions})
+    first, second = dataset.keys[:2]
+    for unfinished, launches in (
+        ({}, [((*ASSETS, "property_gate"), [first, second])]),
+        ({ASSETS[0]: [first, second]}, [(("property_gate",), [first, second])]),
+        ({ASSETS[0]: [first, second], "property_gate": [second]}, [(("property_gate",), [first])]),
+        ({ASSETS[0]: [first, second], "property_gate": [first, second]}, []),
+    ):
+        api = BackfillsOfAssets(unfinished)
+        backfill = Backfill(api, settings, [first, second])
+        backfill.begin()
+        assert api.launched == launches, unfinished
+        assert backfill.followed[: len(unfinished)] == [f"b of {asset}" for asset in unfinished]
 
 
 def test_a_run_holds_to_the_settings_that_a_person_agreed_to(dataset, launched_by):
