@@ -36,9 +36,9 @@ CORE_ALONE := PYTHONPATH=$(CURDIR)/tests/support/core_alone$(if $(PYTHONPATH),:$
 TEST_CORE := $(CORE_ALONE) $(BIN)/pytest $(CORE_TESTS) $(MAIN_JOB)
 STARTING := tests/browser tests/integration
 SERVING := -m 'serves and not long and not vllm' tests/integration
-BROWSING := -m 'not long' tests/browser
-# The extensions' unit tests are here so that the parts take about as long.
+# Unit tests are in three parts, so that the parts take about as long.
 EXTENSION_TESTS := $(patsubst %,tests/unit/%,vlm_results vlm_training vlm_cluster)
+BROWSING := -m 'not long and not vllm' tests/unit $(patsubst %,--ignore=%,$(CORE_TESTS) $(EXTENSION_TESTS)) tests/browser
 NOT_SERVING := -m 'not serves and not long and not vllm' tests/integration --ignore $(MAIN_JOB) $(EXTENSION_TESTS)
 
 .PHONY: help run rehearse explore test test-core-alone test-long test-gpu test-vllm test-deps vllm faults cluster-demo test-training test-store test-bare test-bare-if-changed gpu-wheels gpu-hour mutations example-embedder example-model bench bench-environments bench-gpu clean
@@ -82,7 +82,7 @@ test: .venv/installed-dev
 	$(BIN)/pytest $(NOT_SERVING) > $$told/others 2>&1 & others=$$!; \
 	trap 'kill $$serving $$browsing $$others 2>/dev/null; rm -rf $$told' EXIT INT TERM; \
 	$(LINT) || exit; \
-	$(BIN)/pytest $(COMPUTING) $(patsubst %,--ignore=%,$(CORE_TESTS) $(EXTENSION_TESTS)); ended=$$?; \
+	$(BIN)/pytest tests/faults; ended=$$?; \
 	$(TEST_CORE) || ended=1; \
 	echo "Waiting for $(STARTING) ..."; \
 	wait $$browsing || ended=1; cat $$told/browsing; \
