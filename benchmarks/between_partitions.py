@@ -122,7 +122,7 @@ def measure(folder: Path, url: str, *, partitions: int, properties: int, prepare
         keys = [part.key for part in catalog.ranges]
         backfill = server.api.launch_backfill(_ASSETS, keys, title="all", tags={})
         server.start_daemon()
-        while server.api.backfill(backfill, _ASSETS[0]).unfinished:
+        while server.api.backfill(backfill).unfinished:
             server.watch(1.0)
     return seconds_between(home, _Answers.questions)
 

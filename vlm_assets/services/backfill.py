@@ -241,7 +241,7 @@ class Backfill:
         ]
 
     def _read_followed(self) -> list[LaunchedBackfill]:
-        return [self.api.backfill(backfill_id, self.assets[0]) for backfill_id in self.followed]
+        return [self.api.backfill(backfill_id) for backfill_id in self.followed]
 
 
 def _grouped(assets_by_key: Mapping[str, Sequence[str]]) -> dict[tuple[str, ...], list[str]]:

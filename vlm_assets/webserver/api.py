@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,15 +57,16 @@ class PartitionKeys:
 
 @dataclass(frozen=True)
 class LaunchedBackfill:
-    """A backfill: ``keys`` are the partitions it was launched for. unfinished: Dagster goes on with it.
+    """A backfill: ``keys`` are the partitions of the asset that it was looked up for.
 
-    stale: what its runs do with stale partitions, as it was launched; None where that was not said.
-    error: why Dagster gave it up, whatever its runs did; None where it did not.
+    unfinished: Dagster goes on with it. stale: what its runs do with stale
+    partitions, as it was launched; None where that was not said. error: why Dagster gave it up, whatever its
+    runs did; None where it did not.
     """
 
     id: str
     unfinished: bool
-    keys: frozenset[str]
+    keys: frozenset[str] = frozenset()
     stale: str | None = None
     error: str | None = None
 
@@ -233,28 +234,42 @@ class DagsterApi:
     def unfinished_backfills(self, asset: str) -> list[LaunchedBackfill]:
         """Backfills of an asset that Dagster goes on with, oldest first, whoever launched them."""
         result = self.ask(
-            "query($a: AssetKeyInput!){partitionBackfillsOrError(filters: {statuses: ["
+            "query{partitionBackfillsOrError(filters: {statuses: ["
             + " ".join(_UNFINISHED)
             + "]}){__typename ...on PartitionBackfills{results{"
             + _BACKFILL
-            + "}}"
+            + " assetSelection{path}}}"
             " ...on PythonError{message}}}",
-            a={"path": [asset]},
         )["partitionBackfillsOrError"]
         _refuse_error(result)
-        backfills = [_backfill(row) for row in reversed(result["results"])]
-        return [backfill for backfill in backfills if backfill.keys]
+        # Asked for the partitions of an asset that a backfill does not have, Dagster fails.
+        of_asset = [row for row in result["results"] if {"path": [asset]} in (row["assetSelection"] or ())]
+        backfills = [replace(_backfill(row), keys=self._keys_of(row["id"], asset)) for row in of_asset]
+        return [backfill for backfill in reversed(backfills) if backfill.keys]
 
-    def backfill(self, backfill_id: str, asset: str) -> LaunchedBackfill:
-        """One backfill, with its partitions of ``asset``. Raises DagsterApiError."""
-        result = self.ask(
-            "query($i: String!, $a: AssetKeyInput!){partitionBackfillOrError(backfillId: $i){__typename"
-            " ...on PartitionBackfill{" + _BACKFILL + "} ...on Error{message}}}",
+    def _keys_of(self, backfill_id: str, asset: str) -> frozenset[str]:
+        """The partitions of one of its assets that a backfill was launched for."""
+        targeted = self._backfill(
+            backfill_id, "partitionsTargetedForAssetKey(assetKey: $a){partitionKeys}", asset
+        )["partitionsTargetedForAssetKey"]
+        return frozenset((targeted or {}).get("partitionKeys") or ())
+
+    def backfill(self, backfill_id: str) -> LaunchedBackfill:
+        """One backfill, without its partitions. Raises DagsterApiError."""
+        return _backfill(self._backfill(backfill_id, _BACKFILL))
+
+    def _backfill(self, backfill_id: str, fields: str, asset: str | None = None) -> Mapping[str, Any]:
+        given, values = "$i: String!", {}
+        if asset is not None:
+            given, values = f"{given}, $a: AssetKeyInput!", {"a": {"path": [asset]}}
+        result: Mapping[str, Any] = self.ask(
+            f"query({given}){{partitionBackfillOrError(backfillId: $i){{__typename"
+            " ...on PartitionBackfill{" + fields + "} ...on Error{message}}}",
             i=backfill_id,
-            a={"path": [asset]},
+            **values,
         )["partitionBackfillOrError"]
         _refuse_error(result)
-        return _backfill(result)
+        return result
 
     def failing_checks(self, asset: str) -> list[FailingCheck]:
         """The checks of an asset whose latest result for a partition is not passed."""
@@ -304,20 +319,16 @@ _UNFINISHED = ("REQUESTED", "CANCELING", "FAILING")
 
 _NOT_PASSED = ("failedPartitions", "executionFailedPartitions")
 
-_BACKFILL = (
-    "id status tags{key value} error{message} partitionsTargetedForAssetKey(assetKey: $a){partitionKeys}"
-)
+_BACKFILL = "id status tags{key value} error{message}"
 
 
 def _backfill(row: Mapping[str, Any]) -> LaunchedBackfill:
-    keys = (row["partitionsTargetedForAssetKey"] or {}).get("partitionKeys") or ()
     tags = {tag["key"]: tag["value"] for tag in row["tags"]}
     return LaunchedBackfill(
         row["id"],
         row["status"] in _UNFINISHED,
-        frozenset(keys),
-        tags.get(STALE),
-        _first_line(row["error"]["message"]) if row["error"] else None,
+        stale=tags.get(STALE),
+        error=_first_line(row["error"]["message"]) if row["error"] else None,
     )
 
 

@@ -105,6 +105,9 @@ def test_what_dies_is_ended_and_done_elsewhere_and_what_is_lost_is_told_again(tm
     with pytest.raises(Exception, match="code-server"), serve(home) as server:
         server.start_pages()
         server.api.launch_backfill([DESCRIPTIONS], [key], title="t", tags={})
+        # Dagster fails where it is asked for partitions of an asset that a backfill does not have.
+        assert server.api.unfinished_backfills("property_embeddings") == []
+        assert [one.keys for one in server.api.unfinished_backfills(DESCRIPTIONS)] == [{key}]
         server.start_daemon()
         killed = wait_for(server, lambda: at_work(workers), "three rows committed")
         kill_code_server_and_worker(killed)

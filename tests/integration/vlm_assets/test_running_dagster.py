@@ -263,7 +263,7 @@ def test_new_ranges_are_seen_at_once_and_run_heaviest_first(
 
     def all_queued() -> bool:
         # The daemon reads new ranges some seconds after the webserver, and gives up what it has not read yet.
-        if not of_it or api.backfill(of_it["dagster/backfill"], DESCRIPTIONS).error:
+        if not of_it or api.backfill(of_it["dagster/backfill"]).error:
             of_it["dagster/backfill"] = api.launch_backfill(
                 [DESCRIPTIONS], [light, middle, heavy], title="all", tags={}
             )

@@ -352,7 +352,7 @@ class FalteringApi(DagsterApi):
     def runs_in(self, status):
         return 0
 
-    def backfill(self, backfill_id, asset):
+    def backfill(self, backfill_id):
         return self.answers("backfill", LaunchedBackfill(backfill_id, unfinished=False, keys=self.keys))
 
     def failing_checks(self, asset):
@@ -385,7 +385,7 @@ class GivingUpApi(FalteringApi):
     def answers(self, question, answer):
         return answer
 
-    def backfill(self, backfill_id, asset):
+    def backfill(self, backfill_id):
         error = "Targeted partitions have been removed" if len(self.launched) <= self.times else None
         return LaunchedBackfill(backfill_id, unfinished=False, keys=self.keys, error=error)
 
