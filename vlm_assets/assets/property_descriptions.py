@@ -8,6 +8,7 @@ materialization, the columns, and the work that fills them. The steps that all a
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
 
 import contextlib
+import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -171,7 +172,7 @@ def build_described_assets(
                 asset = asked.asset.name
                 if names.key(asset) not in context.selected_asset_keys:
                     continue
-                with joined.own_failure(), contextlib.ExitStack() as own:
+                with joined.own_failure(asset), contextlib.ExitStack() as own:
                     work = wait_until_available(
                         context,
                         settings,
@@ -209,9 +210,9 @@ def build_described_assets(
                         keep_learned(first.work.settings, first.work.fingerprint.parts["model"])
                         first.work.describe(joined, device, workers)
             for of_set in joined.sets:
-                with joined.own_failure(), of_set.own:
+                with joined.own_failure(of_set.run.partition.asset), of_set.own:
                     yield from interrupted_once(run_id, of_set.run.publish(of_set.journal, of_set.computed))
-        joined.raise_first_failure()
+        joined.raise_first_failure(context.log)
 
     return described_assets
 
@@ -357,11 +358,19 @@ class DescriptionWork:
                         if batch.advice is not None:
                             progress.warn(batch.advice)
                         self.images.judge_batch(batch.described)
-                        for question, of_set in enumerate(sets):
-                            answers = [answer for answer in batch.described if answer.question == question]
+                        answers = [
+                            [answer for answer in batch.described if answer.question == question]
+                            for question in range(len(sets))
+                        ]
+                        for of_set, described in zip(sets, answers, strict=True):
                             if of_set in joined.asking:
                                 with joined.failure_of(of_set):
-                                    of_set.take(answers, engine, device)
+                                    of_set.take(described, engine, device)
+                        # When each has its rows: a pause ends the work of all.
+                        for of_set, described in zip(sets, answers, strict=True):
+                            if of_set in joined.asking:
+                                with joined.failure_of(of_set):
+                                    of_set.advance(described)
         for of_set in joined.asking:
             of_set.computed = self._work_metadata(of_set.run.progress, describing, engine, device)
 
@@ -585,13 +594,14 @@ class SetAtWork:
 
     def take(self, described: Sequence[Described], engine: Engine, device: Device) -> None:
         """Hand the journal the rows of a batch."""
-        progress = self.run.progress
         if described:
-            with progress.building_rows():
+            with self.run.progress.building_rows():
                 rows = self.work.rows(described, engine, device, self._tries)
             self.journal.submit(rows)
-        # Where the others have rows too: its heartbeat beats, and a pause or another machine ends the work.
-        progress.advance(sum(answer.property_id not in self._tries for answer in described))
+
+    def advance(self, described: Sequence[Described]) -> None:
+        """Count a batch, also one of the others alone. A pause or another machine ends the work here."""
+        self.run.progress.advance(sum(answer.property_id not in self._tries for answer in described))
         self._guard.count(described)
 
 
@@ -605,13 +615,13 @@ class JoinedSets:
     def __init__(self) -> None:
         self.sets: list[SetAtWork] = []
         self.asking: list[SetAtWork] = []
-        self._failures: list[Exception] = []
+        self._failures: list[tuple[str, Exception]] = []
 
     def begin(self) -> list[SetAtWork]:
-        """The sets with work to do: from here on their heartbeats are one."""
+        """The sets with work to do. From here on all heartbeats are one, those of the others too."""
         self.asking = [of_set for of_set in self.sets if of_set.run.to_do(of_set.journal)]
-        for of_set in self.asking:
-            of_set.run.work_beside(other.run for other in self.asking)
+        for of_set in self.sets:
+            of_set.run.work_beside(other.run for other in self.sets)
         return self.asking
 
     def begin_round(self) -> bool:
@@ -622,12 +632,12 @@ class JoinedSets:
         return any(of_set.to_do for of_set in self.asking)
 
     @contextlib.contextmanager
-    def own_failure(self) -> Iterator[None]:
-        """Keep what the inside raises until the other sets have published."""
+    def own_failure(self, asset: str) -> Iterator[None]:
+        """Keep what the inside raises of one set until the others have published."""
         try:
             yield
         except Exception as error:
-            self._failures.append(error)
+            self._failures.append((asset, error))
 
     @contextlib.contextmanager
     def failure_of(self, of_set: SetAtWork) -> Iterator[None]:
@@ -652,10 +662,15 @@ class JoinedSets:
         of_set.to_do.clear()
         self.asking.remove(of_set)
         self.sets.remove(of_set)
-        with self.own_failure(), of_set.own:
+        with self.own_failure(of_set.run.partition.asset), of_set.own:
             raise error
 
-    def raise_first_failure(self) -> None:
-        """Raise what failed first, if anything did."""
-        if self._failures:
-            raise self._failures[0]
+    def raise_first_failure(self, log: logging.Logger) -> None:
+        """Raise what failed first, if anything did. What else failed is logged."""
+        if not self._failures:
+            return
+        (_, first), *others = self._failures
+        for asset, error in others:
+            if error is not first:
+                log.error(f"{asset} failed too: {error}")
+        raise first

@@ -130,7 +130,7 @@ class WorkerBeat:
         self._beside: tuple[WorkerBeat, ...] = ()
         self._uncopied_since: float | None = None
         self._waiting_since: float | None = None
-        self._written = monotonic()
+        self._written = self._paced_since = monotonic()
         self._intervals: deque[float] = deque(maxlen=_INTERVALS)
         self._samples: deque[tuple[float, int]] = deque([(self._written, 0)])
         self._write()
@@ -145,7 +145,8 @@ class WorkerBeat:
     def work_beside(self, beats: Iterable[WorkerBeat]) -> None:
         """Share the work with other partitions of this process.
 
-        They enter its phases, and none of them stands still while one commits.
+        They enter its phases, none of them stands still while one commits, and none is given less time than
+        that one until the next commit.
         """
         self._beside = tuple(beat for beat in beats if beat is not self)
 
@@ -182,6 +183,7 @@ class WorkerBeat:
                 beat_at=self._clock(),
                 started_at=started_at,
             )
+            self._paced_since = now
             self._samples = deque([(now, self.worker.computed)])
             self._write()
 
@@ -213,10 +215,16 @@ class WorkerBeat:
             self._move_beside()
 
     def _move_beside(self) -> None:
+        learned = self.worker.batch_seconds
         for beat in self._beside:
             with beat._guard:
                 if beat._lock.is_open:
-                    beat.worker = replace(beat.worker, moved=beat._monotonic(), beat_at=beat._clock())
+                    beat.worker = replace(
+                        beat.worker,
+                        moved=beat._monotonic(),
+                        beat_at=beat._clock(),
+                        batch_seconds=max(beat.worker.batch_seconds, learned),
+                    )
                     beat._write()
 
     def copy(self, segments: int, since: float | None) -> None:
@@ -241,7 +249,9 @@ class WorkerBeat:
         if committed <= self.worker.committed:
             return False
         now, committed_at = self._monotonic(), self._clock()
-        self._intervals.append(now - self.worker.moved)
+        # Since its own last commit: the others of the work commit right before it.
+        self._intervals.append(now - self._paced_since)
+        self._paced_since = now
         self.worker = replace(
             self.worker,
             committed=committed,

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tests.support.desks import KEY, Desk
 from tests.support.homes import Condition
 from tests.support.scripted_models import ScriptedEngine
 from tests.support.waiting import wait_until
+from vlm_assets.assets.partition import MOST_TRIES
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.resource_settings import control_state
@@ -24,6 +26,7 @@ from vlm_assets.config.settings import CHECKOUT, Settings, load_settings
 from vlm_assets.home_definitions import build_defs
 from vlm_durable.journal.high_water_mark import read_marks
 from vlm_durable.journal.journal import Journal
+from vlm_durable.state.pause import pause, resume
 from vlm_durable.state.workers import Phase, Workers
 from vlm_engine.devices.leases import Lease
 from vlm_engine.ladder import AnswerGuard, GarbageOutputError
@@ -268,6 +271,58 @@ def test_each_set_has_the_options_that_are_its_own(both, engines):
     assert done.success, done.failure
     assert engines[-1].sets == [CONDITION]
     assert file_of(both, DESCRIPTIONS).read_bytes() == before
+
+
+def test_a_set_that_only_waits_to_publish_does_not_stand_still_while_another_is_asked(both, engines):
+    """Its rows are all committed and were refused. A heartbeat that says nothing for long ends the run."""
+
+    def ail(engine):
+        engine.ailing[DESCRIPTIONS] = set(sorted_ids(both)[:3])
+
+    engines.prepare = ail
+    for _ in range(MOST_TRIES):
+        assert not both.materialize(DESCRIPTIONS).success
+    workers, living = Workers(control_state(both.settings)), []
+    engines.prepare = lambda engine: setattr(
+        engine, "when_asked", lambda property_id: living.append(workers.living())
+    )
+    assert not both.materialize(DESCRIPTIONS, CONDITION).success
+    assert engines[-1].sets == [CONDITION]
+    assert {(worker.asset, worker.phase) for worker in living[-1]} == {
+        (DESCRIPTIONS, Phase.WORKING),
+        (CONDITION, Phase.WORKING),
+    }
+
+
+def test_a_pause_loses_no_row_of_a_batch_that_both_were_asked(both, engines):
+    """Each set's rows are with its journal before one of them looks whether a pause stands."""
+    state = control_state(both.settings)
+
+    def pause_at_once(engine):
+        engine.when_asked = lambda property_id: pause(state, "the power is cut", now=time.time())
+
+    engines.prepare = pause_at_once
+    assert not both.materialize(DESCRIPTIONS, CONDITION).success
+    resume(state)
+    assert [committed(both.settings, asset) for asset in (DESCRIPTIONS, CONDITION)] == [4, 4]
+
+
+def test_each_failure_of_a_run_is_told(both, engines, monkeypatch):
+    """The run ends with the first; of the second a person reads in its log."""
+    count = AnswerGuard.count
+
+    def stop(guard, described):
+        count(guard, described)
+        if described:
+            raise GarbageOutputError(f"garbage of {sorted(described[0].description or {})}")
+
+    monkeypatch.setattr(AnswerGuard, "count", stop)
+    done = both.materialize(DESCRIPTIONS, CONDITION)
+    second = "garbage of ['needs_paint', 'wear']"
+    assert second not in done.failure
+    said = [entry.user_message for entry in both.instance.all_logs(done.result.run_id)]
+    assert f"{CONDITION} failed too: {second}" in said
+    monkeypatch.undo()
 
 
 def committed(settings, asset):

@@ -155,6 +155,24 @@ def test_partitions_that_share_the_work_stand_still_only_together(workers, clock
         assert (worker.asset, worker.phase) == ("a", Phase.PUBLISHING)
 
 
+def test_partitions_that_share_the_work_have_as_long_for_a_batch(workers, clock):
+    """One commits a moment after the other, or has nothing left to commit: that is no pace of its own."""
+    with (
+        begin(workers, clock) as beat,
+        begin(workers, clock, asset="b") as other,
+        begin(workers, clock, asset="c") as idle,
+    ):
+        for one in (beat, other, idle):
+            one.work_beside([beat, other, idle])
+        beat.enter(Phase.WORKING)
+        for _ in range(25):
+            clock.now += 100
+            beat.commit(beat.worker.committed + 8)
+            clock.now += 0.5
+            other.commit(other.worker.committed + 8)
+        assert [worker.batch_seconds for worker in workers.living()] == pytest.approx([100.5] * 3, abs=0.6)
+
+
 def test_batches_and_commits_may_be_said_by_two_threads(workers):
     """The commit thread and the work say at once; no word of either is lost."""
     with workers.begin(run_id="r1", asset="a", partition="k", expected=1000) as beat:
