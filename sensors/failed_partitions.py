@@ -61,7 +61,7 @@ class Watched:
     committed for a partition; None if that cannot be read now. is_stale: whether an asset's published
     partition was made under other settings. working: partitions that a living process works on.
     heaviest_first: the order to try them in. decides_on_stale: whether a run config says what happens to a
-    stale partition; its run and every retry of it follow that.
+    stale partition of an asset; its run and every retry of it follow that.
     """
 
     assets: tuple[str, ...]
@@ -72,7 +72,7 @@ class Watched:
     is_stale: Callable[[str, str], bool]
     working: Callable[[], Collection[str]]
     heaviest_first: Callable[[Collection[str]], Sequence[str]]
-    decides_on_stale: Callable[[Mapping[str, Any]], bool] = lambda run_config: False
+    decides_on_stale: Callable[[str, Mapping[str, Any]], bool] = lambda asset, run_config: False
 
 
 @dataclass
@@ -381,11 +381,12 @@ class _Tick:
 
     def _is_for_a_person(self, key: str, candidate: Candidate) -> bool:
         """Whether a run would recompute a stale partition without a person's decision."""
-        if not self.watched.is_stale(self.watched.assets[candidate.first], key):
+        asset = self.watched.assets[candidate.first]
+        if not self.watched.is_stale(asset, key):
             return False
         run = candidate.latest_run
         before = self.dagster.run_config(run.run_id) if run is not None else None
-        return before is None or not self.watched.decides_on_stale(before[0])
+        return before is None or not self.watched.decides_on_stale(asset, before[0])
 
     def _launch(self, key: str, candidate: Candidate, run_key: str) -> Launch:
         # The assets downstream of a new result are made again with it.

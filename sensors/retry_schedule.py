@@ -47,16 +47,17 @@ class Retrying:
     sensor: dg.SensorDefinition
 
 
-RunConfigOf = Callable[[Sequence[str], Mapping[str, Any]], tuple[Mapping[str, Any], bool]]
-"""Makes the run config of a retry. Arguments: the assets, and the run config of the run before. Returns the
-run config, and whether the retry keeps what a person asked of that run: then it counts under its root run."""
+RunConfigOf = Callable[[str, Sequence[str], Mapping[str, Any]], tuple[Mapping[str, Any], bool]]
+"""Makes the run config of a retry from its partition, its assets, and the run config of the run before.
+
+Returns it, and whether the retry keeps what a person asked of that run: then it counts under its root run."""
 
 
 def run_request(dagster: DagsterFacts, launch: Launch, run_config: RunConfigOf) -> dg.RunRequest:
     """The run of a launch. What a person asked of the run before counts for this run too."""
     before = dagster.run_config(launch.after) if launch.after is not None else None
     config_before, root_run_id = before if before is not None else ({}, None)
-    config, goes_on = run_config(launch.assets, config_before)
+    config, goes_on = run_config(launch.key, launch.assets, config_before)
     tags = {LAUNCHED_BY: RETRY, WHY: launch.why[:_TAG_LENGTH]}
     if goes_on and root_run_id is not None and launch.after is not None:
         tags |= {"dagster/root_run_id": root_run_id, "dagster/parent_run_id": launch.after}

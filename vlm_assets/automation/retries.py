@@ -16,10 +16,10 @@ from sensors.failed_partitions import FailedPartitions, Watched
 from sensors.retry_decision import ATTEMPTS, Policy
 from sensors.retry_schedule import Retrying, build_retrying
 from sensors.ticks import Ticks
-from vlm_assets.assets.fingerprint import TEXTS, Meanings
+from vlm_assets.assets.fingerprint import KEEP, TEXTS, Meanings
 from vlm_assets.assets.partition_state import PartitionStates, State
 from vlm_assets.catalog.catalog import Catalog, CatalogError
-from vlm_assets.config.question_sets import SETS, config_of_runs, options_of
+from vlm_assets.config.question_sets import config_of_runs, options_of
 from vlm_assets.config.resource_settings import build_gpu, control_state
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.expected_cost import heaviest_first
@@ -48,7 +48,7 @@ def build_failed_partitions(settings: Settings, keys: Collection[str]) -> Failed
         missing=files.missing,
         rows=files.rows,
         is_stale=files.is_stale,
-        decides_on_stale=decides_on_stale,
+        decides_on_stale=partial(decides_on_stale, settings),
         working=lambda: {worker.partition for worker in Workers(control_state(settings)).living()},
         heaviest_first=heaviest_first(settings),
     )
@@ -82,30 +82,34 @@ def build_retries(settings: Settings, partitions: dg.PartitionsDefinition[str]) 
 
 
 def retry_config(
-    settings: Settings, assets: Sequence[str], before: Mapping[str, Any]
+    settings: Settings, key: str, assets: Sequence[str], before: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any], bool]:
     """The run config of a new attempt, and whether it repeats what a person had asked of the attempt before.
 
-    Finished rows are kept. A recomputation that was cut short or refused is asked for again: otherwise the
-    old file would be verified and the request forgotten. So is the decision on stale partitions.
+    key, assets: the partition of the attempt, and what it makes: what is wrong first. Finished rows are kept.
+    A recomputation that was cut short or refused is asked for again: otherwise the old file would be verified
+    and the request forgotten. So is the decision on stale partitions. Without one, a stale question set that
+    is only beside what is wrong stays as it is.
     """
-    options = {asset: options_of(settings, before, asset) for asset in assets}
-    if any(given.get("recompute") or given.get("retry_failed") for given in options.values()):
-        return config_of_runs(settings, options), True
-    if decides_on_stale(before):
-        stale = {
-            asset: {"stale": given["stale"]} if "stale" in given else {} for asset, given in options.items()
+    options = {asset: dict(options_of(settings, before, asset)) for asset in assets}
+    goes_on = any(given.get("recompute") or given.get("retry_failed") for given in options.values())
+    if not goes_on:
+        options = {
+            asset: {name: value for name, value in given.items() if name == "stale"}
+            for asset, given in options.items()
         }
-        return config_of_runs(settings, stale), False
-    return {}, False
+    beside = [asset for asset in assets[1:] if asset != settings.embeddings.name]
+    if undecided := [asset for asset in beside if "stale" not in options[asset]]:
+        files = _Files(settings)
+        for asset in undecided:
+            if files.is_stale(asset, key):
+                options[asset]["stale"] = KEEP
+    return (config_of_runs(settings, options) if any(options.values()) else {}), goes_on
 
 
-def decides_on_stale(run_config: Mapping[str, Any]) -> bool:
-    """Whether the run config says what the run does with a stale partition."""
-    configs = [op.get("config", {}) for op in run_config.get("ops", {}).values()]
-    return any(
-        "stale" in options for config in configs for options in (config, *config.get(SETS, {}).values())
-    )
+def decides_on_stale(settings: Settings, asset: str, run_config: Mapping[str, Any]) -> bool:
+    """Whether the run config says what the run does with a stale partition of an asset."""
+    return "stale" in options_of(settings, run_config, asset)
 
 
 class _Files:

@@ -84,7 +84,7 @@ class Orchestrator:
             missing=lambda asset, keys: told.missing & set(keys) if asset == "first" else (),
             rows=lambda key: told.rows.get(key, 0),
             is_stale=lambda asset, key: key in told.stale,
-            decides_on_stale=lambda run_config: told.decides,
+            decides_on_stale=lambda asset, run_config: told.decides,
             working=lambda: told.working,
             heaviest_first=lambda keys: sorted(keys, reverse=True),
         )

@@ -323,7 +323,7 @@ def test_a_run_goes_on_with_the_one_before_where_that_was_asked_for_more(orchest
     (before,) = orchestrator.instance.get_runs()
     (launch,) = orchestrator.look().launches
     assert launch.after == before.run_id
-    made = run_request(orchestrator.dagster, launch, lambda assets, config: ({"ops": {}}, goes_on))
+    made = run_request(orchestrator.dagster, launch, lambda key, assets, config: ({"ops": {}}, goes_on))
     assert (made.partition_key, made.run_key) == ("a", launch.run_key)
     assert made.tags.get("dagster/root_run_id") == (before.run_id if goes_on else None)
 
@@ -545,11 +545,11 @@ def test_two_looks_at_once_launch_a_partition_once_and_leave_no_wish_unanswered(
     state, wish = open_state(orchestrator.state), TickRequest("pressed", at_once=True)
     request_tick(state, wish)
     at = Situation(DagsterFacts(orchestrator.instance), time.time() + HOUR)
-    void = answer_button(orchestrator.failed_partitions, lambda assets, before: ({}, False), at)
+    void = answer_button(orchestrator.failed_partitions, lambda key, assets, before: ({}, False), at)
     assert (void.requests, "Another look was under way" in void.sentence) == ([], True)
     assert [one.key for one in launched] == ["a"]
     assert pending_request(state) == wish
-    answer_button(orchestrator.failed_partitions, lambda assets, before: ({}, False), at)
+    answer_button(orchestrator.failed_partitions, lambda key, assets, before: ({}, False), at)
     assert pending_request(state) is None
 
 

@@ -112,7 +112,7 @@ def test_a_home_sees_its_own_runs_and_results_alone(definitions):
 def test_a_retry_of_a_home_is_launched_for_its_own_assets(tmp_path):
     """What a person asked of the run before is asked again under the names that Dagster has."""
     before = {"ops": {f"houses__{DESCRIPTIONS}": {"config": {"recompute": True}}}}
-    again = retry_config(given_settings(home=tmp_path, name_prefix="houses"), [DESCRIPTIONS], before)
+    again = retry_config(given_settings(home=tmp_path, name_prefix="houses"), KEYS[0], [DESCRIPTIONS], before)
     assert again == (before, True)
 
 

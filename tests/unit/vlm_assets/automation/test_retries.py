@@ -15,6 +15,7 @@ from vlm_assets.automation.retries import (
     retry_config,
 )
 from vlm_assets.catalog.ranges import DESCRIPTIONS, EMBEDDINGS
+from vlm_assets.config.question_sets import config_of_runs, options_of
 from vlm_assets.config.resource_settings import build_gpu
 from vlm_durable.journal.high_water_mark import HighWaterMark, write_mark
 
@@ -90,25 +91,50 @@ def test_work_that_is_begun_under_the_settings_of_now_goes_on(dataset, files, mo
 def test_what_was_said_of_stale_partitions_is_said_to_the_next_run(dataset):
     """A retry makes nothing anew that the run before it was to keep."""
     before = {"ops": {DESCRIPTIONS: {"config": {"stale": "keep"}}, EMBEDDINGS: {"config": {}}}}
-    assert decides_on_stale(before)
-    assert not decides_on_stale({"ops": {DESCRIPTIONS: {"config": {"recompute": True}}}})
-    assert retry_config(dataset.settings, (DESCRIPTIONS, EMBEDDINGS), before) == (before, False)
+    assert decides_on_stale(dataset.settings, DESCRIPTIONS, before)
+    assert not decides_on_stale(dataset.settings, EMBEDDINGS, before), "that is another asset's"
+    recomputes = {"ops": {DESCRIPTIONS: {"config": {"recompute": True}}}}
+    assert not decides_on_stale(dataset.settings, DESCRIPTIONS, recomputes)
+    again = retry_config(dataset.settings, dataset.keys[0], (DESCRIPTIONS, EMBEDDINGS), before)
+    assert again == (before, False)
+
+
+def test_a_stale_set_beside_what_is_wrong_is_left_to_a_person(two_sets, monkeypatch):
+    """The schedule tries the descriptions again: nobody agreed that the set is made anew with them."""
+    settings, key = two_sets.settings, two_sets.keys[0]
+    (condition,) = settings.questions.assets
+    assets = (DESCRIPTIONS, EMBEDDINGS, condition)
+    assert retry_config(settings, key, assets, {}) == ({}, False), "nothing is stale"
+    monkeypatch.setattr(
+        fingerprint,
+        "description_parts",
+        lambda of, _: {"maker": "another"} if of.descriptions.name == condition else {},
+    )
+    for before in ({}, config_of_runs(settings, {DESCRIPTIONS: {"recompute": True}})):
+        config, _ = retry_config(settings, key, assets, before)
+        assert options_of(settings, config, condition).get("stale") == "keep"
+        assert "stale" not in options_of(settings, config, DESCRIPTIONS)
+        assert not options_of(settings, config, EMBEDDINGS)
+    asked = config_of_runs(settings, {DESCRIPTIONS: {}, condition: {"stale": "anew"}})
+    assert options_of(settings, retry_config(settings, key, assets, asked)[0], condition) == {"stale": "anew"}
+    assert retry_config(settings, key, [condition], {}) == ({}, False), "what is wrong is decided on before"
 
 
 def test_a_recomputation_that_was_cut_short_stays_one(dataset):
     """What a person asked of the run that failed is asked of the next, and nothing else."""
     asked = {"ops": {DESCRIPTIONS: {"config": {"recompute": True}}}}
-    carried, goes_on = retry_config(dataset.settings, (DESCRIPTIONS, EMBEDDINGS), asked)
+    key = dataset.keys[0]
+    carried, goes_on = retry_config(dataset.settings, key, (DESCRIPTIONS, EMBEDDINGS), asked)
     assert goes_on
     assert carried == {"ops": {DESCRIPTIONS: {"config": {"recompute": True}}, EMBEDDINGS: {"config": {}}}}
-    assert not retry_config(dataset.settings, [EMBEDDINGS], asked)[1], (
+    assert not retry_config(dataset.settings, key, [EMBEDDINGS], asked)[1], (
         "what was recomputed is published: the rest is as ever"
     )
 
 
 def test_the_run_config_and_the_settings_reach_the_runs(dataset):
     """Finished rows are kept without any option; the back-off is the setting's."""
-    assert retry_config(dataset.settings, [EMBEDDINGS], {}) == ({}, False)
+    assert retry_config(dataset.settings, dataset.keys[0], [EMBEDDINGS], {}) == ({}, False)
     settings = dataset.settings.model_copy(update={"retry_minutes": 2.0})
     made = build_failed_partitions(settings, dataset.keys)
     assert (made.cap, made.policy.attempts, made.policy.backoff_seconds) == (RETRY_RUNS, 5, 120.0)
