@@ -138,6 +138,13 @@ class Backfill:
                     f" {counted(len(anew), 'stale partitions')} anew, and goes on with that. Its page cancels"
                     f" it: {self.api.url}/runs/b/{backfill.id}."
                 )
+        if made_beside := self._made_beside(status, incomplete):
+            incomplete -= made_beside
+            under_way_of_all |= made_beside
+            sentences.append(
+                "Going on with backfills of question sets:"
+                f" {counted(len(made_beside), 'partitions are', 'partition is')} left."
+            )
         for assets, keys in self._by_retried_assets(status, incomplete).items():
             # Another start would keep what failed, and end as the last one did.
             retried = config_of_runs(self.settings, {asset: {"retry_failed": True} for asset in assets})
@@ -145,6 +152,22 @@ class Backfill:
         for assets, keys in self._by_lacking_assets(status, under_way_of_all).items():
             sentences.append(self.launch(keys, options, self.run_config, assets=assets))
         return " ".join(sentences)
+
+    def _made_beside(self, status: Status, keys: Collection[str]) -> set[str]:
+        """Those of these partitions that lack nothing but question sets which backfills under way make."""
+        if not keys or self.stale_too:
+            return set()
+        made = {
+            asked.asset.name: frozenset[str]().union(
+                *(backfill.keys for backfill in self.api.unfinished_backfills(asked.asset.name))
+            )
+            for asked in question_sets(self.settings)[1:]
+        }
+        return set(keys) - {
+            partition.key
+            for partition in status.partitions
+            if not partition.is_complete and partition.key not in made.get(partition.asset, ())
+        }
 
     def _by_lacking_assets(self, status: Status, keys: Collection[str]) -> dict[tuple[str, ...], list[str]]:
         """These partitions, which are under way, by the question sets that no backfill makes of them.
