@@ -25,7 +25,7 @@ from vlm_assets.config.settings import Settings, load_settings
 from vlm_assets.home_definitions import build_defs
 
 ASSET = "property_descriptions"
-_FUNCTION = "described_asset"
+_FUNCTION = "described_assets"
 """The asset's function."""
 SIZES = (4, 16)
 _CHECKOUT = Path(__file__).resolve().parents[1]

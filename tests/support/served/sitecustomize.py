@@ -2,7 +2,7 @@
 
 The daemon looks for backfills every two seconds instead of every 30 s. With TESTS_SCRIPTED_MODELS runs have
 scripted models, which take so many seconds a property: importing torch and loading a model costs each run 6 s
-of a core. Nobody finds pandas, which only tests install: pyarrow imports it where it is, for 0.2 s. And
+of a core. They find no pandas, which only tests install: pyarrow imports it where it is, for 0.2 s. And
 garbage is looked for less often: imports leave none, and the search takes an eighth of their time.
 """
 
@@ -47,10 +47,10 @@ class WithoutPandas:
 
 
 gc.set_threshold(10_000)
-sys.meta_path.insert(0, WithoutPandas)
 if any(word.endswith("dagster-daemon") for word in sys.orig_argv):
     from dagster._daemon import controller
 
     controller.DEFAULT_DAEMON_INTERVAL_SECONDS = 2
 if "TESTS_SCRIPTED_MODELS" in os.environ:
-    sys.meta_path.insert(0, Scripting)
+    # A real model's libraries ask whether pandas is there, and take no error for an answer.
+    sys.meta_path[:0] = [Scripting, WithoutPandas]
