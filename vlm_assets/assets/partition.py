@@ -34,7 +34,8 @@ from vlm_durable.versions.versioned_object import PublishedError
 from vlm_durable.wording import counted
 from vlm_engine.ladder import TRANSIENT_KINDS
 
-OK, FAILED = "ok", "failed"
+OK, FAILED, NOT_ASKED = "ok", "failed", "not_asked"
+"""The status of a row. NOT_ASKED: the question set's ``where`` leaves the property out."""
 
 MOST_TRIES = 3
 """How often a property is tried that fails for a reason that may pass."""

@@ -28,12 +28,14 @@ class QuestionSet:
     """One question set.
 
     settings: those that make its rows: the home's, with the set's schema, prompt, model and processor
-    options. model_key: Dagster's key of the resource that answers.
+    options. model_key: Dagster's key of the resource that answers. fills: fields of sets above it, of which
+    it gives the better answer.
     """
 
     asset: AssetFolders
     settings: Settings
     model_key: str
+    fills: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -96,4 +98,4 @@ def _further(settings: Settings, name: str, asked: AskedSet) -> QuestionSet:
     own = settings.of_set(name, asked)
     sees_alike = (own.model, own.processor_options) == (settings.model, settings.processor_options)
     key = MODEL_KEY if sees_alike else f"{MODEL_KEY}_of_{name}"
-    return QuestionSet(own.descriptions, own, key)
+    return QuestionSet(own.descriptions, own, key, asked.fills)

@@ -19,12 +19,18 @@ from vlm_assets.catalog.ranges import CATALOG, DESCRIPTIONS, EMBEDDINGS
 from vlm_assets.catalog.ranges import SET_PREFIX as SET_PREFIX
 
 _MOST_BYTES = 1 << 20
+_MOST_CHARACTERS = 2000
+"""Of a condition."""
 _RESERVED = [asset.removeprefix(SET_PREFIX) for asset in (CATALOG, DESCRIPTIONS, EMBEDDINGS)]
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
 class AskedSet(BaseModel):
-    """One set as the file has it. None: as the home's settings say; of ``prompt``, made from the schema."""
+    """One set as the file has it. None: as the home's settings say; of ``prompt``, made from the schema.
+
+    where: an SQL condition on fields of sets above it; None: all properties are asked. fills: fields of sets
+    above it, of which it gives the better answer.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, hide_input_in_errors=True)
 
@@ -32,6 +38,8 @@ class AskedSet(BaseModel):
     prompt: str | None = None
     model: str | None = None
     processor_options: str | None = None
+    where: str | None = Field(None, min_length=1, max_length=_MOST_CHARACTERS)
+    fills: tuple[str, ...] = ()
 
     @field_validator("processor_options", mode="before")
     @classmethod
@@ -40,7 +48,8 @@ class AskedSet(BaseModel):
 
     def given(self) -> dict[str, str]:
         """The settings that the set has for itself, by name."""
-        return {name: value for name, value in self if value is not None}
+        values = self.model_dump(exclude={"where", "fills"})
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)

@@ -665,12 +665,19 @@ def refuse_wrong_sets(settings: Settings, file: QuestionsFile) -> None:
             fields = load_schema(of_set.description_schema).json_schema["properties"]
         except SchemaError as error:
             raise SettingsError(f"{file}: the set {name}: {error}") from error
-        if double := next((field for field in fields if field in set_of), None):
+        for field in asked.fills:
+            if field not in fields or field not in set_of:
+                lacking = f"the set {name}" if field not in fields else "no set above it"
+                raise SettingsError(
+                    f"{file}: the set {name}, fills: {field} is to be filled, and {lacking} asks for it."
+                )
+        if double := next((field for field in fields if field in set_of and field not in asked.fills), None):
             raise SettingsError(
                 f"{file}: the set {name} has the field {double}, and so has the set {set_of[double]}: two"
-                " answers under one name would be mixed up. Rename it in the schema of one of them."
+                " answers under one name would be mixed up. Rename it in the schema of one of them; or, where"
+                f" {name} gives the better answer, write `fills: [{double}]`."
             )
-        set_of.update(dict.fromkeys(fields, name))
+        set_of = {**dict.fromkeys(fields, name), **set_of}
 
 
 def _refuse_unused_server_settings(settings: Settings) -> None:

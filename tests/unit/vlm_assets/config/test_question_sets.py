@@ -62,6 +62,16 @@ def load(tmp_path, monkeypatch):
             id="field of two sets",
         ),
         pytest.param(
+            "a:\n  schema: schemas_of_sets:Access\n  fills: [has_pool]\n",
+            "fills: has_pool is to be filled, and the set a",
+            id="fills what it does not ask",
+        ),
+        pytest.param(
+            "a:\n  schema: schemas_of_sets:Access\n  fills: [has_ramp]\n",
+            "fills: has_ramp is to be filled, and no set above",
+            id="fills what nobody asks",
+        ),
+        pytest.param(
             "a:\n  schema: schemas_of_sets:Access\n  model: /no/such/folder\n",
             "the set a, model.*there is no folder /no/such/folder",
             id="model",
@@ -107,6 +117,12 @@ def test_a_set_has_its_own_schema_and_the_rest_from_the_home(load, tmp_path):
     assert {asked.settings.max_images for asked in (first, condition, access)} == {3}
     assert condition.model_key == first.model_key, "they may look at a property's images together"
     assert access.model_key != first.model_key, "its images are cut otherwise"
+
+
+def test_a_set_may_ask_again_for_fields_that_it_fills(load):
+    """A field stands in two sets where one of them is named as the better answer, and nowhere else."""
+    settings = load("again:\n  schema: schemas_of_sets:Twice\n  fills: [has_pool]\n")
+    assert [asked.fills for asked in question_sets(settings)] == [(), ("has_pool",)]
 
 
 def test_sets_come_after_what_there_was(load):
