@@ -619,7 +619,12 @@ class JoinedSets:
 
     def begin(self) -> list[SetAtWork]:
         """The sets with work to do. From here on all heartbeats are one, those of the others too."""
-        self.asking = [of_set for of_set in self.sets if of_set.run.to_do(of_set.journal)]
+        for of_set in tuple(self.sets):
+            try:
+                if of_set.run.to_do(of_set.journal):
+                    self.asking.append(of_set)
+            except Exception as error:
+                self._leave_out(of_set, error)
         for of_set in self.sets:
             of_set.run.work_beside(other.run for other in self.sets)
         return self.asking
@@ -660,7 +665,8 @@ class JoinedSets:
 
     def _leave_out(self, of_set: SetAtWork, error: Exception) -> None:
         of_set.to_do.clear()
-        self.asking.remove(of_set)
+        if of_set in self.asking:
+            self.asking.remove(of_set)
         self.sets.remove(of_set)
         with self.own_failure(of_set.run.partition.asset), of_set.own:
             raise error

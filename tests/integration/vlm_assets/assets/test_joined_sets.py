@@ -240,6 +240,26 @@ def test_a_journal_that_cannot_be_written_loses_no_row_of_the_other(both, engine
     assert materialized(done) == [DESCRIPTIONS]
 
 
+def test_a_journal_that_cannot_be_read_keeps_no_other_set_from_being_published(both, engines, monkeypatch):
+    """Which of its failed rows have a try left is not known: it is left out, and the other is asked."""
+    engines.prepare = lambda engine: engine.ailing[CONDITION].update(sorted_ids(both)[:3])
+    assert not both.materialize(CONDITION).success
+    engines.prepare = lambda engine: None
+    read_ordered = Journal.read_ordered
+
+    def read_unless(journal):
+        if journal.failed_tries:
+            raise OSError("a segment cannot be read")
+        return read_ordered(journal)
+
+    monkeypatch.setattr(Journal, "read_ordered", read_unless)
+    done = both.materialize(DESCRIPTIONS, CONDITION)
+    assert not done.success
+    assert "a segment cannot be read" in done.failure
+    assert materialized(done) == [DESCRIPTIONS]
+    monkeypatch.undo()
+
+
 def test_a_set_of_another_model_is_an_op_of_its_own_and_finds_the_device_still_held(
     both, questions, engines, monkeypatch
 ):
