@@ -94,7 +94,7 @@ def _status(settings: Settings, name: str, variant: Variant, *, is_running: bool
     model = PublishedModel(settings.layout.asset(ASSET), name)
     try:
         record = model.record
-    except (FormatVersionError, PublishedError) as error:
+    except (FormatVersionError, PublishedError, OSError) as error:
         return VariantStatus(name, "refused", note=str(error))
     folder = _begun(model.paths, None if record is None else str(record["fingerprint"]))
     if not is_running:

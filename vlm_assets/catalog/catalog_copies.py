@@ -39,6 +39,7 @@ from vlm_durable.files.layout import AssetFolders, Home
 from vlm_durable.files.sealed_json import FormatVersionError
 from vlm_durable.mirror.mirror import Mirror
 from vlm_durable.versions.version_mark import (
+    UNKNOWN_STORE,
     MarkComparison,
     VersionMark,
     VersionMarkReading,
@@ -242,8 +243,13 @@ def trouble_of(home: Path, header: CatalogHeader) -> str | None:
 
 
 def last_store(home: Path) -> str | None:
-    """The last store that had this home's catalogue. Raises CatalogFormatError."""
-    mark, _ = _own_mark(home)
+    """The last store that had this home's catalogue; UNKNOWN_STORE where the mark cannot tell.
+
+    Raises CatalogFormatError.
+    """
+    mark, doubt = _own_mark(home)
+    if doubt is not None:
+        return UNKNOWN_STORE
     return mark.store if mark is not None else None
 
 

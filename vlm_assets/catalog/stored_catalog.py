@@ -32,6 +32,7 @@ from vlm_durable.files.files import sha256_of
 from vlm_durable.mirror.bucket import ObjectDamagedError, StoredObject, TakenError
 from vlm_durable.mirror.mirror import Mirror
 from vlm_durable.versions.stored import newest_here_command
+from vlm_durable.versions.version_mark import UNKNOWN_STORE
 from vlm_durable.wording import counted
 
 CATALOG_NAME = f"{CATALOG}/catalog.parquet"
@@ -153,9 +154,11 @@ def put_back_catalog(home: Path, store: Mirror, *, newest_here: bool = False) ->
 
 def _refuse_emptied(home: Path, store: Mirror) -> None:
     """Raise CatalogError where a store lost this home's catalogue: another machine may have a newer one."""
-    if last_store(home) == str(store):
+    last = last_store(home)
+    if last in (str(store), UNKNOWN_STORE):
+        was = "may have been" if last == UNKNOWN_STORE else "was"
         raise CatalogError(
-            f"{store.address(CATALOG_NAME)} is gone, and was there: was the store emptied? Nothing was"
+            f"{store.address(CATALOG_NAME)} is gone, and {was} there: was the store emptied? Nothing was"
             " changed. Another machine may have a newer catalogue than this one, so a person says which"
             f" machine fills the store again: {newest_here_command()}, on the machine that worked last."
         )

@@ -32,6 +32,7 @@ from vlm_durable.versions.partition_files import (
     PutBackError,
     put_back_finding,
 )
+from vlm_durable.versions.version_mark import UNKNOWN_STORE
 from vlm_durable.versions.versioned_object import PublishedError, RecordDamagedError
 from vlm_durable.wording import counted
 
@@ -147,10 +148,12 @@ class StoredPartitions:
                 f" older. Nothing was changed. Run {command('repair')} on the machine that has the newer one."
                 f" If that machine is gone for good, fill the store from here: {newest_here_command()}."
             )
-        if file is None and (damage is not None or partition.mark.last_store() == str(self._store)):
+        last_store = partition.mark.last_store()
+        if file is None and (damage is not None or last_store in (str(self._store), UNKNOWN_STORE)):
+            both_were = "may have been" if last_store == UNKNOWN_STORE else "were"
             raise PublishedError(
-                f"partition {partition.key}: {lacking} Its file is not there either, and both were: was the"
-                " store emptied? Nothing was changed. Another machine may have published a newer version than"
+                f"partition {partition.key}: {lacking} Its file is not there either, and both {both_were}:"
+                " was the store emptied? Nothing was changed. Another machine may have published a newer version than"
                 f" {local.sequence}, which is here, so a person says which machine fills the store again:"
                 f" {newest_here_command()}, on the machine that worked last."
             )

@@ -21,6 +21,9 @@ from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, sealed
 FORMAT = 2
 """1 did not hold the id of what a partition belongs to."""
 
+UNKNOWN_STORE = ""
+"""In place of the last store: a mark that could not be read may have named any."""
+
 
 @dataclass(frozen=True)
 class VersionMark:
@@ -50,7 +53,7 @@ class VersionMark:
 
     @property
     def store(self) -> str | None:
-        """The last store that had the file."""
+        """The last store that had the file; UNKNOWN_STORE where only a mark that is lost could tell."""
         return self.content.get("store") if self.content is not None else None
 
     def noting(self, store: str | None) -> VersionMark:
@@ -127,18 +130,21 @@ class VersionMarkFile:
         The store in the earlier mark stays, unless this mark names another. Returns whether anything was
         written.
         """
-        before = self._standing(mark)
-        if compare_with_mark(before, mark.sequence, mark.digest) is not MarkComparison.NEWER:
-            mark = before or mark
-        return self._write_copies(mark, before)
+        reading = self._read(mark.origin)
+        if compare_with_mark(reading.mark, mark.sequence, mark.digest) is not MarkComparison.NEWER:
+            mark = reading.mark or mark
+        return self._write_copies(mark, reading)
 
     def write(self, mark: VersionMark) -> None:
         """As ``raise_to``, but replace the mark of another version with the same number.
 
         Two machines may give the same number, and one of them takes over what the other published.
         """
-        before = self._standing(mark)
-        self._write_copies(before if before is not None and before.sequence > mark.sequence else mark, before)
+        reading = self._read(mark.origin)
+        before = reading.mark
+        self._write_copies(
+            before if before is not None and before.sequence > mark.sequence else mark, reading
+        )
 
     def forget(self) -> None:
         """Have it name no version, durably: the object counts as never published.
@@ -161,9 +167,11 @@ class VersionMarkFile:
         return max((*sequences, marked, *(mark.sequence for mark in reading.marks))) + 1
 
     def last_store(self) -> str | None:
-        """The last store that had the object."""
-        mark = self.read().mark
-        return mark.store if mark is not None else None
+        """The last store that had the object; UNKNOWN_STORE where the mark cannot tell."""
+        reading = self.read()
+        if reading.is_unreadable:
+            return UNKNOWN_STORE
+        return reading.mark.store if reading.mark is not None else None
 
     def note_store(self, store: str) -> None:
         """Note that a store has the object, beside the version that is marked."""
@@ -189,13 +197,12 @@ class VersionMarkFile:
         damaged = tuple(copy for copy, mark in readings if mark is None)
         return VersionMarkReading(tuple(marks), damaged)
 
-    def _standing(self, mark: VersionMark) -> VersionMark | None:
-        return next(iter(self._read(mark.origin).marks), None)
-
-    def _write_copies(self, mark: VersionMark, before: VersionMark | None) -> bool:
+    def _write_copies(self, mark: VersionMark, before: VersionMarkReading) -> bool:
         """Write the copies that differ, one after the other: a write that is torn leaves the other copy."""
-        if mark.store is None and before is not None:
-            mark = mark.noting(before.store)
+        if mark.store is None and before.is_unreadable:
+            mark = mark.noting(UNKNOWN_STORE)
+        elif mark.store is None and before.mark is not None:
+            mark = mark.noting(before.mark.store)
         data = sealed(asdict(mark), format_=FORMAT)
         behind = [copy for copy in self.copies if not _holds(copy, data)]
         if behind:

@@ -115,3 +115,12 @@ def test_a_record_of_a_newer_version_is_refused_and_told(settings: Settings) -> 
     write_sealed(paths.record, {"fingerprint": "a"}, format_=2)
     (found,) = [one for one in variant_status(settings) if one.name == "published"]
     assert found.state == "refused" and "has format 2 and this version reads 1" in found.sentence()
+
+
+def test_a_mark_that_the_disk_refuses_is_told_beside_the_other_variants(settings: Settings) -> None:
+    """Nobody knows whether that model was published: `status` still says how the others stand."""
+    mark = settings.layout.asset(ASSET).partition("published").version_mark
+    mark.mkdir(parents=True)  # reading it raises OSError
+    statuses = {variant.name: variant for variant in variant_status(settings)}
+    assert statuses["published"].state == "refused" and str(mark) in statuses["published"].sentence()
+    assert statuses["new"].state == "never started"

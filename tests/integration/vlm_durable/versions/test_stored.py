@@ -521,6 +521,25 @@ def test_a_store_that_was_emptied_is_filled_only_from_the_machine_that_a_person_
     assert at_a.put_back(KEY) == ()
 
 
+@pytest.mark.promise("Of two valid versions the newer is true")
+def test_a_machine_whose_mark_is_lost_does_not_fill_a_store_that_was_emptied(machines, bucket):
+    """Which store had the partition is not known: a machine with a newer version may be about to come."""
+    (a, at_a), (b, at_b) = machines
+    publish(a, "first")
+    at_a.push(KEY)
+    at_b.pull(KEY)
+    publish(a, "second")
+    at_a.push(KEY)
+    for name in NAMES:
+        bucket.delete(name)
+    for copy in version_mark.mark_copies(b.partition(KEY).version_mark):
+        copy.write_bytes(b"damaged")
+    for fill in (at_b.push, at_b.put_back, at_b.push):
+        with pytest.raises(PublishedError, match="both may have been: was the store emptied.*--newest-here"):
+            fill(KEY)
+    assert [bucket.head(name) for name in NAMES] == [None] * 3
+
+
 def begin_to_fill(at, s3_proxy):
     """Fill an emptied store from a machine that a person named, which is cut off after the record's put."""
     puts = []

@@ -14,6 +14,7 @@ from vlm_durable.files.layout import Home
 from vlm_durable.files.sealed_json import FormatVersionError, seal, unseal
 from vlm_durable.versions import version_mark
 from vlm_durable.versions.version_mark import (
+    UNKNOWN_STORE,
     MarkComparison,
     VersionMark,
     VersionMarkFile,
@@ -177,3 +178,19 @@ def test_marks_that_cannot_be_read_for_a_moment_are_not_overwritten(
     reading = marks.read()
     assert reading.mark is not None
     assert reading.mark.sequence == 7
+
+
+def test_a_mark_that_cannot_be_read_is_not_one_without_a_store(tmp_path: Path) -> None:
+    """Written anew it still says that a store may have had the object, until a store is seen to have it."""
+    marks = marks_in(tmp_path)
+    marks.raise_to(mark(3))
+    assert marks.last_store() is None
+    marks.note_store("s3://bucket")
+    for copy in marks.copies:
+        copy.write_bytes(b"damaged")
+    assert marks.last_store() == UNKNOWN_STORE
+    marks.raise_to(mark(3))
+    marks.raise_to(mark(4))
+    assert marks.last_store() == UNKNOWN_STORE
+    marks.note_store("s3://bucket")
+    assert marks.last_store() == "s3://bucket"
