@@ -153,8 +153,9 @@ class StoredPartitions:
             both_were = "may have been" if last_store == UNKNOWN_STORE else "were"
             raise PublishedError(
                 f"partition {partition.key}: {lacking} Its file is not there either, and both {both_were}:"
-                " was the store emptied? Nothing was changed. Another machine may have published a newer version than"
-                f" {local.sequence}, which is here, so a person says which machine fills the store again:"
+                " was the store emptied? Nothing was changed. Another machine may have published a newer"
+                f" version than {local.sequence}, which is here, so a person says which machine fills the"
+                " store again:"
                 f" {newest_here_command()}, on the machine that worked last."
             )
 

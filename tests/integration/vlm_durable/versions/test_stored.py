@@ -535,7 +535,7 @@ def test_a_machine_whose_mark_is_lost_does_not_fill_a_store_that_was_emptied(mac
     for copy in version_mark.mark_copies(b.partition(KEY).version_mark):
         copy.write_bytes(b"damaged")
     for fill in (at_b.push, at_b.put_back, at_b.push):
-        with pytest.raises(PublishedError, match="both may have been: was the store emptied.*--newest-here"):
+        with pytest.raises(PublishedError, match=r"both may have been: was the store emptied.*--newest-here"):
             fill(KEY)
     assert [bucket.head(name) for name in NAMES] == [None] * 3
 
