@@ -28,7 +28,7 @@ def full(chance: random.Random, mount: Mount, number: int) -> Counter[str]:
     ledger, met = Ledger(home, refused=_FULL), 0
     for _ in range(chance.randint(1, 3)):
         if home.exists() or chance.random() < 0.8:
-            _fill(filler, leave=chance.randrange(0, _ROOM, 4096))
+            fill(filler, leave=chance.randrange(0, _ROOM, 4096))
         life = live_to_the_end(home)
         met += _named(life, errno.ENOSPC)
         ledger.hear(life)
@@ -68,7 +68,7 @@ def _named(life: Life, code: int) -> bool:
     return True
 
 
-def _fill(path: Path, *, leave: int) -> None:
+def fill(path: Path, *, leave: int) -> None:
     """Take all space but so many bytes."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:

@@ -17,6 +17,7 @@ from faults import (
     failing_calls,
     flips,
     full_disks,
+    joined_sets,
     kills,
     old_data,
     power_cuts,
@@ -43,7 +44,8 @@ class Part:
 
 
 # A quiet core takes the whole in about an hour. A case of a whole home costs half a second of it, so there
-# are some ten for each kind of file; a case of one partition costs a tenth of a second.
+# are some ten for each kind of file; a case of one partition costs a tenth of a second, and one of Dagster's
+# runs half of one each.
 PARTS = (
     Part("kills-swept", "1, 6", "killed at every operation, and again in recovery: committed rows exact",
          "kills", 3000, kills.swept),
@@ -85,6 +87,8 @@ PARTS = (
          "kills", 240, care_killed.killed),
     Part("trained-models", "24, 28", "a model killed or put back: the newest counts, or a sentence names it",
          "strikes", 300, trained_models.struck),
+    Part("joined-sets", "32", "two sets of a run killed or failing: rows of both exact, each published",
+         "strikes", 160, joined_sets.in_memory),
     Part("power-ext4-log-flushed", "4", "power cut, log flushed: committed rows exact",
          "power cuts", 300, power_cuts.case(LOG_FLUSHED), "ext4"),
     Part("power-ext4-log-lost", "5", "power cut, log lost: committed rows exact",
@@ -103,6 +107,8 @@ PARTS = (
          "read-only file systems", 50, full_disks.read_only, "ext4"),
     Part("read-only-xfs", "8", "remounted read-only: named, nothing lost, goes on when writable",
          "read-only file systems", 50, full_disks.read_only, "xfs"),
+    Part("joined-sets-ext4", "32", "power cut, or a disk really full, under two sets of a run: the same",
+         "strikes", 80, joined_sets.on_a_disk, "ext4"),
 )  # fmt: skip
 
 

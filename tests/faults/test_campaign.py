@@ -11,10 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from faults import kills, partition_life, results
 from faults.__main__ import main
+from faults.joined_sets import FIRST, IDS, SetsLedger
+from faults.joined_sets import KEY as KEY_OF_SETS
 from faults.ledger import Ledger, PromiseBrokenError
 from faults.lives import Life, live_to_the_end, live_until_operation
 from faults.mounts import LOG_FLUSHED, LOG_LOST
@@ -22,6 +26,7 @@ from faults.old_data import Trial, archive_at
 from faults.parts import PARTS, part_named
 from faults.results import Results
 from faults.runner import FRUITLESS_CASES, places, run, run_case
+from vlm_durable.files.layout import Home
 from vlm_durable.journal.journal import Journal
 from vlm_durable.journal.journal_errors import CrossDeviceError
 
@@ -47,6 +52,7 @@ CASES: dict[str, range | tuple[int, ...]] = {
     "failing-repairs": (2, 5),
     "care-killed": (120, 243),
     "trained-models": range(30),
+    "joined-sets": range(1, 4),
 }
 
 
@@ -59,7 +65,7 @@ def memory() -> Iterator[Path]:
 
 @pytest.mark.parametrize("name", [part.name for part in PARTS if part.mount is None])
 def test_parts_without_a_file_system_of_their_own(memory: Path, name: str) -> None:
-    """Faults 1, 2, 6 to 8, 10, 11, 13, 14, 24 to 30: rows are as undisturbed, or a true sentence says why."""
+    """Faults 1, 2, 6 to 14, 24 to 30, 32: rows are as undisturbed, or a true sentence says why."""
     part, numbers = part_named(name), CASES[name]
     done = sum((run_case(part, number, SEED, memory) for number in numbers), start=Counter())
     assert done[part.unit] >= len(numbers) / 2
@@ -77,11 +83,11 @@ def test_a_woken_writer_does_not_lower_what_another_had_begun(tmp_path: Path) ->
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs"])
 def test_power_cuts_and_failing_disks(mounted, kind: str) -> None:
-    """Faults 4, 5, 7, 8: cut off, full and read-only, for real: what was acknowledged is there afterwards."""
+    """Faults 4, 5, 7, 8, 32: cut off, full, read-only for real: what was acknowledged is there afterwards."""
     mount = mounted(kind)
     for part in PARTS:
         if part.mount == kind:
-            least, done = 2 if part.name.startswith("power") else 3, Counter()
+            least, done = {"power": 2, "joined": 1}.get(part.name.partition("-")[0], 3), Counter()
             # A cut at a moment that comes after the last operation is none: then there are more cases.
             for case in range(20):
                 if case >= least and done[part.unit]:
@@ -172,6 +178,34 @@ def test_the_ledger_notices(found: dict, said: str) -> None:
     ledger.hear(Life(reports=[{"version": 1, "restored": [0, 1, 2], "exact": True}]))
     with pytest.raises(PromiseBrokenError, match=said):
         ledger.hear(Life(reports=[found]))
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (dict.fromkeys(IDS[1:], "run 1"), "lost or doubled"),
+        ({**dict.fromkeys(IDS, "run 1"), "p2": "run 2"}, "changed"),
+        (None, "is gone"),
+    ],
+)
+def test_the_ledger_of_two_sets_notices(tmp_path: Path, rows: dict[str, str] | None, said: str) -> None:
+    """The control: a published row of a set that is lost or changed, its file gone, or a row asked again."""
+    ledger, path = SetsLedger(tmp_path), Home(tmp_path).asset(FIRST).partition(KEY_OF_SETS).published
+    path.parent.mkdir(parents=True)
+    _publish(path, dict.fromkeys(IDS, "run 1"))
+    ledger.hear(Life([{"submitted": [FIRST, [*IDS]]}, {"promised": [FIRST, [*IDS[:3]]]}]), "run 1")
+    with pytest.raises(PromiseBrokenError, match="asked again"):
+        ledger.hear(Life([{"submitted": [FIRST, ["p5"]]}]), "run 2")
+    path.unlink()
+    if rows is not None:
+        _publish(path, rows)
+    with pytest.raises(PromiseBrokenError, match=said):
+        ledger.hear(Life(), "run 2")
+
+
+def _publish(path: Path, rows: dict[str, str]) -> None:
+    answers = [{"facade": f"{property_id} by {run}"} for property_id, run in rows.items()]
+    pq.write_table(pa.table({"property_id": [*rows], "description": answers}), path)
 
 
 def test_an_error_without_a_name_does_not_pass(memory_path: Path) -> None:
