@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from vlm_durable.state.database import ControlState
 from vlm_durable.state.tables import CANCELS_LOOKED_UNTIL as LOOKED_UNTIL
-from vlm_durable.state.tables import cancels, meta
+from vlm_durable.state.tables import cancels, meta, put_row, text_of
 
 if TYPE_CHECKING:
     from sensors.dagster_internals.events import DagsterFacts
@@ -103,8 +103,7 @@ class Cancels:
 def _read(connection: sa.Connection) -> Cancelled:
     rows = connection.execute(sa.select(cancels.c.partition, cancels.c.run_id, cancels.c.at))
     partitions = {row.partition: Cancel(row.run_id, row.at) for row in rows}
-    read_until = connection.execute(sa.select(meta.c.value).where(meta.c.name == LOOKED_UNTIL)).scalar()
-    return Cancelled(partitions, float(read_until or 0.0))
+    return Cancelled(partitions, float(text_of(connection, LOOKED_UNTIL) or 0.0))
 
 
 def _write(connection: sa.Connection, cancelled: Cancelled) -> None:
@@ -115,5 +114,4 @@ def _write(connection: sa.Connection, cancelled: Cancelled) -> None:
     ]
     if rows:
         connection.execute(cancels.insert(), rows)
-    connection.execute(meta.delete().where(meta.c.name == LOOKED_UNTIL))
-    connection.execute(meta.insert().values(name=LOOKED_UNTIL, value=repr(cancelled.read_until)))
+    put_row(connection, meta, name=LOOKED_UNTIL, value=repr(cancelled.read_until))

@@ -30,7 +30,7 @@ from vlm_durable import markdown_text
 from vlm_durable.files.layout import AssetFolders
 from vlm_durable.files.seen_files import signature_of
 from vlm_durable.state.database import ControlState
-from vlm_durable.state.tables import drift_snapshots
+from vlm_durable.state.tables import drift_snapshots, put_row, read_snapshot
 from vlm_durable.state.workers import Workers
 from vlm_durable.versions.findings import Finding, FindingKind
 from vlm_durable.versions.partition_files import PUBLISHED_FILE
@@ -90,9 +90,8 @@ class Snapshot:
     @classmethod
     def read(cls, state: ControlState, asset: str) -> Snapshot:
         """The last snapshot; a new one if there is none or it cannot be read: a power cut may tear it."""
-        query = sa.select(drift_snapshots.c.snapshot).where(drift_snapshots.c.asset == asset)
         try:
-            fields = state.read_beats(lambda connection: connection.execute(query).scalar()) or {}
+            fields = state.read_beats(lambda connection: read_snapshot(connection, asset)) or {}
             partitions = {key: Seen(*seen) for key, seen in fields["partitions"].items()}
             return cls(state, asset, partitions, is_lost=bool(fields["is_lost"]))
         except (ValueError, KeyError, TypeError, AttributeError, sa.exc.DBAPIError):
@@ -100,13 +99,11 @@ class Snapshot:
 
     def write(self) -> None:
         """Replace the last snapshot; a power cut may lose it. Raises ControlStateError."""
-        fields = {"is_lost": self.is_lost, "partitions": self.partitions}
-
-        def write(connection: sa.Connection) -> None:
-            connection.execute(drift_snapshots.delete().where(drift_snapshots.c.asset == self.asset))
-            connection.execute(drift_snapshots.insert().values(asset=self.asset, snapshot=fields))
-
-        self.state.beat(write)
+        row = {
+            "asset": self.asset,
+            "snapshot": {"is_lost": self.is_lost, "partitions": self.partitions},
+        }
+        self.state.beat(lambda connection: put_row(connection, drift_snapshots, **row))
 
 
 def kind_of(verdict: Verification) -> str:

@@ -16,7 +16,7 @@ from vlm_durable.commands import command
 from vlm_durable.state.database import ControlState
 from vlm_durable.state.tables import attempts as _table
 from vlm_durable.state.tables import done_again as _done
-from vlm_durable.state.tables import meta
+from vlm_durable.state.tables import meta, put_row, text_of
 from vlm_durable.wording import counted
 
 _TICK_REQUEST = "look_asked"
@@ -170,9 +170,10 @@ class Attempts:
                 before, now = read.get(key), entries.get(key)
                 if before == now:
                     continue
-                connection.execute(_table.delete().where(_table.c.partition == key))
                 if now is not None:
-                    connection.execute(_table.insert().values(_row(now)))
+                    put_row(connection, _table, **_row(now))
+                else:
+                    connection.execute(_table.delete().where(_table.c.partition == key))
             return True
 
         return self._state.write(write)
@@ -188,18 +189,13 @@ class TickRequest:
 
 def request_tick(state: ControlState, request: TickRequest) -> None:
     """Write a request down; it replaces one that was not answered yet. Raises ControlStateError."""
-
-    def write(connection: sa.Connection) -> None:
-        connection.execute(meta.delete().where(meta.c.name == _TICK_REQUEST))
-        connection.execute(meta.insert().values(name=_TICK_REQUEST, value=json.dumps(asdict(request))))
-
-    state.write(write)
+    value = json.dumps(asdict(request))
+    state.write(lambda connection: put_row(connection, meta, name=_TICK_REQUEST, value=value))
 
 
 def pending_request(state: ControlState) -> TickRequest | None:
     """The request that was not answered yet. Raises ControlStateError."""
-    query = sa.select(meta.c.value).where(meta.c.name == _TICK_REQUEST)
-    text = state.read(lambda connection: connection.execute(query).scalar())
+    text = state.read(lambda connection: text_of(connection, _TICK_REQUEST))
     return None if text is None else TickRequest(**json.loads(text))
 
 
@@ -240,10 +236,9 @@ def note_done_again(state: ControlState, done: Collection[DoneAgain], *, now: fl
         latest = {row.partition: row.at for row in rows}
         for partition in done:
             if latest.get(partition.key, 0.0) < partition.at:
-                connection.execute(_done.delete().where(_done.c.partition == partition.key))
                 row = asdict(partition) | {"why": partition.why[:_LONGEST_WHY], "partition": partition.key}
                 del row["key"]
-                connection.execute(_done.insert().values(row))
+                put_row(connection, _done, **row)
 
     state.write(write)
 

@@ -103,10 +103,9 @@ def claim_control_state(settings: Settings) -> None:
     if settings.state_url is None or not catalog_path(settings.home).exists():
         return
     own = Catalog.open(settings.home).catalog_id
-    is_claim = tables.meta.c.name == tables.CATALOG_ID
 
     def claim(connection: sa.Connection) -> str:
-        owner = connection.scalar(sa.select(tables.meta.c.value).where(is_claim))
+        owner = tables.text_of(connection, tables.CATALOG_ID)
         if owner is None:
             connection.execute(tables.meta.insert().values(name=tables.CATALOG_ID, value=own))
         return owner or own

@@ -28,7 +28,7 @@ from PIL import Image
 from vlm_durable.commands import command
 from vlm_durable.state.database import ControlState
 from vlm_durable.state.sqlite_file import ControlStateError
-from vlm_durable.state.tables import failed_canaries, good_canaries, known_canaries
+from vlm_durable.state.tables import failed_canaries, good_canaries, known_canaries, put_row
 from vlm_engine.devices.find import Device, DriverNvml
 from vlm_engine.devices.left_out import DeviceFailure, leave_out
 from vlm_engine.images.images import LoadedProperty, Maker
@@ -217,12 +217,10 @@ class Canary:
                 return record if differs else None
             if answer.versions and (record is None or differs):
                 new = {"id": id_, "digest": answer.digest, "device": device, "at": ended_at} | kind
-                connection.execute(table.delete().where(is_this_kind))
-                connection.execute(table.insert().values(**new, confirmed=False))
+                put_row(connection, table, **new, confirmed=False)
             elif record is not None and record.device != device:
                 connection.execute(table.update().where(is_this_kind).values(confirmed=True))
-            connection.execute(good_canaries.delete().where(good_canaries.c.device == device))
-            connection.execute(good_canaries.insert().values(device=device, at=ended_at))
+            put_row(connection, good_canaries, device=device, at=ended_at)
             return record if differs else None
 
         try:

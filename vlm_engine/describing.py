@@ -217,7 +217,7 @@ class Describing:
                     if in_this_thread or len(self._questions) == 1:
                         loaded.append((event, True))
                     else:  # A server's cache has a property's images while it is asked about nothing else.
-                        loaded.extend(([one], one is event[-1]) for one in event)
+                        loaded.extend(([apart], apart is event[-1]) for apart in event)
 
     def _next_event(self, *, waiting: bool) -> _Event:
         began = self._clock()

@@ -35,7 +35,7 @@ from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.intervals import Share, wilson
 from vlm_assets.services.progress import doing
 from vlm_durable.files.seen_files import signature_of
-from vlm_durable.state.tables import quality_summaries
+from vlm_durable.state.tables import put_row, quality_summaries
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.versions.versioned_object import RecordDamagedError
 from vlm_durable.wording import counted
@@ -697,10 +697,5 @@ def _kept_summaries(settings: Settings) -> Iterator[tuple[str, PartitionSummary]
 
 
 def _keep(settings: Settings, summary: PartitionSummary, made_of: str) -> None:
-    table = quality_summaries
-
-    def write(connection: sa.Connection) -> None:
-        connection.execute(table.delete().where(table.c.key == summary.key))
-        connection.execute(table.insert().values(key=summary.key, made_of=made_of, summary=asdict(summary)))
-
-    control_state(settings).beat(write)
+    row = {"key": summary.key, "made_of": made_of, "summary": asdict(summary)}
+    control_state(settings).beat(lambda connection: put_row(connection, quality_summaries, **row))

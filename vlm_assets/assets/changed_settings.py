@@ -118,8 +118,8 @@ def _how(before: str, after: str) -> str:
             json.dumps(value, ensure_ascii=False) for value in values if value not in values_now
         )
         parts = (("values added", more), ("values removed", fewer))
-        said = "; ".join(f"{part}: {_cut(listed)}" for part, listed in parts if listed)
-        return f" ({said})" if said else ""
+        changes = "; ".join(f"{part}: {_cut(listed)}" for part, listed in parts if listed)
+        return f" ({changes})" if changes else ""
     if before == after:
         return ""
     return f" ({' -> '.join('one of some values' if _values(kind) else kind for kind in (before, after))})"

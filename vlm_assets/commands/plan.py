@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from datetime import datetime
 from functools import partial
 from typing import Annotated
@@ -19,7 +18,7 @@ from vlm_assets.config.resource_settings import (
     build_text_embedding_model,
     build_vision_language_model,
 )
-from vlm_assets.config.settings import PREFIX, Settings, SettingsError, of_env_file
+from vlm_assets.config.settings import PREFIX, Settings, SettingsError
 from vlm_assets.services.forecast import (
     SECONDS_A_DAY,
     Forecast,
@@ -31,9 +30,7 @@ from vlm_assets.services.measurement import current_measurement, measure
 from vlm_assets.services.progress import doing
 from vlm_durable.commands import command
 from vlm_durable.wording import counted, duration
-from vlm_engine.prompt import build_prompt
 from vlm_engine.protocol import ModelLoadError
-from vlm_engine.schema import load_schema
 
 _EXAMPLES = """\b
 vlm-assets plan
@@ -106,30 +103,14 @@ def plan_command(
 
 
 def alone(settings: Settings, name: str) -> Settings:
-    """The settings of a question set as if nothing else were asked, here and for what is started from here.
-
-    Raises SettingsError.
-    """
+    """The settings of a question set as if nothing else were asked. Raises SettingsError."""
     sets = {asked.asset.name: asked.settings for asked in question_sets(settings)[1:]}
     own = sets.get(SET_PREFIX + name)
-    if settings.questions is None or own is None:
+    if own is None:
         names = ", ".join(asset.removeprefix(SET_PREFIX) for asset in sets)
         raise SettingsError(
             f"There is no question set {name!r}; there is {names or 'none'}: {command('questions')}."
         )
-    # A measurement is kept under what is asked, in the words of the settings: the text makes it the same.
-    given = {
-        "DESCRIPTION_SCHEMA": own.description_schema,
-        "PROMPT": build_prompt(load_schema(own.description_schema), own.prompt).text,
-        "MODEL": own.model,
-        "PROCESSOR_OPTIONS": own.processor_options,
-        "ENV_FILE": os.devnull,
-    }
-    inherited = {**of_env_file(), **os.environ}
-    os.environ |= inherited | {PREFIX + key: value for key, value in given.items() if value is not None}
-    os.environ.pop(f"{PREFIX}QUESTIONS", None)
-    folders = [str(settings.questions.path.parent), os.environ.get("PYTHONPATH", "")]
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
     return own.model_copy(update={"embedding_model": None})
 
 

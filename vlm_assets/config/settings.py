@@ -565,7 +565,7 @@ def own_settings(settings: type[Settings]) -> list[str]:
 
 def settings_groups() -> dict[str, str]:
     """Who needs which settings: the first of each group, and its title."""
-    added = ((own_settings(one.settings), one.settings_title) for one in loaded_extensions())
+    added = [(own_settings(more.settings), more.settings_title) for more in loaded_extensions()]
     return GROUPS | {names[0]: title for names, title in added if names}
 
 

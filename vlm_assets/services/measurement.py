@@ -27,6 +27,7 @@ from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.small_runs import (
     LAUNCH_SECONDS,
     MeasuredRun,
+    environment,
     measure_small_runs,
     measured_folder,
     run_rows,
@@ -162,7 +163,7 @@ def measure(
             f" {counted(min(limit, catalog.rows), 'properties')} is described, once{rest}; {_NOTHING_WRITTEN}"
         )
         if model.server is None:
-            _try_apart(limit, quiet=tell is None)
+            _try_apart(settings, limit, quiet=tell is None)
             measured = current_measurement(settings, model, gpu)
         else:
             trial = run_trial(settings, catalog, gpu, model, limit=limit)
@@ -196,14 +197,14 @@ def runs_announcement(catalog: Catalog, measured: Measurement, devices: int) -> 
     )
 
 
-def _try_apart(limit: int, *, quiet: bool) -> None:
+def _try_apart(settings: Settings, limit: int, *, quiet: bool) -> None:
     """Describe a sample and keep what it took, in a process of its own: its device is free when it has ended.
 
     It shows by itself how far it is. Raises CommandError.
     """
     program = Path(sys.executable).with_name("vlm-assets")
     words = [str(program), "compare", "--limit", str(limit), *(["--json"] if quiet else [])]
-    if subprocess.run(words, stdout=subprocess.DEVNULL, check=False).returncode:
+    if subprocess.run(words, stdout=subprocess.DEVNULL, env=environment(settings), check=False).returncode:
         raise CommandError(
             "A sample could not be described, so nothing can be planned. Why stands above;"
             f" {command('doctor')} tries all that a run needs."

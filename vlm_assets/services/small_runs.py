@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import IO, Final, Self
@@ -23,7 +24,7 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.catalog.ranges import DESCRIPTIONS, EMBEDDINGS
 from vlm_assets.config.extensions import describing_model
-from vlm_assets.config.settings import PREFIX, Settings, of_env_file
+from vlm_assets.config.settings import CHECKOUT, PREFIX, Settings, of_env_file
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.progress import doing
 from vlm_assets.services.trial import sample
@@ -61,10 +62,12 @@ _OWN: Final = (
     "ALERT_TARGETS",
     "UI_ADDRESS",
     "SOURCE",
-    "QUESTIONS",
     "RUN_NEW_RANGES_AFTER_HOURS",
 )
 """Settings that runs in a home of their own do without: they reach nobody and nothing outside of it."""
+
+_ASKED: Final = ("description_schema", "prompt", "model", "processor_options", "embedding_model")
+"""Settings that a question set may have for itself, and the embedder, which it lacks."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +155,7 @@ def measure_small_runs(settings: Settings, catalog: Catalog, usable: Sequence[De
         names = [DESCRIPTIONS, *(name for name in own.computed_assets if name == EMBEDDINGS)]
         assets = [own.layout.asset(name) for name in names]
         log = folder / "log"
-        with log.open("wb") as output, _running(home, _environment(settings, usable), output) as process:
+        with log.open("wb") as output, _running(home, _apart(settings, usable), output) as process:
             began, ended = time.monotonic(), 0
             while process.poll() is None:
                 published = len(assets[-1].published_keys())
@@ -199,21 +202,31 @@ def _running(
         end_processes(process.send_signal, partial(child_has_ended, process), grace=_END_SECONDS)
 
 
-def _environment(settings: Settings, usable: Sequence[Device]) -> dict[str, str]:
-    """Of runs in a home of their own: the settings as they are, but for what leads out of it.
+def _apart(settings: Settings, usable: Sequence[Device]) -> dict[str, str]:
+    """The environment of runs in a home of their own: that of ``environment``, but for what leads out of it.
 
     That home knows of no device that is left out: the usable ones are named.
     """
-    inherited = {**of_env_file(), **os.environ}
-    left_out = {"DAGSTER_HOME", *(PREFIX + name for name in _OWN)}
-    chosen = {"ENV_FILE": os.devnull, "ENGINE": "transformers", "DEVICES": named(usable)}
+    apart = environment(settings) | {f"{PREFIX}ENGINE": "transformers", f"{PREFIX}DEVICES": named(usable)}
     if (model := describing_model(settings)) is not None:
-        chosen["MODEL"] = model
-    if settings.embedding_model is not None:
-        chosen["EMBEDDING_MODEL"] = settings.embedding_model
+        apart[f"{PREFIX}MODEL"] = model
+    left_out = {"DAGSTER_HOME", *(PREFIX + name for name in _OWN)}
+    return {name: value for name, value in apart.items() if name not in left_out}
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """The environment of a program that asks what these settings ask, and no further question set."""
+    inherited = {**of_env_file(), **os.environ, f"{PREFIX}ENV_FILE": os.devnull}
+    asked = {name: getattr(settings, name) for name in _ASKED}
+    left_out = {PREFIX + name.upper() for name in (*_ASKED, "questions")}
+    # The schema's module may lie beside a file of question sets, of which that program knows nothing.
+    module = settings.description_schema.partition(":")[0]
+    folder = Path(str(import_module(module).__file__)).parents[module.count(".")]
+    if folder not in (Path.cwd(), CHECKOUT):
+        inherited["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
     return {
         **{name: value for name, value in inherited.items() if name not in left_out},
-        **{PREFIX + name: value for name, value in chosen.items()},
+        **{PREFIX + name.upper(): value for name, value in asked.items() if value is not None},
     }
 
 

@@ -7,6 +7,7 @@ snapshots, for all processes; without it every object is asked about anew.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -25,7 +26,7 @@ from vlm_durable.mirror.bucket import ObjectDeniedError, StoreError
 from vlm_durable.mirror.mirror import Mirror
 from vlm_durable.state.database import ControlState
 from vlm_durable.state.sqlite_file import ControlStateError
-from vlm_durable.state.tables import drift_snapshots
+from vlm_durable.state.tables import drift_snapshots, put_row, read_snapshot
 from vlm_durable.state.workers import Workers
 from vlm_durable.versions.stored import StoredPartitions
 from vlm_durable.versions.versioned_object import PublishedError
@@ -151,9 +152,8 @@ class StoreLooks:
                 yield from zip(together, pool.map(trouble, together), strict=True)
 
     def _read(self) -> _Memory:
-        query = sa.select(drift_snapshots.c.snapshot).where(drift_snapshots.c.asset == self._name)
         try:
-            content = self._state.read_beats(lambda connection: connection.execute(query).scalar())
+            content = self._state.read_beats(lambda connection: read_snapshot(connection, self._name))
             if content is None:
                 return _Memory()
             objects = {key: SeenObject(*seen) for key, seen in content["objects"].items()}
@@ -163,15 +163,10 @@ class StoreLooks:
 
     def _write(self, memory: _Memory) -> None:
         content = {"at": memory.at, "cursor": memory.cursor, "objects": memory.objects}
-
-        def write(connection: sa.Connection) -> None:
-            connection.execute(drift_snapshots.delete().where(drift_snapshots.c.asset == self._name))
-            connection.execute(drift_snapshots.insert().values(asset=self._name, snapshot=content))
-
-        try:
-            self._state.beat(write)
-        except ControlStateError:
-            return  # The next look asks about all of it again.
+        row = {"asset": self._name, "snapshot": content}
+        # Where it fails, the next look asks about all of it again.
+        with contextlib.suppress(ControlStateError):
+            self._state.beat(lambda connection: put_row(connection, drift_snapshots, **row))
 
 
 @dataclass(frozen=True)

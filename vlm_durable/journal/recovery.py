@@ -9,7 +9,7 @@ import datetime
 import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -188,13 +188,9 @@ def _verify(
         except SegmentUnreadableError as error:
             return error
 
-    def verify_share(names: list[str]) -> list[tuple[str, Segment | SegmentUnreadableError]]:
-        return [(name, verify(name)) for name in names]
-
     ordered = sorted(present)
-    shares = [ordered[start::_THREADS] for start in range(_THREADS)]
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="verify-segments") as pool:
-        return dict(pair for share in pool.map(verify_share, shares) for pair in share)
+        return dict(zip(ordered, pool.map(verify, ordered), strict=True))
 
 
 def _choose(
@@ -323,7 +319,7 @@ def settle(
         quarantined=tuple(moved),
         accepted_loss=lost,
     )
-    return Manifest(**{**manifest.__dict__, "file_sha256": sha256}), recovery
+    return replace(manifest, file_sha256=sha256), recovery
 
 
 def _now() -> str:

@@ -5,6 +5,8 @@ All times are in unix seconds.
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 
 VERSION = 6
@@ -245,3 +247,19 @@ batch_sizes = sa.Table(
     sa.Column("held", sa.Boolean, nullable=False),
     comment="How fast batches of a size are on devices of a name: see vlm_engine/batches.py",
 )
+
+
+def put_row(connection: sa.Connection, table: sa.Table, **values: object) -> None:
+    """Write a row in place of the one that has its primary key, if there is one."""
+    connection.execute(table.delete().where(*(column == values[column.name] for column in table.primary_key)))
+    connection.execute(table.insert().values(**values))
+
+
+def text_of(connection: sa.Connection, name: str) -> str | None:
+    """The value of a name in ``meta``; None where it has none."""
+    return connection.scalar(sa.select(meta.c.value).where(meta.c.name == name))
+
+
+def read_snapshot(connection: sa.Connection, name: str) -> Any:
+    """What was last seen of an asset, or of its objects in a store; None where nothing is known."""
+    return connection.scalar(sa.select(drift_snapshots.c.snapshot).where(drift_snapshots.c.asset == name))

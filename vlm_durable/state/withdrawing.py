@@ -9,32 +9,23 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 
-import sqlalchemy as sa
-
 from vlm_durable.state.database import ControlState
-from vlm_durable.state.tables import WITHDRAWING as _NAME
-from vlm_durable.state.tables import meta as _table
+from vlm_durable.state.tables import WITHDRAWING, meta, put_row, text_of
 
 
 def begin_withdrawal(state: ControlState, partitions: Collection[str]) -> None:
     """Note durably that properties of these partitions are being withdrawn. Raises ControlStateError."""
     value = json.dumps(sorted(partitions))
-
-    def write(connection: sa.Connection) -> None:
-        connection.execute(_table.delete().where(_table.c.name == _NAME))
-        connection.execute(_table.insert().values(name=_NAME, value=value))
-
-    state.write(write, copy=True)
+    state.write(lambda connection: put_row(connection, meta, name=WITHDRAWING, value=value), copy=True)
 
 
 def end_withdrawal(state: ControlState) -> None:
     """Remove the note: all is withdrawn, or nothing was. Raises ControlStateError."""
-    delete = _table.delete().where(_table.c.name == _NAME)
+    delete = meta.delete().where(meta.c.name == WITHDRAWING)
     state.write(lambda connection: connection.execute(delete), copy=True)
 
 
 def being_withdrawn(state: ControlState) -> frozenset[str] | None:
     """The partitions of a withdrawal under way; None where there is none. Raises ControlStateError."""
-    query = sa.select(_table.c.value).where(_table.c.name == _NAME)
-    value = state.read(lambda connection: connection.execute(query).scalar())
+    value = state.read(lambda connection: text_of(connection, WITHDRAWING))
     return None if value is None else frozenset(json.loads(value))

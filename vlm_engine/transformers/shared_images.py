@@ -153,11 +153,11 @@ class SeenBatch:
             return None
         tokens = [tokens_of[id(loaded)] for loaded in batch]
         fitting = [count <= longest for count in tokens]
-        wanted = [id(loaded) for loaded in itertools.compress(batch, fitting)]
+        asked_ids = [id(loaded) for loaded in itertools.compress(batch, fitting)]
         row_of = {identity: row for row, identity in enumerate(seen)}
-        if any(identity not in row_of for identity in wanted):
+        if any(identity not in row_of for identity in asked_ids):
             return None
-        rows = [row_of[identity] for identity in wanted]
+        rows = [row_of[identity] for identity in asked_ids]
         text = endings.exchanged(self.text, self.question, question)
         tensors = BatchFeature({name: tensor[rows] for name, tensor in text.items()}) if rows else None
         beginning = self.beginning.of_rows(rows, len(seen), endings.tokens(question))

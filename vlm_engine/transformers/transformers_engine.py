@@ -337,8 +337,8 @@ class TransformersEngine:
             seen = SeenBatch.begin(batch, 0, asked, endings)
             expected = self._first_scores(alone, None)
             self._first_scores(asked, seen.beginning)
-            found = seen.asked(batch, 1, endings, math.inf)
-            scores = None if found is None else self._first_scores(*found)
+            further = seen.asked(batch, 1, endings, math.inf)
+            scores = None if further is None else self._first_scores(*further)
         except Exception as error:  # A model's own code may raise anything.
             of_attention = isinstance(error, AttributeError | KeyError | TypeError)
             if of_attention and attend_as_shipped(self._model):

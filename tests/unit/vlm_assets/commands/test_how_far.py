@@ -22,7 +22,7 @@ from vlm_assets.commands import run as run_module
 from vlm_assets.commands.main import app
 from vlm_assets.commands.run import ProgressLine
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model
-from vlm_assets.config.settings import load_settings
+from vlm_assets.config.settings import Settings
 from vlm_assets.services import home_audit, measurement
 from vlm_assets.services.backfill import BackfillProgress
 from vlm_assets.services.small_runs import MeasuredRun
@@ -104,8 +104,7 @@ def without_dagster(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
 def measured_runs(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both would be done in processes of their own: ``compare`` in one, and a Dagster."""
 
-    def describe(limit: int, *, quiet: bool) -> None:
-        settings = load_settings()
+    def describe(settings: Settings, limit: int, *, quiet: bool) -> None:
         device = build_gpu(settings).find()[0]
         name = measurement._name(
             settings, build_vision_language_model(settings), f"{device.id} ({device.name})"

@@ -13,6 +13,7 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands.plan import alone, sentences
 from vlm_assets.config.settings import SettingsError, load_settings
 from vlm_assets.services.forecast import make_forecast
+from vlm_assets.services.small_runs import environment
 from vlm_engine.prompt import build_prompt
 from vlm_engine.schema import load_schema
 
@@ -46,6 +47,7 @@ def test_what_is_started_to_plan_a_set_asks_that_set_alone(tmp_path, monkeypatch
         alone(settings, "ramp")
     own = alone(settings, "access")
     assert own.descriptions.name == "property_access"
+    monkeypatch.setattr(os, "environ", environment(own))
     started = load_settings(home=tmp_path / "home")
     assert started.questions is None
     schema = load_schema("access_schema:Access")

@@ -13,7 +13,7 @@ from vlm_assets.config.resource_settings import build_gpu, build_vision_language
 from vlm_assets.services import measurement
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.measurement import keep_measurement, measure, read_measurements
-from vlm_assets.services.small_runs import MeasuredRun, _environment
+from vlm_assets.services.small_runs import MeasuredRun, _apart
 
 
 def test_what_runs_take_is_read_from_when_they_were_launched_and_published() -> None:
@@ -36,7 +36,7 @@ def test_a_plan_says_before_it_measures_how_long_that_takes(uneven, monkeypatch)
     model = build_vision_language_model(settings)
     happened: list[str] = []
 
-    def describe(limit: int, *, quiet: bool) -> None:
+    def describe(_: object, limit: int, *, quiet: bool) -> None:
         happened.append(f"a sample of {limit}, {quiet=}")
         name = measurement._name(settings, model, f"{gpu.find()[0].id} ({gpu.find()[0].name})")
         keep_measurement(settings, replace(MEASURED, name=name, run=None))
@@ -81,6 +81,6 @@ def test_devices_that_are_left_out_are_not_measured_with(uneven) -> None:
             gpu.left_out_devices().note_failure(device, occurrence=occurrence, why="It fell off the bus.")
         assert [one.id for one in gpu.usable()] == expected
         if expected:
-            assert _environment(settings, gpu.usable())["VLM_ASSETS_DEVICES"] == "cpu:1"
+            assert _apart(settings, gpu.usable())["VLM_ASSETS_DEVICES"] == "cpu:1"
     with pytest.raises(CommandError, match="left out"):
         measure(settings, Catalog.open(settings.home), gpu, model, limit=1)
