@@ -133,8 +133,8 @@ class DriftWatched(Protocol):
         """All its partitions."""
 
     @property
-    def made_from(self) -> AssetFolders | None:
-        """The asset that it is made from; None if it is made from none."""
+    def made_from(self) -> Sequence[AssetFolders]:
+        """The assets whose published rows it follows from."""
 
     def look(self) -> contextlib.AbstractContextManager[Callable[[str], Verification | None]]:
         """Gives the verdict on a partition by its key; None while a publication is under way.
@@ -362,17 +362,17 @@ def build_published_file_drift_sensor(watcher: DriftWatcher, *, ticks: Ticks) ->
     )
 
 
-def signatures(asset: AssetFolders, *, made_from: AssetFolders | None = None) -> dict[str, str]:
+def signatures(asset: AssetFolders, *, made_from: Sequence[AssetFolders] = ()) -> dict[str, str]:
     """By key, the signatures of each partition's file and record that exists.
 
-    made_from: the asset that this one is made from; its records count too.
+    made_from: the assets that this one is made from; their records count too.
     """
     parts: dict[str, list[str]] = {}
     for folder, ending in ((asset.published, _FILE), (asset.versions, _RECORD)):
         for key, state in _entries(folder, ending):
             parts.setdefault(key, []).append(ending + state)
-    if made_from is not None:
-        for key, state in _entries(made_from.versions, _RECORD):
+    for upstream in made_from:
+        for key, state in _entries(upstream.versions, _RECORD):
             if key in parts:
                 parts[key].append(state)
     return {key: " ".join(states) for key, states in parts.items()}

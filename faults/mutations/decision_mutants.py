@@ -25,6 +25,9 @@ _CONFIDENCES = "vlm_results/confidence_statistics.py"
 _GUARANTEE = "vlm_results/guarantee.py"
 _CERTIFICATION = "vlm_results/certification.py"
 _LABELS = "vlm_results/labels.py"
+_WHERE = "vlm_assets/config/where.py"
+_CHECKS = "vlm_assets/assets/checks.py"
+_FINGERPRINT = "vlm_assets/assets/fingerprint.py"
 _INTERVALS = "vlm_assets/services/intervals.py"
 _COMPARE = "vlm_assets/services/comparison.py"
 _FORECAST = "vlm_assets/services/forecast.py"
@@ -100,6 +103,9 @@ TESTS = {
     _GUARANTEE: ["tests/unit/vlm_results/test_guarantee.py"],
     _CERTIFICATION: ["tests/unit/vlm_results/test_guarantee.py"],
     _LABELS: ["tests/unit/vlm_results/test_calibration.py"],
+    _WHERE: ["tests/unit/vlm_assets/config/test_where.py"],
+    _CHECKS: ["tests/integration/vlm_assets/assets/test_asked_where.py"],
+    _FINGERPRINT: ["tests/integration/vlm_assets/assets/test_asked_where.py"],
     _INTERVALS: ["tests/unit/vlm_assets/services/test_intervals.py"],
     _COMPARE: ["tests/unit/vlm_assets/services/test_comparison.py"],
     _FORECAST: ["tests/unit/vlm_assets/services/test_forecast.py"],
@@ -324,6 +330,13 @@ MUTANTS = (
            "        for lock in self._locks:\n            lock.close()\n", "the next holder's note is never removed"),
     Mutant(_LEASES, "                _refuse_if_locks_do_not_hold(path)\n", "", "a file system without locks is refused"),
     Mutant(_LEASES, "            if reasons and device.given:\n", "            if False:\n", "what a cluster gave is taken"),
+    Mutant(_WHERE, "({self.text}\\n), false)", "({self.text}\\n), true)", "what is not known does not hold"),
+    Mutant(_WHERE, "for of in reversed(fillers)", "for of in reversed(fillers[:0])", "a condition looks at the better answer"),
+    Mutant(_WHERE, 'node["function_name"] in unsteady', "False", "a condition says the same each time"),
+    Mutant(_WHERE, "above = names[: names.index(SET_PREFIX + name)]", "above = names", "no two sets wait for each other"),
+    Mutant(_CHECKS, "        passed=not differing,\n        expected=f\"{counted(len(left_out)", "        passed=True,\n        expected=f\"{counted(len(left_out)",
+           "who was asked is who the condition names"),
+    Mutant(_FINGERPRINT, "frozenset({TEXTS, LOOKED_AT})", "frozenset({TEXTS})", "a set follows what its condition looks at"),
     Mutant(_LEASES, "            if not keep:\n", "            if False:\n", "a lock that is not kept is given back"),
     Mutant(_PROCESSES, "        if have_ended(grace):\n            return True\n", "        have_ended(grace)\n", "who ends in its grace is not killed"),
     Mutant(_PROCESSES, "    send(signal.SIGKILL)\n    return have_ended(kill_seconds)\n", "    return have_ended(kill_seconds)\n",

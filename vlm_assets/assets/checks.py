@@ -46,6 +46,11 @@ DESCRIPTION_CHECKS = {
     "failed_share": "The share of properties that could not be described stays under the limits.",
 }
 
+WHERE_CHECKS = {
+    "where_holds": "Every property for which the set's `where` holds was asked, and no other.",
+}
+"""Of a question set that has a condition."""
+
 EMBEDDING_CHECKS = {
     "ids_conserved": DESCRIPTION_CHECKS["ids_conserved"],
     "row_count": DESCRIPTION_CHECKS["row_count"],
@@ -84,7 +89,7 @@ class CheckOutcome:
         """The outcome as a person reads it."""
         ids = f" First: {', '.join(repr(i) for i in self.first_ids)}." if self.first_ids else ""
         step = f" {self.next_step}" if self.next_step and not self.passed else ""
-        return f"Expected {self.expected}; found {self.actual}.{ids}{step}"
+        return f"Expected {self.expected}; found {self.actual.rstrip('.')}.{ids}{step}"
 
 
 @dataclass(frozen=True)
@@ -122,9 +127,19 @@ class FailedShareLimits:
 
 
 def check_descriptions(
-    staged: Path, expected_ids: Sequence[str], schema: pa.Schema, limits: FailedShareLimits, *, key: str
+    staged: Path,
+    expected_ids: Sequence[str],
+    schema: pa.Schema,
+    limits: FailedShareLimits,
+    *,
+    key: str,
+    left_out: frozenset[str] | None = None,
 ) -> list[CheckOutcome]:
-    """Run every check of DESCRIPTION_CHECKS on a staged file of the partition ``key``."""
+    """Run every check of DESCRIPTION_CHECKS on a staged file of the partition ``key``.
+
+    left_out: the properties that the set's condition leaves out; None: it has none. Else those of
+    WHERE_CHECKS too.
+    """
     import duckdb  # Checked in a run, not where definitions load.
 
     row_counts = _count(key, expected_ids, {DESCRIPTIONS: staged})
@@ -132,7 +147,10 @@ def check_descriptions(
         connection.from_parquet(str(staged)).create_view("staged")
         shape = _row_schema(staged, schema)
         return [
-            *_conservation(row_counts, (DESCRIPTIONS, key), len(expected_ids)),
+            *_conservation(
+                row_counts, (DESCRIPTIONS, key), len(expected_ids), may_leave_out=left_out is not None
+            ),
+            *([] if left_out is None else [_where_holds(connection, left_out)]),
             shape,
             _images_used(connection) if shape.passed else _not_run("images_used", "row_schema"),
             _failed_share(connection, limits, key),
@@ -176,7 +194,9 @@ def _ids(connection: duckdb.DuckDBPyConnection, query: str) -> tuple[int, tuple[
     return count, tuple(row[0] for row in first)
 
 
-def _conservation(counts_of: Counted, file: tuple[str, str], expected: int) -> Iterator[CheckOutcome]:
+def _conservation(
+    counts_of: Counted, file: tuple[str, str], expected: int, *, may_leave_out: bool = False
+) -> Iterator[CheckOutcome]:
     again = f"Materialize the partition again; if it repeats, run {command('status')} and keep the journal."
     counts = counts_of.counts.get(file)
     if counts is None:
@@ -184,13 +204,15 @@ def _conservation(counts_of: Counted, file: tuple[str, str], expected: int) -> I
             why = counts_of.uncounted.get(file, "no rows")
             yield CheckOutcome(name, passed=False, expected="rows that can be counted", actual=why)
         return
+    unsettled = counts.unsettled + (0 if may_leave_out else counts.not_asked)
+    known, other = "ok or failed", "neither ok nor failed"
+    if may_leave_out:
+        known, other = "ok, failed or not asked", "none of these"
     yield CheckOutcome(
         "ids_conserved",
-        passed=not (counts.missing or counts.foreign or counts.unsettled),
-        expected=f"the {counted(expected, 'ids')} of the catalogue, each ok or failed",
-        actual=(
-            f"{counts.missing} missing, {counts.foreign} foreign, {counts.unsettled} neither ok nor failed"
-        ),
+        passed=not (counts.missing or counts.foreign or unsettled),
+        expected=f"the {counted(expected, 'ids')} of the catalogue, each {known}",
+        actual=f"{counts.missing} missing, {counts.foreign} foreign, {unsettled} {other}",
         first_ids=counts.first_ids,
         next_step=again,
     )
@@ -235,7 +257,10 @@ def _row_schema(staged: Path, schema: pa.Schema) -> CheckOutcome:
 
 def _failed_share(connection: duckdb.DuckDBPyConnection, limits: FailedShareLimits, key: str) -> CheckOutcome:
     # A withdrawn property is no failure.
-    connection.sql("CREATE VIEW tried AS SELECT * FROM staged WHERE error_kind IS DISTINCT FROM 'withdrawn'")
+    connection.sql(
+        "CREATE VIEW tried AS SELECT * FROM staged"
+        " WHERE error_kind IS DISTINCT FROM 'withdrawn' AND status IS DISTINCT FROM 'not_asked'"
+    )
     rows = connection.sql("SELECT count(*) FROM tried").fetchall()[0][0]
     failed, first = _ids(connection, "SELECT property_id FROM tried WHERE status = 'failed'")
     kinds = connection.sql(
@@ -263,6 +288,24 @@ def _failed_share(connection: duckdb.DuckDBPyConnection, limits: FailedShareLimi
         + (f"; {accepted.by} accepted {accepted.rows} at {accepted.at}" if accepted.rows else ""),
         first_ids=first,
         next_step=next_step,
+    )
+
+
+def _where_holds(connection: duckdb.DuckDBPyConnection, left_out: frozenset[str]) -> CheckOutcome:
+    connection.register("left_out", pa.table({"property_id": pa.array(left_out, pa.string())}))
+    differing, first = _ids(
+        connection,
+        "SELECT staged.property_id FROM staged"
+        " LEFT JOIN left_out ON staged.property_id = left_out.property_id"
+        " WHERE (status = 'not_asked') IS DISTINCT FROM (left_out.property_id IS NOT NULL)",
+    )
+    return CheckOutcome(
+        "where_holds",
+        passed=not differing,
+        expected=f"{counted(len(left_out), 'properties')} left out by `where`, and all others asked",
+        actual=f"{counted(differing, 'properties')} otherwise",
+        first_ids=first,
+        next_step="Materialize the partition again: it looks at the answers that are published then.",
     )
 
 

@@ -38,7 +38,16 @@ ANEW, KEEP = "anew", "keep"
 SETTINGS = "settings"
 """In a published record's metadata: the settings that made it, as people read them."""
 
-OF_THE_PARTITION = frozenset({CATALOGUE_SLICE, TEXTS})
+LOOKED_AT = "looked_at"
+"""The part for the published files that the ``where`` of a question set looked at."""
+
+WHERE = "where"
+"""The part for the condition itself."""
+
+OF_UPSTREAM = frozenset({TEXTS, LOOKED_AT})
+"""Parts for what other assets have published: a partition follows it, whatever its own settings."""
+
+OF_THE_PARTITION = frozenset({CATALOGUE_SLICE}) | OF_UPSTREAM
 """Parts that differ from partition to partition."""
 
 PROMPT_SHOWN = 200
@@ -81,6 +90,11 @@ def digest_of(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def row_parts(parts: Mapping[str, str]) -> dict[str, str]:
+    """The parts that decide a row beside its own inputs. Of which properties is asked decides no answer."""
+    return {name: part for name, part in parts.items() if name not in OF_THE_PARTITION and name != WHERE}
+
+
 def settings_digest(parts: Mapping[str, str]) -> str:
     """A digest of the parts that the settings decide, without those of one partition."""
     return digest_of({name: part for name, part in parts.items() if name not in OF_THE_PARTITION})
@@ -106,6 +120,7 @@ def description_parts(
         "prompt": prompt.digest,
         "schema": schema.digest,
         "decoding": digest_of(_decoding(settings, model)),
+        **({} if settings.where is None else {WHERE: digest_of(settings.where.text)}),
     }
 
 
@@ -131,6 +146,7 @@ def description_settings(settings: Settings, model: VisionLanguageModel) -> dict
         "prompt": {"text": prompt.text[:PROMPT_SHOWN], "made_from_schema": settings.prompt is None},
         "schema": field_kinds(schema.json_schema),
         "decoding": _decoding(settings, model),
+        **({} if settings.where is None else {WHERE: settings.where.text}),
     }
 
 

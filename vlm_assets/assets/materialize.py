@@ -33,7 +33,7 @@ from vlm_assets.assets.checks import (
     published_file_result,
 )
 from vlm_assets.assets.dagster_versions import version_tags
-from vlm_assets.assets.fingerprint import ANEW, SETTINGS, TEXTS, Fingerprint
+from vlm_assets.assets.fingerprint import ANEW, OF_UPSTREAM, SETTINGS, Fingerprint
 from vlm_assets.assets.partition import (
     Partition,
     Refusal,
@@ -153,6 +153,9 @@ class Work(Protocol):
 
     def rows_schema(self) -> pa.Schema:
         """The columns of the rows; asked for only where there is work."""
+
+    def rows_left_out(self, ids: Collection[str]) -> pa.Table:
+        """The rows of those of these properties that are not asked. They need no device."""
 
     def would_refuse(self, failed: int, *, accepted: Acceptance) -> bool:
         """Whether the checks would refuse a file with ``failed`` failed rows."""
@@ -286,8 +289,9 @@ class Materialization:
         record, now, option = self._record, self.partition.fingerprint, self._options.stale
         if record is None or record.fingerprint == now.digest or option in (ANEW, now.settings_digest):
             return False
-        # Embeddings of other texts follow their descriptions, whatever the settings.
-        return bool(record.metadata.get("parts", {}).get(TEXTS) == now.parts.get(TEXTS))
+        # What is made of other assets follows them, whatever the settings.
+        made_with = record.metadata.get("parts", {})
+        return all(made_with.get(part) == now.parts.get(part) for part in OF_UPSTREAM)
 
     def verify(self) -> Generator[Event]:
         """Read every byte of a complete partition, put back what is damaged, and run the checks."""
@@ -356,6 +360,9 @@ class Materialization:
                 wait_for_store(self._context, self._settings, lambda: copying.begin(journal))
                 self._restored = _report_restored(self._context, self.key, journal.recovery)
                 self._refuse_rows_in_doubt(journal)
+                if (left_out := self._work.rows_left_out(journal.missing_ids)).num_rows:
+                    journal.submit(left_out)
+                    journal.flush()
                 if not self._options.recompute:
                     adopted, notes = adopt_rows(
                         journal,

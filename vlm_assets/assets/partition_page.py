@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from PIL import Image, ImageDraw
 
 from vlm_assets.assets.markdown import Markdown, escape, paragraphs, picture, table
-from vlm_assets.assets.partition import CONFIDENCE
+from vlm_assets.assets.partition import CONFIDENCE, FAILED, NOT_ASKED, OK
 from vlm_assets.assets.shown_confidence import BANDS, LEGEND, shown_confidence
 from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_durable.wording import counted
@@ -171,6 +171,7 @@ class PartitionQuality:
 
     rows: int = 0
     ok: int = 0
+    not_asked: int = 0
     failed_by_kind: Counter[str] = field(default_factory=Counter)
     images_seen: int = 0
     images_failed: int = 0
@@ -184,13 +185,16 @@ class PartitionQuality:
         """Markdown for a person."""
         failed = sum(self.failed_by_kind.values())
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in self.failed_by_kind.most_common())
+        asked = self.rows - self.not_asked
         lines: list[tuple[str, str]] = [
             (
                 "described",
-                f"{self.ok:,} of {counted(self.rows, 'properties')} ({self.ok / max(1, self.rows):.1%})",
+                f"{self.ok:,} of {counted(asked, 'properties')} ({self.ok / max(1, asked):.1%})",
             ),
             ("failed", f"{failed:,} ({kinds})" if failed else "none"),
         ]
+        if self.not_asked:
+            lines.append(("not asked", f"{self.not_asked:,}: `where` leaves them out"))
         if failed:
             named = [shown_id(row["property_id"]) for row in self.failed[:_NAMED]]
             more = [f"{failed - len(named):,} more"] if failed > len(named) else []
@@ -209,7 +213,7 @@ def read_quality(rows: PartitionRows) -> PartitionQuality:
     smallest: list[tuple[bytes, int]] = []
     for batch in rows.iter_batches([*_OF_PROPERTY, *_COUNTED]):
         _count(quality, batch)
-        ok = batch.filter(pc.equal(batch["status"], "ok")).select(["property_id", "ordinal"])
+        ok = batch.filter(pc.equal(batch["status"], OK)).select(["property_id", "ordinal"])
         lots = [(_lot(row["property_id"]), row["ordinal"]) for row in ok.to_pylist()]
         smallest = heapq.nsmallest(SAMPLED, [*smallest, *lots])
     ordinals = pa.array([ordinal for _, ordinal in smallest], pa.int64())
@@ -221,8 +225,9 @@ def read_quality(rows: PartitionRows) -> PartitionQuality:
 
 def _count(quality: PartitionQuality, batch: pa.RecordBatch) -> None:
     quality.rows += batch.num_rows
-    failed = batch.filter(pc.not_equal(batch["status"], "ok"))
-    quality.ok += batch.num_rows - failed.num_rows
+    failed = batch.filter(pc.equal(batch["status"], FAILED))
+    quality.ok += pc.sum(pc.equal(batch["status"], OK)).as_py() or 0
+    quality.not_asked += pc.sum(pc.equal(batch["status"], NOT_ASKED)).as_py() or 0
     quality.failed_by_kind.update(kind or "unknown" for kind in failed["error_kind"].to_pylist())
     quality.failed += failed.slice(0, _NAMED - len(quality.failed)).to_pylist()
     quality.images_seen += pc.sum(batch["images_seen"]).as_py() or 0

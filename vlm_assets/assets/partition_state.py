@@ -20,16 +20,22 @@ import pyarrow.parquet as pq
 from vlm_assets.assets.changed_settings import changed_in_words
 from vlm_assets.assets.fingerprint import (
     CATALOGUE_SLICE,
+    LOOKED_AT,
     OF_THE_PARTITION,
+    OF_UPSTREAM,
     SETTINGS,
     TEXTS,
+    WHERE,
     Fingerprint,
     Meanings,
     digest_of,
+    row_parts,
 )
-from vlm_assets.assets.partition import INPUTS, Refusal
+from vlm_assets.assets.looked_at import published_digest
+from vlm_assets.assets.partition import INPUTS, NOT_ASKED, Refusal
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_durable.commands import command
@@ -132,7 +138,9 @@ class PartitionState:
     @property
     def is_complete(self) -> bool:
         """Whether a materialization would change nothing, or only what a person decides: stale settings."""
-        return self.state is State.DONE or (self.state is State.STALE and TEXTS not in self.changed)
+        return self.state is State.DONE or (
+            self.state is State.STALE and OF_UPSTREAM.isdisjoint(self.changed)
+        )
 
 
 class PartitionStates:
@@ -161,6 +169,12 @@ class PartitionStates:
         self._assets = settings.partitioned_assets if assets is None else assets
         self._named, self._computed = settings.partitioned_assets, settings.computed_assets
         self._described, self._embedded = settings.descriptions, settings.embeddings
+        self._home = settings.layout
+        self._conditions = {
+            asked.asset.name: asked.settings.where
+            for asked in question_sets(settings)
+            if asked.settings.where is not None
+        }
         self._workers = Workers(control_state(settings))
         self._verified = verified
         self._deep = deep
@@ -344,7 +358,12 @@ class PartitionStates:
                 with contextlib.suppress(RecordDamagedError):
                     described = PartitionFiles(self._described, property_range.key).peek()
             now[TEXTS] = "" if described is None else str(described.metadata.get(TEXTS))
+        if (where := self._conditions.get(asset.name)) is not None:
+            digest = published_digest(where, self._home, property_range.key)
+            now |= {} if digest is None else {LOOKED_AT: digest}
         changed = tuple(sorted(name for name, part in made_with.items() if now.get(name, part) != part))
+        if meaning.parts and (WHERE in made_with) != (WHERE in now) and asset.name != self._embedded.name:
+            changed = (*changed, WHERE)
         kind, sentence, step = FindingKind.STALE, "", f"{command('run', property_range.key)} makes it anew."
         if TEXTS in changed:
             kind = FindingKind.DESCRIPTIONS_DIFFER
@@ -355,6 +374,10 @@ class PartitionStates:
                     f" (version {described.sequence})."
                 )
                 step = "Materialize them: that is little work."
+        elif LOOKED_AT in changed:
+            kind = FindingKind.DESCRIPTIONS_DIFFER
+            sentence = "The answers that its `where` looked at are not those published now."
+            step = "Materialize it: what it answered to the same of them is kept."
         elif changed == (CATALOGUE_SLICE,):
             sentence = "The catalogue's rows of this range were updated after it was published."
             step = f"{command('run', property_range.key)} describes what changed."
@@ -365,10 +388,15 @@ class PartitionStates:
         state = replace(state, state=State.DONE, fingerprint_now=Fingerprint(now).digest)
         if not changed:
             return state
-        before = record.metadata.get(SETTINGS, {})
+        before = {WHERE: "all properties", **record.metadata.get(SETTINGS, {})}
+        settings_now = {WHERE: "all properties", **meaning.settings}
         why = [
             changed_in_words(
-                part, before, meaning.settings, (made_with[part], now[part]), schema_too="schema" in changed
+                part,
+                before,
+                settings_now,
+                (made_with.get(part, ""), now.get(part, "")),
+                schema_too="schema" in changed,
             )
             for part in changed
             if part not in OF_THE_PARTITION
@@ -388,10 +416,15 @@ class PartitionStates:
         self, asset: AssetFolders, property_range: PropertyRange, made_with: Mapping[str, str]
     ) -> int | None:
         """How many properties have other images than those that their rows were made of."""
-        meaning = {name: part for name, part in made_with.items() if name != CATALOGUE_SLICE}
+        meaning = row_parts(made_with)
         path = asset.partition(property_range.key).published
         try:
-            rows = pq.read_table(path, columns=["property_id", INPUTS], partitioning=None)
+            rows = pq.read_table(
+                path,
+                columns=["property_id", INPUTS],
+                partitioning=None,
+                filters=[("status", "!=", NOT_ASKED)],
+            )
         except (OSError, pa.ArrowException):
             return None
         made_of = dict(zip(*(rows[name].to_pylist() for name in ("property_id", INPUTS)), strict=True))
@@ -400,7 +433,8 @@ class PartitionStates:
         return sum(
             1
             for property_id, now in images
-            if made_of.get(property_id) != digest_of({"images": now, **meaning})
+            if (LOOKED_AT not in made_with or property_id in made_of)
+            and made_of.get(property_id) != digest_of({"images": now, **meaning})
         )
 
     def _unfinished(self, asset: AssetFolders, state: PartitionState, *, check: bool) -> PartitionState:

@@ -27,6 +27,7 @@ from vlm_assets.assets import markdown
 from vlm_assets.assets.asset_metadata import DESCRIPTIONS, table_metadata
 from vlm_assets.assets.checks import (
     DESCRIPTION_CHECKS,
+    WHERE_CHECKS,
     Acceptance,
     CheckOutcome,
     FailedShareLimits,
@@ -36,12 +37,16 @@ from vlm_assets.assets.checks import (
 from vlm_assets.assets.dagster_versions import description_code_version
 from vlm_assets.assets.fingerprint import (
     CATALOGUE_SLICE,
+    LOOKED_AT,
+    WHERE,
     Fingerprint,
     description_parts,
     description_settings,
     digest_of,
+    row_parts,
 )
 from vlm_assets.assets.learned_labels import keep_learned
+from vlm_assets.assets.looked_at import LookedAt
 from vlm_assets.assets.materialize import (
     Event,
     JoinedRunOptions,
@@ -49,7 +54,7 @@ from vlm_assets.assets.materialize import (
     Metadata,
     range_of_run,
 )
-from vlm_assets.assets.partition import CONFIDENCE, INPUTS
+from vlm_assets.assets.partition import CONFIDENCE, INPUTS, NOT_ASKED
 from vlm_assets.assets.partition_page import (
     FAILED_SHOWN,
     IMAGES_A_PROPERTY,
@@ -64,7 +69,7 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import WITHDRAWN, is_tombstone
 from vlm_assets.catalog.ranges import EMBEDDINGS, PropertyRange
 from vlm_assets.config.engine_choice import keep_engine
-from vlm_assets.config.question_sets import QuestionSet, question_sets
+from vlm_assets.config.question_sets import QuestionSet, looked_at_by, question_sets
 from vlm_assets.config.resource_settings import IO_MANAGER, control_state
 from vlm_assets.config.settings import Settings
 from vlm_durable.journal.journal import Journal
@@ -139,9 +144,11 @@ def build_described_assets(
 ) -> dg.AssetsDefinition:
     """The assets of the question sets of one model, made in one op, which has the name of the first.
 
-    A run makes those that it selects. upstream: the catalogue's asset, which lists the properties.
+    A run makes those that it selects. upstream: the catalogue's asset, which lists the properties. A set with
+    a condition is alone; what its condition looks at is published before.
     """
     names, assets, model_key = settings.names, [asked.asset.name for asked in sets], sets[0].model_key
+    looked_at = looked_at_by(settings, assets[0])
     computed_later = {EMBEDDINGS, *(asked.asset.name for asked in question_sets(settings))} - set(assets)
 
     @dg.multi_asset(
@@ -153,11 +160,13 @@ def build_described_assets(
         },
         can_subset=True,
         partitions_def=partitions,
-        deps=[names.key(upstream)],
+        deps=[names.key(asset) for asset in (upstream, *looked_at)],
         required_resource_keys={names.name("gpu"), names.name(model_key)},
         pool="gpu",
         check_specs=[
-            spec for asset in assets for spec in check_specs(names.key(asset), DESCRIPTION_CHECKS, partitions)
+            spec
+            for asked in sets
+            for spec in check_specs(names.key(asked.asset.name), checks_of(asked), partitions)
         ],
         description=_ABOUT,
     )
@@ -217,6 +226,11 @@ def build_described_assets(
     return described_assets
 
 
+def checks_of(asked: QuestionSet) -> dict[str, str]:
+    """The checks of a question set, with a sentence for people each."""
+    return DESCRIPTION_CHECKS | (WHERE_CHECKS if asked.settings.where is not None else {})
+
+
 def _asset_out(settings: Settings, asked: QuestionSet) -> dg.AssetOut:
     names = settings.names
     return dg.AssetOut(
@@ -256,23 +270,35 @@ class DescriptionWork:
     prompt: Prompt
     model: VisionLanguageModel
     fingerprint: Fingerprint
+    looked_at: LookedAt | None = None
+    """What the set's condition found; None: it has none."""
 
     @classmethod
     def for_range(
         cls, settings: Settings, catalog: Catalog, property_range: PropertyRange, model: VisionLanguageModel
     ) -> Self:
-        """The work of one range. Raises CatalogError, SchemaError, ModelLoadError."""
+        """The work of one range. Raises CatalogError, SchemaError, ModelLoadError.
+
+        Of a set with a condition PublishedError and WhereError too: what it looks at is not there.
+        """
         schema = load_schema(settings.description_schema)
         prompt = build_prompt(schema, settings.prompt)
+        properties = catalog.slice(property_range)
+        looked_at = None
+        if settings.where is not None:
+            ids = properties["property_id"].to_pylist()
+            looked_at = LookedAt.read(settings.where, settings.layout, property_range.key, ids)
         fingerprint = Fingerprint(
             {
                 CATALOGUE_SLICE: catalog.slice_digest(property_range),
+                **({} if looked_at is None else {LOOKED_AT: looked_at.digest}),
                 **description_parts(settings, model, schema=schema, prompt=prompt),
             },
             description_settings(settings, model),
         )
-        properties = catalog.slice(property_range)
-        return cls(settings, catalog, property_range, properties, schema, prompt, model, fingerprint)
+        return cls(
+            settings, catalog, property_range, properties, schema, prompt, model, fingerprint, looked_at
+        )
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -281,12 +307,28 @@ class DescriptionWork:
 
     @cached_property
     def inputs(self) -> dict[str, str]:
-        """The digest of all that decides a row, by id: images, model, prompt, schema, decoding."""
-        meaning = {name: part for name, part in self.fingerprint.parts.items() if name != CATALOGUE_SLICE}
+        """The digest of all that decides a row, by id: images, model, prompt, schema, decoding.
+
+        Of a property that is not asked: the condition, and the values that it looked at.
+        """
+        parts = self.fingerprint.parts
+        meaning = row_parts(parts)
         columns = (self.properties[name].to_pylist() for name in ("property_id", "inputs_digest"))
         return {
             property_id: digest_of({"images": images, **meaning})
+            if (values := self.left_out.get(property_id)) is None
+            else digest_of({WHERE: parts[WHERE], LOOKED_AT: values})
             for property_id, images in zip(*columns, strict=True)
+        }
+
+    @cached_property
+    def left_out(self) -> dict[str, list[Any]]:
+        """The properties that are not asked, with the values that the condition saw; no withdrawn one."""
+        looks = {} if self.looked_at is None else self.looked_at.looks
+        return {
+            property_id: list(look.values)
+            for property_id, look in looks.items()
+            if not look.holds and not is_tombstone(property_id)
         }
 
     def rows_schema(self) -> pa.Schema:
@@ -332,7 +374,7 @@ class DescriptionWork:
 
     def _measured_of(self, device: Device) -> tuple[str, str]:
         """The key of remembered rates: a device's name, and a digest of all that decides the answers."""
-        meaning = {name: part for name, part in self.fingerprint.parts.items() if name != CATALOGUE_SLICE}
+        meaning = row_parts(self.fingerprint.parts)
         return device.model_name, digest_of({**meaning, "properties": self.settings.batch_size})
 
     def describe(self, joined: "JoinedSets", device: Device, workers: WorkerPool) -> None:
@@ -497,6 +539,26 @@ class DescriptionWork:
         ]
         return pa.Table.from_pylist(rows, schema=self.rows_schema())
 
+    def rows_left_out(self, ids: Collection[str]) -> pa.Table:
+        """The rows of those of these properties that the condition leaves out."""
+        columns = (self.properties[name].to_pylist() for name in ("property_id", "ordinal"))
+        now = datetime.now(UTC)
+        rows = [
+            {
+                "property_id": property_id,
+                "ordinal": ordinal,
+                "status": NOT_ASKED,
+                **dict.fromkeys(("tries", "attempts", "images_seen", "prompt_tokens", "output_tokens"), 0),
+                **dict.fromkeys(("images_used", "images_not_used", "images_failed"), ()),
+                INPUTS: self.inputs[property_id],
+                "fingerprint": self.fingerprint.digest,
+                "described_at": now,
+            }
+            for property_id, ordinal in zip(*columns, strict=True)
+            if property_id in self.left_out and property_id in ids
+        ]
+        return pa.Table.from_pylist(rows, schema=self.rows_schema())
+
     def _images_of(
         self, answer: Described, image_tokens: ImageTokens | None
     ) -> dict[str, list[str] | str | None]:
@@ -523,11 +585,12 @@ class DescriptionWork:
     def check(self, file: Path, *, accepted: Acceptance) -> list[CheckOutcome]:
         """The checks of this range on a file."""
         limits, key = self._limits(accepted), self.range.key
-        return check_descriptions(file, self.ids, self.rows_schema(), limits, key=key)
+        left_out = None if self.looked_at is None else frozenset(self.left_out)
+        return check_descriptions(file, self.ids, self.rows_schema(), limits, key=key, left_out=left_out)
 
     def would_refuse(self, failed: int, *, accepted: Acceptance) -> bool:
         """Whether the checks would refuse a file with ``failed`` failed rows."""
-        return self._limits(accepted).refuse(failed, len(self.ids))
+        return self._limits(accepted).refuse(failed, len(self.ids) - len(self.left_out))
 
     def _limits(self, accepted: Acceptance) -> FailedShareLimits:
         return FailedShareLimits(self.settings.failed_share, accepted)
@@ -545,7 +608,8 @@ class DescriptionWork:
             "quality": markdown.metadata(quality.table()),
             "expected": dg.MetadataValue.int(len(self.ids)),
             "ok": dg.MetadataValue.int(quality.ok),
-            "failed": dg.MetadataValue.int(quality.rows - quality.ok),
+            "failed": dg.MetadataValue.int(quality.rows - quality.ok - quality.not_asked),
+            **({} if self.looked_at is None else {"not asked": dg.MetadataValue.int(quality.not_asked)}),
         }
 
     def _sheet_rows(self, rows: Sequence[Mapping[str, Any]]) -> list[SheetRow]:

@@ -8,7 +8,7 @@ fills them. The steps that both assets share are in ``materialize.py``, the mode
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -178,6 +178,10 @@ class EmbeddingWork:
                 text = description_text(row["description"]) if row["status"] == OK else None
                 digests[row["property_id"]] = digest_of({"text": text, **meaning})
         return digests
+
+    def rows_left_out(self, ids: Collection[str]) -> pa.Table:
+        """None: every description has a row."""
+        return self.rows_schema().empty_table()
 
     def would_refuse(self, failed: int, *, accepted: Acceptance) -> bool:
         """Always false: a failed description is a row without a vector, and no fault."""

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlm_assets.assets.fingerprint import TEXTS
+from vlm_assets.assets.partition import FAILED, NOT_ASKED, OK
 from vlm_durable.files.layout import AssetFolders, PartitionPaths
 from vlm_durable.journal.journal_errors import SegmentUnreadableError
 from vlm_durable.journal.segments import segment_paths, verified_rows
@@ -44,9 +45,9 @@ STRETCH_SECONDS = 600
 _COLUMNS = ["property_id", "ordinal", "status", "error_kind", "error"]
 
 _COUNT = """
-    SELECT device, histogram(coalesce(error_kind, 'ok')), min(epoch(described_at)), max(epoch(described_at))
+    SELECT device, histogram(coalesce(error_kind, status)), min(epoch(described_at)), max(epoch(described_at))
     FROM read_parquet($file, hive_partitioning=false)
-    GROUP BY device, floor(epoch(described_at) / $stretch)
+    GROUP BY device, status = 'not_asked', floor(epoch(described_at) / $stretch)
     ORDER BY 3
 """
 
@@ -88,7 +89,7 @@ class FailedRows:
 
 @dataclass(frozen=True)
 class PublishedRows:
-    """The rows of one published file of descriptions. failed: by kind.
+    """The rows of one published file of descriptions. failed: by kind. not_asked: left out by ``where``.
 
     began: when the run that published it was launched, in unix seconds; None if it does not say.
     """
@@ -97,6 +98,7 @@ class PublishedRows:
     failed: Mapping[str, int]
     stretches: tuple[Stretch, ...]
     began: float | None = None
+    not_asked: int = 0
 
     @classmethod
     def from_record(cls, record: PublishedRecord) -> Self | None:
@@ -106,7 +108,13 @@ class PublishedRows:
             return None
         failed = dict(counts["kinds"])
         stretches = tuple(Stretch(**stretch) for stretch in counts["stretches"])
-        return cls(failed.pop("ok", 0), failed, stretches, record.metadata.get("began"))
+        ok, not_asked = failed.pop(OK, 0), failed.pop(NOT_ASKED, 0)
+        return cls(ok, failed, stretches, record.metadata.get("began"), not_asked)
+
+    @property
+    def asked(self) -> int:
+        """How many properties were asked."""
+        return self.ok + sum(self.failed.values())
 
 
 def record_metadata(rows: PartitionRows) -> dict[str, Any]:
@@ -137,6 +145,8 @@ def row_counts(file: Path) -> dict[str, Any]:
         parameters = {"file": str(file), "stretch": STRETCH_SECONDS}
         for device, of_kind, first, last in connection.execute(_COUNT, parameters).fetchall():
             kinds.update(of_kind)
+            if NOT_ASKED in of_kind:
+                continue  # No device made them.
             stretches.append(asdict(Stretch(device, first, last, sum(of_kind.values()))))
     return {"kinds": dict(kinds.most_common()), "stretches": stretches}
 
@@ -169,7 +179,7 @@ def first_failed(asset: AssetFolders, published: Mapping[str, PublishedRows]) ->
                 asset.partition(key).published,
                 columns=_COLUMNS,
                 partitioning=None,
-                filters=[("status", "!=", "ok")],
+                filters=[("status", "=", FAILED)],
             )
         except (OSError, pa.ArrowException):
             continue
@@ -189,7 +199,7 @@ def unpublished_failures(paths: PartitionPaths) -> FailedRows:
         names = [name for name in _COLUMNS if name in table.schema.names]
         # A later segment's row takes the place of a failed one.
         last |= {row["property_id"]: row for row in table.select(names).to_pylist()}
-    failed = [row for row in last.values() if row.get("status", "ok") != "ok"]
+    failed = [row for row in last.values() if row.get("status") == FAILED]
     kinds = Counter(str(row.get("error_kind")) for row in failed)
     return FailedRows(len(last), dict(kinds.most_common()), tuple(_named(failed)))
 

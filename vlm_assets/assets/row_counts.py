@@ -1,4 +1,4 @@
-"""Count the rows of files against the expected ids: every id once, ok or failed, and no other.
+"""Count the rows of files against the expected ids: every id once, with a status, and no other.
 
 A materialization counts its staged file (``checks.py``), the audit of all published files at once
 (``vlm_assets/services/home_audit.py``). Ids are compared as sets and never as positions. DuckDB does it,
@@ -55,14 +55,15 @@ class RowCounts:
 
     expected: ids of the catalogue. not_yet: those of a partition that is not published. missing and
     foreign: distinct ids. duplicate: rows beyond the first of their id. unsettled: rows neither ok nor
-    failed. misnumbered: expected ids with another ordinal than the catalogue's. mixed: rows of another
-    fingerprint than the record's. unlike: ids whose embeddings do not match their descriptions.
+    failed nor not asked. misnumbered: expected ids with another ordinal than the catalogue's. mixed: rows of
+    another fingerprint than the record's. unlike: ids whose embeddings do not match their descriptions.
     """
 
     expected: int = 0
     rows: int = 0
     ok: int = 0
     failed: int = 0
+    not_asked: int = 0
     missing: int = 0
     duplicate: int = 0
     foreign: int = 0
@@ -75,7 +76,7 @@ class RowCounts:
 
     @property
     def conserved(self) -> bool:
-        """Whether the file has every expected id once, ok or failed, and no other id."""
+        """Whether the file has every expected id once, ok, failed or not asked, and no other id."""
         return not (self.missing or self.duplicate or self.foreign or self.unsettled or self.misnumbered)
 
     def __add__(self, other: RowCounts) -> RowCounts:
@@ -140,6 +141,7 @@ _CONSERVATION = f"""
         SELECT asset, key, property_id, count(*) AS n,
             count(*) FILTER (status = 'ok') AS ok,
             count(*) FILTER (status = 'failed') AS failed,
+            count(*) FILTER (status = 'not_asked') AS not_asked,
             min(ordinal) AS lowest, max(ordinal) AS highest, count(ordinal) AS numbered,
             count(*) FILTER (mixed) AS mixed
         FROM actual GROUP BY ALL
@@ -150,6 +152,7 @@ _CONSERVATION = f"""
             coalesce(l.property_id, i.property_id, '(no id)') AS property_id,
             l.key IS NOT NULL AS is_expected, i.key IS NOT NULL AS is_present,
             coalesce(n, 0) AS n, coalesce(ok, 0) AS ok, coalesce(failed, 0) AS failed,
+            coalesce(not_asked, 0) AS not_asked, ok + failed + not_asked AS settled,
             coalesce(mixed, 0) AS mixed,
             is_expected AND is_present
                 AND (numbered < n OR lowest <> l.ordinal OR highest <> l.ordinal) AS misnumbered
@@ -158,10 +161,11 @@ _CONSERVATION = f"""
     )
     SELECT asset, key,
         count(*) FILTER (is_expected), sum(n)::BIGINT, sum(ok)::BIGINT, sum(failed)::BIGINT,
+        sum(not_asked)::BIGINT,
         count(*) FILTER (NOT is_present), sum(greatest(n - 1, 0))::BIGINT, count(*) FILTER (NOT is_expected),
-        0, sum(n - ok - failed)::BIGINT, count(*) FILTER (misnumbered), sum(mixed)::BIGINT,
+        0, sum(n - settled)::BIGINT, count(*) FILTER (misnumbered), sum(mixed)::BIGINT,
         coalesce(min(property_id, {FIRST}) FILTER (
-            NOT is_present OR NOT is_expected OR n > 1 OR n > ok + failed OR misnumbered OR mixed > 0), [])
+            NOT is_present OR NOT is_expected OR n > 1 OR n > settled OR misnumbered OR mixed > 0), [])
     FROM both_sides GROUP BY asset, key
 """  # noqa: S608 - built of our own constants
 

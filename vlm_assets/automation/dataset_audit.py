@@ -46,7 +46,17 @@ class AuditOptions(dg.Config):
 
 def audit_table(report: Audit) -> Markdown:
     """The counts of each asset."""
-    head = ("", "expected", "ok", "failed", "missing", "duplicate", "foreign", "not yet published")
+    head = (
+        "",
+        "expected",
+        "ok",
+        "failed",
+        "not asked",
+        "missing",
+        "duplicate",
+        "foreign",
+        "not yet published",
+    )
     rows: list[tuple[object, ...]] = []
     for asset in report.assets:
         total = report.total(asset)
@@ -55,6 +65,7 @@ def audit_table(report: Audit) -> Markdown:
             total.expected,
             total.ok,
             total.failed,
+            total.not_asked,
             total.missing,
             total.duplicate,
             total.foreign,

@@ -41,6 +41,7 @@ from vlm_assets.catalog.stored_catalog import put_back_catalog
 from vlm_assets.catalog.withdrawn_ids import restore_withdrawn
 from vlm_assets.config.engine_choice import chosen_engine
 from vlm_assets.config.extensions import installed
+from vlm_assets.config.question_sets import looked_at_by
 from vlm_assets.config.resource_settings import build_gpu, control_state, prepared_runs
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.alert_delivery import build_delivery, pages_address
@@ -82,9 +83,12 @@ class DriftLooks:
     """What was wrong in the store at the last look."""
 
     @property
-    def made_from(self) -> AssetFolders | None:
-        """The asset whose published rows this one follows from."""
-        return self.settings.descriptions if self.asset == self.settings.embeddings else None
+    def made_from(self) -> tuple[AssetFolders, ...]:
+        """The assets whose published rows this one follows from."""
+        if self.asset == self.settings.embeddings:
+            return (self.settings.descriptions,)
+        looked_at = looked_at_by(self.settings, self.asset.name)
+        return tuple(map(self.settings.layout.asset, looked_at))
 
     def check_store(self) -> tuple[Mapping[str, str], list[str]]:
         """List the objects in the store, ask for what changed, read a few, and put back what was wrong.

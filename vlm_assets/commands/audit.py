@@ -46,8 +46,10 @@ def audit_command(home: Home = None, deep: Deep = False, as_json: AsJson = False
 def _show(audited: Audit) -> None:
     table = Table("Properties", *audited.assets)
     totals = [audited.total(asset) for asset in audited.assets]
-    for name in ("expected", "ok", "failed", "missing", "duplicate", "foreign", "not_yet"):
-        label = "not published yet" if name == "not_yet" else name
+    for name in ("expected", "ok", "failed", "not_asked", "missing", "duplicate", "foreign", "not_yet"):
+        if name == "not_asked" and not any(total.not_asked for total in totals):
+            continue
+        label = "not published yet" if name == "not_yet" else name.replace("_", " ")
         table.add_row(label, *(f"{getattr(total, name):,}" for total in totals))
     table.add_section()
     for state in State:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from vlm_assets.assets.looked_at import asked_shares
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, say, say_as_json
 from vlm_assets.config.engine_choice import require_models
@@ -65,9 +66,12 @@ def plan_command(
     The prediction is kept, and compared with the run when that is over.
     """
     settings = chosen_settings(home)
+    catalog = Catalog.open(settings.home)
     if set_name is not None:
         settings = alone(settings, set_name)
-    catalog = Catalog.open(settings.home)
+    doing("looking of which properties it is asked")
+    asked = asked_shares(settings, catalog)
+    settings = settings.of_all()
     require_models(settings)
     gpu, model = build_gpu(settings), build_vision_language_model(settings)
     devices_here = max(1, len(gpu.usable()))
@@ -92,6 +96,7 @@ def plan_command(
         devices_here=devices_here,
         price_per_hour=settings.price_per_hour if price_per_hour is None else price_per_hour,
         vector_width=width,
+        asked=asked,
     )
     if not forecast.is_anew:
         keep_forecast(settings, forecast)

@@ -79,6 +79,7 @@ def view(status: Status) -> Group:
         parts.append(Text(f"  and {more} more; {command('show', 'ID')} shows one of them", style="dim"))
     for further in status.further:
         rows = _rows(further.ok, further.failed_by_kind)
+        rows += f"; not asked: {further.not_asked}" if further.not_asked else ""
         left = _duration(further.seconds_left)
         parts.append(Text(f"Published answers of {further.asset}: {rows}; time left: {left}"))
         parts += [Text(f"  {failed_row.sentence()}") for failed_row in further.first_failed]

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from vlm_assets.config.questions_file import SET_PREFIX, AskedSet
+from vlm_assets.config.questions_file import SET_PREFIX, AskedSet, QuestionsFile
 from vlm_assets.config.settings import Settings
+from vlm_assets.config.where import where_of
 from vlm_durable.files.layout import AssetFolders
 
 MODEL_KEY: Final = "vision_language_model"
@@ -47,17 +48,30 @@ class QuestionSet:
 def question_sets(settings: Settings) -> tuple[QuestionSet, ...]:
     """The sets of a home's settings, of which the first is the descriptions; of a set's own settings, it."""
     first = QuestionSet(settings.descriptions, settings, MODEL_KEY)
-    sets = () if settings.questions is None else settings.questions.sets
-    return (first, *(_further(settings, name, asked) for name, asked in sets))
+    file = settings.questions
+    if file is None:
+        return (first,)
+    return (first, *(_further(settings, file, name, asked) for name, asked in file.sets))
 
 
 @cache
 def joined_sets(settings: Settings) -> tuple[tuple[QuestionSet, ...], ...]:
-    """The sets of a home's settings by their model: those of one model share the work on their images."""
-    joined = defaultdict[str, list[QuestionSet]](list)
+    """The sets of a home's settings by their model: those of one model share the work on their images.
+
+    One with a condition is alone: it is asked when the sets that it looks at are published.
+    """
+    joined = defaultdict[tuple[str, str | None], list[QuestionSet]](list)
     for asked in question_sets(settings):
-        joined[asked.model_key].append(asked)
+        joined[asked.model_key, None if asked.settings.where is None else asked.name].append(asked)
     return tuple(map(tuple, joined.values()))
+
+
+def looked_at_by(settings: Settings, asset: str) -> tuple[str, ...]:
+    """The assets of the sets that the condition of this asset's set looks at; of another asset none."""
+    for asked in question_sets(settings):
+        if asked.asset.name == asset and asked.settings.where is not None:
+            return tuple(answers.asset for answers in asked.settings.where.answers)
+    return ()
 
 
 def joined_assets(settings: Settings, asset: str) -> tuple[str, ...]:
@@ -94,8 +108,8 @@ def options_of(settings: Settings, config: Mapping[str, Any], asset: str) -> Map
     return of_sets.get(asset, of_all)
 
 
-def _further(settings: Settings, name: str, asked: AskedSet) -> QuestionSet:
-    own = settings.of_set(name, asked)
+def _further(settings: Settings, file: QuestionsFile, name: str, asked: AskedSet) -> QuestionSet:
+    own = settings.of_set(name, asked, where_of(file, name, settings.description_schema))
     sees_alike = (own.model, own.processor_options) == (settings.model, settings.processor_options)
     key = MODEL_KEY if sees_alike else f"{MODEL_KEY}_of_{name}"
     return QuestionSet(own.descriptions, own, key, asked.fills)

@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, get_args
 from urllib.parse import urlsplit
 
 from dotenv import dotenv_values
@@ -44,6 +44,9 @@ from vlm_durable.commands import command, name_home
 from vlm_durable.files.layout import AssetFolders, Home, UnusableHomeError
 from vlm_durable.mirror.bucket import S3Folder, place_of
 from vlm_durable.mirror.mirror import NO_MIRROR, Mirror
+
+if TYPE_CHECKING:
+    from vlm_assets.config.where import Where
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 """The folder of this project. Of an installed package: the folder that holds all packages."""
@@ -398,6 +401,12 @@ class Settings(BaseSettings):
         return NO_MIRROR if self.store is None else self.store
 
     _describes: str = PrivateAttr(DESCRIPTIONS)
+    _where: Where | None = PrivateAttr(None)
+
+    @property
+    def where(self) -> Where | None:
+        """Of the settings of a question set, of which properties it is asked; None: of all."""
+        return self._where
 
     @property
     def descriptions(self) -> AssetFolders:
@@ -408,6 +417,12 @@ class Settings(BaseSettings):
     def embeddings(self) -> AssetFolders:
         """The folders of the embeddings."""
         return self.layout.asset(EMBEDDINGS)
+
+    def of_all(self) -> Settings:
+        """These settings without a condition: a measurement needs no answers of other sets."""
+        settings = self.model_copy()
+        settings._where = None
+        return settings
 
     @property
     def partitioned_assets(self) -> tuple[AssetFolders, ...]:
@@ -429,7 +444,7 @@ class Settings(BaseSettings):
             if asset != self.embeddings or self.embedding_model is not None
         )
 
-    def of_set(self, name: str, asked: AskedSet) -> Settings:
+    def of_set(self, name: str, asked: AskedSet, where: Where | None = None) -> Settings:
         """The settings that make a set's rows: these, with what the set has for itself, and no other set.
 
         Raises SettingsError.
@@ -441,6 +456,7 @@ class Settings(BaseSettings):
             type(self), given, name_of=lambda of: f"{self.questions}, the set {name}, {keys.get(of, of)}"
         )
         of_set._describes = SET_PREFIX + name
+        of_set._where = where
         return of_set
 
     @property
@@ -647,6 +663,7 @@ def _completed(settings: Settings) -> Settings:
 
 def refuse_wrong_sets(settings: Settings, file: QuestionsFile) -> None:
     """Raise SettingsError where a set cannot be asked, or asks for a field that another set has."""
+    from vlm_assets.config.where import where_of
     from vlm_engine.schema import SchemaError, load_schema
 
     set_of: dict[str, str] = {}
@@ -678,6 +695,10 @@ def refuse_wrong_sets(settings: Settings, file: QuestionsFile) -> None:
                 f" {name} gives the better answer, write `fills: [{double}]`."
             )
         set_of = {**dict.fromkeys(fields, name), **set_of}
+        try:
+            where_of(file, name, settings.description_schema)
+        except (ValueError, SchemaError) as error:
+            raise SettingsError(f"{file}: the set {name}, where: {error}.") from error
 
 
 def _refuse_unused_server_settings(settings: Settings) -> None:

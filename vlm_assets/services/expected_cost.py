@@ -151,7 +151,7 @@ def _read_rate(
     done = {key: committed_rows(asset, key) for key in asset.journal_keys() if key in sizes}
     # All rows committed and not published: a check keeps them back.
     done = {key: rows for key, rows in done.items() if rows < sizes[key]}
-    done |= {key: rows.ok + sum(rows.failed.values()) for key, rows in published.items()}
+    done |= {key: rows.asked + rows.not_asked for key, rows in published.items()}
     done |= {worker.partition: worker.committed for worker in working}
     return measure(published.values(), working, now), done
 

@@ -16,6 +16,7 @@ from datetime import datetime
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -122,13 +123,14 @@ def make_forecast(
     devices_here: int,
     price_per_hour: float | None = None,
     vector_width: int | None = None,
+    asked: Mapping[str, float] = MappingProxyType({}),
 ) -> Forecast:
     """What the rest of the catalogue takes; all of it where nothing is left. Raises CatalogError, OSError.
 
     devices_here: of this machine; more are taken for further machines like it. vector_width: numbers of an
-    embedding; None: not known.
+    embedding; None: not known. asked: the share of each partition's properties that is asked; 1 unless given.
     """
-    partitions = _images_left(settings, catalog)
+    partitions = _images_left(settings, catalog, asked)
     is_anew = not partitions
     partitions = partitions or all_images(settings, catalog)
     properties = sum(rows for rows, _ in partitions.values())
@@ -205,12 +207,16 @@ def _commit_cost(interval: float, cost: float, mtbf: float) -> float:
     return cost / interval + interval / (2 * mtbf)
 
 
-def _images_left(settings: Settings, catalog: Catalog) -> dict[str, tuple[int, int]]:
+def _images_left(
+    settings: Settings, catalog: Catalog, asked: Mapping[str, float]
+) -> dict[str, tuple[int, int]]:
     """Of each partition with something left: its properties and images that are not described."""
     cost = ExpectedCost.of(settings, catalog)
     partitions = {}
     for range_ in catalog.ranges:
         if images := cost.left(range_.key):
+            # A run that asks nothing starts all the same.
+            images = max(1, round(images * asked.get(range_.key, 1.0)))
             share = images / max(1, cost.whole[range_.key])
             partitions[range_.key] = (round(share * len(range_)), images)
     if catalog.tail is not None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS
+from vlm_assets.assets.fingerprint import OF_THE_PARTITION
 from vlm_assets.assets.partition_state import PartitionState, PartitionStates, State
 from vlm_assets.assets.row_counts import Counted, RowCounts, RowsFile, count_rows
 from vlm_assets.catalog.catalog import Catalog
@@ -40,9 +40,6 @@ from vlm_durable.wording import counted
 
 _RANGES_TOGETHER = 100
 """Slices of the catalogue handed to DuckDB at a time."""
-
-_OF_THE_PARTITION = frozenset({CATALOGUE_SLICE, TEXTS})
-"""Parts of a fingerprint that differ from partition to partition by nature."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +115,10 @@ class Audit:
             )
         if incomplete == len(self.partitions):
             return f"Nothing is published yet, and nothing is wrong ({read})."
+        has_left_out = any(partition.counts.not_asked for partition in self.partitions)
+        statuses = "ok, failed or not asked" if has_left_out else "ok or failed"
         return (
-            f"Conserved: every published id is there once, ok or failed, and no other ({read})."
-            f"{not_published}"
+            f"Conserved: every published id is there once, {statuses}, and no other ({read}).{not_published}"
         )
 
     def as_json(self) -> dict[str, object]:
@@ -289,7 +287,7 @@ def _settings_differ(asset: str, states: Sequence[PartitionState]) -> Iterator[F
     for state in states:
         if state.asset == asset and state.record is not None:
             parts: Mapping[str, str] = state.record.metadata.get("parts", {})
-            groups[tuple(sorted(p for p in parts.items() if p[0] not in _OF_THE_PARTITION))].append(state.key)
+            groups[tuple(sorted(p for p in parts.items() if p[0] not in OF_THE_PARTITION))].append(state.key)
     if len(groups) < 2:
         return
     differing = sorted(

@@ -23,6 +23,7 @@ from vlm_durable.mirror.stored_journal import Copying, HeadDamagedError, StoredJ
 from vlm_durable.versions.partition_files import NotPublishedError, PublishedRecord
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.versions.stored import StoredPartitions
+from vlm_durable.versions.versioned_object import PublishedError
 from vlm_durable.wording import counted
 
 if TYPE_CHECKING:
@@ -113,14 +114,18 @@ def accept_loss(loss: Loss, store: Mirror) -> str:
 def _partitions(
     settings: Settings, catalog: Catalog, range_: PropertyRange
 ) -> Iterator[tuple[Partition, pa.Schema]]:
-    """The partition of each asset with the columns of its rows; embeddings only where they can be made."""
+    """The partition of each asset with the columns of its rows, where what it is made of can be read."""
     from vlm_assets.assets.partition import Partition
     from vlm_assets.assets.property_descriptions import DescriptionWork
     from vlm_assets.assets.property_embeddings import EmbeddingWork
+    from vlm_assets.config.where import WhereError
 
     for asked in question_sets(settings):
         model = build_vision_language_model(asked.settings)
-        described = DescriptionWork.for_range(asked.settings, catalog, range_, model)
+        try:
+            described = DescriptionWork.for_range(asked.settings, catalog, range_, model)
+        except (PublishedError, WhereError):
+            continue  # Of what its condition looks at.
         yield (
             Partition(settings, asked.asset.name, range_.key, described.ids, described.fingerprint),
             described.rows_schema(),

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, Meanings, settings_digest
+from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, OF_UPSTREAM, Meanings, settings_digest
 from vlm_assets.assets.partition_state import PartitionState, PartitionStates, State
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.settings import Settings
@@ -86,8 +86,10 @@ def stale_work(
     settings: Settings, states: Collection[PartitionState], rates: Mapping[str, Rate], meanings: Meanings
 ) -> StaleWork:
     """What of these partitions, of all assets, is stale. rates: as measured here, of each question set."""
-    # Vectors of earlier texts are made without asking: little work, and they belong to no answer of now.
-    stale = [state for state in states if state.state is State.STALE and set(state.changed) != {TEXTS}]
+    # What other assets published is followed without asking: little work, and it belongs to no answer of now.
+    stale = [
+        state for state in states if state.state is State.STALE and not OF_UPSTREAM.issuperset(state.changed)
+    ]
     anew: dict[str, dict[str, int]] = {}
     for state in stale:
         if state.asset in rates:
@@ -139,7 +141,7 @@ def _seconds(rate: Rate, properties: int) -> float | None:
 
 def _anew(state: PartitionState) -> int:
     """Properties of a partition to be described again, at most."""
-    only_images = state.changed == (CATALOGUE_SLICE,) and state.new_images is not None
+    only_images = set(state.changed) - OF_UPSTREAM == {CATALOGUE_SLICE} and state.new_images is not None
     return state.new_images or 0 if only_images else state.expected
 
 

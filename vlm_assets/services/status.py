@@ -157,7 +157,11 @@ class DeviceStatus:
 
 @dataclass(frozen=True)
 class SetStatus:
-    """What is published of one question set, and its pace. The fields are as in ``Status``."""
+    """What is published of one question set, and its pace. The fields are as in ``Status``.
+
+    not_asked: properties that the set's condition leaves out. Where it has one, seconds_left takes the share
+    that was asked until now.
+    """
 
     asset: str
     ok: int
@@ -165,6 +169,7 @@ class SetStatus:
     first_failed: tuple[FailedRow, ...]
     properties_per_second: float | None
     seconds_left: float | None
+    not_asked: int = 0
 
 
 @dataclass(frozen=True)
@@ -380,14 +385,18 @@ class _Asked:
         failed = Counter[str]()
         for rows in published.values():
             failed.update(rows.failed)
+        left_out = sum(rows.not_asked for rows in published.values())
+        asked = sum(rows.asked for rows in published.values())
+        share = asked / (asked + left_out) if left_out else 1.0
         status = SetStatus(
             asset=asset.name,
             ok=sum(rows.ok for rows in published.values()),
+            not_asked=left_out,
             failed_by_kind=dict(failed.most_common()),
             first_failed=first_failed(asset, published),
             properties_per_second=rate.per_second,
             seconds_left=rate.seconds_left(
-                partition.expected - partition.usable_rows
+                share * (partition.expected - partition.usable_rows)
                 for partition in partitions
                 if not partition.is_complete
             ),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, Fingerprint, digest_of
+from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, Fingerprint, digest_of, row_parts
 from vlm_assets.assets.partition import INPUTS, Partition, adopt_rows, generation_of
 from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.assets.published_rows import record_metadata
@@ -17,6 +17,7 @@ from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.question_sets import QuestionSet, question_sets
 from vlm_assets.config.resource_settings import build_vision_language_model
 from vlm_assets.config.settings import Settings
+from vlm_assets.config.where import WhereError
 from vlm_durable.files.layout import AssetFolders
 from vlm_durable.journal.high_water_mark import read_marks, slots
 from vlm_durable.journal.setting_aside import discard
@@ -25,6 +26,7 @@ from vlm_durable.mirror.stored_journal import HeadDamagedError, StoredJournal, s
 from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.versions.stored import StoredPartitions
+from vlm_durable.versions.versioned_object import PublishedError
 
 
 def withdraw_stored(assets: Sequence[AssetFolders], store: Mirror, key: str) -> Iterator[str]:
@@ -132,7 +134,6 @@ def _tombstone(
     row: Mapping[str, Any], property_id: str, parts: Mapping[str, str], schema: pa.Schema
 ) -> dict[str, Any]:
     """The row that stays: where it is, what made it, and nothing of the property."""
-    meaning = {name: part for name, part in parts.items() if name not in (CATALOGUE_SLICE, TEXTS)}
     inputs = {"text": None} if TEXTS in parts else {"images": inputs_digest((), ())}
     kept = ("ordinal", "model", "model_revision", "fingerprint", "device", "described_at", "embedded_at")
     written = {
@@ -141,7 +142,7 @@ def _tombstone(
         "error_kind": WITHDRAWN,
         "error": "it was withdrawn",
         "tries": 1,
-        INPUTS: digest_of({**inputs, **meaning}),
+        INPUTS: digest_of({**inputs, **row_parts(parts)}),
     }
     return {field.name: written.get(field.name, _nothing(field.type)) for field in schema} | {
         name: row[name] for name in kept if name in row
@@ -188,10 +189,16 @@ def withdraw_journals(
                     slot.unlink(missing_ok=True)
 
 
-def _adopt(asked: QuestionSet, catalog: Catalog, key: str) -> str:
-    """Open the journal that a run would open now, with all finished rows in it; gives its generation."""
+def _adopt(asked: QuestionSet, catalog: Catalog, key: str) -> str | None:
+    """Open the journal that a run would open now, with all finished rows in it; gives its generation.
+
+    None where the answers that the set's condition looks at cannot be read: whom it asks is then unknown.
+    """
     settings, range_ = asked.settings, PropertyRange.from_key(key)
-    work = DescriptionWork.for_range(settings, catalog, range_, build_vision_language_model(settings))
+    try:
+        work = DescriptionWork.for_range(settings, catalog, range_, build_vision_language_model(settings))
+    except (PublishedError, WhereError):
+        return None
     partition = Partition(settings, asked.asset.name, key, work.ids, work.fingerprint)
     published = PublishedPartitions(asked.asset)
     record = published.record(key)

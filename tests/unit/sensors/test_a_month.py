@@ -98,7 +98,7 @@ class Month:
         drift = SimpleNamespace(
             asset=self.asset,
             keys=KEYS,
-            made_from=None,
+            made_from=(),
             look=lambda: contextlib.nullcontext(self.verdict),
             check_store=lambda: ({}, []),
             doubtful=frozenset,

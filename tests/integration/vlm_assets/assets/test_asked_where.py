@@ -1,0 +1,218 @@
+"""A question set with a condition: asked of the properties for which it holds, after what it looks at."""
+
+import json
+from pathlib import Path
+from typing import ClassVar
+
+import pyarrow.parquet as pq
+import pytest
+
+from resources.vision_language_model import VisionLanguageModel
+from tests.support.desks import KEY, Desk, settings_of
+from tests.support.homes import Condition
+from tests.support.scripted_models import ScriptedEngine
+from vlm_assets.assets.checks import FailedShareLimits, check_descriptions
+from vlm_assets.assets.looked_at import asked_shares
+from vlm_assets.assets.partition import NOT_ASKED, OK
+from vlm_assets.assets.partition_state import PartitionStates, State
+from vlm_assets.assets.property_descriptions import DescriptionWork
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.config.question_sets import question_sets
+from vlm_assets.config.resource_settings import build_vision_language_model
+from vlm_assets.config.settings import load_settings
+from vlm_assets.services.home_audit import audit
+from vlm_assets.services.status import read_status
+from vlm_assets.services.withdrawal import prepare_withdrawal, withdraw
+from vlm_engine.protocol import Answer
+
+DESCRIPTIONS, CONDITION = "property_descriptions", "property_condition"
+
+
+class Asking(ScriptedEngine):
+    """Says of the tall ones that they have four floors. asked: the properties of each set, in order."""
+
+    tall: ClassVar[set[str]] = set()
+    asked: ClassVar[dict[str, list[str]]] = {}
+
+    def __init__(self, source, schema):
+        super().__init__(source, None)
+        self.asset = CONDITION if "wear" in schema.json_schema["properties"] else DESCRIPTIONS
+
+    def describe(self, batch, *, attempt):
+        ids = [loaded.property_id for loaded in batch]
+        Asking.asked.setdefault(self.asset, []).extend(ids)
+        if self.asset == CONDITION:
+            return [
+                Answer(json.dumps({"wear": "little", "needs_paint": False}), "stop", 8, 10) for _ in batch
+            ]
+        answers = super().describe(batch, attempt=attempt)
+        return [
+            Answer(
+                json.dumps({**json.loads(answer.text), "floors": 4 if of in Asking.tall else 2}), "stop", 8, 9
+            )
+            for of, answer in zip(ids, answers, strict=True)
+        ]
+
+
+@pytest.fixture
+def ask(desk, tmp_path, monkeypatch):
+    """Makes homes whose set `condition` is asked where this holds; `Asking` notes what was asked."""
+    monkeypatch.setattr(
+        VisionLanguageModel,
+        "load",
+        lambda model, device, *, schema, prompt, further=(): Asking(model.source, schema),
+    )
+    ids = ids_of(desk)
+    monkeypatch.setattr(Asking, "tall", set(ids[:3]))
+    monkeypatch.setattr(Asking, "asked", {})
+
+    def ask(where: str) -> Desk:
+        return asking(desk, tmp_path / "questions.yaml", where)
+
+    return ask
+
+
+def asking(desk: Desk, file: Path, where: str) -> Desk:
+    line = f"  where: {json.dumps(where)}\n" if where else ""
+    file.write_text(f"condition:\n  schema: {Condition.__module__}:{Condition.__name__}\n{line}")
+    given = settings_of(desk.settings.home)
+    settings = load_settings(home=given.home, questions=file, devices="cpu:1", batch_size=4, decode_workers=1)
+    return Desk(settings, desk.instance)
+
+
+def ids_of(desk: Desk) -> list[str]:
+    """The properties of the first range, in the catalogue's order."""
+    catalog = Catalog.open(desk.settings.home)
+    return catalog.slice(catalog.ranges[0])["property_id"].to_pylist()
+
+
+def statuses(desk: Desk) -> dict[str, str]:
+    rows = pq.read_table(desk.settings.layout.asset(CONDITION).partition(KEY).published)
+    return dict(zip(rows["property_id"].to_pylist(), rows["status"].to_pylist(), strict=True))
+
+
+def asked_now(desk: Desk, *assets: str, **how) -> list[str]:
+    """Materialize the set, after these; gives the properties that it was asked."""
+    Asking.asked.clear()
+    for asset in (*assets, CONDITION):
+        done = desk.materialize(asset, **how)
+        assert done.success, done.failure
+    return sorted(Asking.asked.get(CONDITION, []))
+
+
+def state_of(desk: Desk):
+    return PartitionStates(desk.settings, Catalog.open(desk.settings.home)).read(CONDITION, KEY)
+
+
+def test_only_those_for_which_it_holds_are_asked_and_all_others_are_counted(ask):
+    """Every property has its row: an answer, or that it was not asked."""
+    desk = ask("floors > 3")
+    ids = ids_of(desk)
+    assert asked_now(desk, DESCRIPTIONS) == sorted(ids[:3])
+    assert statuses(desk) == {of: OK if of in ids[:3] else NOT_ASKED for of in ids}
+    assert state_of(desk).state is State.DONE
+    counts = audit(desk.settings, Catalog.open(desk.settings.home), deep=True)
+    total = counts.total(CONDITION)
+    assert (total.ok, total.failed, total.not_asked, total.unsettled) == (3, 0, 5, 0)
+    assert counts.ok, counts.wrong
+    of_set = read_status(desk.settings, Catalog.open(desk.settings.home)).further[0]
+    assert (of_set.ok, of_set.not_asked, of_set.failed_by_kind) == (3, 5, {})
+    assert asked_now(desk) == [], "it is complete"
+
+
+def test_where_it_holds_for_none_no_device_is_needed(ask):
+    """A row that says that nothing was asked costs no model."""
+    desk = ask("floors > 100").changed(devices="cpu:1")
+    assert asked_now(desk, DESCRIPTIONS) == []
+    assert set(statuses(desk).values()) == {NOT_ASKED}
+
+
+def test_other_answers_are_followed_and_what_was_answered_is_kept(ask):
+    """Described anew, one property is tall that was not, and one is no more: one is asked, none again."""
+    desk = ask("floors > 3")
+    ids = ids_of(desk)
+    asked_now(desk, DESCRIPTIONS)
+    Asking.tall.remove(ids[0])
+    Asking.tall.add(ids[4])
+    done = desk.materialize(DESCRIPTIONS, config={"recompute": True})
+    assert done.success, done.failure
+    before = state_of(desk)
+    assert (before.state, before.changed, before.is_complete) == (State.STALE, ("looked_at",), False)
+    stale = read_status(desk.settings, Catalog.open(desk.settings.home)).stale
+    assert not stale.keys, "it is made without asking a person"
+    assert asked_now(desk, config={"stale": "keep"}) == [ids[4]]
+    assert statuses(desk) == {of: OK if of in (*ids[1:3], ids[4]) else NOT_ASKED for of in ids}
+    assert state_of(desk).state is State.DONE
+
+
+def test_a_wider_condition_asks_the_others_alone_and_none_that_is_gone_keeps_all(ask):
+    """Whom a set asks decides no answer: an answered row stays what it is, and nothing is asked twice."""
+    desk = ask("floors > 3")
+    ids = ids_of(desk)
+    asked_now(desk, DESCRIPTIONS)
+    desk = ask("floors > 1")
+    state = state_of(desk)
+    assert (state.state, state.changed) == (State.STALE, ("where",))
+    assert state.why == ("where: floors > 3 -> floors > 1",)
+    assert asked_now(desk) == sorted(ids[3:])
+    desk = ask("")
+    assert state_of(desk).why == ("where: floors > 1 -> all properties",)
+    assert asked_now(desk) == []
+    assert set(statuses(desk).values()) == {OK}
+
+
+def test_what_it_looks_at_is_published_first(ask):
+    """Rows that are not there are no answer for which a condition does not hold."""
+    desk = ask("floors > 3")
+    done = desk.materialize(CONDITION)
+    assert not done.success
+    assert "is not published in" in done.failure
+    assert not desk.settings.layout.asset(CONDITION).partition(KEY).published.exists()
+
+
+def test_a_row_that_was_left_out_or_asked_wrongly_keeps_a_file_from_being_published(ask):
+    """The check asks the published answers, whatever made the rows."""
+    desk = ask("floors > 3")
+    asked_now(desk, DESCRIPTIONS)
+    asked = question_sets(desk.settings)[1]
+    catalog = Catalog.open(desk.settings.home)
+    model = build_vision_language_model(asked.settings)
+    work = DescriptionWork.for_range(asked.settings, catalog, catalog.ranges[0], model)
+    file = asked.asset.partition(KEY).published
+    left_out = frozenset(work.left_out)
+
+    def failing(left_out):
+        limits = FailedShareLimits(error=0.5)
+        outcomes = check_descriptions(file, work.ids, work.rows_schema(), limits, key=KEY, left_out=left_out)
+        return [outcome.name for outcome in outcomes if not outcome.passed]
+
+    assert failing(left_out) == []
+    assert failing(left_out - {min(left_out)}) == ["where_holds"]
+    assert failing(left_out | {min(set(work.ids) - left_out)}) == ["where_holds"]
+    assert failing(None) == ["ids_conserved"], "a set without a condition asks all"
+
+
+def test_the_cost_that_is_named_beforehand_is_that_of_those_who_are_asked(ask):
+    """Of a range that is not described yet nobody knows: it is taken as the others are."""
+    desk = ask("floors > 3")
+    done = desk.materialize(DESCRIPTIONS)
+    assert done.success, done.failure
+    of_set = question_sets(desk.settings)[1].settings
+    catalog = Catalog.open(desk.settings.home)
+    assert asked_shares(of_set, catalog) == {range_.key: 3 / 8 for range_ in catalog.ranges}
+    assert asked_shares(desk.settings, catalog) == {}
+
+
+def test_a_withdrawn_property_leaves_no_value_behind_and_is_no_property_that_is_not_asked(ask):
+    """Its row says that it was withdrawn, and what is made of the answers that are left is what it was."""
+    desk = ask("floors > 3")
+    ids = ids_of(desk)
+    asked_now(desk, DESCRIPTIONS)
+    for _ in withdraw(desk.settings, prepare_withdrawal(desk.settings, [ids[0], ids[5]])):
+        pass
+    assert ids[0] not in str(statuses(desk)) and ids[5] not in str(statuses(desk))
+    assert asked_now(desk, config={"stale": "keep"}) == []
+    assert sorted(statuses(desk).values()) == ["failed"] * 2 + [NOT_ASKED] * 4 + [OK] * 2
+    assert state_of(desk).state is State.DONE
+    audited = audit(desk.settings, Catalog.open(desk.settings.home), deep=True)
+    assert audited.ok, audited.wrong

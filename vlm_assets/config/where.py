@@ -1,0 +1,250 @@
+"""The condition ``where`` of a question set: of which properties it is asked.
+
+It is an SQL expression over the fields of the sets above it in the file, and over their raw confidence, as
+``confidence.FIELD``. DuckDB parses it once, when the settings are read, and evaluates it for each partition.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from vlm_assets.catalog.ranges import DESCRIPTIONS
+from vlm_assets.config.questions_file import SET_PREFIX, QuestionsFile
+from vlm_engine.schema import SchemaError, confidence_type, load_schema
+
+if TYPE_CHECKING:
+    import duckdb
+
+_CONFIDENCE: Final = "confidence"
+_TABLE: Final = "properties"
+_OF_MORE: Final = {"SUBQUERY": "a query", "WINDOW": "a window", "LAMBDA": "a function of its own"}
+"""What a condition of one property cannot have, by DuckDB's names of expressions."""
+
+
+class WhereError(ValueError):
+    """A condition cannot be evaluated: of these fields, or of the answers that are published."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers of one set that a condition looks at. fields: in the schema's order, those it looks at."""
+
+    asset: str
+    description: pa.StructType
+    fields: tuple[str, ...]
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The columns that ``Where.look`` takes of its rows."""
+        return pa.schema(
+            [
+                ("property_id", pa.string()),
+                ("description", self.description),
+                (_CONFIDENCE, confidence_type(self.description)),
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class WhereLook:
+    """What a condition found of a property. values: of the fields that it names, in the order of names."""
+
+    holds: bool
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Where:
+    """A condition. names: the fields that it looks at, such as "roof", "address.city" or "confidence.roof".
+
+    answers: of the sets that have these fields, in the order of the file: the last one that has an answer of
+    a property gives it.
+    """
+
+    text: str
+    names: tuple[str, ...]
+    answers: tuple[Answers, ...]
+
+    def look(self, ids: Sequence[str], rows: Mapping[str, pa.Table]) -> dict[str, WhereLook]:
+        """Whether it holds, for each id. A condition that is null does not hold. Raises WhereError.
+
+        rows: of each of the answers' assets, with ``Answers.columns``; a property without a row has null.
+        """
+        import duckdb
+
+        with _connection(self.answers, rows) as connection:
+            connection.register("listed", pa.table({"property_id": pa.array(ids, pa.string())}))
+            values = "".join(f", {_path(name)}" for name in self.names)
+            query = f"SELECT property_id, coalesce(({self.text}\n), false){values} FROM {_TABLE}"  # noqa: S608
+            try:
+                found = connection.execute(query).fetchall()
+            except duckdb.Error as error:
+                raise WhereError(f"{self.text!r}: {str(error).splitlines()[0]}") from error
+        return {property_id: WhereLook(holds, tuple(seen)) for property_id, holds, *seen in found}
+
+    def refuse_wrong_types(self) -> None:
+        """Raise WhereError where it is no condition of these fields."""
+        import duckdb
+
+        with _connection(self.answers, {}) as connection:
+            try:
+                # Where a condition stands, nothing is summed over rows, and no row becomes several.
+                query = f"SELECT ({self.text}\n) FROM {_TABLE} WHERE ({self.text}\n)"  # noqa: S608
+                shown = connection.execute(f"DESCRIBE {query}").fetchall()
+            except duckdb.Error as error:
+                raise WhereError(str(error).splitlines()[0]) from error
+        if shown[0][1] != "BOOLEAN":
+            raise WhereError(f"{self.text!r} is a {shown[0][1]}, and no condition")
+
+
+@cache
+def where_of(file: QuestionsFile, name: str, described_schema: str) -> Where | None:
+    """The condition of a set; None where it has none. described_schema: that of the descriptions.
+
+    Raises WhereError where it cannot be evaluated, SchemaError where the schema of a set above cannot be
+    loaded.
+    """
+    asked = dict(file.sets)[name]
+    if asked.where is None:
+        return None
+    schemas = {DESCRIPTIONS: described_schema}
+    schemas |= {SET_PREFIX + of: each.description_schema for of, each in file.sets}
+    names = list(schemas)
+    above = names[: names.index(SET_PREFIX + name)]
+    types = {asset: load_schema(schemas[asset]).arrow_type for asset in above}
+    fields = [field.name for type_ in types.values() for field in type_]
+    looked_at = tuple(dict.fromkeys(_names_in(asked.where)))
+    roots = set[str]()
+    for of in looked_at:
+        first, _, rest = of.partition(".")
+        root = rest.partition(".")[0] if first == _CONFIDENCE else first
+        if root not in fields:
+            raise WhereError(_unknown(of, root, fields, _later(file, names[len(above) :], schemas)))
+        roots.add(root)
+    if not roots:
+        raise WhereError(f"{asked.where!r} names no field of a set above: give a condition on one")
+    answers = (
+        Answers(asset, type_, tuple(field.name for field in type_ if field.name in roots))
+        for asset, type_ in types.items()
+    )
+    where = Where(asked.where, looked_at, tuple(of for of in answers if of.fields))
+    where.refuse_wrong_types()
+    where.look(["of no property"], {})
+    return where
+
+
+def _later(file: QuestionsFile, assets: Sequence[str], schemas: Mapping[str, str]) -> dict[str, str]:
+    """The fields of the set itself and of those below it, with the name of their set."""
+    later: dict[str, str] = {}
+    for asset in assets:
+        try:
+            fields = load_schema(schemas[asset]).arrow_type
+        except SchemaError:  # It is refused by itself.
+            continue
+        later |= {field.name: asset.removeprefix(SET_PREFIX) for field in fields if field.name not in later}
+    return later
+
+
+def _unknown(name: str, root: str, fields: Sequence[str], later: Mapping[str, str]) -> str:
+    if root in later:
+        return (
+            f"{name} is of the set {later[root]}, which does not stand above it: a condition looks at sets"
+            " above its own, so that no two wait for each other"
+        )
+    near = difflib.get_close_matches(root, fields, n=1)
+    hint = f"; did you mean {near[0]}?" if near else f"; they have {', '.join(fields)}"
+    return f"no set above it has the field {root or name}{hint}"
+
+
+def _names_in(text: str) -> Iterator[str]:
+    """The names of the columns in a condition. Raises WhereError where it is none on one property."""
+    import duckdb
+
+    with duckdb.connect() as connection:
+        query = f"SELECT ({text}\n) FROM {_TABLE}"  # noqa: S608 - it is parsed, not run
+        (parsed,) = connection.execute("SELECT json_serialize_sql(?)", [query]).fetchone() or ("{}",)
+        statements = json.loads(parsed)
+        if statements.get("error", True):
+            raise WhereError(f"{text!r} is no SQL condition: {statements.get('error_message', '')}")
+        nodes = [statement["node"] for statement in statements["statements"]]
+        one = nodes[0] if len(nodes) == 1 else {}
+        whole = ("where_clause", "group_expressions", "having", "qualify", "sample", "modifiers")
+        if (
+            len(one.get("select_list", ())) != 1
+            or one["from_table"].get("table_name") != _TABLE
+            or any(one.get(part) for part in whole)
+        ):
+            raise WhereError(f"{text!r} is no condition: give what stands after WHERE, and only that")
+        changing = connection.execute(
+            "SELECT DISTINCT function_name FROM duckdb_functions()"
+            " WHERE stability IN ('VOLATILE', 'CONSISTENT_WITHIN_QUERY')"
+        ).fetchall()
+    unsteady = {name for (name,) in changing}
+    for node in _nodes(one["select_list"][0]):
+        kind = node.get("class")
+        if kind in _OF_MORE:
+            raise WhereError(f"{text!r} has {_OF_MORE[kind]}: give a condition on fields of one property")
+        if kind == "FUNCTION" and node["function_name"] in unsteady:
+            raise WhereError(f"{node['function_name']}() does not say the same each time")
+        if kind == "COLUMN_REF":
+            yield ".".join(node["column_names"])
+
+
+def _nodes(value: object) -> Iterator[Mapping[str, Any]]:
+    if isinstance(value, dict):
+        yield value
+        value = list(value.values())
+    for inner in value if isinstance(value, list) else ():
+        yield from _nodes(inner)
+
+
+@contextmanager
+def _connection(
+    answers: Sequence[Answers], rows: Mapping[str, pa.Table]
+) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A connection that has ``properties``, with the fields of these rows, once ``listed`` is registered."""
+    import duckdb
+
+    fields: dict[str, list[str]] = {}
+    for of in answers:
+        for field in of.fields:
+            fields.setdefault(field, []).append(_quoted(of.asset))
+    shown = [f"{_answer(field, sets, 'description')} AS {_quoted(field)}" for field, sets in fields.items()]
+    sure = [f"{_quoted(field)} := {_answer(field, sets, _CONFIDENCE)}" for field, sets in fields.items()]
+    joins = " ".join(
+        f"LEFT JOIN {_quoted(f'of_{of.asset}')} AS {_quoted(of.asset)} USING (property_id)" for of in answers
+    )
+    columns = ", ".join([*shown, f"struct_pack({', '.join(sure)}) AS {_CONFIDENCE}"])
+    query = f"SELECT property_id, {columns} FROM listed {joins}"  # noqa: S608 - names quoted
+    with duckdb.connect(config={"enable_external_access": False, "lock_configuration": True}) as connection:
+        for of in answers:
+            connection.register(f"of_{of.asset}", rows.get(of.asset, of.columns.empty_table()))
+        connection.register("listed", pa.table({"property_id": pa.array([], pa.string())}))
+        connection.execute(f"CREATE TEMP VIEW {_TABLE} AS {query}")
+        yield connection
+
+
+def _answer(field: str, sets: Sequence[str], column: str) -> str:
+    """The field of the last set that has an answer; where none has, null."""
+    (first, *fillers), name = sets, _quoted(field)
+    cases = [
+        f"WHEN {of}.description.{name} IS NOT NULL THEN {of}.{column}.{name}" for of in reversed(fillers)
+    ]
+    otherwise = f"{first}.{column}.{name}"
+    return f"CASE {' '.join(cases)} ELSE {otherwise} END" if cases else otherwise
+
+
+def _path(name: str) -> str:
+    return ".".join(map(_quoted, name.split(".")))
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
