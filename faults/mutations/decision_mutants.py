@@ -50,8 +50,23 @@ _VARIANTS = "vlm_training/variants.py"
 _VERSIONED = "vlm_durable/versions/versioned_object.py"
 _MARKS = "vlm_durable/versions/version_mark.py"
 _ENGINE_CHOICE = "vlm_assets/config/engine_choice.py"
+_DESCRIBED_ASSETS = "vlm_assets/assets/property_descriptions.py"
+_PARTITION = "vlm_assets/assets/partition.py"
+_MATERIALIZE = "vlm_assets/assets/materialize.py"
+_CHECKS = "vlm_assets/assets/checks.py"
+_QUESTION_SETS = "vlm_assets/config/question_sets.py"
+_QUESTIONS_FILE = "vlm_assets/config/questions_file.py"
+_FURTHER = "vlm_assets/services/further_questions.py"
+_KEPT = "vlm_assets/services/kept_assets.py"
+_WITHDRAWAL = "vlm_assets/services/withdrawal.py"
+_BACKFILL = "vlm_assets/services/backfill.py"
+_STALE = "vlm_assets/services/stale_work.py"
 
 _WITHDRAWN_LABELS = "tests/integration/vlm_assets/services/test_withdrawal.py::test_no_list_of_labels_names_a_withdrawn_property"
+_SETS = "tests/integration/vlm_assets/assets/test_joined_sets.py::test_"
+_REMOVED_SETS = "tests/unit/vlm_assets/services/test_removed_sets.py"
+_STORED_SETS = "tests/integration/vlm_assets/services/test_store_contents.py::test_a_question_set_that_only_the_store_has_is_looked_at_and_withdrawn_from"
+_MATERIALIZATION = "tests/integration/vlm_assets/assets/test_materialize.py::test_"
 
 TESTS = {
     _RETRY: ["tests/unit/sensors/test_retry_decision.py"],
@@ -131,6 +146,46 @@ TESTS = {
     _VERSIONED: ["tests/unit/vlm_training/test_variants.py"],
     _MARKS: ["tests/unit/vlm_durable/versions/test_version_mark.py"],
     _ENGINE_CHOICE: ["tests/unit/vlm_training/test_description_model.py"],
+    _DESCRIBED_ASSETS: [
+        f"{_SETS}{name}"
+        for name in (
+            "a_refused_set_keeps_no_other_from_being_published",
+            "a_set_that_is_stopped_half_way_is_asked_no_more_and_the_other_goes_on",
+            "a_journal_that_cannot_be_written_loses_no_row_of_the_other",
+            "a_journal_that_cannot_be_read_keeps_no_other_set_from_being_published",
+            "answers_that_no_device_may_give_are_held_against_it_whichever_set_has_them",
+            "each_set_has_the_options_that_are_its_own",
+            "a_set_that_only_waits_to_publish_does_not_stand_still_while_another_is_asked",
+            "a_pause_loses_no_row_of_a_batch_that_both_were_asked",
+            "each_failure_of_a_run_is_told",
+        )
+    ],
+    _PARTITION: [
+        "tests/unit/vlm_assets/assets/test_partition.py",
+        f"{_SETS}two_sets_of_a_run_are_asked_together_and_both_published",
+        f"{_MATERIALIZATION}a_recomputation_of_days_ago_is_re_executed_after_another_one",
+        f"{_MATERIALIZATION}other_settings_are_another_generation_and_the_old_one_is_kept",
+    ],
+    _MATERIALIZE: [
+        f"{_MATERIALIZATION}{name}"
+        for name in (
+            "recompute_is_done_once_however_often_its_run_is_retried",
+            "a_run_that_was_not_told_leaves_what_is_stale",
+            "a_failed_check_publishes_nothing_and_says_what_to_do",
+            "work_that_ends_early_is_resumed_and_no_content_check_is_blamed",
+        )
+    ],
+    _CHECKS: ["tests/unit/vlm_assets/assets/test_checks.py"],
+    _QUESTION_SETS: [
+        "tests/unit/vlm_assets/config/test_question_sets.py",
+        f"{_SETS}each_set_has_the_options_that_are_its_own",
+    ],
+    _QUESTIONS_FILE: ["tests/unit/vlm_assets/config/test_question_sets.py"],
+    _FURTHER: ["tests/integration/vlm_assets/services/test_further_questions.py"],
+    _KEPT: [_REMOVED_SETS, _STORED_SETS],
+    _WITHDRAWAL: [_REMOVED_SETS, _STORED_SETS],
+    _BACKFILL: ["tests/unit/vlm_assets/commands/test_run.py"],
+    _STALE: ["tests/unit/vlm_assets/services/test_stale_work.py"],
 }
 
 MUTANTS = (
@@ -376,4 +431,67 @@ MUTANTS = (
     Mutant(_STATE_FILE, 'for ending in ("", "-wal", "-shm"):', 'for ending in ("",):', "a restored control state has no older one's log"),
     Mutant(_STATE_FILE, 'exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")', 'exec_driver_sql("BEGIN")',
            "of two changes at once neither is lost"),
+    Mutant(_DESCRIBED_ASSETS, "            self._failures.append((asset, error))\n", "            raise\n",
+           "each question set publishes before another's failure is raised"),
+    Mutant(_DESCRIBED_ASSETS, "if len(self.asking) == 1 or device_failure(error) is not None:", "if True:",
+           "a question set that fails half way leaves the others at work"),
+    Mutant(_DESCRIBED_ASSETS, " or device_failure(error) is not None:", ":",
+           "a device that fails under two question sets is held to account"),
+    Mutant(_DESCRIBED_ASSETS, "            except Exception as error:\n                self._leave_out(of_set, error)\n        for of_set in self.sets:",
+           "            except ZeroDivisionError as error:\n                self._leave_out(of_set, error)\n        for of_set in self.sets:",
+           "a journal that cannot be read keeps no other question set waiting"),
+    Mutant(_DESCRIBED_ASSETS, " if answer.question == question]", "]", "each question set's journal has its own rows alone"),
+    Mutant(_DESCRIBED_ASSETS, "                                    of_set.take(described, engine, device)\n",
+           "                                    of_set.take(described, engine, device)\n                                    of_set.run.progress.advance(0)\n",
+           "a pause ends the work when each question set has its rows"),
+    Mutant(_DESCRIBED_ASSETS, "            of_set.run.work_beside(other.run for other in self.sets)\n", "            pass\n",
+           "a question set that only waits to publish lives as long as the others"),
+    Mutant(_DESCRIBED_ASSETS, "options = config.of(asset)", "options = config", "each question set has its own options"),
+    Mutant(_DESCRIBED_ASSETS, '                log.error(f"{asset} failed too: {error}")\n', "                pass\n",
+           "the failure of a second question set is told"),
+    Mutant(_PARTITION, "return self.settings.layout.asset(self.asset).partition(self.key)", "return self.settings.descriptions.partition(self.key)",
+           "a question set's journal is its own"),
+    Mutant(_PARTITION, "        if mark is not None and mark.retired:\n", "        if False:\n", "a generation that is closed is not opened again"),
+    Mutant(_PARTITION, "        if last is not None and last.retired:\n", "        if False:\n", "a journal that is put back beside its published file stops no start"),
+    Mutant(_MATERIALIZE, 'return not asks_for_rows or record.metadata.get("generation") == self._generation', "return not asks_for_rows",
+           "a retry of a recomputation that is published computes nothing"),
+    Mutant(_MATERIALIZE, " or option in (ANEW, now.settings_digest):", ":", "a run that is told to makes a stale partition anew"),
+    Mutant(_MATERIALIZE, "option in (ANEW, now.settings_digest)", "True", "a run that was not told leaves what is stale"),
+    Mutant(_MATERIALIZE, "                yield published_file_result(self.key, standing)\n                raise refusal\n",
+           "                yield published_file_result(self.key, standing)\n", "refused rows are not published"),
+    Mutant(_CHECKS, "failed > self.accepted.rows and ", "", "as many failed rows as a person accepted are published"),
+    Mutant(_CHECKS, " and failed >= _JUDGED_ROWS and failed >= self.error * rows", " and failed >= self.error * rows",
+           "one broken listing refuses no small partition"),
+    Mutant(_CHECKS, "counts.missing or counts.foreign or counts.unsettled", "counts.foreign or counts.unsettled", "a missing property is found"),
+    Mutant(_CHECKS, "counts.missing or counts.foreign or counts.unsettled", "counts.missing or counts.foreign",
+           "a row that is neither ok nor failed is found"),
+    Mutant(_CHECKS, "passed=not counts.duplicate,", "passed=True,", "a row that stands twice is found"),
+    Mutant(_QUESTION_SETS, "        if others:\n", "        if False:\n", "the options of one question set are not those of all"),
+    Mutant(_QUESTION_SETS, "return of_sets.get(asset, of_all)", "return of_all", "the options of a question set are read back"),
+    Mutant(_QUESTION_SETS, "key = MODEL_KEY if sees_alike else", "key = MODEL_KEY if True else", "a question set of another model is asked of that one"),
+    Mutant(_QUESTIONS_FILE, "            if str(key.value) in seen:\n", "            if False:\n", "a question set that stands twice is not lost"),
+    Mutant(_QUESTIONS_FILE, "    if name in _RESERVED:\n", "    if False:\n", "no question set has the files of another asset"),
+    Mutant(_QUESTIONS_FILE, 'extra="forbid"', 'extra="ignore"', "a key of a question set that is misspelt is refused"),
+    Mutant(_FURTHER, '    if load_schema(kept).digest != record.metadata["parts"].get("schema"):\n', "    if False:\n",
+           "a schema that changed otherwise too is not split"),
+    Mutant(_FURTHER, "    refuse_wrong_sets(asked, questions)\n", "", "a question set that cannot be asked is not written down"),
+    Mutant(_KEPT, "return tuple(dict.fromkeys((*settings.partitioned_assets, *range_assets(settings.layout, store))))",
+           "return settings.partitioned_assets", "a question set that no settings name is looked after"),
+    Mutant(_KEPT, "return tuple(dict.fromkeys((*settings.partitioned_assets, *sets)))", "return settings.partitioned_assets",
+           "the store's copy of a removed question set is withdrawn from"),
+    Mutant(_WITHDRAWAL, "in_store, assets = assets_in_store(settings), kept_assets(settings, store)",
+           "in_store, assets = assets_in_store(settings), settings.partitioned_assets", "a removed question set's files are withdrawn from"),
+    Mutant(_WITHDRAWAL, "withdraw_journals(settings, assets, catalog, key)", "withdraw_journals(settings, settings.partitioned_assets, catalog, key)",
+           "a removed question set's journals are withdrawn from"),
+    Mutant(_BACKFILL, " and partition.key in keys and partition.key not in made:", " and partition.key in keys:",
+           "a question set that a backfill makes is not launched twice"),
+    Mutant(_BACKFILL, "for asked in question_sets(self.settings)[1:] if keys else ():", "for asked in ():",
+           "a question set that a backfill under way knows nothing of is launched"),
+    Mutant(_BACKFILL, "        if not keys or self.stale_too:\n", "        if True:\n", "what a question set's own backfill makes is launched by nobody else"),
+    Mutant(_BACKFILL, "                under_way -= status.stale_keys\n", "                pass\n", "a backfill under other settings makes no stale partition anew"),
+    Mutant(_STALE, "sum(max(of_set.get(key, 0) for of_set in anew.values()) for key in described)",
+           "sum(sum(of_set.get(key, 0) for of_set in anew.values()) for key in described)", "a partition that is stale in two question sets counts once"),
+    Mutant(_STALE, "    return state.new_images or 0 if only_images else state.expected\n", "    return state.expected\n",
+           "where images alone changed, the others are not asked again"),
+    Mutant(_STALE, " and set(state.changed) != {TEXTS}]", "]", "vectors of earlier texts are no question"),
 )  # fmt: skip

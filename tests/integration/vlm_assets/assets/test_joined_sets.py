@@ -21,7 +21,7 @@ from tests.support.waiting import wait_until
 from vlm_assets.assets.partition import MOST_TRIES
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.resource_settings import build_gpu, control_state
 from vlm_assets.config.settings import CHECKOUT, Settings, load_settings
 from vlm_assets.home_definitions import build_defs
 from vlm_durable.journal.high_water_mark import read_marks
@@ -29,6 +29,7 @@ from vlm_durable.journal.journal import Journal
 from vlm_durable.state.pause import pause, resume
 from vlm_durable.state.workers import Phase, Workers
 from vlm_engine.devices.leases import Lease
+from vlm_engine.devices.left_out import ImpossibleResultError
 from vlm_engine.ladder import AnswerGuard, GarbageOutputError
 from vlm_engine.protocol import Answer
 
@@ -222,6 +223,28 @@ def test_a_set_that_is_stopped_half_way_is_asked_no_more_and_the_other_goes_on(
     assert materialized(done) == [other]
     assert len(engines[0].asked_of(failing)) == 4
     monkeypatch.undo()
+
+
+@pytest.mark.parametrize("failing", [DESCRIPTIONS, CONDITION])
+def test_answers_that_no_device_may_give_are_held_against_it_whichever_set_has_them(
+    both, engines, failing, monkeypatch
+):
+    """The other's answers are of that device too: the work ends for both, and the device is noted."""
+    count = AnswerGuard.count
+
+    def stop(guard, described):
+        count(guard, described)
+        if described and ("wear" in (described[0].description or {})) == (failing == CONDITION):
+            why = ImpossibleResultError("The model computed NaN or infinity for all properties")
+            raise GarbageOutputError("most answers are no descriptions") from why
+
+    monkeypatch.setattr(AnswerGuard, "count", stop)
+    done = both.materialize(DESCRIPTIONS, CONDITION)
+    assert not done.success
+    assert materialized(done) == []
+    (record,) = build_gpu(both.settings).left_out_devices().records().values()
+    (failure,) = record.failures
+    assert "NaN or infinity" in failure.why
 
 
 def test_a_journal_that_cannot_be_written_loses_no_row_of_the_other(both, engines, monkeypatch):

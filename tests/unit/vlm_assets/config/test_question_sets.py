@@ -2,7 +2,7 @@
 
 import pytest
 
-from vlm_assets.config.question_sets import question_sets
+from vlm_assets.config.question_sets import config_of_runs, options_of, question_sets
 from vlm_assets.config.settings import SettingsError, load_settings
 
 SCHEMAS = '''
@@ -47,6 +47,11 @@ def load(tmp_path, monkeypatch):
         ),
         pytest.param("a:\n  schema: a:B\n  schema: a:C\n", "'schema' stands twice", id="key twice"),
         pytest.param("a:\n  schma: a:B\n", r"the set a, .*schema", id="misspelt key"),
+        pytest.param(
+            "a:\n  schema: schemas_of_sets:Access\n  promt: Is there a ramp?\n",
+            "the set a, promt: there is no such key; the keys are schema, prompt",
+            id="misspelt key that may be left out",
+        ),
         pytest.param("a: schemas_of_sets:Access\n", "the set a says nothing", id="no mapping"),
         pytest.param("[1]\n", "names no set", id="list"),
         pytest.param("", "names no set", id="empty"),
@@ -133,6 +138,16 @@ def test_sets_come_after_what_there_was(load):
     settings = load("access:\n  schema: schemas_of_sets:Access\n", embedding_model=None)
     assert [asset.name for asset in settings.partitioned_assets] == [*names, "property_access"]
     assert settings.computed_assets == ("property_descriptions", "property_access")
+
+
+def test_what_one_set_of_an_op_is_asked_is_read_back_for_that_set_alone(load):
+    """A retry goes on with what a person asked of one set, and asks the other nothing of it."""
+    settings = load("access:\n  schema: schemas_of_sets:Access\n")
+    options = {"property_descriptions": {"stale": "keep"}, "property_access": {"recompute": True}}
+    config = config_of_runs(settings, options)
+    assert {asset: dict(options_of(settings, config, asset)) for asset in options} == options
+    of_all = {"ops": {"property_descriptions": {"config": {"stale": "keep"}}}}
+    assert options_of(settings, of_all, "property_access") == {"stale": "keep"}
 
 
 def test_a_set_with_a_model_needs_a_server_of_its_own(load):

@@ -8,6 +8,7 @@ from vlm_assets.assets.fingerprint import Meanings
 from vlm_assets.assets.partition_state import PartitionState, State
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.config.question_sets import question_sets
 from vlm_assets.services.stale_work import stale_among, stale_work
 from vlm_assets.services.status import read_status
 from vlm_durable.state.rate import Rate
@@ -20,7 +21,7 @@ def of(settings, *states, rate=RATE):
 
 
 @pytest.fixture
-def stale(dataset):
+def stale():
     """Makes the state of a stale partition of so many rows."""
 
     def make(asset, key, rows, changed, why=(), images=0):
@@ -48,6 +49,18 @@ def test_what_changed_counts_with_time_and_price(dataset, stale):
     assert "What changed: images of 200 properties." in said
     assert "That takes 40.0 minutes at the measured rate of 2 devices (0.5/s). Cost: 2.67." in said
     assert f"{settings.home}/.versions" in said
+
+
+def test_a_partition_that_is_stale_in_two_sets_counts_once(two_sets, stale):
+    """They look at its images together: the larger work of the two is what it takes, at the slower rate."""
+    settings = two_sets.settings
+    first, second = (asked.asset for asked in question_sets(settings))
+    slow = Rate(rows=10.0, seconds=80.0, by_device={"cuda:0": 1.25})
+    all_of_it, half = stale(first, "a", 1000, ("model",)), stale(second, "a", 500, ("prompt",))
+    rates = {first.name: RATE, second.name: slow}
+    work = stale_work(settings, [all_of_it, half], rates, Meanings.from_settings(settings))
+    assert (work.keys, work.described, work.properties) == (("a",), 1, 1000)
+    assert (work.rate, work.seconds) == (slow.per_second, 4000.0)
 
 
 def test_nothing_is_guessed_where_nothing_was_measured_or_priced(dataset, stale):
