@@ -38,14 +38,18 @@ def questions_command(context: typer.Context, home: Home = None, as_json: AsJson
     if context.invoked_subcommand is not None:
         return
     sets = {
-        asked.asset.name: list(load_schema(asked.settings.description_schema).json_schema["properties"])
+        asked: list(load_schema(asked.settings.description_schema).json_schema["properties"])
         for asked in question_sets(chosen_settings(home))
     }
     if as_json:
-        say_as_json(sets)
+        say_as_json({asked.asset.name: fields for asked, fields in sets.items()})
         return
-    for asset, fields in sets.items():
-        say(f"{asset}: {', '.join(fields)}")
+    for asked, fields in sets.items():
+        say(f"{asked.asset.name}: {', '.join(fields)}")
+        if asked.settings.where is not None:
+            say(f"  asked where {asked.settings.where.text}")
+        if asked.fills:
+            say(f"  gives the better answer of {', '.join(asked.fills)}")
 
 
 @questions.command("add", epilog=_ADD_EXAMPLES)
