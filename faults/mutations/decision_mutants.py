@@ -53,7 +53,6 @@ _ENGINE_CHOICE = "vlm_assets/config/engine_choice.py"
 _DESCRIBED_ASSETS = "vlm_assets/assets/property_descriptions.py"
 _PARTITION = "vlm_assets/assets/partition.py"
 _MATERIALIZE = "vlm_assets/assets/materialize.py"
-_CHECKS = "vlm_assets/assets/checks.py"
 _QUESTION_SETS = "vlm_assets/config/question_sets.py"
 _QUESTIONS_FILE = "vlm_assets/config/questions_file.py"
 _FURTHER = "vlm_assets/services/further_questions.py"
@@ -119,7 +118,10 @@ TESTS = {
     _CERTIFICATION: ["tests/unit/vlm_results/test_guarantee.py"],
     _LABELS: ["tests/unit/vlm_results/test_calibration.py"],
     _WHERE: ["tests/unit/vlm_assets/config/test_where.py"],
-    _CHECKS: ["tests/integration/vlm_assets/assets/test_asked_where.py"],
+    _CHECKS: [
+        "tests/unit/vlm_assets/assets/test_checks.py",
+        "tests/integration/vlm_assets/assets/test_asked_where.py",
+    ],
     _FINGERPRINT: ["tests/integration/vlm_assets/assets/test_asked_where.py"],
     _INTERVALS: ["tests/unit/vlm_assets/services/test_intervals.py"],
     _COMPARE: ["tests/unit/vlm_assets/services/test_comparison.py"],
@@ -175,7 +177,6 @@ TESTS = {
             "work_that_ends_early_is_resumed_and_no_content_check_is_blamed",
         )
     ],
-    _CHECKS: ["tests/unit/vlm_assets/assets/test_checks.py"],
     _QUESTION_SETS: [
         "tests/unit/vlm_assets/config/test_question_sets.py",
         f"{_SETS}each_set_has_the_options_that_are_its_own",
@@ -462,8 +463,8 @@ MUTANTS = (
     Mutant(_CHECKS, "failed > self.accepted.rows and ", "", "as many failed rows as a person accepted are published"),
     Mutant(_CHECKS, " and failed >= _JUDGED_ROWS and failed >= self.error * rows", " and failed >= self.error * rows",
            "one broken listing refuses no small partition"),
-    Mutant(_CHECKS, "counts.missing or counts.foreign or counts.unsettled", "counts.foreign or counts.unsettled", "a missing property is found"),
-    Mutant(_CHECKS, "counts.missing or counts.foreign or counts.unsettled", "counts.missing or counts.foreign",
+    Mutant(_CHECKS, "(counts.missing or counts.foreign or unsettled)", "(counts.foreign or unsettled)", "a missing property is found"),
+    Mutant(_CHECKS, "(counts.missing or counts.foreign or unsettled)", "(counts.missing or counts.foreign)",
            "a row that is neither ok nor failed is found"),
     Mutant(_CHECKS, "passed=not counts.duplicate,", "passed=True,", "a row that stands twice is found"),
     Mutant(_QUESTION_SETS, "        if others:\n", "        if False:\n", "the options of one question set are not those of all"),
@@ -493,5 +494,5 @@ MUTANTS = (
            "sum(sum(of_set.get(key, 0) for of_set in anew.values()) for key in described)", "a partition that is stale in two question sets counts once"),
     Mutant(_STALE, "    return state.new_images or 0 if only_images else state.expected\n", "    return state.expected\n",
            "where images alone changed, the others are not asked again"),
-    Mutant(_STALE, " and set(state.changed) != {TEXTS}]", "]", "vectors of earlier texts are no question"),
+    Mutant(_STALE, " and not OF_UPSTREAM.issuperset(state.changed)\n", "\n", "vectors of earlier texts are no question"),
 )  # fmt: skip
