@@ -6,6 +6,7 @@ homes fit into one Dagster project.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -57,9 +58,24 @@ UNPREFIXED: Final = DagsterNames()
 
 
 NO_ATTEMPT = "vlm-assets/no-attempt"
-"""Run tag: a step of the run failed, but not through a fault of its partition, so it counts as no attempt.
-
-Its value is the run's own id, because Dagster's run retries inherit tags.
-"""
+"""Run tag: assets of the run failed, but not through a fault of its partition: it counts as no attempt."""
 NEEDS_PERSON = "vlm-assets/needs-person"
-"""Run tag: another start would only end the same way. Its value is the run's own id."""
+"""Run tag: another start of assets of the run would only end the same way."""
+
+
+def tag_value(run_id: str, assets: Collection[str] = (), *, before: str | None = None) -> str:
+    """The value of one of these tags: the run's id, because Dagster's run retries inherit tags, and assets.
+
+    assets: those that it holds for; without any, it holds for all that the run did not make. before: the
+    value that stands there, whose assets it goes on to hold for.
+    """
+    if is_tagged(before, run_id):
+        earlier = before.partition(" ")[2] if before else ""
+        assets = {*assets, *earlier.split(",")} if assets and earlier else ()
+    return " ".join(filter(None, (run_id, ",".join(sorted(assets)))))
+
+
+def is_tagged(value: str | None, run_id: str, assets: Collection[str] = ()) -> bool:
+    """Whether a tag of this value holds for each of these assets of a run; without any, for some asset."""
+    of_run, _, named = (value or "").partition(" ")
+    return of_run == run_id and (not named or set(assets) <= set(named.split(",")))

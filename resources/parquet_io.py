@@ -13,7 +13,7 @@ from dagster import (
     OutputContext,
 )
 
-from resources.dagster_names import NO_ATTEMPT, UNPREFIXED, DagsterNames
+from resources.dagster_names import NO_ATTEMPT, UNPREFIXED, DagsterNames, tag_value
 from resources.interrupts import interrupt_once
 from vlm_durable.files.layout import Home
 from vlm_durable.mirror.bucket import StoreAwayError, StoreError
@@ -75,7 +75,8 @@ class ParquetIOManager(IOManager):
         try:
             StoredPartitions(partitions.asset, self._store).push(key)
         except (StoreError, OvertakenError):
-            context.step_context.instance.add_run_tags(context.run_id, {NO_ATTEMPT: context.run_id})
+            tags = {NO_ATTEMPT: tag_value(context.run_id)}
+            context.step_context.instance.add_run_tags(context.run_id, tags)
             raise
         path = partitions.path(key)
         context.log.info(

@@ -21,7 +21,15 @@ from sensors.dagster_internals.events import DagsterFacts
 from sensors.dagster_internals.runs import UNFINISHED, RunState
 from sensors.outlook import why_ended
 from sensors.partition_history import PartitionHistory
-from sensors.retry_decision import INTERRUPTIONS_TOLD, Action, Decision, Facts, Policy, decide
+from sensors.retry_decision import (
+    INTERRUPTIONS_TOLD,
+    Action,
+    Decision,
+    Facts,
+    Policy,
+    decide,
+    why_for_person,
+)
 from sensors.retry_ledger import (
     Attempts,
     DoneAgain,
@@ -32,6 +40,7 @@ from sensors.retry_ledger import (
     left_to_person,
     note_done_again,
     subject,
+    told_person,
 )
 from vlm_durable.state.database import ControlState
 from vlm_durable.state.pause import pause_of
@@ -61,7 +70,8 @@ class Watched:
     committed for a partition; None if that cannot be read now. is_stale: whether an asset's published
     partition was made under other settings. working: partitions that a living process works on.
     heaviest_first: the order to try them in. decides_on_stale: whether a run config says what happens to a
-    stale partition of an asset; its run and every retry of it follow that.
+    stale partition of an asset; its run and every retry of it follow that. made_from: the watched assets that
+    an asset is made from.
     """
 
     assets: tuple[str, ...]
@@ -73,23 +83,67 @@ class Watched:
     working: Callable[[], Collection[str]]
     heaviest_first: Callable[[Collection[str]], Sequence[str]]
     decides_on_stale: Callable[[str, Mapping[str, Any]], bool] = lambda asset, run_config: False
+    made_from: Mapping[str, Collection[str]] = field(default_factory=dict)
+
+    def with_downstream(self, assets: Collection[str]) -> set[str]:
+        """These assets, and those that are made from them."""
+        made = set(assets)
+        for asset in self.assets:
+            if made.intersection(self.made_from.get(asset, ())):
+                made.add(asset)
+        return made
+
+
+@dataclass
+class Trouble:
+    """What is wrong with one asset of a partition, and the finished run that should have put it right."""
+
+    why: list[str] = field(default_factory=list)
+    run: RunState | None = None
 
 
 @dataclass
 class Candidate:
-    """A partition that is not as it should be.
+    """A partition that is not as it should be. wrong: its assets that are not, upstream first."""
 
-    first: the index of the first asset that is wrong. runs: the finished runs that should have put it right.
-    """
+    wrong: dict[str, Trouble] = field(default_factory=dict)
 
-    first: int
-    why: list[str] = field(default_factory=list)
-    runs: list[RunState] = field(default_factory=list)
+    @property
+    def why(self) -> str:
+        """What is wrong, for people."""
+        return "; ".join(why for trouble in self.wrong.values() for why in trouble.why)
+
+    @property
+    def runs(self) -> list[RunState]:
+        """The runs that should have put it right."""
+        return [trouble.run for trouble in self.wrong.values() if trouble.run is not None]
 
     @property
     def latest_run(self) -> RunState | None:
         """The run that was created last."""
         return max(self.runs, key=lambda run: run.created_at, default=None)
+
+    @property
+    def for_person(self) -> Candidate:
+        """The part of it that another run would only end with as the last one did."""
+        return Candidate(
+            {
+                asset: trouble
+                for asset, trouble in self.wrong.items()
+                if trouble.run is not None and trouble.run.needs_person_for([asset])
+            }
+        )
+
+    def assets_of(self, run: RunState | None) -> frozenset[str]:
+        """The assets that this run should have put right."""
+        run_id = run.run_id if run is not None else None
+        return frozenset(
+            asset for asset, trouble in self.wrong.items() if trouble.run and trouble.run.run_id == run_id
+        )
+
+    def without(self, assets: Collection[str]) -> Candidate:
+        """The part of it in other assets than these."""
+        return Candidate({asset: trouble for asset, trouble in self.wrong.items() if asset not in assets})
 
 
 @dataclass(frozen=True)
@@ -203,8 +257,8 @@ class _Tick:
         self.entries = dict(before)
         requests = {key: entry.requested for key, entry in before.items() if entry.requested is not None}
         self.launched = self.dagster.runs_with_key([request.run_key for request in requests.values()])
-        for index, asset in enumerate(self.watched.assets):
-            self._find(index, asset, requests)
+        for asset in self.watched.assets:
+            self._find(asset, requests)
         launchable: dict[str, Decision] = {}
         for key, candidate in self.candidates.items():
             if key in self.busy or key in cancelled:
@@ -225,7 +279,7 @@ class _Tick:
             return TickResult((), sentence, is_void=True)
         return TickResult(tuple(launches), self._sentence(len(launches)))
 
-    def _find(self, index: int, asset: str, launching: Collection[str]) -> None:
+    def _find(self, asset: str, launching: Collection[str]) -> None:
         """Add the partitions of one asset that are not as they should be, and those that are worked on."""
         history, attempts = self.owner.history, self.owner.history.open_attempts[asset]
         run_ids = [attempt.run_id for attempt in attempts.values()]
@@ -236,32 +290,35 @@ class _Tick:
                 # A deleted run is forgotten here too: the partition's files still say how it stands.
                 del attempts[key]
             elif run.status is dg.DagsterRunStatus.NOT_STARTED and key in launching:
-                self._add(key, index, f"{asset}: its launch was cut short")
+                self._add(key, asset, "its launch was cut short")
             elif not run.finished:
                 self.busy.add(key)
             elif run.status is dg.DagsterRunStatus.FAILURE or run.interrupted_by is not None:
                 how = "was interrupted" if run.interrupted_by else "failed"
-                self._add(key, index, f"{asset}: run {run.run_id[:8]} {how}", run)
+                self._add(key, asset, f"run {run.run_id[:8]} {how}", run)
         for key, evaluations in history.failing(asset).items():
             checks = ", ".join(evaluation.check for evaluation in evaluations)
-            self._add(key, index, f"{asset}: check failed: {checks}")
+            self._add(key, asset, f"check failed: {checks}")
         for key in self.watched.interrupted(asset):
             if key not in attempts:
-                self._add(key, index, f"{asset}: interrupted")
+                self._add(key, asset, "interrupted")
         published = [key for key in history.materialized[asset] if key not in attempts]
         for key in self.watched.missing(asset, published):
-            self._add(key, index, f"{asset}: its file is missing")
+            self._add(key, asset, "its file is missing")
 
-    def _add(self, key: str, index: int, why: str, run: RunState | None = None) -> None:
+    def _add(self, key: str, asset: str, why: str, run: RunState | None = None) -> None:
         if key in self.watched.keys:
-            candidate = self.candidates.setdefault(key, Candidate(index))
-            candidate.why.append(why)
-            candidate.runs += [run] if run is not None else []
+            trouble = self.candidates.setdefault(key, Candidate()).wrong.setdefault(asset, Trouble())
+            trouble.why.append(f"{asset}: {why}")
+            trouble.run = trouble.run or run
 
     def _decide(self, key: str, candidate: Candidate) -> Decision | None:
         """Decide about one partition. Returns a decision to launch; carries out every other decision."""
         entry = self.entries.get(key, Entry(key))
-        runs = list(candidate.runs)
+        left = Candidate() if self.at_once else candidate.for_person
+        if to_make := candidate.without(self.watched.with_downstream(left.wrong)).wrong:
+            candidate = self.candidates[key] = Candidate(to_make)
+        runs = candidate.runs
         request = entry.requested
         if request is not None:
             launched = self.launched.get(request.run_key)
@@ -269,7 +326,7 @@ class _Tick:
                 if not launched.finished:
                     return None
                 runs.append(launched)
-            elif all(run.created_at < request.at for run in runs):
+            elif to_make and all(run.created_at < request.at for run in runs):
                 self._finish_launch(entry, request, launched, candidate)
                 return None
         run = max(runs, key=lambda run: run.created_at, default=None)
@@ -277,8 +334,16 @@ class _Tick:
         rows = self._rows(key) if has_new_end else entry.rows
         if rows is None:
             return None
-        facts = Facts(key, "; ".join(candidate.why), run, rows)
+        facts = Facts(
+            key,
+            candidate.why,
+            run,
+            rows,
+            candidate.assets_of(run),
+            None if to_make else left.latest_run,
+        )
         decision = decide(entry, facts, self.owner.policy, now=self.now, at_once=self.at_once)
+        decision = replace(decision, entry=self._with_person_alert(decision.entry, left))
         if decision.action is Action.LAUNCH:
             return decision
         self._carry_out(decision)
@@ -294,23 +359,31 @@ class _Tick:
         """Alert of a decision that is no launch, and note it."""
         entry = decision.entry
         self.counts[decision.action.value] += 1
-        if decision.action is Action.PERSON:
-            told_of = f"person: {entry.reckoned}"
-            if entry.told != told_of:
-                self.alerts.append(left_to_person(entry, decision.why, self.now))
-                self.entries[entry.key] = replace(self._with_why(entry), told=told_of, alerted=True)
-        elif decision.action is Action.GIVE_UP:
+        if decision.action is Action.GIVE_UP:
             self.alerts.append(given_up(entry, decision.why, self.now))
             self.entries[entry.key] = replace(self._with_why(entry), alerted=True)
         elif entry.key in self.entries or decision.action is Action.WAIT:
             self.entries[entry.key] = self._with_interruption_alert(self._with_why(entry))
+
+    def _with_person_alert(self, entry: Entry, left: Candidate) -> Entry:
+        """The entry, after alerting once of what is left to a person. It is kept if there is any."""
+        run, assets = left.latest_run, tuple(left.wrong)
+        if run is None:
+            was_left = any(entry.needs_person(asset) for asset in self.watched.assets)
+            return replace(entry, told=None) if was_left else entry
+        if entry.told != (told := told_person(run.run_id, assets)):
+            of_run = replace(entry, reckoned=run.run_id)
+            self.alerts.append(left_to_person(of_run, assets, why_for_person(run), self.now))
+            entry = replace(self._with_why(entry), told=told, alerted=True)
+            self.entries[entry.key] = entry
+        return entry
 
     def _with_why(self, entry: Entry) -> Entry:
         """The entry with the error of its last run, which is read once per run."""
         before, candidate = self.entries.get(entry.key), self.candidates.get(entry.key)
         if candidate is None or (before is not None and before.reckoned == entry.reckoned):
             return entry
-        why = "; ".join(candidate.why)
+        why = candidate.why
         run = next((run for run in candidate.runs if run.run_id == entry.reckoned), None)
         if run is not None and self.errors_read < _ERRORS_READ:
             self.errors_read += 1
@@ -319,7 +392,8 @@ class _Tick:
 
     def _with_interruption_alert(self, entry: Entry) -> Entry:
         """The entry, after alerting once that its runs are interrupted again and again."""
-        if entry.interruptions < INTERRUPTIONS_TOLD or entry.told == "interrupted":
+        is_told = entry.told == "interrupted" or any(map(entry.needs_person, self.watched.assets))
+        if entry.interruptions < INTERRUPTIONS_TOLD or is_told:
             return entry
         self.alerts.append(interrupted_again(entry, self.now))
         return replace(entry, told="interrupted", alerted=True)
@@ -372,7 +446,7 @@ class _Tick:
                     launches=launches,
                     rows=rows,
                     requested=request,
-                    why="; ".join(candidate.why),
+                    why=candidate.why,
                 )
                 chosen.append(self._launch(key, candidate, request.run_key))
         self.counts["under way"] += under_way
@@ -381,7 +455,7 @@ class _Tick:
 
     def _is_for_a_person(self, key: str, candidate: Candidate) -> bool:
         """Whether a run would recompute a stale partition without a person's decision."""
-        asset = self.watched.assets[candidate.first]
+        asset = next(iter(candidate.wrong))
         if not self.watched.is_stale(asset, key):
             return False
         run = candidate.latest_run
@@ -390,10 +464,11 @@ class _Tick:
 
     def _launch(self, key: str, candidate: Candidate, run_key: str) -> Launch:
         # The assets downstream of a new result are made again with it.
-        assets = self.watched.assets[candidate.first :]
+        made = self.watched.with_downstream(candidate.wrong)
+        assets = tuple(asset for asset in self.watched.assets if asset in made)
         run = candidate.latest_run
         after = run.run_id if run is not None else None
-        return Launch(key, assets, run_key, "; ".join(candidate.why), after)
+        return Launch(key, assets, run_key, candidate.why, after)
 
     def _forget_well(self, unwell: Collection[str]) -> list[Entry]:
         """Drop and return the entries of partitions that are as they should be; close their alerts."""

@@ -61,7 +61,8 @@ def outlooks(
     decided = []
     for key, run in dagster.latest_runs(rows).items():
         if run.status is DagsterRunStatus.FAILURE or run.interrupted_by is not None:
-            facts = Facts(key, "", run, rows[key])
+            for_person = run if run.needs_person_for(()) else None
+            facts = Facts(key, "", run, rows[key], for_person=for_person)
             decided.append((decide(entries.get(key, Entry(key)), facts, policy, now=now), run))
     decided.sort(key=lambda pair: (pair[0].action not in _BY_PERSON, pair[0].entry.key))
     shown = []

@@ -22,6 +22,9 @@ settings or catalogue changed             a person, who is shown what it costs
 cancelled by a person                     that person, by launching it
 ========================================  ==========================================================
 
+Each asset of a run is judged by itself: what needs a person keeps no other from being tried again, except
+those made from it. Attempts are counted by partition.
+
 What lives here: that table as code. What does not: where the facts come from and what is launched
 (``failed_partitions.py``), the ledger (``retry_ledger.py``).
 """
@@ -75,13 +78,16 @@ class Facts:
     """A partition that is not as it should be, and that no run works on now.
 
     why: for people. run: the latest finished run that should have put it right; None if Dagster knows none.
-    rows: committed for it, ever.
+    rows: committed for it, ever. assets: those that the run should have put right; empty if they are not
+    known. for_person: the run that another start of what is wrong would only repeat; None if there is more.
     """
 
     key: str
     why: str
     run: RunState | None
     rows: int
+    assets: frozenset[str] = frozenset()
+    for_person: RunState | None = None
 
 
 @dataclass(frozen=True)
@@ -101,9 +107,8 @@ def decide(entry: Entry, facts: Facts, policy: Policy, *, now: float, at_once: b
     entry = reckoned(entry, facts, policy)
     if at_once:
         entry = replace(entry, attempts=0, given_up=False, not_before=0.0)
-    if run is not None and run.needs_person and not at_once:
-        why = f"another start would end as run {run.run_id[:8]} did: the error of that run says what to do"
-        return Decision(Action.PERSON, entry, why)
+    if facts.for_person is not None and not at_once:
+        return Decision(Action.PERSON, replace(entry, requested=None), why_for_person(facts.for_person))
     if entry.given_up:
         return Decision(Action.GIVEN_UP, entry, facts.why)
     if entry.attempts >= policy.attempts:
@@ -114,13 +119,18 @@ def decide(entry: Entry, facts: Facts, policy: Policy, *, now: float, at_once: b
     return Decision(Action.LAUNCH, entry, facts.why)
 
 
+def why_for_person(run: RunState) -> str:
+    """Why what is wrong is left to a person, in words."""
+    return f"another start would end as run {run.run_id[:8]} did: the error of that run says what to do"
+
+
 def reckoned(entry: Entry, facts: Facts, policy: Policy) -> Entry:
     """The entry with the end of the latest run counted. Each run is counted once."""
     run = facts.run
     if run is None or run.run_id == entry.reckoned:
         return entry
     ended = run.ended_at or run.created_at
-    interrupted = run.interrupted_by is not None
+    interrupted = run.interruption_of(facts.assets) is not None
     entry = replace(entry, reckoned=run.run_id, requested=None)
     if run.is_by_hand:
         delay = 0.0 if interrupted else policy.delay(0)

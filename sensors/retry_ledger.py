@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 import sqlalchemy as sa
 
 from resources.alerts.alert import Alert, Severity
+from resources.dagster_names import is_tagged, tag_value
 from vlm_durable.commands import command
 from vlm_durable.state.database import ControlState
 from vlm_durable.state.tables import attempts as _table
@@ -24,6 +25,7 @@ _TICK_REQUEST = "look_asked"
 
 _DONE_KEPT_SECONDS = 31 * 24 * 3600.0
 _LONGEST_WHY = 200
+_PERSON = "person"
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,8 @@ class Entry:
     launches: of all time, so that a run key is never used twice. attempts: in a row without a new committed
     row. interruptions: runs in a row that were ended from outside, without a new row. rows: committed at the
     last tick. not_before: unix seconds. reckoned: the run whose end was counted last. requested: the launch
-    that is under way. told: what the last alert about it was for. alerted: whether an alert of it is open.
-    why: the error of its last run, or the reason of its last launch.
+    that is under way. told: what the last alert about it was for (see ``told_person``). alerted: whether an
+    alert of it is open. why: the error of its last run, or the reason of its last launch.
     """
 
     key: str
@@ -58,6 +60,16 @@ class Entry:
     told: str | None = None
     alerted: bool = False
     why: str = ""
+
+    def needs_person(self, asset: str) -> bool:
+        """Whether an asset is left to a person, who was told so."""
+        kind, _, of_run = (self.told or "").partition(": ")
+        return kind == _PERSON and is_tagged(of_run, of_run.partition(" ")[0], [asset])
+
+
+def told_person(run_id: str, assets: Collection[str]) -> str:
+    """What an entry has in ``told`` if these assets are left to a person, after this run."""
+    return f"{_PERSON}: {tag_value(run_id, assets)}"
 
 
 def subject(key: str) -> str:
@@ -103,13 +115,13 @@ def given_up(entry: Entry, why: str, now: float) -> Alert:
     )
 
 
-def left_to_person(entry: Entry, why: str, now: float) -> Alert:
+def left_to_person(entry: Entry, assets: Collection[str], why: str, now: float) -> Alert:
     """The alert of a partition that a check refused, and that another try would not cure."""
     return _alert_of(
         entry,
         now,
         kind="partition_needs_person",
-        title=f"Partition {entry.key} is not tried again by itself",
+        title=f"Partition {entry.key} is not tried again by itself ({', '.join(assets)})",
         next_step=(
             f"{command('show', 'ID')} shows a failed property. Put right what its kind says (missing or"
             f" damaged images, limits, prompt), then {command('run', entry.key)}."

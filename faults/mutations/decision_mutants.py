@@ -235,7 +235,7 @@ MUTANTS = (
     Mutant(_RETRY, "2 ** min(times, _LONGEST_DOUBLINGS)", "2**times", "a back-off has an end"),
     Mutant(_RETRY, "max(interruptions - 1, 0) if interrupted else attempts", "attempts", "interruptions back off by their own number"),
     Mutant(_RETRY, "    delay = 0.0 if interrupted and interruptions <= 1 else ", "    delay = ", "the first interruption is resumed at once"),
-    Mutant(_RETRY, "run.needs_person and not at_once", "False", "what a new start would repeat is left to a person"),
+    Mutant(_RETRY, "facts.for_person is not None and not at_once", "False", "what a new start would repeat is left to a person"),
     Mutant(_RETRY, "abs(now - (run.ended_at or now)) < _DAGSTER_SECONDS", "True", "a run that Dagster never retries is not left to it"),
     Mutant(_RETRY, "attempts=0, given_up=False, not_before=0.0", "attempts=0, not_before=0.0", "a person's button takes it up again"),
     Mutant(_JUDGE, "        if not reading.is_paced:\n", "        if False:\n", "what loads has its own time"),

@@ -30,7 +30,7 @@ from dagster import DagsterInstance, DagsterRunStatus
 from dagster._core.storage.event_log.schema import SqlEventLogStorageTable
 from dagster._core.storage.runs.schema import RunsTable, RunTagsTable
 
-from resources.dagster_names import NEEDS_PERSON, NO_ATTEMPT, UNPREFIXED, DagsterNames
+from resources.dagster_names import NEEDS_PERSON, NO_ATTEMPT, UNPREFIXED, DagsterNames, is_tagged
 
 LAUNCHED_BY = "vlm-assets/launched-by"
 """Run tag: what launched a run, if no person did. The value RETRY marks runs of the retry schedule."""
@@ -125,17 +125,20 @@ class RunState:
         run that a person cancelled, whatever its tags say. A stuck worker that is told to end ends its run as
         failed, and as cancelled only if a person asked Dagster for that.
         """
+        return self.interruption_of(())
+
+    def interruption_of(self, assets: Collection[str]) -> str | None:
+        """What ended it without a fault of the partition of any of these assets. See ``interrupted_by``."""
         if self.status is DagsterRunStatus.CANCELED:
             return None
-        if self.tags.get(NO_ATTEMPT) == self.run_id:
+        if is_tagged(self.tags.get(NO_ATTEMPT), self.run_id, assets):
             return "no attempt"
         reason = self.tags.get(_FAILURE_REASON)
         return reason if reason in _NO_FAULT else None
 
-    @property
-    def needs_person(self) -> bool:
-        """Whether another start would only end the same way."""
-        return self.tags.get(NEEDS_PERSON) == self.run_id
+    def needs_person_for(self, assets: Collection[str]) -> bool:
+        """Whether another start of each of these assets would only end the same way; of any, without one."""
+        return is_tagged(self.tags.get(NEEDS_PERSON), self.run_id, assets)
 
     @property
     def is_retried_by_dagster(self) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import dagster as dg
 import pyarrow as pa
@@ -88,11 +88,25 @@ from vlm_engine.server.model_server import ServerOutageError
 from vlm_engine.server.running_server import ServerUnreachableError
 
 Metadata = dict[str, dg.MetadataValue]
+_T = TypeVar("_T")
+
 Event = dg.Output[StagedFile | Publication] | dg.AssetCheckResult
 
 _COPY_QUEUE_BYTES = 1 << 30
 """Bytes of a run's committed rows that may wait here for the store: hundreds of thousands of descriptions.
 More than that would be lost with the machine."""
+
+_AWAY = (
+    NoDeviceFreeError,
+    ServerUnreachableError,
+    ServerOutageError,
+    ImagesAwayError,
+    StoreAwayError,
+    ObjectDeniedError,
+    UnfitStoreError,
+    TakenOverError,
+    CopiesWaitError,
+)
 
 ACCEPTED_FAILED = "accepted_failed"
 """In the published record's metadata: how many failed rows a person accepted, who and when."""
@@ -253,7 +267,7 @@ class Materialization:
         """
         interrupt_once(context.run.run_id)
         if options.recompute and options.retry_failed:
-            note_run(context, NEEDS_PERSON)
+            note_run(context, NEEDS_PERSON, [asset])
             raise RunRefusedError("recompute computes every row again, failed ones too: set only one.")
         wait_while_paused(context, control_state(settings))
         _refuse_other_settings(context, settings, asset, work.fingerprint.parts)
@@ -267,7 +281,7 @@ class Materialization:
         ) as beat:
             # A withdrawal that begins later sees the heartbeat.
             _refuse_withdrawn(context, settings, partition)
-            with no_retry_after_put_back(context):
+            with no_retry_after_put_back(context, asset):
                 materialization = cls(context, partition, work, options, beat, settings)
             yield materialization
 
@@ -330,7 +344,7 @@ class Materialization:
         results = [check_result(self.key, outcome) for outcome in outcomes]
         if refusal is not None:
             # Computed again it would come out the same.
-            note_run(self._context, NEEDS_PERSON)
+            self._note(NEEDS_PERSON)
             yield from results
             yield published_file_result(self.key, Verification(key, record))
             raise refusal
@@ -343,7 +357,7 @@ class Materialization:
     def _fetch(self, record: PublishedRecord) -> bytes | None:
         """The file of a version from the store; waits while the store is away."""
         stored = StoredPartitions(self.partition.paths.asset, self._settings.mirror)
-        return wait_for_store(self._context, self._settings, lambda: stored.content_of(record))
+        return self._wait_for_store(lambda: stored.content_of(record))
 
     @contextlib.contextmanager
     def resume(self) -> Iterator[Journal]:
@@ -357,7 +371,7 @@ class Materialization:
                 journal = stack.enter_context(
                     self.partition.open_journal(self._generation, self._work.rows_schema())
                 )
-                wait_for_store(self._context, self._settings, lambda: copying.begin(journal))
+                self._wait_for_store(lambda: copying.begin(journal))
                 self._restored = _report_restored(self._context, self.key, journal.recovery)
                 self._refuse_rows_in_doubt(journal)
                 if (left_out := self._work.rows_left_out(journal.missing_ids)).num_rows:
@@ -392,16 +406,27 @@ class Materialization:
                 yield journal
         except GarbageOutputError:
             # Failed rows count as new rows: retries by themselves would fill the partition with them.
-            note_run(self._context, NEEDS_PERSON)
+            self._note(NEEDS_PERSON)
+            raise
+        except _AWAY:
+            # A device, server, disk or store that is away says nothing about the partition.
+            self._note(NO_ATTEMPT)
             raise
         except WrongAnswersError as error:
             if error.rows_in_doubt:
                 # First, because it needs no database: from here on no run uses these rows.
                 note_set_aside(self.partition.paths, self._generation, str(error))
                 self._finish_setting_aside()
-            note_run(self._context, NO_ATTEMPT)
+            self._note(NO_ATTEMPT)
             alert_failed_canaries(self._settings)
             raise
+
+    def _note(self, tag: str) -> None:
+        note_run(self._context, tag, [self.partition.asset])
+
+    def _wait_for_store(self, find: Callable[[], _T], title: str = "No store to work from") -> _T:
+        assets = [self.partition.asset]
+        return wait_for_store(self._context, self._settings, find, title, assets=assets)
 
     def work_beside(self, runs: Iterable[Materialization]) -> None:
         """Share a device and a model with other partitions of this run. See ``WorkerBeat.work_beside``."""
@@ -454,27 +479,18 @@ class Materialization:
             self._context.log.warning(f"The rows of generation {generation} are set aside in {aside}.")
 
     def _begin_copying(self, stack: contextlib.ExitStack) -> Copying:
-        """Fetch the partition's work from the store. A run that the store ends is no failed attempt."""
+        """Fetch the partition's work from the store."""
         store, paths = self._settings.mirror, self.partition.paths
-        stack.enter_context(self._no_attempt())
         stored = StoredJournal(paths, self._generation, store)
 
         def pull() -> list[str]:
             return [*stored.pull(), *pull_others(paths, self._generation, store)]
 
-        for note in wait_for_store(self._context, self._settings, pull):
+        for note in self._wait_for_store(pull):
             self._context.log.warning(note)
         copying = Copying(stored, most_bytes=_COPY_QUEUE_BYTES)
         copying.on_lag = lambda lag: self._beat.copy(lag.segments, lag.since)
         return stack.enter_context(copying)
-
-    @contextlib.contextmanager
-    def _no_attempt(self) -> Iterator[None]:
-        try:
-            yield
-        except (StoreAwayError, ObjectDeniedError, UnfitStoreError, TakenOverError, CopiesWaitError):
-            note_run(self._context, NO_ATTEMPT)
-            raise
 
     def to_do(self, journal: Journal) -> frozenset[str]:
         """The ids to compute next: those without a row, or else failed ones that have a try left."""
@@ -513,7 +529,7 @@ class Materialization:
         computes_elsewhere: bool = False,
         needed_by: Collection[str] = (),
     ) -> Iterator[Device]:
-        """Lease a device for the work inside. How that work ends is tagged on the run for the retry schedule.
+        """Lease a device for the work inside.
 
         server_digest: of the model server that is to stay on the device. computes_elsewhere: what fails in
         the work, CUDA errors too, says nothing of the device here. needed_by: assets that compute later
@@ -521,40 +537,27 @@ class Materialization:
         process ends, which takes seconds; but one with a CUDA context of this process has its memory until
         then.
         """
-        asset, key = self.partition.asset, self.partition.key
-        try:
-            lease = gpu.lease(
-                run_id=self._context.run.run_id,
-                partition=key,
-                step=asset,
-                log=self._context.log,
-                server_digest=server_digest,
-                will_be_free=self.progress.device_wait,
-            )
-            if computes_elsewhere:
-                self.progress.load(None)
+        asset, key, names = self.partition.asset, self.partition.key, self._settings.names
+        lease = gpu.lease(
+            run_id=self._context.run.run_id,
+            partition=key,
+            step=asset,
+            log=self._context.log,
+            server_digest=server_digest,
+            will_be_free=self.progress.device_wait,
+        )
+        if computes_elsewhere:
+            self.progress.load(None)
+            yield lease.device
+        else:
+            self.progress.load(lease.device.id)
+            with gpu.blame(lease.device, asset=asset, partition=key, log=self._context.log):
                 yield lease.device
-            else:
-                self.progress.load(lease.device.id)
-                with gpu.blame(lease.device, asset=asset, partition=key, log=self._context.log):
-                    yield lease.device
-            # Empty: all assets of a job.
-            selection = self._context.run.asset_selection
-            is_needed = any(
-                not selection or self._settings.names.key(asset) in selection for asset in needed_by
-            )
-            if not is_needed and not uses_cuda():
-                lease.release()
-        except (
-            NoDeviceFreeError,
-            ServerUnreachableError,
-            ServerOutageError,
-            ImagesAwayError,
-            StoreAwayError,
-        ):
-            # A device, server, disk or store that is away says nothing about the partition.
-            note_run(self._context, NO_ATTEMPT)
-            raise
+        # Empty: all assets of a job.
+        selection = self._context.run.asset_selection
+        is_needed = any(not selection or names.key(later) in selection for later in needed_by)
+        if not is_needed and not uses_cuda():
+            lease.release()
 
     def publish(self, journal: Journal, computed: Metadata) -> Generator[Event]:
         """Stage one file of all rows and check it; publish it, or raise and leave the old one in place.
@@ -595,7 +598,7 @@ class Materialization:
                 findings = {outcome.name: outcome.sentence() for outcome in outcomes if not outcome.passed}
                 Refusal(self._generation, findings).write(self.partition.paths)
                 if not rows_to_try_again(journal):
-                    note_run(self._context, NEEDS_PERSON)
+                    self._note(NEEDS_PERSON)
                 yield from results
                 standing = Verification(key, None) if self._record is None else self._published.verify(key)
                 yield published_file_result(self.key, standing)
@@ -604,7 +607,7 @@ class Materialization:
             metadata = self._work.metadata(staged.path) | self._restored | computed | self._internals
             # The publication below ends only when the store has it: wait here for a store that is away.
             # A worker that was taken over publishes nothing.
-            wait_for_store(self._context, self._settings, self._copying.flush, "No store to publish in")
+            self._wait_for_store(self._copying.flush, "No store to publish in")
             self._refuse_rows_in_doubt(journal)  # again: the wait may have taken hours
             yield self._output(staged, metadata)
         # The IO manager has published the file and read both copies back: the journal has done its work.
@@ -678,22 +681,28 @@ def _refuse_other_settings(
 ) -> None:
     store = settings.mirror
     try:
-        wait_for_store(context, settings, lambda: refuse_other_settings(store, asset, parts, settings.home))
+        wait_for_store(
+            context,
+            settings,
+            lambda: refuse_other_settings(store, asset, parts, settings.home),
+            assets=[asset],
+        )
     except (MachineDiffersError, UnfitStoreError, ObjectDeniedError):
         # Another machine may have the right settings; after a few interruptions a person is alerted.
-        note_run(context, NO_ATTEMPT)
+        note_run(context, NO_ATTEMPT, [asset])
         raise
 
 
 def _refuse_withdrawn(context: dg.AssetExecutionContext, settings: Settings, partition: Partition) -> None:
     """Raise BeingWithdrawnError where properties of the partition are being withdrawn or were withdrawn."""
     is_withdrawn = partition.key in (being_withdrawn(control_state(settings)) or ())
+    assets = [partition.asset]
     if not is_withdrawn:
-        wait_for_store(context, settings, lambda: pull_catalog(settings.home, settings.mirror))
+        wait_for_store(context, settings, lambda: pull_catalog(settings.home, settings.mirror), assets=assets)
         rows = Catalog.open(settings.home).slice(PropertyRange.from_key(partition.key))
         is_withdrawn = tuple(rows["property_id"].to_pylist()) != partition.expected_ids
     if is_withdrawn:
-        note_run(context, NO_ATTEMPT)
+        note_run(context, NO_ATTEMPT, assets)
         raise BeingWithdrawnError(
             f"Properties of {partition.key} are being withdrawn, or were since this run read them, so nothing"
             f" was computed. It goes on by itself. {command('withdraw')} finishes a withdrawal that was cut"
@@ -701,7 +710,7 @@ def _refuse_withdrawn(context: dg.AssetExecutionContext, settings: Settings, par
         )
     withdrawn = read_withdrawn(settings.home)
     if withdrawn is not None and any(property_id in withdrawn for property_id in partition.expected_ids):
-        note_run(context, NO_ATTEMPT)
+        note_run(context, NO_ATTEMPT, assets)
         raise BeingWithdrawnError(
             f"Withdrawn properties are back in the catalogue, in {partition.key}, so nothing was computed: an"
             f" older catalogue was put back. {command('withdraw')} withdraws them again;"
@@ -710,12 +719,15 @@ def _refuse_withdrawn(context: dg.AssetExecutionContext, settings: Settings, par
 
 
 @contextlib.contextmanager
-def no_retry_after_put_back(context: dg.AssetExecutionContext) -> Iterator[None]:
-    """Fail without a retry where a partition was put back: every further run would fail alike."""
+def no_retry_after_put_back(context: dg.AssetExecutionContext, *assets: str) -> Iterator[None]:
+    """Fail without a retry where a partition was put back: every further run would fail alike.
+
+    assets: those whose failure that is; without any, all that the run has not made.
+    """
     try:
         yield
     except PutBackError as error:
-        note_run(context, NEEDS_PERSON)
+        note_run(context, NEEDS_PERSON, assets)
         raise dg.Failure(f"{error} Nothing was computed.", allow_retries=False) from error
 
 

@@ -20,6 +20,7 @@ from typing import Any, Self
 import dagster as dg
 import pyarrow as pa
 
+from resources.dagster_names import NO_ATTEMPT
 from resources.gpu import GpuResource
 from resources.interrupts import interrupted_once
 from resources.vision_language_model import VisionLanguageModel
@@ -64,7 +65,14 @@ from vlm_assets.assets.partition_page import (
     read_quality,
 )
 from vlm_assets.assets.published_rows import record_metadata
-from vlm_assets.assets.run_watch import ImagesAwayError, ImagesWatch, RunProgress, wait_until_available
+from vlm_assets.assets.run_watch import (
+    ImagesAwayError,
+    ImagesWatch,
+    RunProgress,
+    is_noted,
+    note_run,
+    wait_until_available,
+)
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import WITHDRAWN, is_tombstone
 from vlm_assets.catalog.ranges import EMBEDDINGS, PropertyRange
@@ -188,6 +196,7 @@ def build_described_assets(
                         partial(DescriptionWork.for_range, asked.settings, catalog, property_range, model),
                         unavailable=ServerUnreachableError,
                         title="No model to work with",
+                        assets=[asset],
                     )
                     options = config.of(asset)
                     run = own.enter_context(Materialization.begin(context, settings, asset, work, options))
@@ -205,6 +214,7 @@ def build_described_assets(
                         first.work.images.raise_if_away,
                         unavailable=ImagesAwayError,
                         title="No images to describe",
+                        assets=[of_set.run.partition.asset for of_set in asking],
                     )
                     with (
                         first.work.prepared(asking, gpu.find()) as workers,
@@ -221,6 +231,9 @@ def build_described_assets(
             for of_set in joined.sets:
                 with joined.own_failure(of_set.run.partition.asset), of_set.own:
                     yield from interrupted_once(run_id, of_set.run.publish(of_set.journal, of_set.computed))
+        if joined.failed and is_noted(context, NO_ATTEMPT, joined.failed):
+            # Dagster skips what follows this op.
+            note_run(context, NO_ATTEMPT, computed_later)
         joined.raise_first_failure(context.log)
 
     return described_assets
@@ -680,6 +693,11 @@ class JoinedSets:
         self.sets: list[SetAtWork] = []
         self.asking: list[SetAtWork] = []
         self._failures: list[tuple[str, Exception]] = []
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """The assets that failed."""
+        return tuple(asset for asset, _ in self._failures)
 
     def begin(self) -> list[SetAtWork]:
         """The sets with work to do. From here on all heartbeats are one, those of the others too."""

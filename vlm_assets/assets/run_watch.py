@@ -28,7 +28,7 @@ import dagster as dg
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from resources.dagster_names import NO_ATTEMPT
+from resources.dagster_names import NO_ATTEMPT, is_tagged, tag_value
 from sensors.dagster_internals.instance_needs import without_waiting
 from vlm_assets.assets import markdown
 from vlm_assets.assets.markdown import Markdown
@@ -102,13 +102,14 @@ def wait_until_available(
     *,
     unavailable: type[Exception],
     title: str,
+    assets: Collection[str] = (),
     clock: Clock = time,
 ) -> _T:
     """Return what ``find`` gives, once nothing is paused and it no longer raises ``unavailable``.
 
     The run waits as it does for a device, and holds none meanwhile, so that a backfill's queue does not run
     through. After ``device_wait_seconds`` it raises ``unavailable``, with ``title`` before its sentence. That
-    does not count as an attempt at the partition.
+    does not count as an attempt at the partition of these assets, or of all that the run has not made yet.
     """
     state = control_state(settings)
     wait_while_paused(context, state)
@@ -120,7 +121,7 @@ def wait_until_available(
         except unavailable as error:
             seconds_left = deadline - clock.monotonic()
             if seconds_left <= 0:
-                note_run(context, NO_ATTEMPT)
+                note_run(context, NO_ATTEMPT, assets)
                 raise unavailable(
                     f"{title}: waited {settings.device_wait_seconds:.0f} s, and {error}"
                 ) from error
@@ -137,14 +138,32 @@ def wait_for_store(
     settings: Settings,
     find: Callable[[], _T],
     title: str = "No store to work from",
+    assets: Collection[str] = (),
 ) -> _T:
     """Return what ``find`` gives, once the store answers. See ``wait_until_available``."""
-    return wait_until_available(context, settings, find, unavailable=StoreAwayError, title=title)
+    return wait_until_available(
+        context, settings, find, unavailable=StoreAwayError, title=title, assets=assets
+    )
 
 
-def note_run(context: dg.AssetExecutionContext, tag: str) -> None:
-    """Tag the run. NO_ATTEMPT: it says nothing of the partition. NEEDS_PERSON: a new start ends alike."""
-    context.instance.add_run_tags(context.run.run_id, {tag: context.run.run_id})
+def note_run(context: dg.AssetExecutionContext, tag: str, assets: Collection[str] = ()) -> None:
+    """Tag the run. NO_ATTEMPT: it says nothing of the partition. NEEDS_PERSON: a new start ends alike.
+
+    assets: those that it holds for; without any, all that the run has not made.
+    """
+    run_id = context.run.run_id
+    value = tag_value(run_id, assets, before=_tag_of_run(context, tag))
+    context.instance.add_run_tags(run_id, {tag: value})
+
+
+def is_noted(context: dg.AssetExecutionContext, tag: str, assets: Collection[str]) -> bool:
+    """Whether the run is tagged so for each of these assets."""
+    return is_tagged(_tag_of_run(context, tag), context.run.run_id, assets)
+
+
+def _tag_of_run(context: dg.AssetExecutionContext, tag: str) -> str | None:
+    run = context.instance.get_run_by_id(context.run.run_id)
+    return None if run is None else run.tags.get(tag)
 
 
 def end_if_paused(context: dg.AssetExecutionContext, state: ControlState) -> None:

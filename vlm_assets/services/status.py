@@ -83,7 +83,7 @@ class RetryNotes:
         times = "once" if entry.attempts == 1 else counted(entry.attempts, "times")
         failed = f"failed {times} in a row without progress" if entry.attempts else "its last run failed"
         because = f", because {entry.why}" if entry.why else ""
-        if entry.given_up or entry.told == f"person: {entry.reckoned}":
+        if entry.given_up or entry.needs_person(partition.asset):
             next_step = (
                 f"It is not tried again by itself: put that right, then {command('run', partition.key)}"
             )

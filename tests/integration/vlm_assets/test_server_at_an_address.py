@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from resources.dagster_names import NO_ATTEMPT
+from resources.dagster_names import NO_ATTEMPT, is_tagged
 from resources.vision_language_model import VisionLanguageModel
 from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model, control_state
@@ -183,7 +183,8 @@ def test_a_server_that_stays_down_is_no_attempt(served_desk, model_server, compl
     assert "No model to work with: waited 0 s" in ended.failure
     assert "is not well (503)" in ended.failure
     run_id = ended.result.run_id
-    assert served_desk.instance.get_run_by_id(run_id).tags[NO_ATTEMPT] == run_id
+    tags = served_desk.instance.get_run_by_id(run_id).tags
+    assert is_tagged(tags[NO_ATTEMPT], run_id, ["property_descriptions"])
     assert list(leases.glob("*")) == before
     model_server.well = True
     done = served_desk.materialize()
@@ -197,7 +198,8 @@ def test_a_server_that_goes_away_is_no_attempt(served_desk, model_server, monkey
     ended = served_desk.materialize()
     assert "was not well again within 0 s" in ended.failure
     run_id = ended.result.run_id
-    assert served_desk.instance.get_run_by_id(run_id).tags[NO_ATTEMPT] == run_id
+    tags = served_desk.instance.get_run_by_id(run_id).tags
+    assert is_tagged(tags[NO_ATTEMPT], run_id, ["property_descriptions"])
     model_server.well = True
     done = served_desk.materialize()
     assert done.success, done.failure

@@ -1,8 +1,8 @@
-"""A real Dagster instance on disk over two small assets that do what a test tells them."""
+"""A real Dagster instance on disk over three small assets that do what a test tells them."""
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,8 +41,12 @@ class Behaviour:
     no_device: str | None = None
 
 
-def two_assets() -> dg.JobDefinition:
-    """The job over two assets, of which no run is ever executed: their events are written as Dagster does."""
+ASSETS = ("first", "beside", "second")
+"""``second`` is made from ``first``, and ``beside`` from neither."""
+
+
+def job_of_assets() -> dg.JobDefinition:
+    """The job over the assets, of which no run is ever executed: their events are written as Dagster does."""
     partitions = dg.StaticPartitionsDefinition(list(KEYS))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.PreviewWarning)
@@ -51,13 +55,16 @@ def two_assets() -> dg.JobDefinition:
     @dg.asset(partitions_def=partitions, check_specs=[sound])
     def first(): ...
 
+    @dg.asset(partitions_def=partitions)
+    def beside(): ...
+
     @dg.asset(partitions_def=partitions, deps=[first])
     def second(): ...
 
-    return dg.Definitions([first, second]).resolve_implicit_global_asset_job_def()
+    return dg.Definitions([first, beside, second]).resolve_implicit_global_asset_job_def()
 
 
-JOB = two_assets()
+JOB = job_of_assets()
 
 
 @dataclass
@@ -78,7 +85,7 @@ class Orchestrator:
         """What a code server that was killed comes back with: nothing but the disk."""
         told = self.behaviour
         watched = Watched(
-            assets=("first", "second"),
+            assets=ASSETS,
             keys=frozenset(KEYS),
             interrupted=lambda asset: told.interrupted if asset == "first" else (),
             missing=lambda asset, keys: told.missing & set(keys) if asset == "first" else (),
@@ -87,6 +94,7 @@ class Orchestrator:
             decides_on_stale=lambda asset, run_config: told.decides,
             working=lambda: told.working,
             heaviest_first=lambda keys: sorted(keys, reverse=True),
+            made_from={"second": ["first"]},
         )
         policy = Policy(attempts=5, backoff_seconds=10 * MINUTE)
         self.failed_partitions = FailedPartitions(
@@ -128,9 +136,13 @@ class Orchestrator:
         if does is not None:
             self.ends(run, does)
             return
-        for asset in ("first", "second"):
-            self.instance.report_runless_asset_event(dg.AssetMaterialization(asset, partition=key))
+        self.made(key, *ASSETS)
         self._report(run, DagsterEventType.RUN_SUCCESS, None)
+
+    def made(self, key: str, *assets: str) -> None:
+        """A materialization of each of these assets."""
+        for asset in assets:
+            self.instance.report_runless_asset_event(dg.AssetMaterialization(asset, partition=key))
 
     def ends(self, run: dg.DagsterRun, does: str) -> None:
         """Let a run end without a materialization: ``fail``, ``interrupt``, ``never start``, ``check``."""
@@ -153,9 +165,10 @@ class Orchestrator:
         event = DagsterEvent(kind.value, run.job_name, event_specific_data=data)
         self.instance.report_dagster_event(event, run.run_id)
 
-    def created(self, key: str, **tags: str) -> dg.DagsterRun:
-        """A run of this partition that was created and not queued."""
-        return self.instance.create_run_for_job(job_def=JOB, tags={"dagster/partition": key, **tags})
+    def created(self, key: str, *, of: Sequence[str] = ASSETS, **tags: str) -> dg.DagsterRun:
+        """A run of these assets of this partition that was created and not queued."""
+        job = JOB.get_subset(asset_selection=set(map(dg.AssetKey, of)))
+        return self.instance.create_run_for_job(job_def=job, tags={"dagster/partition": key, **tags})
 
     def cancelled(self, key: str, **tags: str) -> None:
         """A run of this partition that a person ended."""
@@ -163,7 +176,7 @@ class Orchestrator:
 
     @property
     def job(self) -> dg.JobDefinition:
-        """The job over both assets."""
+        """The job over the assets."""
         return JOB
 
     @property

@@ -7,7 +7,7 @@ import dagster as dg
 import pytest
 from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
 
-from resources.dagster_names import NEEDS_PERSON, NO_ATTEMPT
+from resources.dagster_names import NEEDS_PERSON, NO_ATTEMPT, tag_value
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY
 from sensors.retry_ledger import (
@@ -41,7 +41,7 @@ def test_a_failed_partition_is_tried_again_after_the_back_off(orchestrator):
     assert orchestrator.tick() == []
     orchestrator.ahead += 11 * 60
     (launch,) = orchestrator.look().launches
-    assert (launch.key, launch.assets) == ("a", ("first", "second"))
+    assert (launch.key, launch.assets) == ("a", ("first", "beside", "second"))
     orchestrator.behaviour.of_key.clear()
     orchestrator.launch(launch)
     orchestrator.ahead += HOUR
@@ -403,6 +403,42 @@ def test_a_refused_partition_whose_tries_are_spent_goes_to_a_person_once(orchest
         assert orchestrator.tick() == []
     assert orchestrator.told == [("partition_needs_person", "a")]
     assert orchestrator.instance.get_runs_count() == 1
+
+
+def ends_partly(orchestrator, key, made=(), for_person=()):
+    """A run of all assets that makes some, and fails with others left to a person."""
+    run = orchestrator.created(key)
+    orchestrator.made(key, *made)
+    orchestrator.instance.add_run_tags(run.run_id, {NEEDS_PERSON: tag_value(run.run_id, for_person)})
+    orchestrator.ends(run, "fail")
+
+
+def test_what_needs_a_person_keeps_no_other_asset_of_its_run_from_being_tried_again(orchestrator):
+    """What Dagster skipped is made by itself, and what needs a person is told once and stays."""
+    ends_partly(orchestrator, "a", made=["first"], for_person=["beside"])
+    ends_partly(orchestrator, "b", made=["second"], for_person=["first"])
+    orchestrator.ahead += HOUR
+    launches = {launch.key: launch for launch in orchestrator.look().launches}
+    assert {key: launch.assets for key, launch in launches.items()} == {"a": ("second",), "b": ("beside",)}
+    needed = [("partition_needs_person", "a"), ("partition_needs_person", "b")]
+    assert orchestrator.told == needed
+    run = orchestrator.created("a", of=["second"], **{"dagster/run_key": launches["a"].run_key})
+    orchestrator.ends(run, "fail")
+    orchestrator.made("a", "second")
+    orchestrator.ahead += HOUR
+    assert [launch.key for launch in orchestrator.look().launches] == ["b"]
+    assert orchestrator.told == needed
+    entry = Attempts(open_state(orchestrator.state)).read()["a"]
+    assert [asset for asset in ("first", "beside", "second") if entry.needs_person(asset)] == ["beside"]
+
+
+def test_a_persons_button_tries_all_that_is_wrong_again(orchestrator):
+    """Also what needs a person; what is made from it follows."""
+    ends_partly(orchestrator, "a", made=["beside"], for_person=["first"])
+    orchestrator.ahead += HOUR
+    assert orchestrator.tick() == []
+    (launch,) = orchestrator.look(at_once=True).launches
+    assert launch.assets == ("first", "second")
 
 
 def drifted(orchestrator, key, severity=dg.AssetCheckSeverity.ERROR):

@@ -5,7 +5,7 @@ from dataclasses import replace
 from dagster import DagsterRunStatus
 from dagster._core.events import RunFailureReason
 
-from resources.dagster_names import NEEDS_PERSON, NO_ATTEMPT
+from resources.dagster_names import NEEDS_PERSON, NO_ATTEMPT, is_tagged, tag_value
 from sensors.dagster_internals.runs import LAUNCHED_BY, NEVER_STARTED, RETRY, RunState
 from sensors.retry_decision import INTERRUPTIONS_TOLD, Action, Facts, Policy, decide
 from sensors.retry_ledger import Entry
@@ -61,11 +61,37 @@ def test_no_free_device_is_no_attempt():
     assert decide(entry(), facts(inherited), POLICY, now=ENDED + 1).entry.attempts == 1
 
 
+def test_an_outage_of_one_asset_is_an_attempt_at_another_that_failed_beside_it():
+    """Otherwise what fails by a fault of its own would be tried for ever, as long as a disk is away."""
+    waited = run(dagster__failure_reason="STEP_FAILURE", **{NO_ATTEMPT: tag_value("run", ["a", "c"])})
+    for assets, attempts in (({"a"}, 0), ({"a", "c"}, 0), ({"a", "b"}, 1), ({"b"}, 1), ((), 0)):
+        told = Facts("key", "why", waited, 0, frozenset(assets))
+        assert decide(entry(), told, POLICY, now=ENDED + 1).entry.attempts == attempts, assets
+
+
+def test_a_tag_goes_on_to_hold_for_the_assets_that_it_named():
+    """Each set of a run notes its own failure; a note about the whole run stays one."""
+    first = tag_value("run", ["b"])
+    both = tag_value("run", ["a"], before=first)
+    assert [is_tagged(both, "run", assets) for assets in (["a"], ["a", "b"], ["c"], [])] == [
+        True,
+        True,
+        False,
+        True,
+    ]
+    assert not is_tagged(both, "retry", ["a"]), "Dagster's run retries inherit it"
+    assert tag_value("retry", ["c"], before=both) == "retry c"
+    assert is_tagged(tag_value("run", ["a"], before=tag_value("run")), "run", ["c"])
+    assert is_tagged(tag_value("run", before=both), "run", ["c"])
+
+
 def test_a_run_that_stopped_at_garbage_is_a_persons():
     """Its failed rows are new rows, so it would never be given up; the button tries it all the same."""
     garbage = run(dagster__failure_reason="STEP_FAILURE", **{NEEDS_PERSON: "run"})
-    assert decide(entry(), facts(garbage, rows=40), POLICY, now=ENDED + 1e6).action is Action.PERSON
-    asked = decide(entry(), facts(garbage, rows=40), POLICY, now=ENDED + 1e6, at_once=True)
+    assert garbage.needs_person_for(["asset"])
+    left = replace(facts(garbage, rows=40), for_person=garbage)
+    assert decide(entry(), left, POLICY, now=ENDED + 1e6).action is Action.PERSON
+    asked = decide(entry(), left, POLICY, now=ENDED + 1e6, at_once=True)
     assert asked.action is Action.LAUNCH
 
 

@@ -13,27 +13,33 @@ import dagster as dg
 import pyarrow.parquet as pq
 import pytest
 
+from resources.gpu import GpuResource
 from resources.vision_language_model import VisionLanguageModel
+from sensors.dagster_internals.events import DagsterFacts
 from tests.support.desks import KEY, Desk
 from tests.support.homes import Condition
 from tests.support.scripted_models import ScriptedEngine
 from tests.support.waiting import wait_until
 from vlm_assets.assets.partition import MOST_TRIES
+from vlm_assets.assets.partition_state import State
+from vlm_assets.automation.retries import build_failed_partitions
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.resource_settings import build_gpu, control_state
 from vlm_assets.config.settings import CHECKOUT, Settings, load_settings
 from vlm_assets.home_definitions import build_defs
+from vlm_assets.services.status import read_status
 from vlm_durable.journal.high_water_mark import read_marks
 from vlm_durable.journal.journal import Journal
 from vlm_durable.state.pause import pause, resume
 from vlm_durable.state.workers import Phase, Workers
-from vlm_engine.devices.leases import Lease
+from vlm_engine.devices.leases import Lease, NoDeviceFreeError
 from vlm_engine.devices.left_out import ImpossibleResultError
 from vlm_engine.ladder import AnswerGuard, GarbageOutputError
 from vlm_engine.protocol import Answer
 
 DESCRIPTIONS, CONDITION = "property_descriptions", "property_condition"
+EMBEDDINGS = "property_embeddings"
 
 
 class JoinedEngine(ScriptedEngine):
@@ -245,6 +251,51 @@ def test_answers_that_no_device_may_give_are_held_against_it_whichever_set_has_t
     (record,) = build_gpu(both.settings).left_out_devices().records().values()
     (failure,) = record.failures
     assert "NaN or infinity" in failure.why
+
+
+def test_a_set_that_needs_a_person_keeps_the_embeddings_of_its_run_from_nobody(both, engines, monkeypatch):
+    """Dagster skips what follows a failed op: the schedule launches it by itself, without the set."""
+    with monkeypatch.context() as patch:
+        count = AnswerGuard.count
+
+        def stop(guard, described):
+            count(guard, described)
+            if described and "wear" in (described[0].description or {}):
+                raise GarbageOutputError("most answers are no descriptions")
+
+        patch.setattr(AnswerGuard, "count", stop)
+        done = both.materialize(DESCRIPTIONS, CONDITION, EMBEDDINGS)
+    assert not done.success
+    assert materialized(done) == [DESCRIPTIONS]
+    schedule = build_failed_partitions(both.settings, [KEY])
+    later = time.time() + 3600
+    (launch,) = schedule.tick(DagsterFacts(both.instance), tick="tick", now=later).launches
+    assert launch.assets == (EMBEDDINGS,)
+    embedded = both.materialize(*launch.assets)
+    assert embedded.success, embedded.failure
+    assert materialized(embedded) == [EMBEDDINGS]
+    assert schedule.tick(DagsterFacts(both.instance), tick="next", now=later + 3600).launches == ()
+    states = read_status(both.settings, Catalog.open(both.settings.home)).partitions
+    assert {one.asset: one.state for one in states if one.key == KEY} == {
+        DESCRIPTIONS: State.DONE,
+        CONDITION: State.GIVEN_UP,
+        EMBEDDINGS: State.DONE,
+    }
+
+
+def test_an_outage_that_ends_a_run_is_no_attempt_at_any_of_its_assets(both, engines, monkeypatch):
+    """No device came free: nothing is said of either set, nor of the embeddings that were skipped."""
+
+    def none_free(gpu, **_):
+        raise NoDeviceFreeError("no device is free")
+
+    monkeypatch.setattr(GpuResource, "lease", none_free)
+    done = both.materialize(DESCRIPTIONS, CONDITION, EMBEDDINGS)
+    assert not done.success
+    run_id = done.result.run_id
+    run = DagsterFacts(both.instance).run_states([run_id])[run_id]
+    assert run.interruption_of((DESCRIPTIONS, CONDITION, EMBEDDINGS)) == "no attempt"
+    assert not run.needs_person_for([CONDITION])
 
 
 def test_a_journal_that_cannot_be_written_loses_no_row_of_the_other(both, engines, monkeypatch):

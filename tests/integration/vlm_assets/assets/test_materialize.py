@@ -424,7 +424,8 @@ def test_options_that_exclude_each_other_are_refused(desk):
     assert not refused.success
     assert "set only one" in refused.failure
     run_id = refused.result.run_id
-    assert DagsterFacts(desk.instance).run_states([run_id])[run_id].needs_person
+    run = DagsterFacts(desk.instance).run_states([run_id])[run_id]
+    assert run.needs_person_for(["property_descriptions"])
 
 
 def test_work_that_ends_early_is_resumed_and_no_content_check_is_blamed(desk, monkeypatch):

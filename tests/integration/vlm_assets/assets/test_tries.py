@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from dagster import DagsterExecutionInterruptedError
 
-from resources.dagster_names import NEEDS_PERSON
+from resources.dagster_names import NEEDS_PERSON, is_tagged
 from resources.vision_language_model import VisionLanguageModel
 from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
@@ -93,7 +93,8 @@ def journal_files(desk):
 def needs_person(desk, done):
     """Whether the run was tagged as one that another start would only repeat."""
     run_id = done.result.run_id
-    return desk.instance.get_run_by_id(run_id).tags.get(NEEDS_PERSON) == run_id
+    value = desk.instance.get_run_by_id(run_id).tags.get(NEEDS_PERSON)
+    return is_tagged(value, run_id, ["property_descriptions"])
 
 
 def tries(table):

@@ -8,12 +8,13 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from resources.dagster_names import NEEDS_PERSON, NO_ATTEMPT
+from resources.dagster_names import NEEDS_PERSON, NO_ATTEMPT, is_tagged
 from resources.gpu import GpuResource
 from tests.support.waiting import wait_until
 from vlm_assets.assets import property_descriptions
 from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.catalog.ranges import DESCRIPTIONS
 from vlm_assets.config.resource_settings import build_gpu
 from vlm_durable.journal.journal import Journal
 from vlm_durable.state.workers import Phase, Workers
@@ -56,7 +57,8 @@ def test_a_run_without_its_images_waits_without_a_device_and_is_no_attempt(desk,
     assert not ended.success
     assert "No images to describe" in ended.failure
     assert "mounted" in ended.failure
-    assert desk.instance.get_run_by_id(ended.result.run_id).tags[NO_ATTEMPT] == ended.result.run_id
+    run_id = ended.result.run_id
+    assert is_tagged(desk.instance.get_run_by_id(run_id).tags[NO_ATTEMPT], run_id, [DESCRIPTIONS])
     assert committed_rows(desk.settings.descriptions, key) == 0
     away.rename(folder)
 
@@ -79,7 +81,8 @@ def test_a_disk_that_goes_away_in_the_middle_costs_no_property(desk, disk, monke
     assert not ended.success
     assert "The images are away" in ended.failure
     assert not ended.checks
-    assert desk.instance.get_run_by_id(ended.result.run_id).tags[NO_ATTEMPT] == ended.result.run_id
+    run_id = ended.result.run_id
+    assert is_tagged(desk.instance.get_run_by_id(run_id).tags[NO_ATTEMPT], run_id, [DESCRIPTIONS])
     committed = committed_rows(desk.settings.descriptions, key)
     assert 1 <= committed < PROPERTIES
     folder.with_name("away").rename(folder)
@@ -104,8 +107,9 @@ def test_a_partition_of_garbage_stops_early_and_keeps_what_is_committed(desk, li
     assert not stopped.success
     assert f"of the model's last {WINDOW} answers are no descriptions" in stopped.failure
     assert not stopped.published
-    tags = desk.instance.get_run_by_id(stopped.result.run_id).tags
-    assert tags[NEEDS_PERSON] == stopped.result.run_id, "its failed rows are new rows: for a person"
+    run_id = stopped.result.run_id
+    tag = desk.instance.get_run_by_id(run_id).tags[NEEDS_PERSON]
+    assert is_tagged(tag, run_id, [DESCRIPTIONS]), "its failed rows are new rows: for a person"
     assert not stopped.checks
     committed = committed_rows(desk.settings.descriptions, key)
     assert WINDOW <= committed < ANSWERED
