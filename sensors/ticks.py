@@ -44,10 +44,6 @@ class Tick:
     interval_seconds: float
     since: float
 
-    def is_quiet(self, now: float) -> bool:
-        """Whether it should have ticked again by now (unix seconds)."""
-        return now - self.at > _longest_silence(self.interval_seconds)
-
 
 class Ticks:
     """The ticks of one home. They may be lost: a sensor that ticks notes it again.
@@ -137,7 +133,9 @@ class Ticks:
         """
         sentences = {_DAEMON: "The daemon ticks."} if _DAEMON in open_subjects else {}
         for tick in self.last().values():
-            if _subject(tick.name) in open_subjects and not tick.is_quiet(now):
+            if _subject(tick.name) in open_subjects and now - tick.at <= _longest_silence(
+                tick.interval_seconds
+            ):
                 sentences[_subject(tick.name)] = f"It ticked at {_clock(tick.at)}."
         return sentences
 

@@ -29,7 +29,7 @@ from sensors.run_end import RunToEnd, end_gone_run
 from vlm_assets.assets.stored_settings import refuse_at_start
 from vlm_assets.automation.sensors import build_health_watcher
 from vlm_assets.commands.device_commands import app as device_commands
-from vlm_assets.commands.terminal import Home, chosen_settings, say
+from vlm_assets.commands.terminal import Home, chosen_settings, say, say_all
 from vlm_assets.config.resource_settings import build_gpu, control_state
 from vlm_assets.config.settings import PREFIX, Settings, SettingsError, of_env_file
 from vlm_assets.services.command_error import CommandError
@@ -235,8 +235,7 @@ def run_node(settings: Settings, place: Place, *, lends: bool, say: Callable[[st
                 while True:
                     group.watch(CHECK_SECONDS)
                     try:
-                        for sentence in watch.check(DagsterFacts(instance)):
-                            say(sentence)
+                        say_all(watch.check(DagsterFacts(instance)))
                         device_records = _device_records(devices)
                         checked_at = time.monotonic()
                         usable_ids = [device.id for device in gpu.usable()] if lends else []

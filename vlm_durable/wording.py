@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Final
 
 _ENDS: Final = {"ies": "y", "ches": "ch", "shes": "sh", "xes": "x", "sses": "ss", "s": ""}
@@ -22,6 +23,11 @@ def counted(number: int, plural: str, singular: str | None = None) -> str:
 
 
 UNITS: Final = (("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0))
+
+
+def moment(unix: float, *, timespec: str = "minutes") -> str:
+    """A time of this machine's zone, from unix seconds."""
+    return datetime.fromtimestamp(unix).astimezone().isoformat(" ", timespec)
 
 
 def duration(seconds: float) -> str:

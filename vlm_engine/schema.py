@@ -322,7 +322,9 @@ def _storable(value: Any, kind: pa.DataType, *, where: str) -> Any:
         return None
     if pa.types.is_struct(kind):
         return {
-            field.name: _storable(getattr(value, field.name), field.type, where=_joined(where, field.name))
+            field.name: _storable(
+                getattr(value, field.name), field.type, where=f"{where}.{field.name}".removeprefix(".")
+            )
             for field in kind
         }
     if pa.types.is_list(kind):
@@ -335,10 +337,6 @@ def _storable(value: Any, kind: pa.DataType, *, where: str) -> Any:
     if pa.types.is_float64(kind) and not math.isfinite(value):
         raise InvalidDescription("schema_mismatch", f"{where}: {value} is not a finite number")
     return value
-
-
-def _joined(where: str, name: str) -> str:
-    return f"{where}.{name}" if where else name
 
 
 def _first_errors(error: pydantic.ValidationError) -> str:

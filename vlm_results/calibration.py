@@ -68,9 +68,9 @@ def learn_curves(
     Only for answers that are published: curves of others are dropped. report: is told where the curves before
     are damaged.
     """
-    if damage := quarantine_curves(settings):
-        report(damage)
     path = settings.state_directory / _FILE
+    if damage := set_aside_damaged(path, settings.descriptions.quarantine):
+        report(f"{damage} Its curves are learned anew, from version 1.")
     kept = {(curve.made_with, curve.field): curve for curve in read_curves(settings)}
     calibrations = []
     for made_with, fields in quality.confidences.items():
@@ -87,12 +87,6 @@ def learn_curves(
     if calibrations != list(kept.values()):  # A curve that stays is the object that was read.
         write_sealed(path, {"curves": [_as_json(calibration) for calibration in calibrations]})
     return calibrations
-
-
-def quarantine_curves(settings: Settings) -> str:
-    """Move a damaged file of curves aside before they are learned anew, and say so; empty if it is whole."""
-    damage = set_aside_damaged(settings.state_directory / _FILE, settings.descriptions.quarantine)
-    return damage and f"{damage} Its curves are learned anew, from version 1."
 
 
 def read_curves(settings: Settings) -> list[Calibration]:

@@ -36,14 +36,11 @@ BINS: Final = 10
 _FOLDS: Final = 5
 
 
-def cells_of(confidences: Floats) -> Counts:
-    """For each confidence the number of its cell: from a threshold of the grid up to the next."""
-    return np.clip(np.searchsorted(GRID, confidences, side="right") - 1, 0, None)
-
-
 def cell_counts(confidences: Floats) -> Counts:
     """How many confidences lie in each cell of the grid."""
-    return np.bincount(cells_of(confidences), minlength=len(GRID)).astype(np.int64)
+    # The number of the cell of each: from a threshold of the grid up to the next.
+    cells = np.clip(np.searchsorted(GRID, confidences, side="right") - 1, 0, None)
+    return np.bincount(cells, minlength=len(GRID)).astype(np.int64)
 
 
 # --- A promise ---------------------------------------------------------------------------------------

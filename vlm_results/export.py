@@ -24,7 +24,7 @@ import typer
 
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
-from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, say, say_as_json
+from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, say, say_all, say_as_json
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.progress import doing
@@ -604,8 +604,7 @@ def export_command(
         )
     if exported.without_vector:
         say(f"{counted(exported.without_vector, 'rows have', 'row has')} no vector yet: {command('run')}.")
-    for sentence in lacking_sentences(exported.lacking):
-        say(sentence)
+    say_all(lacking_sentences(exported.lacking))
 
 
 def _bring_table_up_to_date(
@@ -631,5 +630,4 @@ def _bring_table_up_to_date(
         f" {folder}; {counted(table.written, 'partitions were', 'partition was')} written.",
         fg="green",
     )
-    for sentence in table.sentences():
-        say(sentence)
+    say_all(table.sentences())

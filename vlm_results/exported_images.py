@@ -140,15 +140,10 @@ class ExportedImages:
         """What was asked of the images."""
         return self.mode, self._base
 
-    @property
-    def are_opened(self) -> bool:
-        """Whether files of this machine, or objects, are looked at."""
-        return self.mode in (Images.copy, Images.embed) or (self.mode is Images.link and self._base is None)
-
     def refuse_away(self) -> None:
         """Raise CommandError where a folder of images is away: all of its images would count as missing."""
-        if not self.are_opened:
-            return
+        if self.mode is Images.none or (self.mode is Images.link and self._base is not None):
+            return  # No file of this machine is looked at, and no object.
         for place in self._root.places:
             if isinstance(place, Path) and not _has_entries(place):
                 raise CommandError(

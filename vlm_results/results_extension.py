@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     import dagster as dg
 
-from vlm_assets.config.extensions import DoctorCheck, Extension
-from vlm_assets.config.settings import Settings
+from vlm_assets.config.extensions import DoctorCheck, Extension, Findings
+from vlm_assets.config.settings import PREFIX, Settings
 from vlm_results.results_settings import ResultsSettings
 
 
@@ -52,8 +52,6 @@ class ResultsExtension(Extension):
 
     def doctor_checks(self) -> Sequence[DoctorCheck]:
         """Whether the known truth reads, and whether promised fields exist."""
-        from vlm_results.truth_check import examine_guarantee, examine_truth
-
         return (
             DoctorCheck("truth", examine_truth, is_quick=True),
             DoctorCheck("guarantee", examine_guarantee, is_quick=True),
@@ -77,3 +75,33 @@ class ResultsExtension(Extension):
 
             yield from forget_properties(settings, keys)
         yield from other_tables(settings)
+
+
+def examine_truth(settings: Settings) -> Findings:
+    """An error where the file does not read."""
+    from vlm_assets.assets.truth import TruthError, read_truth
+
+    truth = ResultsSettings.part_of(settings).truth
+    if truth is not None:
+        try:
+            read_truth(truth)
+        except TruthError as error:
+            yield "error", f"{PREFIX}TRUTH: {error}"
+
+
+def examine_guarantee(settings: Settings) -> Findings:
+    """An error where a promised field is in no schema, so that nobody could be shown its answers."""
+    from vlm_assets.config.question_sets import question_sets
+    from vlm_engine.schema import load_schema
+
+    targets = ResultsSettings.part_of(settings).guarantee_targets
+    if targets:
+        schemas = (load_schema(asked.settings.description_schema) for asked in question_sets(settings))
+        fields = [name for schema in schemas for name in schema.json_schema.get("properties", {})]
+        for field in targets:
+            if field not in fields:
+                yield (
+                    "error",
+                    f"{PREFIX}GUARANTEE: {field!r} is no field of the description schema, which has"
+                    f" {', '.join(fields)}.",
+                )

@@ -214,7 +214,10 @@ def read_quality(rows: PartitionRows) -> PartitionQuality:
     for batch in rows.iter_batches([*_OF_PROPERTY, *_COUNTED]):
         _count(quality, batch)
         ok = batch.filter(pc.equal(batch["status"], OK)).select(["property_id", "ordinal"])
-        lots = [(_lot(row["property_id"]), row["ordinal"]) for row in ok.to_pylist()]
+        lots = [
+            (hashlib.blake2b(row["property_id"].encode(), digest_size=8).digest(), row["ordinal"])
+            for row in ok.to_pylist()
+        ]
         smallest = heapq.nsmallest(SAMPLED, [*smallest, *lots])
     ordinals = pa.array([ordinal for _, ordinal in smallest], pa.int64())
     columns = ["property_id", "ordinal", "error", "description", CONFIDENCE]
@@ -235,7 +238,3 @@ def _count(quality: PartitionQuality, batch: pa.RecordBatch) -> None:
     quality.images_failed += pc.sum(left_out).as_py() or 0
     quality.properties_with_failed_images += pc.sum(pc.greater(left_out, 0)).as_py() or 0
     quality.asked_again += pc.sum(pc.greater(batch["attempts"], 1)).as_py() or 0
-
-
-def _lot(property_id: str) -> bytes:
-    return hashlib.blake2b(property_id.encode(), digest_size=8).digest()

@@ -12,7 +12,6 @@ from datetime import timedelta
 
 import dagster as dg
 
-from sensors.dagster_internals.events import DagsterFacts
 from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
 from vlm_assets.assets import markdown
@@ -165,12 +164,6 @@ def why_due(last: LastAudit | None, *, works: bool, now: float) -> str | None:
     return None
 
 
-def last_audit(dagster: DagsterFacts, asset: str) -> LastAudit | None:
-    """The latest audit that Dagster knows."""
-    event = dagster.latest_materialization(asset)
-    return None if event is None else LastAudit(event[0], int(event[1].get("problems", 0)))
-
-
 def build_audit_sensor(settings: Settings, audit_asset: dg.AssetsDefinition) -> dg.SensorDefinition:
     """The sensor that audits once a day, and each hour while something is wrong."""
     state = control_state(settings)
@@ -181,7 +174,8 @@ def build_audit_sensor(settings: Settings, audit_asset: dg.AssetsDefinition) -> 
             return Decided(f"Nothing is started: {pause.sentence()}.")
         if not any(asset.published_keys() for asset in settings.partitioned_assets):
             return Decided("There is nothing to audit yet.")
-        last = last_audit(at.dagster, ASSET)
+        event = at.dagster.latest_materialization(ASSET)
+        last = None if event is None else LastAudit(event[0], int(event[1].get("problems", 0)))
         why = why_due(last, works=bool(Workers(state).living()), now=now)
         if why is None:
             return Decided("No audit is due.")

@@ -14,7 +14,6 @@ from vlm_assets.assets import markdown
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.resource_settings import (
     build_gpu,
-    build_text_embedding_model,
     build_vision_language_model,
 )
 from vlm_assets.config.settings import Settings
@@ -76,7 +75,6 @@ def build_dataset_plan(settings: Settings) -> dg.AssetsDefinition:
     def dataset_plan(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
         from vlm_assets.services.forecast import compare_with_run, make_forecast
         from vlm_assets.services.measurement import current_measurement
-        from vlm_engine.protocol import ModelLoadError
 
         settings.name_in_commands()
         catalog, gpu = Catalog.open(settings.home), build_gpu(settings)
@@ -87,13 +85,7 @@ def build_dataset_plan(settings: Settings) -> dg.AssetsDefinition:
             )
         compare_with_run(settings)
         devices = max(1, len(gpu.usable()))
-        try:
-            width: int | None = build_text_embedding_model(settings).width()
-        except ModelLoadError:
-            width = None
-        forecast = make_forecast(
-            settings, catalog, measured, devices=devices, devices_here=devices, vector_width=width
-        )
+        forecast = make_forecast(settings, catalog, measured, devices=devices, devices_here=devices)
         return dg.MaterializeResult(metadata=plan_metadata(forecast))
 
     return dataset_plan

@@ -240,14 +240,14 @@ def _liveness_sensors(
     ]
     if settings.mirror.keeps_copies:
         left_copies = LeftCopies(
-            assets, settings.mirror, lambda: _worked_on(Workers(control_state(settings)))
+            assets,
+            settings.mirror,
+            lambda: {
+                (worker.asset, worker.partition) for worker in Workers(control_state(settings)).living()
+            },
         )
         watching.append(build_left_copies_sensor(left_copies, ticks=ticks))
     return watching
-
-
-def _worked_on(workers: Workers) -> set[tuple[str, str]]:
-    return {(worker.asset, worker.partition) for worker in workers.living()}
 
 
 def build_health_watcher(settings: Settings) -> HealthWatcher:

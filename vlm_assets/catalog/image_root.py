@@ -304,7 +304,7 @@ AnyImageRoot = ImageRoot | S3ImageRoot | ImageRoots
 def roots_at(places: Sequence[Place]) -> AnyImageRoot:
     """The image root at one or several places, which need not exist. Raises InvalidImagePathError."""
     if len(places) == 1:
-        return root_at(places[0])
+        return S3ImageRoot(places[0]) if isinstance(places[0], S3Folder) else ImageRoot.at(places[0])
     folders = [place for place in places if isinstance(place, Path)]
     if len(folders) != len(places):
         raise InvalidImagePathError(
@@ -316,11 +316,6 @@ def roots_at(places: Sequence[Place]) -> AnyImageRoot:
 
 def _numbered(position: int, uri: str) -> str:
     return f"/{position + 1}/{uri}" if position else uri
-
-
-def root_at(place: Place) -> AnyImageRoot:
-    """The image root at a place, which need not exist."""
-    return S3ImageRoot(place) if isinstance(place, S3Folder) else ImageRoot.at(place)
 
 
 def check_text(text: str) -> None:

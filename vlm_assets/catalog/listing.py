@@ -43,6 +43,7 @@ import pyarrow.parquet as pq
 
 from vlm_assets.catalog.image_root import is_utf8
 from vlm_assets.catalog.text_listing import (
+    IMAGES_IN_ROW,
     LIKELY_ENCODING,
     Encoding,
     Lines,
@@ -50,7 +51,6 @@ from vlm_assets.catalog.text_listing import (
     csv_rows,
     find_delimiter,
     find_encoding,
-    images_separator_in,
     likely_reading,
     open_text,
 )
@@ -579,7 +579,10 @@ def _natural(name: str) -> tuple[list[str | int], str]:
 def _open_csv(source: Path, problems: Problems, options: ReadingOptions) -> Listing:
     encoding = find_encoding(source, options.encoding)
     delimiter, header = find_delimiter(
-        source, encoding, options.delimiter, lambda names: _fits(names, options)
+        source,
+        encoding,
+        options.delimiter,
+        lambda names: len(names) <= _MAX_COLUMNS and None not in _positions(names, options),
     )
     if not header:
         raise ListingError(f"{source} is empty: it has not even a header.")
@@ -601,8 +604,8 @@ def _open_csv(source: Path, problems: Problems, options: ReadingOptions) -> List
                 yield Listed(row[id_at], (row[images_at],), line)
             elif (images := _split_images(row[images_at], options.image_separator)) is None:
                 problems.add(line, "the images are no JSON array of strings", row[images_at], row[id_at])
-            elif len(images) == 1 and (other := images_separator_in(images[0])) is not None:
-                problems.add_separator(line, other, row[images_at], row[id_at])
+            elif len(images) == 1 and (separator := IMAGES_IN_ROW.search(images[0])) is not None:
+                problems.add_separator(line, separator[1], row[images_at], row[id_at])
             else:
                 yield Listed(row[id_at], images, line)
 
@@ -867,11 +870,6 @@ def _positions(
         position(options.id_column, ID_COLUMNS, LIKELY_ID_COLUMNS),
         position(options.image_column, (*LIST_COLUMNS, *singles), (*LIKELY_LIST_COLUMNS, *likely_singles)),
     )
-
-
-def _fits(names: Sequence[str], options: ReadingOptions) -> bool:
-    """Whether a listing with these columns can be read: one column of ids, one of images."""
-    return len(names) <= _MAX_COLUMNS and None not in _positions(names, options)
 
 
 def _columns(

@@ -31,9 +31,10 @@ _MARKS = (
 LIKELY_ENCODING = "windows-1252"
 """The encoding of text files that Excel and most Western programs write where they do not write UTF-8."""
 
-_IMAGES_IN_ROW = re.compile(
+IMAGES_IN_ROW = re.compile(
     r"\.(?:jpe?g|png|webp|avif|tiff?|bmp|gif|heic|heif)\s*([;,\t\n])\s*\S", re.IGNORECASE
 )
+"""Several images in a cell, with another separator than ``|``."""
 
 
 @dataclass(frozen=True)
@@ -158,9 +159,3 @@ def csv_rows(
             continue
         if row:
             yield line, row
-
-
-def images_separator_in(cell: str) -> str | None:
-    """The separator of a cell that looks like several images with another separator than ``|``."""
-    match = _IMAGES_IN_ROW.search(cell)
-    return match[1] if match else None

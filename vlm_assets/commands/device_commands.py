@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated
 
 import typer
@@ -88,14 +88,14 @@ def _pause_node(settings: Settings, node: str, reason: str) -> None:
             f"There is no node {node}, so nothing was changed. Known: {', '.join(names) or 'none'}."
         )
     say(f"{pause_node(state, node, reason, now=time.time()).sentence()}.")
-    deadline, most = time.monotonic() + DRAIN_SECONDS, 0
-    while (standing := nodes.snapshot().nodes[node]).record.runs and not standing.is_dead:
-        most = max(most, len(standing.record.runs))
-        doing(_DRAINING, most - len(standing.record.runs), most)
-        if time.monotonic() >= deadline:
-            say(f"Still there: the runs {', '.join(sorted(standing.record.runs))}.", fg="yellow")
-            raise typer.Exit(1)
-        time.sleep(_LOOK_SECONDS)
+
+    def runs() -> list[str]:
+        standing = nodes.snapshot().nodes[node]
+        return [] if standing.is_dead else sorted(standing.record.runs)
+
+    if left := _wait_until_none(runs):
+        say(f"Still there: the runs {', '.join(left)}.", fg="yellow")
+        raise typer.Exit(1)
     say(f"{node} holds no run: it can be taken away or rebooted.")
 
 
@@ -120,12 +120,17 @@ def _wait_until_drained(settings: Settings) -> list[str]:
             for worker in workers.living()
         ]
 
+    return _wait_until_none(holders)
+
+
+def _wait_until_none(holders: Callable[[], list[str]]) -> list[str]:
+    """Wait until nothing is held, DRAIN_SECONDS at most. Returns the holders that are left."""
     deadline, most = time.monotonic() + DRAIN_SECONDS, 0
-    while (sentences := holders()) and time.monotonic() < deadline:
-        most = max(most, len(sentences))
-        doing(_DRAINING, most - len(sentences), most)
+    while (left := holders()) and time.monotonic() < deadline:
+        most = max(most, len(left))
+        doing(_DRAINING, most - len(left), most)
         time.sleep(_LOOK_SECONDS)
-    return sentences
+    return left
 
 
 @app.command("resume", epilog="vlm-assets devices resume")

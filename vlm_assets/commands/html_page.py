@@ -80,7 +80,8 @@ def page(
 ) -> str:
     """The whole page. tables: caption, head and rows, before the cards."""
     shown = [_card(card) for card in cards]
-    legend = [_legend()] if any(_SURE in card for card in shown) else []
+    legend = [f"<p>{LEGEND}:{''.join(_sure(band.text, band) for band in BANDS)}</p>"]
+    legend = legend if any(_SURE in card for card in shown) else []
     parts = [_table(*table) for table in tables] + legend + shown
     if not parts:
         parts = ["<p>Nothing to show.</p>"]
@@ -156,10 +157,6 @@ _SURE = '<span class="sure"'
 
 def _sure(text: str, band: Band) -> str:
     return f'{_SURE} style="border-color: {band.colour}">{_text(text)}</span>'
-
-
-def _legend() -> str:
-    return f"<p>{LEGEND}:{''.join(_sure(band.text, band) for band in BANDS)}</p>"
 
 
 def _value(value: object) -> str:

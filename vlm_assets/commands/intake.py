@@ -28,6 +28,7 @@ from vlm_assets.commands.terminal import (
     app,
     chosen_settings,
     say,
+    say_all,
     say_as_json,
 )
 from vlm_assets.config.engine_choice import require_models
@@ -91,8 +92,7 @@ def demo_command(
         say(f"{PREFIX}SOURCE is not set: nothing new is taken in. Going on with {current.home}.")
     require_models(current)
     if current.source is not None:
-        for sentence in _taken_in(current, current.source, range_size=range_size, close=True).sentences():
-            say(sentence)
+        say_all(_taken_in(current, current.source, range_size=range_size, close=True).sentences())
     else:
         close_tail(current.home, current.mirror)
     if of_example:
@@ -127,8 +127,7 @@ def _take_in_example(settings: Settings, properties: int, range_size: int | None
         close=True,
         progress=lambda now: doing("taking properties in", now.properties, properties),
     )
-    for sentence in report.sentences():
-        say(sentence)
+    say_all(report.sentences())
 
 
 def _devices(settings: Settings) -> str:
@@ -286,8 +285,7 @@ def ingest_command(
             newly = len(work.keys) - len(before)
             question = "Take them?" if not newly else f"Take them, so that {newly} more are stale?"
         if not as_json:
-            for sentence in ("With the new images of known properties:", *costs):
-                say(sentence)
+            say_all(("With the new images of known properties:", *costs))
         elif not yes:
             raise CommandError(f"{' '.join(costs)} Nothing was changed. To do it: {given_command('--yes')}.")
         if not agreed(question, yes):
@@ -319,8 +317,7 @@ def ingest_command(
         }
         say_as_json(vars(report) | ranges | {"request": report.request.words, "said": sentences})
         return
-    for sentence in sentences:
-        say(sentence)
+    say_all(sentences)
 
 
 def _taken_in(

@@ -10,13 +10,12 @@ import typer
 
 from vlm_assets.assets.looked_at import asked_shares
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, say, say_as_json
+from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, say, say_all, say_as_json
 from vlm_assets.config.engine_choice import require_models
 from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.questions_file import SET_PREFIX
 from vlm_assets.config.resource_settings import (
     build_gpu,
-    build_text_embedding_model,
     build_vision_language_model,
 )
 from vlm_assets.config.settings import PREFIX, Settings, SettingsError
@@ -31,7 +30,6 @@ from vlm_assets.services.measurement import current_measurement, measure
 from vlm_assets.services.progress import doing
 from vlm_durable.commands import command
 from vlm_durable.wording import counted, duration
-from vlm_engine.protocol import ModelLoadError
 
 _EXAMPLES = """\b
 vlm-assets plan
@@ -84,10 +82,6 @@ def plan_command(
         tell = None if as_json else partial(say, err=True)
         measured = measure(settings, catalog, gpu, model, limit=sample_size, tell=tell)
     doing("planning what is left")
-    try:
-        width: int | None = build_text_embedding_model(settings).width()
-    except ModelLoadError:
-        width = None
     forecast = make_forecast(
         settings,
         catalog,
@@ -95,7 +89,6 @@ def plan_command(
         devices=devices or devices_here,
         devices_here=devices_here,
         price_per_hour=settings.price_per_hour if price_per_hour is None else price_per_hour,
-        vector_width=width,
         asked=asked,
     )
     if not forecast.is_anew:
@@ -103,8 +96,7 @@ def plan_command(
     if as_json:
         say_as_json(forecast.as_json())
     else:
-        for sentence in sentences(forecast):
-            say(sentence)
+        say_all(sentences(forecast))
 
 
 def alone(settings: Settings, name: str) -> Settings:

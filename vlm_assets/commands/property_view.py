@@ -143,14 +143,10 @@ def _images(catalog: Catalog, catalogued: CatalogRow) -> Iterator[Values]:
         yield {"uri": uri, "bytes": size, "there": exists, "refused": refused}
 
 
-def _images_seen(row: Mapping[str, Any]) -> str:
-    """How many of its images the model saw."""
-    listed = row["images_seen"] + len(row["images_failed"]) + len(row["images_not_used"] or ())
-    return f"{row['images_seen']} of {counted(listed, 'images')} seen"
-
-
 def _row_lines(row: Mapping[str, Any]) -> Iterator[str]:
-    yield (f"Status {row['status']} after {counted(row['attempts'], 'attempts')}, {_images_seen(row)}")
+    listed = row["images_seen"] + len(row["images_failed"]) + len(row["images_not_used"] or ())
+    seen = f"{row['images_seen']} of {counted(listed, 'images')} seen"
+    yield f"Status {row['status']} after {counted(row['attempts'], 'attempts')}, {seen}"
     if row["error_kind"] is not None:
         yield f"Error {row['error_kind']}: {row['error']}"
     if row["raw_text"] is not None:

@@ -16,6 +16,7 @@ from vlm_assets.commands.terminal import (
     app,
     chosen_settings,
     say,
+    say_all,
     say_as_json,
     say_list,
 )
@@ -105,8 +106,7 @@ def prune_command(
         if sizes := [removal.bytes for removal in removals if removal.kind is kind]:
             say(f"{len(sizes)} x {kind.value}: {sum(sizes) / 1e6:,.1f} MB")
     if agreed(f"Remove these for good ({removable.bytes / 1e6:,.1f} MB)?", yes):
-        for sentence in chain(remove(settings, removals), remove_stored(settings, in_store)):
-            say(sentence)
+        say_all(chain(remove(settings, removals), remove_stored(settings, in_store)))
 
 
 def _delete_set(settings: Settings, name: str, *, yes: bool, as_json: bool) -> None:
@@ -118,5 +118,4 @@ def _delete_set(settings: Settings, name: str, *, yes: bool, as_json: bool) -> N
         return
     rows = f"{counted(published, 'published partitions')} here, and what the store has of it"
     if agreed(f"Delete all files of the question set {name} for good ({rows})?", yes):
-        for sentence in delete_set(settings, asset):
-            say(sentence)
+        say_all(delete_set(settings, asset))

@@ -23,6 +23,7 @@ from vlm_assets.commands.terminal import (
     app,
     chosen_settings,
     say,
+    say_all,
     say_as_json,
     say_list,
 )
@@ -146,8 +147,7 @@ def repair_command(
 def _choose_catalog(settings: Settings, place: str, yes: bool) -> int:
     doing(f"comparing {place} with what was published")
     chosen = check_catalog(settings.home, place, settings.mirror)
-    for sentence in chosen.sentences():
-        say(sentence)
+    say_all(chosen.sentences())
     if not agreed(f"Make it the catalogue of {settings.home}?", yes):
         return 1
     header = put_in_place(settings.home, chosen, settings.mirror)
@@ -159,10 +159,7 @@ def _choose_catalog(settings: Settings, place: str, yes: bool) -> int:
 
 
 def _accept_loss(settings: Settings, key: str, yes: bool) -> int:
-    workers = Workers(control_state(settings)).living()
-    working = [worker for worker in workers if worker.partition == key]
-    if working:
-        say(f"Run {working[0].run_id} works on {key} on {working[0].host}. Nothing was changed.")
+    if _is_worked_on(settings, key):
         return 1
     pull_catalog(settings.home, settings.mirror)
     losses = find_losses(settings, Catalog.open(settings.home), key, tell=say)
@@ -191,10 +188,7 @@ def _accept_loss(settings: Settings, key: str, yes: bool) -> int:
 
 
 def _accept_version(settings: Settings, key: str, yes: bool) -> int:
-    workers = Workers(control_state(settings)).living()
-    working = [worker for worker in workers if worker.partition == key]
-    if working:
-        say(f"Run {working[0].run_id} works on {key} on {working[0].host}. Nothing was changed.")
+    if _is_worked_on(settings, key):
         return 1
     older = list(older_versions(settings, key))
     if not older:
@@ -204,6 +198,14 @@ def _accept_version(settings: Settings, key: str, yes: bool) -> int:
     if not agreed("Let the older version count as the newest? What came after it is given up.", yes):
         return 1
     for versions, _ in older:
-        for sentence in versions.accept_older(key):
-            say(sentence)
+        say_all(versions.accept_older(key))
     return 0
+
+
+def _is_worked_on(settings: Settings, key: str) -> bool:
+    """Whether a run works on a partition; then say so."""
+    workers = Workers(control_state(settings)).living()
+    working = [worker for worker in workers if worker.partition == key]
+    if working:
+        say(f"Run {working[0].run_id} works on {key} on {working[0].host}. Nothing was changed.")
+    return bool(working)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Annotated, TypeVar
+from typing import Annotated, TypeVar, Unpack
 
 import typer
 from rich.console import Console, RenderableType
@@ -35,6 +35,7 @@ from vlm_assets.commands.terminal import (
     app,
     chosen_settings,
     say,
+    say_all,
 )
 from vlm_assets.config.component_settings import refuse_component
 from vlm_assets.config.engine_choice import require_models
@@ -43,6 +44,7 @@ from vlm_assets.config.settings import Settings
 from vlm_assets.services.backfill import (
     SHOWN,
     Backfill,
+    BackfillOptions,
     BackfillProgress,
     BackfillSummary,
     KeysOf,
@@ -88,22 +90,17 @@ def run_backfill(
     *,
     port: int = 3000,
     keys: KeysOf | None = None,
-    run_config: Mapping[str, object] | None = None,
-    stale_too: bool = False,
-    retry_failed: bool = False,
     exit_when_done: bool = False,
     accuracy: Callable[[], str | None] = lambda: None,
     environment: Mapping[str, str] | None = None,
     console: Console | None = None,
+    **options: Unpack[BackfillOptions],
 ) -> int:
     """Start Dagster and a backfill on a home, until Ctrl-C or until all is done; gives the exit code.
 
     The code is 0 if every partition asked for is complete and no check of them failed with ERROR, 1
-    otherwise, and 130 after Ctrl-C. keys: the partitions, all unless given. run_config: of each run.
-    stale_too: whether stale partitions among them are made anew. retry_failed: whether properties that failed
-    are tried again in partitions that were never published.
-    accuracy: a sentence about the finished output, or None. environment: of Dagster's processes, in addition
-    to this one's.
+    otherwise, and 130 after Ctrl-C. keys: the partitions, all unless given. accuracy: a sentence about the
+    finished output, or None. environment: of Dagster's processes, in addition to this one's.
 
     Raises CatalogError, DagsterHomeError, ProcessEndedError and DagsterApiError, whose
     messages say what to do.
@@ -113,8 +110,7 @@ def run_backfill(
     with running_dagster(settings, port=port, console=console, environment=environment) as server:
         server.start_pages(console)
         patience = Patience(console, server.watch)
-        work = _backfill(patience, server.api, settings, keys)
-        work = replace(work, run_config=run_config or {}, stale_too=stale_too, retry_failed=retry_failed)
+        work = _backfill(patience, server.api, settings, keys, **options)
         summary = _follow(work, accuracy, patience, start=server.start_daemon)
         if not exit_when_done:
             where_to_click(console, server.address)
@@ -129,10 +125,8 @@ def run_partitions(
     *,
     port: int,
     keys: KeysOf | None,
-    run_config: Mapping[str, object] | None = None,
-    stale_too: bool = False,
-    retry_failed: bool = False,
     console: Console,
+    **options: Unpack[BackfillOptions],
 ) -> int:
     """Materialize partitions in the Dagster that runs on the home, else in one that is started for it.
 
@@ -142,24 +136,14 @@ def run_partitions(
     address = running_address(settings.dagster_home)
     if address is None:
         refuse_at_start(settings, lambda sentence: console.print(escape(sentence)))
-        return run_backfill(
-            settings,
-            port=port,
-            keys=keys,
-            run_config=run_config,
-            stale_too=stale_too,
-            retry_failed=retry_failed,
-            exit_when_done=True,
-            console=console,
-        )
+        return run_backfill(settings, port=port, keys=keys, exit_when_done=True, console=console, **options)
     summary: BackfillSummary | None = None
     with interruptible():
         try:
             console.print(f"Dagster runs on this home already: {address}")
             api = DagsterApi(address, settings.dagster_home)
             patience = Patience(console, lambda seconds: _wait_for(api, seconds))
-            work = _backfill(patience, api, settings, keys)
-            work = replace(work, run_config=run_config or {}, stale_too=stale_too, retry_failed=retry_failed)
+            work = _backfill(patience, api, settings, keys, **options)
             summary = _follow(work, lambda: None, patience)
         except KeyboardInterrupt:
             console.print(f"\nThe backfill goes on in {address}; {command('status')} shows how far it is.")
@@ -181,9 +165,15 @@ def _wait_for(api: DagsterApi, seconds: float) -> None:
     api.url = address  # it may have been started again meanwhile
 
 
-def _backfill(patience: Patience, api: DagsterApi, settings: Settings, keys: KeysOf | None) -> Backfill:
+def _backfill(
+    patience: Patience,
+    api: DagsterApi,
+    settings: Settings,
+    keys: KeysOf | None,
+    **options: Unpack[BackfillOptions],
+) -> Backfill:
     chosen = patience.ask(lambda: keys(api)) if keys is not None else all_keys(settings.home)
-    return Backfill(api, settings, chosen)
+    return Backfill(api, settings, chosen, **options)
 
 
 def _code(summary: BackfillSummary | None) -> int:
@@ -377,11 +367,9 @@ def _stale_too(current: Settings, status: Status, keys: list[str], *, stale: boo
         work = stale_among(current, Catalog.open(current.home), sorted(set(keys) & set(work.keys)))
     if keys or stale:
         if stale or set(keys) & set(work.keys):
-            for sentence in work.sentences():
-                say(sentence)
+            say_all(work.sentences())
         return True
-    for sentence in work.sentences():
-        say(sentence)
+    say_all(work.sentences())
     if yes or answered_yes(f"Make {counted(len(work.keys), 'partitions')} anew?"):
         return True
     _say_stale_stay(status)

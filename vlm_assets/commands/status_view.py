@@ -29,7 +29,7 @@ from vlm_assets.config.settings import Settings, env_file_sentence
 from vlm_assets.services.progress import doing
 from vlm_assets.services.status import PartitionStatus, Status, read_status
 from vlm_durable.commands import command
-from vlm_durable.wording import counted
+from vlm_durable.wording import counted, moment
 
 SHOWN = 12
 """Partitions listed for people. The rest are counted, and ``--json`` lists all."""
@@ -171,11 +171,11 @@ def _done_again(status: Status) -> list[RenderableType]:
         return []
     count = len(status.done_again)
     lines: list[RenderableType] = [
-        Text(f"Tried again by itself and done since {_clock(status.done_again_since)}: {count}", style="bold")
+        Text(f"Tried again by itself and done since {moment(status.done_again_since)}: {count}", style="bold")
     ]
     for partition in status.done_again[::-1][:SHOWN]:
         runs = counted(partition.runs, "new runs")
-        lines.append(Text(f"{partition.key}: done by {_clock(partition.at)} after {runs}; {partition.why}"))
+        lines.append(Text(f"{partition.key}: done by {moment(partition.at)} after {runs}; {partition.why}"))
     return [*lines, *_more(count)]
 
 
@@ -203,10 +203,6 @@ def _of_extensions(status: Status) -> Iterator[RenderableType]:
         for row in extension_table.rows:
             table.add_row(*row)
         yield table
-
-
-def _clock(at: float) -> str:
-    return datetime.fromtimestamp(at).astimezone().isoformat(" ", "minutes")
 
 
 def _duration(seconds: float | None) -> str:

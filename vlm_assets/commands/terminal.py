@@ -215,6 +215,12 @@ def say_as_json(value: object) -> None:
     say_json(json.dumps(value, indent=2, default=str))
 
 
+def say_all(sentences: Iterable[str]) -> None:
+    """Write each of these sentences."""
+    for sentence in sentences:
+        say(sentence)
+
+
 def say_list(sentences: Sequence[str], color: str | None = None) -> None:
     """Write the first sentences of a list, and how many more there are."""
     for sentence in sentences[:SHOWN]:

@@ -9,7 +9,7 @@ import typer
 
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.withdrawn_ids import share_withdrawn
-from vlm_assets.commands.terminal import Home, Yes, agreed, app, chosen_settings, say
+from vlm_assets.commands.terminal import Home, Yes, agreed, app, chosen_settings, say, say_all
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.progress import doing
 from vlm_assets.services.withdrawal import (
@@ -72,8 +72,7 @@ def withdraw_command(
         say("A withdrawal was cut short. It is finished first.", fg="yellow")
     else:
         withdrawal = _agreed_withdrawal(settings, ids, yes)
-    for sentence in withdraw(settings, withdrawal):
-        say(sentence)
+    say_all(withdraw(settings, withdrawal))
     say(
         f"{counted(len(withdrawal.tombstones), 'properties are', 'property is')} withdrawn. Take them out of"
         " your listing too; an ingest of"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from sensors.retry_ledger import Attempts
 from vlm_assets.assets.fingerprint import ANEW, KEEP
@@ -78,6 +78,14 @@ class BackfillProgress:
     under_way: frozenset[str]
     failed: frozenset[str]
     runs: int
+
+
+class BackfillOptions(TypedDict, total=False):
+    """How a backfill works on its partitions: see ``Backfill``."""
+
+    run_config: Mapping[str, object]
+    stale_too: bool
+    retry_failed: bool
 
 
 @dataclass

@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from vlm_assets.assets.published_rows import PublishedRows
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.config.resource_settings import build_text_embedding_model
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.expected_cost import ExpectedCost
 from vlm_assets.services.measurement import Measurement, keep_measurement, read_measurements
@@ -38,6 +39,7 @@ from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.versions.versioned_object import RecordDamagedError
 from vlm_durable.wording import counted, duration
 from vlm_engine.batches import BATCH_SECONDS
+from vlm_engine.protocol import ModelLoadError
 
 DEVICES: Final = (1, 2, 4, 8, 16)
 
@@ -122,14 +124,17 @@ def make_forecast(
     devices: int,
     devices_here: int,
     price_per_hour: float | None = None,
-    vector_width: int | None = None,
     asked: Mapping[str, float] = MappingProxyType({}),
 ) -> Forecast:
     """What the rest of the catalogue takes; all of it where nothing is left. Raises CatalogError, OSError.
 
-    devices_here: of this machine; more are taken for further machines like it. vector_width: numbers of an
-    embedding; None: not known. asked: the share of each partition's properties that is asked; 1 unless given.
+    devices_here: of this machine; more are taken for further machines like it. asked: the share of each
+    partition's properties that is asked; 1 unless given.
     """
+    try:
+        vector_width: int | None = build_text_embedding_model(settings).width()
+    except ModelLoadError:
+        vector_width = None
     partitions = _images_left(settings, catalog, asked)
     is_anew = not partitions
     partitions = partitions or all_images(settings, catalog)

@@ -59,7 +59,8 @@ class StaleWork:
             *(f"What changed: {reason}." for reason in self.why),
         ]
         if self.properties:
-            sentences.append(f"{self._time()}{self._price()}")
+            price = "" if self.cost is None else f" Cost: {self.cost:,.2f}."
+            sentences.append(f"{self._time()}{price}")
         if self.has_other_fields:
             sentences.append(
                 "Or keep these answers, and ask for the new fields alone:"
@@ -77,9 +78,6 @@ class StaleWork:
         on = "" if self.devices == 1 else f" of {self.devices} devices"
         pace = f"{self.rate:.2g}/s" if self.rate < 1 else f"{self.rate:.1f}/s"
         return f"That takes {duration(self.seconds)} at the measured rate{on} ({pace})."
-
-    def _price(self) -> str:
-        return "" if self.cost is None else f" Cost: {self.cost:,.2f}."
 
 
 def stale_work(

@@ -216,7 +216,9 @@ class AssetFolders:
 
     def published_keys(self) -> list[str]:
         """The keys of the files that readers see now, sorted. Raises OSError."""
-        return _stems(self.published, _PARQUET)
+        return sorted(
+            name.removesuffix(_PARQUET) for name in _names_in(self.published) if name.endswith(_PARQUET)
+        )
 
     def recorded_keys(self) -> set[str]:
         """The keys with a record of a publication, readable or not. Raises OSError."""
@@ -318,10 +320,6 @@ def _folders_in(folder: Path) -> list[Path]:
             return sorted(folder / entry.name for entry in entries if entry.is_dir())
     except FileNotFoundError:
         return []
-
-
-def _stems(folder: Path, suffix: str) -> list[str]:
-    return sorted(name.removesuffix(suffix) for name in _names_in(folder) if name.endswith(suffix))
 
 
 def _names_in(folder: Path) -> list[str]:

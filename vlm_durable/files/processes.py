@@ -78,7 +78,9 @@ class ProcessIdentity:
     def lives(self) -> bool:
         """Whether it still runs. A zombie does not: it waits only to be counted."""
         return (
-            self.boot_id == boot_id() and process_start(self.pid) == self.start and not _is_zombie(self.pid)
+            self.boot_id == boot_id()
+            and process_start(self.pid) == self.start
+            and _state(self.pid) not in "ZX"
         )
 
     def has_open(self, path: Path) -> bool:
@@ -203,10 +205,6 @@ def is_stopped(pid: int) -> bool:
 def is_halted(pid: int) -> bool:
     """Whether a signal, or a debugger, has stopped a process: it takes no other signal than SIGKILL."""
     return _state(pid) in "Tt"
-
-
-def _is_zombie(pid: int) -> bool:
-    return _state(pid) in "ZX"
 
 
 def _state(pid: int) -> str:

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
@@ -42,6 +41,7 @@ from vlm_durable.state.sqlite_file import (
     driver,
     refuse_network_file_system,
 )
+from vlm_durable.wording import moment
 
 KEPT = 2
 
@@ -159,8 +159,9 @@ class StateRestoration:
                 " are read again from Dagster's runs; devices that were left out are used again. Check both,"
                 f" then run {command('devices', 'resume')}. No property is lost."
             )
+        copied = moment(self.copy_at, timespec="seconds")
         return (
-            f"{self.why} It was restored from the copy of {_when(self.copy_at)}. Attempts and alerts noted"
+            f"{self.why} It was restored from the copy of {copied}. Attempts and alerts noted"
             " after that may be missing. Every pause, cancel and device left out is copied at once, so"
             " they are in it. No property is lost."
         )
@@ -469,7 +470,3 @@ def _has_schema(connection: sa.Connection, place: str, begin_anew: str) -> bool:
             f" devices left out and rows in doubt are then forgotten, and no property is. {begin_anew}"
         )
     return version is not None
-
-
-def _when(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).astimezone().isoformat(" ", "seconds")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 import sqlalchemy as sa
 
@@ -11,6 +10,7 @@ from vlm_durable.commands import command
 from vlm_durable.state.database import ControlState
 from vlm_durable.state.tables import node_pauses as _of_nodes
 from vlm_durable.state.tables import pause as _table
+from vlm_durable.wording import moment
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Pause:
 
     def sentence(self) -> str:
         """Since when and why, for pages and logs."""
-        when = datetime.fromtimestamp(self.since, UTC).astimezone().isoformat(" ", "minutes")
+        when = moment(self.since)
         because = f" because {self.reason}" if self.reason else ""
         if self.node is not None:
             go_on = f"{command('devices', 'resume', '--node', self.node)}"

@@ -23,9 +23,9 @@ from vlm_results.guarantee import FILE, Guarantee, shown_rows
 from vlm_results.labels import Judged
 from vlm_results.published_table import matching_rows, published_records, read_described, read_rows, table
 from vlm_results.quality import Quality
+from vlm_results.results_extension import examine_guarantee
 from vlm_results.review import published_answers
 from vlm_results.search import Hit, descriptions_of
-from vlm_results.truth_check import examine_guarantee
 from vlm_results.word_index import find_words
 
 PROMISE = {"guarantee": "has_pool>=0.9", "guarantee_risk": 0.05}

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
+from types import SimpleNamespace
 
 import pytest
 
@@ -61,9 +62,11 @@ def test_runs_beside_each_other_share_the_cores_and_the_last_one_has_them_alone(
     assert pace.seconds([0, 0], 2, machines=2.0) == 10.0
 
 
-def test_a_plan_stands_on_images_partitions_and_what_a_run_takes(uneven) -> None:
+def test_a_plan_stands_on_images_partitions_and_what_a_run_takes(uneven, monkeypatch) -> None:
     """34 images at 0.1 s, four runs of 12 s, 1.5 s between; all figures are named."""
-    made = plan_of(uneven, price_per_hour=3600.0, vector_width=250)
+    embedder = SimpleNamespace(width=lambda: 250)
+    monkeypatch.setattr(forecast, "build_text_embedding_model", lambda _: embedder)
+    made = plan_of(uneven, price_per_hour=3600.0)
     images = sum(min(count, uneven.max_images) for count in (1, 1, 3, 20, 2, 2, 1, 4))
     assert (made.properties, made.images, made.partitions) == (8, images, 4)
     seconds = made.days * 86_400
