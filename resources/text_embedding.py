@@ -91,9 +91,13 @@ class TextEmbedder:
         self.revision = exact_revision(source)
         self._device = device
         modules = read_modules(source, model_files(source, weights=False))
-        self._encoder = _SentenceEncoder(source, modules, device)
-        self.width = self._encoder.width
-        self.longest: int | None = self._encoder.longest
+        self.width = modules.width
+        self._prompt = modules.prompt
+        # The files of sentence-transformers set its pooling, prompt and normalization.
+        self._encoder = load_sentence_transformer(source, model_files(source, weights=True), device=device)
+        limit = self._encoder.max_seq_length
+        # A tokenizer without a limit says 10^30.
+        self.longest = int(limit) if limit and limit < 10**9 else None
         """The most tokens that the model takes, the prompt's included; None: it has no limit."""
         self.cut_off = 0
         """How many texts so far were longer."""
@@ -104,52 +108,23 @@ class TextEmbedder:
 
         if not texts:
             return np.empty((0, self.width), dtype=np.float32)
-        lengths = [len(ids) for ids in self._encoder.tokens(texts)]
+        lengths = [len(ids) for ids in self._tokens(texts)]
         for text, length in zip(texts, lengths, strict=True):
             if not length:
                 raise ValueError(f"the text {text!r} has no tokens, so it has no embedding")
         at_the_limit = [text for text, length in zip(texts, lengths, strict=True) if length == self.longest]
         if at_the_limit:
-            uncut = self._encoder.tokens(at_the_limit, cut=False)
+            uncut = self._tokens(at_the_limit, cut=False)
             self.cut_off += sum(len(ids) != self.longest for ids in uncut)
         vectors = np.empty((len(texts), self.width), dtype=np.float32)
         for rows in _batches(lengths, _BATCH_TOKENS[self._device]):
-            vectors[rows] = self._encoder.vectors([texts[row] for row in rows])
+            vectors[rows] = self._vectors([texts[row] for row in rows])
         return vectors
 
-    def canary(self) -> CanaryAnswer:
-        """Embed the fixed texts, rounded, and compute the weights' checksum. See CanaryEngine."""
-        cut_off = self.cut_off
-        vectors = self.embed(TEXTS).round(3) + 0.0
-        self.cut_off = cut_off
-        made_with = versions("torch", "transformers", "sentence-transformers", device=self._device)
-        return CanaryAnswer(
-            digest_of_answers(vectors.tolist(), weights_checksum(self._encoder.model)), made_with
-        )
-
-    def close(self) -> None:
-        """Give the model's memory back. The embedder cannot be used afterwards."""
-        del self._encoder
-        release_memory(self._device)
-
-
-class _SentenceEncoder:
-    """A model with the files of sentence-transformers, which set its pooling, prompt and normalization."""
-
-    def __init__(self, source: ModelSource, modules: SentenceModules, device: str) -> None:
-        folder = model_files(source, weights=True)
-        self.width = modules.width
-        self._prompt = modules.prompt
-        self.model = load_sentence_transformer(source, folder, device=device)
-        self._tokenizer = self.model.tokenizer
-        limit = self.model.max_seq_length
-        # A tokenizer without a limit says 10^30.
-        self.longest = int(limit) if limit and limit < 10**9 else None
-
-    def tokens(self, texts: Sequence[str], *, cut: bool = True) -> list[list[int]]:
+    def _tokens(self, texts: Sequence[str], *, cut: bool = True) -> list[list[int]]:
         """Token ids of each text, cut to the model's limit if ``cut``."""
         longest = self.longest if cut else None
-        encoded = self._tokenizer(
+        encoded = self._encoder.tokenizer(
             [self._prompt + text for text in texts],
             truncation=longest is not None,
             max_length=longest,
@@ -158,10 +133,10 @@ class _SentenceEncoder:
         token_ids: list[list[int]] = encoded["input_ids"]
         return token_ids
 
-    def vectors(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    def _vectors(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         import numpy as np
 
-        vectors = self.model.encode_document(
+        vectors = self._encoder.encode_document(
             list(texts), prompt=self._prompt, batch_size=len(texts), show_progress_bar=False
         )
         if vectors.shape != (len(texts), self.width):
@@ -169,6 +144,19 @@ class _SentenceEncoder:
                 f"the model's vectors have {vectors.shape[-1]} numbers, and its files say {self.width}"
             )
         return np.asarray(vectors, dtype=np.float32)
+
+    def canary(self) -> CanaryAnswer:
+        """Embed the fixed texts, rounded, and compute the weights' checksum. See CanaryEngine."""
+        cut_off = self.cut_off
+        vectors = self.embed(TEXTS).round(3) + 0.0
+        self.cut_off = cut_off
+        made_with = versions("torch", "transformers", "sentence-transformers", device=self._device)
+        return CanaryAnswer(digest_of_answers(vectors.tolist(), weights_checksum(self._encoder)), made_with)
+
+    def close(self) -> None:
+        """Give the model's memory back. The embedder cannot be used afterwards."""
+        del self._encoder
+        release_memory(self._device)
 
 
 def _batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:

@@ -197,28 +197,21 @@ class InstanceRuns:
 
     def runs_with_key(self, run_keys: Collection[str]) -> dict[str, RunState]:
         """Runs by run key; the newest of each. Run keys that no run has are left out."""
-        tags = RunTagsTable
-        keys = sorted(set(run_keys))
-        states: dict[str, RunState] = {}
-        for start in range(0, len(keys), _CHUNK):
-            chunk = keys[start : start + _CHUNK]
-            of_keys = db.select(tags.c.run_id).where(tags.c.key == _RUN_KEY, tags.c.value.in_(chunk))
-            for run in self._own(self._runs_where(RunsTable.c.run_id.in_(of_keys))):
-                if run.run_key is not None:
-                    states[run.run_key] = run
-        return states
+        return self._newest_by_tag(_RUN_KEY, run_keys)
 
     def latest_runs(self, partitions: Collection[str]) -> dict[str, RunState]:
         """The newest run of each of these partitions; those without a run are left out."""
-        tags = RunTagsTable
-        keys = sorted(set(partitions))
+        return self._newest_by_tag(_PARTITION, partitions)
+
+    def _newest_by_tag(self, tag: str, values: Collection[str]) -> dict[str, RunState]:
+        """The newest run with each of these values of a tag."""
+        tags, listed = RunTagsTable, sorted(set(values))
         states: dict[str, RunState] = {}
-        for start in range(0, len(keys), _CHUNK):
-            chunk = keys[start : start + _CHUNK]
-            of_keys = db.select(tags.c.run_id).where(tags.c.key == _PARTITION, tags.c.value.in_(chunk))
-            for run in self._own(self._runs_where(RunsTable.c.run_id.in_(of_keys))):
-                if run.partition is not None:
-                    states[run.partition] = run
+        for start in range(0, len(listed), _CHUNK):
+            chunk = listed[start : start + _CHUNK]
+            tagged = db.select(tags.c.run_id).where(tags.c.key == tag, tags.c.value.in_(chunk))
+            runs = self._own(self._runs_where(RunsTable.c.run_id.in_(tagged)))
+            states |= {run.tags[tag]: run for run in runs}
         return states
 
     def runs_ended_since(self, since: float, statuses: Collection[DagsterRunStatus]) -> list[RunState]:

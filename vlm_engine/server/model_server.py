@@ -193,7 +193,7 @@ def read_page(address: ServerAddress, path: str) -> Page:
         with closing(connection.sock) as plain:
             if address.of_this_user:
                 _wait_until_taken(plain, deadline)
-            connection.sock = _BoundedSocket(plain, deadline)
+            connection.sock = _BoundedConnection(plain, deadline)
             connection.request("GET", path, headers=headers)
             answer = connection.getresponse()
             if encoding := answer.getheader("Content-Encoding", "").strip().lower().removeprefix("identity"):
@@ -210,7 +210,7 @@ def read_page(address: ServerAddress, path: str) -> Page:
         raise PageError(f"{type(error).__name__}: {str(error)[:_SHOWN]}") from error
 
 
-class _BoundedSocket:
+class _BoundedConnection(io.RawIOBase):
     """A connection for http.client: all reads end by one deadline, and after so many bytes.
 
     A timeout of the socket would begin anew with each byte. The caller, who opened the connection, closes it.
@@ -219,6 +219,7 @@ class _BoundedSocket:
     def __init__(self, connection: socket.socket, deadline: float) -> None:
         self._connection = connection
         self._deadline = deadline
+        self._bytes_left = 2 * MOST_BYTES  # with headers and the sizes of chunks
 
     def sendall(self, data: bytes) -> None:
         """Send a request."""
@@ -226,17 +227,10 @@ class _BoundedSocket:
 
     def makefile(self, mode: str) -> io.BufferedReader:
         """The stream of the answer."""
-        return io.BufferedReader(_BoundedReads(self._connection, self._deadline))
+        return io.BufferedReader(self)
 
     def close(self) -> None:
         """Nothing to do: the answer is still to be read."""
-
-
-class _BoundedReads(io.RawIOBase):
-    def __init__(self, connection: socket.socket, deadline: float) -> None:
-        self._connection = connection
-        self._deadline = deadline
-        self._bytes_left = 2 * MOST_BYTES  # with headers and the sizes of chunks
 
     def readable(self) -> bool:
         return True

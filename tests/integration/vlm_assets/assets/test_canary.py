@@ -327,11 +327,10 @@ def test_an_embedder_with_flipped_weights_publishes_nothing(slots, monkeypatch):
         vectors = embed(embedder, texts)
         if leases._lease.device.id == "cpu-0" and len(texts) > 3 and not hasattr(embedder, "flipped"):
             embedder.flipped = True
-            model = embedder._encoder.model
             import torch
 
             with torch.no_grad():
-                next(model.parameters()).view(torch.int32).view(-1)[0] ^= 1
+                next(embedder._encoder.parameters()).view(torch.int32).view(-1)[0] ^= 1
         return vectors
 
     monkeypatch.setattr(TextEmbedder, "embed", embed_and_flip)
