@@ -58,6 +58,7 @@ _OF_A_PUBLICATION = "DagsterExecutionHandleOutputError"
 _ROOM = 448 << 10
 """Bytes: somewhat less than a home of the two sets takes, with its control state."""
 _STRIKES_IN_A_ROW = 2
+_QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
 
 class Facade(BaseModel):
@@ -383,6 +384,7 @@ def _describe(home: Path, say: Say, *, name: str, sets: Sequence[str], has_added
         partition_key=KEY,
         resources=defs.resources,
         instance=dg.DagsterInstance.ephemeral(),
+        run_config=_QUIET,
         raise_on_error=False,
     )
     for event in result.all_events:
@@ -417,4 +419,4 @@ def _prepare() -> None:
         """So that Dagster imports what a run needs."""
 
     with dg.DagsterInstance.ephemeral() as instance:
-        dg.materialize([nothing], instance=instance)
+        dg.materialize([nothing], instance=instance, run_config=_QUIET)
