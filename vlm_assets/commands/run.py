@@ -231,9 +231,10 @@ def _follow(
         given_up = patience.ask(work.given_up)
         for sentence in given_up:
             console.print(f"[yellow]{escape(sentence)}[/]")
-        if not given_up or launch == _LAUNCHES:
+        if not (given_up or work.deferred) or launch == _LAUNCHES:
             break
-        patience.watch(launch * _AGAIN_SECONDS)
+        if given_up:
+            patience.watch(launch * _AGAIN_SECONDS)
         console.print(patience.ask(work.begin))
 
     summary = patience.ask(lambda: summarize(work, accuracy))

@@ -12,7 +12,7 @@ from vlm_assets.assets.fingerprint import ANEW, KEEP
 from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import CatalogError
-from vlm_assets.config.question_sets import config_of_runs, options_of, question_sets
+from vlm_assets.config.question_sets import config_of_runs, looked_at_by, options_of, question_sets
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.expected_cost import read_rates
@@ -103,6 +103,8 @@ class Backfill:
     """Whether properties that failed are tried again in partitions that were never published."""
     followed: list[str] = field(default_factory=list)
     """Ids of the Dagster backfills that this one continues or has launched."""
+    deferred: bool = False
+    """Whether it has to begin again when these have ended: a set waits for what its condition looks at."""
 
     @property
     def assets(self) -> tuple[str, ...]:
@@ -115,6 +117,7 @@ class Backfill:
         After an error it may be called again: it then finds a backfill whose launch was not answered.
         """
         self.followed.clear()
+        self.deferred = False
         status = self.status()
         incomplete = status.keys_left(stale_too=self.stale_too).intersection(self.keys)
         options = stale_options(self.assets, status.stale.settings, stale_too=self.stale_too)
@@ -180,9 +183,13 @@ class Backfill:
     def _by_lacking_assets(self, status: Status, keys: Collection[str]) -> dict[tuple[str, ...], list[str]]:
         """These partitions, which are under way, by the question sets that no backfill makes of them.
 
-        A backfill that was launched before a set was added knows nothing of it.
+        A backfill that was launched before a set was added knows nothing of it. A set whose condition looks
+        at answers that are not published yet is deferred.
         """
         lacking: dict[str, list[str]] = {}
+        complete = {
+            (partition.asset, partition.key) for partition in status.partitions if partition.is_complete
+        }
         for asked in question_sets(self.settings)[1:] if keys else ():
             asset = asked.asset.name
             backfills = self.api.unfinished_backfills(asset)
@@ -190,8 +197,16 @@ class Backfill:
             made = frozenset[str]().union(*(backfill.keys for backfill in backfills))
             for partition in status.partitions:
                 left = partition.asset == asset and not partition.is_complete
-                if left and partition.key in keys and partition.key not in made:
-                    lacking.setdefault(partition.key, []).append(asset)
+                if not left or partition.key not in keys or partition.key in made:
+                    continue
+                beside = lacking.get(partition.key, [])
+                if all(
+                    (of, partition.key) in complete or of in beside
+                    for of in looked_at_by(self.settings, asset)
+                ):
+                    lacking[partition.key] = [*beside, asset]
+                else:
+                    self.deferred = True
         return _grouped(lacking)
 
     def _by_retried_assets(self, status: Status, keys: Collection[str]) -> dict[tuple[str, ...], list[str]]:

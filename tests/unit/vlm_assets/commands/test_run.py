@@ -293,6 +293,32 @@ def test_a_set_that_a_backfill_under_way_knows_nothing_of_is_launched_beside_it(
         assert set(backfill.followed) >= {f"b of {asset}" for asset in unfinished}
 
 
+def test_a_set_with_a_condition_waits_for_the_backfill_that_makes_what_it_looks_at(
+    dataset, tmp_path, monkeypatch
+):
+    """Launched beside it, a run of each partition would fail. It is launched when that one has ended."""
+    (tmp_path / "tall_schema.py").write_text(
+        "import pydantic\nclass Tall(pydantic.BaseModel):\n    has_lift: bool\n"
+    )
+    file = tmp_path / "questions.yaml"
+    file.write_text("tall:\n  schema: tall_schema:Tall\n  where: floors > 3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = dataset.settings.model_copy(update={"questions": QuestionsFile.read(file)})
+    first, second = dataset.keys[:2]
+    dataset.descriptions.path(second).unlink()
+    api = BackfillsOfAssets({ASSETS[0]: [first, second]})
+    backfill = Backfill(api, settings, [first, second])
+    backfill.begin()
+    assert (api.launched, backfill.deferred) == ([(("property_tall",), [first])], True)
+    monkeypatch.setattr("vlm_assets.commands.run._watch", lambda work, patience: api.unfinished.clear())
+    monkeypatch.setattr("vlm_assets.commands.run.summarize", lambda work, accuracy: None)
+    monkeypatch.setattr("vlm_assets.commands.run.show_summary", lambda console, summary: None)
+    monkeypatch.setattr(api, "backfill", lambda of: LaunchedBackfill(of, False, frozenset()), raising=False)
+    api.launched.clear()
+    _follow(backfill, lambda: None, Patience(Console(file=io.StringIO()), lambda _: None))
+    assert api.launched == [(("property_tall",), [first]), ((*ASSETS, "property_tall"), [first, second])]
+
+
 def test_a_run_holds_to_the_settings_that_a_person_agreed_to(dataset, launched_by):
     """Each launch says what its runs do with stale partitions, beside what else they are asked."""
     kept = with_stale(dataset.settings, {"ops": {"a": {"config": {"accept_failed": True}}}}, {"a": "keep"})
