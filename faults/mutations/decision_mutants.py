@@ -484,7 +484,7 @@ MUTANTS = (
            "in_store, assets = assets_in_store(settings), settings.partitioned_assets", "a removed question set's files are withdrawn from"),
     Mutant(_WITHDRAWAL, "withdraw_journals(settings, assets, catalog, key)", "withdraw_journals(settings, settings.partitioned_assets, catalog, key)",
            "a removed question set's journals are withdrawn from"),
-    Mutant(_BACKFILL, " and partition.key in keys and partition.key not in made:", " and partition.key in keys:",
+    Mutant(_BACKFILL, "partition.key not in keys or partition.key in made:", "partition.key not in keys:",
            "a question set that a backfill makes is not launched twice"),
     Mutant(_BACKFILL, "for asked in question_sets(self.settings)[1:] if keys else ():", "for asked in ():",
            "a question set that a backfill under way knows nothing of is launched"),
