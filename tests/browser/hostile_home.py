@@ -5,9 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import sys
-import threading
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -37,29 +36,16 @@ MATH = r"$\bad{$"
 """What matplotlib takes for a formula, and cannot draw."""
 
 
+@dataclass
 class Spy:
-    """A server that writes down each path that anybody fetches from it."""
+    """A server at this port. paths: each that anybody fetches from it."""
 
-    def __init__(self) -> None:
-        self.paths: list[str] = []
-        spy = self
+    port: int
+    paths: list[str]
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                spy.paths.append(self.path)
-                self.send_response(204)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
 
     def first(self, name: str) -> str:
         """How the markup of this name begins: what a page that shows it as text has."""

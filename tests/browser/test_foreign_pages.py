@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import threading
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -15,6 +13,7 @@ import dagster as dg
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from tests.support.http_stub import serving
 from vlm_assets.config.resource_settings import build_resources
 from vlm_assets.config.settings import load_settings
 
@@ -101,29 +100,15 @@ def nothing_happened(desk) -> Iterator[None]:
 @pytest.fixture
 def foreign_page(browser: Browser, program: Callable[[str], Path]) -> Iterator[Page]:
     """A page of http://evil.example, whose name resolves to this machine for every port, Dagster's too."""
-
-    class Site(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.end_headers()
-            self.wfile.write(b"<body>Kittens</body>")
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    site = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Site)
-    threading.Thread(target=site.serve_forever, daemon=True).start()
-    started = browser.browser_type.launch(
-        executable_path=program("chromium"),
-        args=["--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP evil.example 127.0.0.1"],
-    )
-    page = started.new_page()
-    page.goto(f"http://evil.example:{site.server_port}/")
-    yield page
-    started.close()
-    site.shutdown()
-    site.server_close()
+    with serving(lambda request: request.respond(200, b"<body>Kittens</body>", kind="text/html")) as port:
+        started = browser.browser_type.launch(
+            executable_path=program("chromium"),
+            args=["--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP evil.example 127.0.0.1"],
+        )
+        page = started.new_page()
+        page.goto(f"http://evil.example:{port}/")
+        yield page
+        started.close()
 
 
 @pytest.mark.usefixtures("nothing_happened")

@@ -15,6 +15,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.browser.hostile_home import MATH, SCHEMA, Spy, hostile_home, install_schema
+from tests.support.http_stub import Request, serving
 from vlm_assets.assets import markdown
 from vlm_assets.assets.fingerprint import Fingerprint
 from vlm_assets.assets.partition_page import SheetRow, contact_sheet, read_quality
@@ -57,9 +58,14 @@ FOREIGN = "img:not([src^='data:']), iframe, object, embed, [onerror], [onload]"
 
 @pytest.fixture(scope="module")
 def spy() -> Iterator[Spy]:
-    started = Spy()
-    yield started
-    started.close()
+    paths: list[str] = []
+
+    def note(request: Request) -> None:
+        paths.append(request.path)
+        request.respond(204)
+
+    with serving(note) as port:
+        yield Spy(port, paths)
 
 
 @pytest.fixture(scope="module")

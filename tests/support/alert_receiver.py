@@ -7,10 +7,11 @@ import re
 import threading
 import time
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
 
 from resources.alerts.alert import Message
 from resources.alerts.targets import Target
+from tests.support.http_stub import Request, serving
 
 _ID = re.compile(r"^Id: (\S+)$", re.MULTILINE)
 
@@ -33,50 +34,36 @@ class AlertReceiver:
         self.arrived = threading.Condition()
         self.asked = threading.Event()
         self.released = threading.Event()
-        self.server: ThreadingHTTPServer | None = None
+        self._standing = ExitStack()
         self.port = 0
         self.up()
 
     def up(self) -> None:
         """Listen, on the same port as before."""
-        receiver = self
+        self.port = self._standing.enter_context(serving(self._take, port=self.port))
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                receiver.authorizations.append(self.headers["Authorization"])
-                receiver.requests += 1
-                receiver.asked.set()
-                if receiver.answer is None or message["title"] in receiver.hanging:
-                    receiver.released.wait(60)
-                    return
-                if message["title"] in receiver.refused:
-                    self.send_error(400)
-                    return
-                if receiver.answer == 200:
-                    with receiver.arrived:
-                        receiver.messages.append(message)
-                        receiver.times.append(time.time())
-                        receiver.arrived.notify_all()
-                self.send_response(receiver.answer)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        ThreadingHTTPServer.allow_reuse_address = True
-        self.server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
-        self.server.daemon_threads = True
-        self.port = self.server.server_address[1]
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+    def _take(self, request: Request) -> None:
+        message = json.loads(request.content())
+        self.authorizations.append(request.headers["Authorization"])
+        self.requests += 1
+        self.asked.set()
+        if self.answer is None or message["title"] in self.hanging:
+            self.released.wait(60)
+            return
+        if message["title"] in self.refused:
+            request.respond(400)
+            return
+        if self.answer == 200:
+            with self.arrived:
+                self.messages.append(message)
+                self.times.append(time.time())
+                self.arrived.notify_all()
+        request.respond(self.answer)
 
     def down(self) -> None:
         """Refuse connections."""
         self.released.set()
-        if self.server is not None:
-            self.server.shutdown()
-            self.server.server_close()
-            self.server = None
+        self._standing.close()
 
     def url(self, *, secret: str = "") -> str:
         """Its address as apprise takes it."""

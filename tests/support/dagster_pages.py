@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from faults.s3_server import free_ports
-
-START_SECONDS = 180.0
+from tests.support.waiting import wait_until
 
 _WORKSPACE = (
     "workspaceOrError{...on Workspace{locationEntries{name loadStatus locationOrLoadError{__typename}}}}"
@@ -97,11 +95,8 @@ def started(*words: str | Path, environment: Mapping[str, str], folder: Path, lo
         )
     try:
         pages = Pages(f"http://127.0.0.1:{port}/graphql")
-        deadline = time.monotonic() + START_SECONDS
-        while not pages.are_loaded():
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.2)
+        wait_until(lambda: process.poll() is not None or pages.are_loaded(), f"Dagster ({log})", every=0.2)
+        assert process.poll() is None, log.read_text()
         yield pages
     finally:
         os.killpg(process.pid, signal.SIGKILL)

@@ -93,6 +93,12 @@ class Desk:
         """The same home under other settings."""
         return Desk(self.settings.model_copy(update=settings), self.instance)
 
+    def waits_without_device(self) -> bool:
+        """Whether a run that is started says that it waits."""
+        started = self.instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED]))
+        logs = [entry.message for run in started for entry in self.instance.all_logs(run.run_id)]
+        return any("Waiting, without a device" in message for message in logs)
+
     @property
     def paths(self) -> PartitionPaths:
         return self.settings.descriptions.partition(KEY)

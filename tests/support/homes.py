@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from pydantic import BaseModel, Field
 
+from tests.support.journals import open_journal
 from vlm_assets.assets.partition import Refusal
 from vlm_assets.assets.property_descriptions import description_rows
 from vlm_assets.assets.published_rows import COUNTED, row_counts
@@ -22,7 +23,6 @@ from vlm_assets.catalog.ingest import ingest
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.settings import Settings, load_settings
-from vlm_durable.journal.journal import Journal
 from vlm_durable.versions.partition_files import PublishedRecord
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_engine.schema import load_schema
@@ -217,16 +217,7 @@ def commit_rows(
     table = Catalog.open(settings.home).slice(wanted)
     ids = table["property_id"].to_pylist()
     paths = settings.layout.asset(asset).partition(key)
-    with Journal.open(
-        paths.journal(generation),
-        key=key,
-        generation=generation,
-        fingerprints={},
-        schema=JOURNALED,
-        expected_ids=ids,
-        high_water_mark=paths.high_water_mark(generation),
-        quarantine=paths.quarantine,
-    ) as journal:
+    with open_journal(paths, generation, ids, schema=JOURNALED) as journal:
         for number in range(journal.committed_rows, rows):
             row = {"property_id": ids[number], "ordinal": wanted.start + number, "status": "ok"}
             journal.submit(pa.Table.from_pylist([row], schema=JOURNALED))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from tests.support.journals import open_journal
 from vlm_durable.files.layout import Home, PartitionPaths
 from vlm_durable.journal.journal import Journal
 from vlm_durable.mirror.bucket import S3Folder
@@ -38,16 +39,9 @@ class Machine:
         return StoredJournal(self.paths, GENERATION, self.store)
 
     def journal(self, **options) -> Journal:
-        return Journal.open(
-            self.folder,
-            key=KEY,
-            generation=GENERATION,
-            fingerprints={"model": "m"},
-            schema=SCHEMA,
-            expected_ids=[f"p{n}" for n in range(TOTAL)],
-            high_water_mark=self.paths.high_water_mark(GENERATION),
-            quarantine=self.paths.quarantine,
-            **options,
+        ids = [f"p{n}" for n in range(TOTAL)]
+        return open_journal(
+            self.paths, GENERATION, ids, schema=SCHEMA, fingerprints={"model": "m"}, **options
         )
 
     @contextmanager

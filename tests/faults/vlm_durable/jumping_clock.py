@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from tests.support.journals import open_journal
 from vlm_durable.files.layout import Home
-from vlm_durable.journal.journal import Journal
 from vlm_durable.state.database import open_state
 from vlm_durable.state.workers import Phase, Workers
 from vlm_durable.versions.published import PublishedPartitions
@@ -33,17 +33,10 @@ def jump(to: str) -> None:
 def main(home: Path, die_after: int) -> None:
     years = set()
     jumps = itertools.cycle(JUMPS)
+    asset = Home(home).asset("a")
     with (
         Workers(open_state(home)).begin(run_id="r", asset="a", partition=KEY, expected=len(IDS)) as beat,
-        Journal.open(
-            home / "journal",
-            key=KEY,
-            generation="g",
-            fingerprints={"f": "1"},
-            schema=SCHEMA,
-            expected_ids=IDS,
-            high_water_mark=home / "marks" / "g.json",
-        ) as journal,
+        open_journal(asset.partition(KEY), "g", IDS, schema=SCHEMA) as journal,
     ):
         restored = journal.committed_rows
         beat.resume(restored=restored)
@@ -60,7 +53,7 @@ def main(home: Path, die_after: int) -> None:
             beat.beat(computed=journal.committed_rows - restored, committed=journal.committed_rows)
             if die_after and journal.committed_rows >= die_after:
                 os.kill(os.getpid(), signal.SIGKILL)
-        published = PublishedPartitions(Home(home).asset("a"))
+        published = PublishedPartitions(asset)
         staged = published.stage(
             KEY, journal.read_ordered(), SCHEMA, expected_ids=IDS, fingerprint="f", metadata={}
         )

@@ -1,10 +1,8 @@
 """Describing through a model server of somebody else: what is its own, and what a run does without it."""
 
 import json
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import groupby
 from pathlib import Path
 
@@ -13,6 +11,8 @@ import pytest
 
 from resources.dagster_names import NO_ATTEMPT, is_tagged
 from resources.vision_language_model import VisionLanguageModel
+from tests.support.http_stub import serving
+from tests.support.waiting import wait_until
 from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model, control_state
 from vlm_durable.state.database import open_state
@@ -39,66 +39,46 @@ DESCRIPTION = {
 }
 
 
-class Pages(BaseHTTPRequestHandler):
-    """A model server's, with the same answer to every question."""
-
-    def do_GET(self):
-        server = self.server
-        server.looks += 1
-        server.at_request()
-        self.respond(200 if server.well else 503, json.dumps({"data": server.models}))
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if "zq" in json.dumps(body.get("response_format")):  # Nothing here knows probabilities.
-            self.respond(400, "logprobs are not supported")
-            return
-        if self.server.dies_once:
-            self.server.dies_once = self.server.well = False
-            self.respond(500, "the engine is dead")
-            return
-        self.server.at_request()
-        choice = {"message": {"content": json.dumps(DESCRIPTION)}, "finish_reason": "stop"}
-        usage = {"prompt_tokens": 7, "completion_tokens": 9}
-        self.respond(200, json.dumps({"choices": [choice], "usage": usage}))
-
-    def respond(self, code, text):
-        body = text.encode()
-        self.send_response(code)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_):
-        """Quiet."""
-
-
-class ModelServer(ThreadingHTTPServer):
-    """A server that can be down. dies_once: with the next question.
+class ModelServer:
+    """A server that can be down, with the same answer to every question. dies_once: with the next one.
 
     at_request: called at each look at its pages and at each question, before the answer.
     """
 
-    daemon_threads = True
     well = True
     looks = 0
     at_request = staticmethod(lambda: None)
     dies_once = False
+    url = ""
 
     def __init__(self):
-        super().__init__(("127.0.0.1", 0), Pages)
         self.models = [{"id": "house", "root": "/models/house"}]
-        self.url = f"http://127.0.0.1:{self.server_port}/v1"
+
+    def react(self, request):
+        """Answer a look at its pages, or a question."""
+        if request.command == "GET":
+            self.looks += 1
+            self.at_request()
+            request.respond(200 if self.well else 503, json.dumps({"data": self.models}).encode())
+        elif "zq" in json.dumps(json.loads(request.content()).get("response_format")):
+            request.respond(400, b"logprobs are not supported")  # Nothing here knows probabilities.
+        elif self.dies_once:
+            self.dies_once = self.well = False
+            request.respond(500, b"the engine is dead")
+        else:
+            self.at_request()
+            choice = {"message": {"content": json.dumps(DESCRIPTION)}, "finish_reason": "stop"}
+            usage = {"prompt_tokens": 7, "completion_tokens": 9}
+            request.respond(200, json.dumps({"choices": [choice], "usage": usage}).encode())
 
 
 @pytest.fixture
 def model_server():
     """Runs already, as somebody else's does."""
-    with ModelServer() as server:
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    server = ModelServer()
+    with serving(server.react) as port:
+        server.url = f"http://127.0.0.1:{port}/v1"
         yield server
-        server.shutdown()
 
 
 @pytest.fixture
@@ -214,19 +194,14 @@ def test_nothing_asks_the_server_while_paused(shared_desk, model_server):
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(on.materialize)
         try:
-            while not _says_that_it_waits(on.instance):
-                assert not waiting.done(), waiting.result().failure
+            wait_until(lambda: waiting.done() or on.waits_without_device(), "the wait")
+            assert not waiting.done(), waiting.result().failure
             assert model_server.looks == 0
             model_server.well = True
         finally:
             resume(state)
         done = waiting.result(timeout=120)
     assert done.success, done.failure
-
-
-def _says_that_it_waits(instance):
-    logs = [entry.message for run in instance.get_runs() for entry in instance.all_logs(run.run_id)]
-    return any("Waiting, without a device" in message for message in logs)
 
 
 def test_a_worker_that_waits_for_its_server_is_not_taken_for_stuck(served_desk, model_server):

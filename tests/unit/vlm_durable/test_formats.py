@@ -31,7 +31,7 @@ def home(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def test_a_journal_of_the_last_version_is_resumed(home: Path) -> None:
     """Every committed row is restored, the rest is committed beside it, and the journal retires."""
-    with written.open_journal(home) as journal:
+    with written.work_under_way(home) as journal:
         assert journal.recovery.quarantined == ()
         found = pa.Table.from_batches(journal.read_ordered(), schema=written.SCHEMA)
         assert found.to_pylist() == written.rows(3, 2).to_pylist()

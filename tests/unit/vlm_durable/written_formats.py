@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tests.support.journals import open_journal
 from vlm_durable.files.layout import Home, PartitionPaths
 from vlm_durable.files.sealed_json import unseal
 from vlm_durable.journal import commits, high_water_mark
@@ -38,19 +39,11 @@ def paths(home: Path, key: str) -> PartitionPaths:
     return Home(home).asset("property_descriptions").partition(key)
 
 
-def open_journal(home: Path) -> Journal:
+def work_under_way(home: Path) -> Journal:
     """The journal of the partition under way."""
+    ids = [f"p{n}" for n in range(3, 6)]
     place = paths(home, UNDER_WAY)
-    return Journal.open(
-        place.journal(GENERATION),
-        key=UNDER_WAY,
-        generation=GENERATION,
-        fingerprints={"model": "m"},
-        schema=SCHEMA,
-        expected_ids=[f"p{n}" for n in range(3, 6)],
-        high_water_mark=place.high_water_mark(GENERATION),
-        quarantine=place.quarantine,
-    )
+    return open_journal(place, GENERATION, ids, schema=SCHEMA, fingerprints={"model": "m"})
 
 
 def write(home: Path) -> None:
@@ -62,7 +55,7 @@ def write(home: Path) -> None:
         batches = table.to_batches()
         staged = partitions.stage(PUBLISHED, batches, table.schema, expected_ids=ids, fingerprint=fingerprint)
         partitions.publish(staged)
-    with open_journal(home) as journal:
+    with work_under_way(home) as journal:
         for number in (3, 4):
             journal.submit(rows(number, 1))
             journal.flush()

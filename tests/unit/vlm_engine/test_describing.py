@@ -8,6 +8,7 @@ import threading
 import pydantic
 import pytest
 
+from tests.support.waiting import wait_until
 from vlm_engine.batches import BatchSizes
 from vlm_engine.describing import Describing
 from vlm_engine.images.images import Pixels, PropertyJob
@@ -281,8 +282,7 @@ def test_leaving_does_not_wait_for_images(tmp_path):
     (tmp_path / "a.jpg").write_bytes(b"never read")
     jobs = [PropertyJob("a", 0, (str(tmp_path / "a.jpg"),))]
     with WorkerPool(Pixels(), workers=1, prefetch_batches=1, max_pixels=10, max_images=1) as workers:
-        while not workers.pids:
-            pass
+        wait_until(lambda: workers.pids, "a worker", every=0.01)
         os.kill(workers.pids[0], signal.SIGSTOP)
         with (
             pytest.raises(KeyboardInterrupt),

@@ -9,6 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from tests.support.journals import open_journal
+from vlm_durable.files.layout import Home, PartitionPaths
 from vlm_durable.journal.journal import Journal
 from vlm_durable.journal.journal_errors import JournalLossError
 from vlm_durable.journal.recovery import survey_journal
@@ -26,31 +28,27 @@ class Standing:
     root: Path
 
     @property
+    def paths(self) -> PartitionPaths:
+        """The partition's files."""
+        return Home(self.root).asset("property_descriptions").partition("KEY")
+
+    @property
     def directory(self) -> Path:
         """The journal's folder."""
-        return self.root / "journal"
+        return self.paths.journal("g")
 
     @property
     def mark(self) -> Path:
         """The high-water mark."""
-        return self.root / "mark.json"
+        return self.paths.high_water_mark("g")
 
     def open(self, **more) -> Journal:
         """Open it for writing."""
-        return Journal.open(
-            self.directory,
-            key="KEY",
-            generation="g",
-            fingerprints={"model": "m"},
-            schema=SCHEMA,
-            expected_ids=IDS,
-            high_water_mark=self.mark,
-            **more,
-        )
+        return open_journal(self.paths, "g", IDS, schema=SCHEMA, **more)
 
     def survey(self):
         """What a recovery would do, nothing changed."""
-        identity = JournalIdentity("KEY", "g", {"model": "m"}, SCHEMA, IDS)
+        identity = JournalIdentity("KEY", "g", {}, SCHEMA, IDS)
         return survey_journal(self.directory, identity, self.mark)
 
     def files(self, pattern: str) -> list[Path]:
@@ -114,7 +112,7 @@ def test_every_flip_in_the_mark_leaves_the_other_slot(standing, rounds, seed):
     """The mark is damaged: its other slot and the manifests still agree, nothing is refused."""
     choose = random.Random(seed + 3)
     for number in range(FLIPS // 2 * rounds):
-        slot = choose.choice(sorted(standing.root.glob("mark.json*")))
+        slot = choose.choice(sorted(standing.mark.parent.glob("g.json*")))
         with flipped(slot, choose):
             found = standing.survey()
             assert found.mark_reading.damaged == (slot,), (seed, number)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.support.waiting import wait_until
 from vlm_engine.images.images import LoadedProperty, Pixels, PropertyJob, load_image
 from vlm_engine.images.worker_pool import WorkerPool
 
@@ -290,8 +291,7 @@ def test_interrupts_are_the_parents(folder):
         feed = decode.feed(batches)
         seen = [plain(next(feed))]
         pids = decode.pids
-        while not all(map(ignores_interrupts, pids)):
-            pass
+        wait_until(lambda: all(map(ignores_interrupts, pids)), "deaf workers", every=0.01)
         for pid in pids:
             assert os.getpgid(pid) != os.getpgid(0)
             os.kill(pid, signal.SIGINT)

@@ -9,12 +9,12 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pydantic
 import pytest
 from PIL import Image
 
+from tests.support.http_stub import Request, serving
 from vlm_engine.images.images import LoadedProperty
 from vlm_engine.prompt import Prompt
 from vlm_engine.schema import DescriptionSchema
@@ -60,7 +60,7 @@ class Failing:
     @staticmethod
     def body(content: bytes, kind: str = "application/json"):
         def react(handler):
-            handler.respond(200, content, content_type=kind)
+            handler.respond(200, content, kind=kind)
 
         return react
 
@@ -112,21 +112,11 @@ def delta(content=None, *, finish=None):
     return {"choices": [{"index": 0, "delta": {"content": content}, "finish_reason": finish}]}
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Streaming(Request):
+    """A request that can be answered piece by piece."""
+
     protocol_version = "HTTP/1.1"
-    wbufsize = 0
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        with contextlib.suppress(OSError):
-            self.stub.reaction(body, self.headers)(self)
-
-    def do_GET(self):
-        self.stub.looks += 1
-        if self.stub.dead:
-            self.respond(503, b"dead")
-        else:
-            self.respond(200, json.dumps({"object": "list", "data": self.stub.models}).encode())
+    stub: "Stub"
 
     def begin_stream(self):
         self.send_response(200)
@@ -140,18 +130,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def write(self, data):
         self.wfile.write(data)
-
-    def respond(self, code, body, content_type="application/json", **headers):
-        self.send_response(code)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
-        for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_):
-        """Quiet."""
 
 
 class Stub:
@@ -176,15 +154,21 @@ class Stub:
         self.under_way = self.most_under_way = 0
         self.ended = threading.Event()
         self._lock = threading.Lock()
-        handler = type("Handler", (_Handler,), {"stub": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
-        self._thread.start()
+        self.url = ""
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+    def react(self, request: Streaming) -> None:
+        """Meet a request with what the script says, or tell the models."""
+        request.stub = self
+        if request.command == "POST":
+            body = json.loads(request.content())
+            with contextlib.suppress(OSError):
+                self.reaction(body, request.headers)(request)
+            return
+        self.looks += 1
+        if self.dead:
+            request.respond(503, b"dead")
+        else:
+            request.respond(200, json.dumps({"object": "list", "data": self.models}).encode())
 
     def reaction(self, body, headers):
         """What this request is met with; counts how many are under way at once."""
@@ -215,12 +199,6 @@ class Stub:
     def die(self) -> None:
         """From now on it is not well, until it is revived."""
         self.dead = True
-
-    def close(self) -> None:
-        self.ended.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
 
 def is_proof(body) -> bool:
@@ -267,8 +245,10 @@ def failing():
 def stub():
     """The server that fails."""
     server = Stub()
-    yield server
-    server.close()
+    with serving(server.react, kind=Streaming) as port:
+        server.url = f"http://127.0.0.1:{port}/v1"
+        yield server
+        server.ended.set()
 
 
 @pytest.fixture

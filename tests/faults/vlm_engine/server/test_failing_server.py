@@ -3,7 +3,6 @@
 import itertools
 import os
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +10,7 @@ from dataclasses import replace
 import pydantic
 import pytest
 
+from tests.support.waiting import wait_until
 from vlm_engine.ladder import describe_batch
 from vlm_engine.prompt import FurtherQuestion, Prompt
 from vlm_engine.protocol import Answer, Attempt, EngineError, EngineLostError, RequestTooLargeError
@@ -397,10 +397,7 @@ def test_closing_ends_what_is_under_way(start_engine, reviving, stub, failing, l
 
     thread = threading.Thread(target=hung)
     thread.start()
-    while not stub.asked:
-        time.sleep(
-            0.01
-        )  # the request arrives in another thread of this process; there is no event to wait for
+    wait_until(lambda: stub.asked, "the request", every=0.01)
     engine.close()
     thread.join(5)
     assert outcome

@@ -75,8 +75,7 @@ def test_what_a_killed_process_was_about_to_send_is_not_sent(receiver):
     order = f"send(Target(1, {receiver.url()!r}), Message('i', 't', 'b', 'info'), seconds=20)"
     code = f"from resources.alerts.targets import Message, Target, send; {order}"
     sender = subprocess.Popen([sys.executable, "-c", code])
-    while not (children := descendants(sender.pid)):
-        assert sender.poll() is None
+    children = wait_until(lambda: descendants(sender.pid), "its child", seconds=60, every=0.01)
     sender.kill()
     sender.wait()
     wait_until(lambda: all(map(has_ended, children)), "end of its child", seconds=60)

@@ -5,13 +5,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
-import dagster as dg
 import pytest
 from pydantic import SecretStr
 from typer.testing import CliRunner
 
 from resources.vision_language_model import VisionLanguageModel
 from sensors.dagster_internals.events import DagsterFacts
+from tests.support.waiting import wait_until
 from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.commands.main import app
 from vlm_assets.config.resource_settings import build_vision_language_model, control_state
@@ -88,8 +88,8 @@ def test_a_run_on_a_node_that_is_drained_commits_before_the_node_counts_as_free(
 
         def begin_to_drain():
             drains.append(pool.submit(drain))
-            while name not in paused_nodes(state):
-                assert not drains[0].done(), drains[0].result()
+            wait_until(lambda: drains[0].done() or name in paused_nodes(state), "the pause", every=0.02)
+            assert not drains[0].done(), drains[0].result()
 
         at_first_batch.append(begin_to_drain)
         ended = on_node.materialize(vision_language_model=model)
@@ -113,16 +113,10 @@ def test_a_start_waits_for_the_end_of_the_pause(shared_desk):
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(desk.materialize)
         try:
-            while not _says_that_it_waits(desk.instance):
-                assert not waiting.done(), waiting.result().failure
+            wait_until(lambda: waiting.done() or desk.waits_without_device(), "the wait")
+            assert not waiting.done(), waiting.result().failure
             assert not list((state.directory / "leases").glob("*.lock"))
         finally:
             resume(state)
         done = waiting.result(timeout=120)
     assert done.success, done.failure
-
-
-def _says_that_it_waits(instance):
-    started = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED]))
-    logs = [entry.message for run in started for entry in instance.all_logs(run.run_id)]
-    return any("Waiting, without a device" in message for message in logs)

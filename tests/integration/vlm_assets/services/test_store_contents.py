@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from resources.alerts.outbox import Outbox
 from sensors.published_file_drift import kind_of
 from tests.support.homes import publish
+from tests.support.journals import open_journal, plain_rows
 from tests.support.shares import share_of
 from vlm_assets.assets.partition_state import State
 from vlm_assets.automation.sensors import build_drift_watcher
@@ -33,7 +34,6 @@ from vlm_assets.services.store_looks import StoreLooks
 from vlm_assets.services.withdrawal import pending_withdrawal, prepare_withdrawal, withdraw
 from vlm_durable.files.layout import Home
 from vlm_durable.files.sealed_json import sealed
-from vlm_durable.journal.journal import Journal
 from vlm_durable.mirror import bucket as bucket_module
 from vlm_durable.mirror.bucket import client
 from vlm_durable.mirror.stored_journal import HEAD, StoredJournal
@@ -72,18 +72,9 @@ def problems(machine, **how):
 
 def under_way(machine, key, generation, *ids, asset=None):
     """Rows that are committed here and copied, of a generation that is not published."""
-    schema = pa.schema([("ordinal", pa.int64()), ("property_id", pa.string())])
     paths = (asset or machine.settings.descriptions).partition(key)
-    with Journal.open(
-        paths.journal(generation),
-        key=key,
-        generation=generation,
-        fingerprints={},
-        schema=schema,
-        expected_ids=ids,
-        high_water_mark=paths.high_water_mark(generation),
-    ) as journal:
-        journal.submit(pa.table({"ordinal": range(len(ids)), "property_id": ids}, schema=schema))
+    with open_journal(paths, generation, ids) as journal:
+        journal.submit(plain_rows(ids))
     stored = StoredJournal(paths, generation, machine.settings.store)
     stored.pull()
     stored.claim(1)

@@ -5,58 +5,58 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import dagster as dg
-import pyarrow as pa
 import pytest
 from dagster_postgres.utils import DagsterPostgresException
 
+from tests.support.journals import open_journal, plain_rows
 from vlm_assets.assets import run_watch
 from vlm_assets.assets.run_watch import DeviceWait, RunProgress, WorkTime
 from vlm_assets.services.expected_cost import measure
-from vlm_durable.journal.journal import Journal
+from vlm_durable.files.layout import Home
 from vlm_durable.state.database import open_state
 from vlm_durable.state.pause import pause
 from vlm_durable.state.sqlite_file import ControlStateError
 from vlm_durable.state.workers import Phase, Workers
 from vlm_engine.describing import Spent
 
-SCHEMA = pa.schema([("property_id", pa.string()), ("ordinal", pa.int64())])
 
-
-def test_a_commit_beside_a_long_batch_is_said_at_once(tmp_path, monkeypatch):
-    """Its worker has just committed: it is not ended as one that stands still."""
-    state = open_state(tmp_path)
+@pytest.fixture
+def work(tmp_path):
+    """A run of two properties at work: its journal, its heartbeat, and what starts to say how far it is."""
+    paths, state = Home(tmp_path).asset("a").partition("k"), open_state(tmp_path)
     workers = Workers(state)
     with (
         workers.begin(run_id="r", asset="a", partition="k", expected=2) as beat,
-        Journal.open(
-            tmp_path / "journal",
-            key="k",
-            generation="g",
-            fingerprints={},
-            schema=SCHEMA,
-            expected_ids={"p0", "p1"},
-            high_water_mark=tmp_path / "marks" / "k.g.json",
-        ) as journal,
+        open_journal(paths, "g", ["p0", "p1"]) as journal,
     ):
-        context = dg.build_asset_context()
-        progress = RunProgress(
-            context,
-            asset=dg.AssetKey("a"),
-            expected=2,
-            journal=journal,
-            beat=beat,
-            state=state,
-            may_go_on=lambda: None,
-        )
-        progress.start()
-        before = beat.worker.moved
-        journal.submit(pa.table({"property_id": ["p0"], "ordinal": [0]}, schema=SCHEMA))
-        journal.flush()
-        (worker,) = workers.living()
-        now = worker.started_at + 10.0
-        with monkeypatch.context() as later:
-            later.setattr(run_watch.time, "time", lambda: now)
-            rate = progress.rate
+
+        def start(context):
+            progress = RunProgress(
+                context,
+                asset=dg.AssetKey("a"),
+                expected=2,
+                journal=journal,
+                beat=beat,
+                state=state,
+                may_go_on=lambda: None,
+            )
+            progress.start()
+            return progress
+
+        yield SimpleNamespace(workers=workers, beat=beat, journal=journal, start=start)
+
+
+def test_a_commit_beside_a_long_batch_is_said_at_once(work, monkeypatch):
+    """Its worker has just committed: it is not ended as one that stands still."""
+    progress = work.start(dg.build_asset_context())
+    before = work.beat.worker.moved
+    work.journal.submit(plain_rows(["p0"]))
+    work.journal.flush()
+    (worker,) = work.workers.living()
+    now = worker.started_at + 10.0
+    with monkeypatch.context() as later:
+        later.setattr(run_watch.time, "time", lambda: now)
+        rate = progress.rate
     assert (worker.phase, worker.committed, worker.computed) == (Phase.WORKING, 1, 0)
     assert worker.moved > before
     assert rate == pytest.approx(0.1) == measure([], [worker], now).per_second, "status says the same"
@@ -91,24 +91,12 @@ class AwayContext:
         raise DagsterPostgresException("too many retries for DB connection")
 
 
-def test_work_goes_on_while_the_database_is_away(tmp_path, monkeypatch):
+def test_work_goes_on_while_the_database_is_away(work, monkeypatch):
     """Neither a line of progress nor a pause that cannot be read ends a run, whose rows need no database."""
-    state = open_state(tmp_path)
-    journal = SimpleNamespace(on_commit=lambda told: None, committed_rows=1)
-    with Workers(state).begin(run_id="r", asset="a", partition="k", expected=2) as beat:
-        progress = RunProgress(
-            AwayContext(),
-            asset=dg.AssetKey("a"),
-            expected=2,
-            journal=journal,
-            beat=beat,
-            state=state,
-            may_go_on=lambda: None,
-        )
-        progress.start()
-        monkeypatch.setattr(run_watch, "INTERVAL_SECONDS", 0.0)
-        monkeypatch.setattr(run_watch, "pause_of", unreadable)
-        progress.advance(1)
+    progress = work.start(AwayContext())
+    monkeypatch.setattr(run_watch, "INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(run_watch, "pause_of", unreadable)
+    progress.advance(1)
     assert progress.computed == 1
 
 

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from tests.support.journals import open_journal
 from vlm_assets.assets.fingerprint import Meaning, Meanings
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands import run as run_module
@@ -26,7 +27,6 @@ from vlm_assets.webserver.api import (
 )
 from vlm_assets.webserver.home import note_address, only_dagster
 from vlm_assets.webserver.process_group import ProcessEndedError
-from vlm_durable.journal.journal import Journal
 
 ASSETS = ("property_descriptions", "property_embeddings")
 
@@ -56,16 +56,7 @@ def refused(empty, refuse):
     first = [{"property_id": f"p{n}", "ordinal": n, **(ok if n == 0 else failed)} for n in range(3)]
     for row in first[1:]:
         row["tries"] = 1
-    with Journal.open(
-        paths.journal("g"),
-        key=paths.key,
-        generation="g",
-        fingerprints={},
-        schema=ROWS,
-        expected_ids=["p0", "p1", "p2"],
-        high_water_mark=paths.high_water_mark("g"),
-        quarantine=paths.quarantine,
-    ) as journal:
+    with open_journal(paths, "g", ["p0", "p1", "p2"], schema=ROWS) as journal:
         journal.submit(pa.Table.from_pylist(first, schema=ROWS))
         journal.flush()
         journal.submit(pa.Table.from_pylist([{**first[1], "tries": 2, "error": "still bad"}], schema=ROWS))

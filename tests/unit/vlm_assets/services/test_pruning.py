@@ -10,14 +10,13 @@ import pyarrow as pa
 import pytest
 
 from tests.support.damage import flip_bit
+from tests.support.journals import PLAIN, open_journal, plain_rows
 from vlm_assets.services.home_audit import audit
 from vlm_assets.services.pruning import RemovalKind, find_removable, remove
 from vlm_durable.journal.high_water_mark import read_mark
-from vlm_durable.journal.journal import Journal
 
 FIRST, SECOND, THIRD = "000000000-000000002", "000000003-000000005", "000000006-000000008"
 DESCRIBED = "property_descriptions"
-ROWS = pa.schema([("property_id", pa.string()), ("ordinal", pa.int64())])
 LONG_AGO = time.time() - 7 * 86400
 
 
@@ -38,26 +37,13 @@ def journal(dataset, key: str, generation: str, *, rows: int = 2, old: bool = Tr
     paths = dataset.settings.descriptions.partition(key)
     directory, mark = paths.journal(generation), paths.high_water_mark(generation)
     ids = [row["property_id"] for row in dataset.rows(key)]
-    with open_journal(dataset, directory, mark, ids) as one:
-        one.submit(pa.table([ids[:rows], range(rows)], schema=ROWS))
+    with open_journal(paths, generation, ids) as one:
+        one.submit(plain_rows(ids[:rows]))
         one.flush()
     if old:
         for path in (*directory.rglob("*"), directory):
             os.utime(path, (LONG_AGO, LONG_AGO))
     return directory, mark
-
-
-def open_journal(dataset, directory: Path, mark: Path, ids: list[str]) -> Journal:
-    return Journal.open(
-        directory,
-        key=directory.parent.name,
-        generation=directory.name,
-        fingerprints={},
-        schema=ROWS,
-        expected_ids=ids,
-        high_water_mark=mark,
-        quarantine=dataset.settings.descriptions.partition(directory.parent.name).quarantine,
-    )
 
 
 @pytest.fixture
@@ -174,7 +160,7 @@ def test_a_journal_in_use_stays(dataset):
     directory, mark = journal(dataset, FIRST, "old")
     removals = plan(dataset).removals
     ids = [row["property_id"] for row in dataset.rows(FIRST)]
-    with open_journal(dataset, directory, mark, ids) as held:
+    with open_journal(dataset.settings.descriptions.partition(FIRST), "old", ids) as held:
         # Opening wrote to it, so it is no longer older than the publication.
         assert plan(dataset).removals == []
         for path in (*directory.rglob("*"), directory):
@@ -231,8 +217,8 @@ def test_abandoned_temporaries_go_and_used_ones_stay(dataset):
     """What a killed process left goes; a file that a living process is writing stays."""
     folder = dataset.settings.descriptions.staging
     (folder / f".{FIRST}.parquet.1-abc.tmp").write_bytes(b"half")
-    batch = pa.RecordBatch.from_pylist([{"property_id": "p0", "ordinal": 0}], schema=ROWS)
-    with dataset.descriptions.stage(FIRST, [batch], ROWS, expected_ids=["p0"], fingerprint="x") as staged:
+    batch = pa.RecordBatch.from_pylist([{"property_id": "p0", "ordinal": 0}], schema=PLAIN)
+    with dataset.descriptions.stage(FIRST, [batch], PLAIN, expected_ids=["p0"], fingerprint="x") as staged:
         (folder / f".{FIRST}.parquet.1-def.tmp").write_bytes(b"half")
         said = prune(dataset)
         assert staged.path.exists()

@@ -3,11 +3,11 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import wait_until
 from vlm_assets.webserver.process_group import (
     ProcessEndedError,
     ProcessGroup,
@@ -81,9 +81,13 @@ def test_a_log_is_bounded_while_its_process_writes(tmp_path: Path) -> None:
     with ProcessGroup(grace_seconds=5.0, longest_log=LONGEST) as group:
         command = [sys.executable, "-c", WRITER]
         group.start("daemon", command, environment=os.environ, directory=tmp_path, log=log)
-        deadline = time.monotonic() + 60.0
-        while "of a child of its own" not in log.read_text() and time.monotonic() < deadline:
-            group.watch(0.01)
+        wait_until(
+            lambda: "of a child of its own" in log.read_text(),
+            "the last words",
+            seconds=60,
+            every=0.01,
+            pause=group.watch,
+        )
         last = ["the last of many", "of a child of its own"]
         assert log.read_text().splitlines()[-2:] == last, "a grandchild writes into the same file"
         assert log.stat().st_size <= LONGEST

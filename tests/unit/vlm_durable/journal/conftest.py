@@ -6,6 +6,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from tests.support.journals import open_journal
+from vlm_durable.files import layout
+from vlm_durable.files.layout import PartitionPaths
 from vlm_durable.journal.journal import Journal
 from vlm_durable.journal.recovery import survey_journal
 from vlm_durable.journal.segments import JournalIdentity
@@ -19,6 +22,8 @@ SCHEMA = pa.schema(
     ]
 )
 
+FINGERPRINTS = {"catalogue": "c1", "model": "m1"}
+
 
 @dataclass(frozen=True)
 class Home:
@@ -28,14 +33,19 @@ class Home:
     total: int = 12
 
     @property
+    def paths(self) -> PartitionPaths:
+        """The partition's files."""
+        return layout.Home(self.root).asset("property_descriptions").partition("KEY")
+
+    @property
     def directory(self) -> Path:
         """The journal's own folder."""
-        return self.root / "property_descriptions" / ".journal" / "KEY" / "generation"
+        return self.paths.journal("generation")
 
     @property
     def mark(self) -> Path:
         """The high-water mark, kept apart."""
-        return self.root / ".state" / "high_water_marks" / "KEY.generation.json"
+        return self.paths.high_water_mark("generation")
 
     def rows(self, *ordinals: int) -> pa.Table:
         """Rows of these ordinals, in this order."""
@@ -50,21 +60,15 @@ class Home:
             schema=SCHEMA,
         )
 
-    def settings(self, **changes):
-        """The keyword arguments of ``Journal.open``."""
-        return {
-            "key": "KEY",
-            "generation": "generation",
-            "fingerprints": {"catalogue": "c1", "model": "m1"},
-            "schema": SCHEMA,
-            "expected_ids": [f"p{n}" for n in range(self.total)],
-            "high_water_mark": self.mark,
-            **changes,
-        }
+    @property
+    def ids(self) -> list[str]:
+        """The properties of the partition."""
+        return [f"p{n}" for n in range(self.total)]
 
     def open(self, **changes) -> Journal:
         """Open the journal, with other settings where named."""
-        return Journal.open(self.directory, **self.settings(**changes))
+        given = {"schema": SCHEMA, "fingerprints": FINGERPRINTS, "quarantine": None, **changes}
+        return open_journal(self.paths, "generation", self.ids, **given)
 
     def commit(self, *groups: tuple[int, ...]) -> None:
         """Commit groups of ordinals, one segment each, and close."""
@@ -75,14 +79,7 @@ class Home:
 
     def identity(self, schema: pa.Schema = SCHEMA) -> JournalIdentity:
         """What ``open`` makes of the settings."""
-        given = self.settings()
-        return JournalIdentity(
-            given["key"],
-            given["generation"],
-            given["fingerprints"],
-            schema,
-            frozenset(given["expected_ids"]),
-        )
+        return JournalIdentity("KEY", "generation", FINGERPRINTS, schema, frozenset(self.ids))
 
     def survey(self):
         """What a recovery would find, nothing changed."""

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from faults.file_operations import FileOperations, Operation
+from tests.support.journals import open_journal
+from vlm_durable.files.layout import Home
 from vlm_durable.journal.commits import newest_manifest
 from vlm_durable.journal.journal import Journal
 from vlm_durable.journal.journal_errors import JournalLossError, RowsRefusedError
@@ -44,21 +46,13 @@ class JournalStates(RuleBasedStateMachine):
         """An empty home."""
         self.root = Path(tempfile.mkdtemp(prefix="journal-states-", dir=ROOM))
         self.home = self.root / "home"
+        self.paths = Home(self.home).asset("property_descriptions").partition("KEY")
         self.model: dict[str, tuple[int, ...]] = {}
         self.journal = self.open()
 
     def open(self, **more) -> Journal:
         """Open the journal as any start does."""
-        return Journal.open(
-            self.home / "journal",
-            key="KEY",
-            generation="g",
-            fingerprints={},
-            schema=SCHEMA,
-            expected_ids=IDS,
-            high_water_mark=self.home / "state" / "mark.json",
-            **more,
-        )
+        return open_journal(self.paths, "g", IDS, schema=SCHEMA, **more)
 
     def next_rows(self, count: int, jumbled: bool, again: bool) -> dict[str, int]:
         """Rows that are not done yet, in or out of order; or another try of those that failed.
@@ -135,7 +129,7 @@ class JournalStates(RuleBasedStateMachine):
     def truncate_the_newest_manifest(self, size):
         """A torn manifest costs nothing."""
         self.journal.close()
-        newest = max((self.home / "journal").glob("manifest-*"))
+        newest = max(self.paths.journal("g").glob("manifest-*"))
         newest.write_bytes(newest.read_bytes()[:size])
         self.resume(self.model)
 
@@ -144,8 +138,8 @@ class JournalStates(RuleBasedStateMachine):
     def damage_a_segment_and_accept_the_loss(self, choice):
         """A damaged segment is refused; after a person's yes exactly its rows are open again."""
         self.journal.close()
-        listed = newest_manifest(self.home / "journal").segments
-        path = self.home / "journal" / choice.choice(listed).name
+        listed = newest_manifest(self.paths.journal("g")).segments
+        path = self.paths.journal("g") / choice.choice(listed).name
         lost = pq.read_table(path, columns=["property_id", "tries"]).to_pylist()
         path.write_bytes(path.read_bytes()[:-1])
         with pytest.raises(JournalLossError):

@@ -195,7 +195,7 @@ def test_other_work_is_refused_by_what_differs(committed, changes, named):
 
 def test_another_schema_is_refused(committed):
     """A column renamed under a journal is another meaning, not the same rows."""
-    schema = committed.settings()["schema"]
+    schema = committed.rows(0).schema
     renamed = schema.set(2, schema.field(2).with_name("described"))
     with pytest.raises(JournalError, match="schema"):
         committed.open(schema=renamed)

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import itertools
 from dataclasses import replace
-from functools import partial
 
 import pyarrow.parquet as pq
 import pytest
@@ -12,9 +11,8 @@ import pytest
 from faults.file_operations import FileOperations, fail_at, strike_at
 from faults.lives import act_in_child
 from tests.support.shares import count_share
-from vlm_durable.files.layout import Home, PartitionPaths
+from vlm_durable.files.layout import PartitionPaths
 from vlm_durable.journal.high_water_mark import slots
-from vlm_durable.journal.journal import Journal
 from vlm_durable.journal.journal_errors import JournalLockedError, JournalStorageError
 from vlm_durable.journal.setting_aside import is_set_aside, move_set_aside, note_set_aside, unmoved
 
@@ -29,17 +27,7 @@ def new_journal(committed, tmp_path):
     def make():
         made = replace(committed, root=tmp_path / "made" / str(next(numbers)))
         made.commit((0, 1, 2), (3, 4, 5), (6, 7, 8))
-        paths = Home(made.root).asset("property_descriptions").partition("KEY")
-        mark = paths.high_water_mark("generation")
-        for old, new in (
-            (made.directory, paths.journal("generation")),
-            *zip(slots(made.mark), slots(mark), strict=True),
-        ):
-            new.parent.mkdir(parents=True, exist_ok=True)
-            old.rename(new)
-        return partial(
-            Journal.open, paths.journal("generation"), **made.settings(high_water_mark=mark)
-        ), paths
+        return made.open, made.paths
 
     return make
 

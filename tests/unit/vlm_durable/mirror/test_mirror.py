@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
+from tests.support.http_stub import Request, serving
+from tests.support.journals import open_journal, plain_rows
 from vlm_durable.files.layout import Home
-from vlm_durable.journal.journal import Journal
 from vlm_durable.mirror.bucket import NoObjectError, S3Folder, StoreAwayError, client
 from vlm_durable.mirror.mirror import NO_MIRROR
 from vlm_durable.mirror.stored_journal import Copying, StoredJournal, pull_others, stored_generations
 from vlm_durable.versions.stored import StoredPartitions
 
 KEY, GENERATION = "000000000-000000009", "generation"
-SCHEMA = pa.schema([("ordinal", pa.int64()), ("property_id", pa.string())])
 
 
 def bytes_of(home: Home) -> dict[str, bytes]:
@@ -58,18 +56,10 @@ def test_committed_rows_wait_for_no_copy(tmp_path):
     for ordinal in range(2):
         stored = StoredJournal(paths, GENERATION, NO_MIRROR)
         assert stored.pull() == ()
-        journal = Journal.open(
-            paths.journal(GENERATION),
-            key=KEY,
-            generation=GENERATION,
-            fingerprints={"model": "m"},
-            schema=SCHEMA,
-            expected_ids=["p0", "p1"],
-            high_water_mark=paths.high_water_mark(GENERATION),
-        )
+        journal = open_journal(paths, GENERATION, ["p0", "p1"])
         with Copying(stored, most_bytes=0) as copying, journal:
             copying.begin(journal)
-            journal.submit(pa.table({"ordinal": [ordinal], "property_id": [f"p{ordinal}"]}, schema=SCHEMA))
+            journal.submit(plain_rows([f"p{ordinal}"], ordinal))
             journal.flush()
             copying.flush()
             copying.check()
@@ -86,36 +76,20 @@ def test_others_read_a_file_in_the_store_where_there_is_one(tmp_path):
     assert NO_MIRROR.uri_of(path, tmp_path) == f"file://{path}"
 
 
-class _Redirecting(BaseHTTPRequestHandler):
-    """Answers each request with a redirection to itself."""
-
-    def do_GET(self) -> None:
-        self.send_response(307)
-        self.send_header("Location", self.path)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_PUT(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.do_GET()
-
-    def log_message(self, *_: object) -> None:
-        """Nothing."""
+def redirect(request: Request) -> None:
+    """Answer with a redirection to the same place."""
+    request.content()
+    request.respond(307, Location=request.path)
 
 
 def test_a_store_that_redirects_for_ever_is_away(monkeypatch: pytest.MonkeyPatch):
     """The error is one sentence that says what the store does, whatever is asked of it."""
-    server = HTTPServer(("127.0.0.1", 0), _Redirecting)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
         monkeypatch.setenv(name, "us-east-1")
     client.cache_clear()
     folder = S3Folder.parse("s3://bucket/folder")
-    try:
+    with serving(redirect) as port:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
         for ask in (
             lambda: folder.get("name", most=9),
             lambda: folder.head("name"),
@@ -124,7 +98,4 @@ def test_a_store_that_redirects_for_ever_is_away(monkeypatch: pytest.MonkeyPatch
         ):
             with pytest.raises(StoreAwayError, match="redirects each request"):
                 ask()
-    finally:
-        server.shutdown()
-        server.server_close()
-        client.cache_clear()
+    client.cache_clear()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
 
 import pytest
 
+from tests.support.http_stub import Request, serving
 from vlm_engine.devices.leases import Clock
 from vlm_engine.protocol import EngineLostError, ModelLoadError
 from vlm_engine.server.model_server import (
@@ -31,28 +31,16 @@ Serve = Callable[[dict[str, int]], str]
 @pytest.fixture
 def serve() -> Iterator[Serve]:
     """Starts a server whose pages answer with these codes, to those who know the key; gives its URL."""
-    servers = []
+    with ExitStack() as servers:
 
-    def start(codes: dict[str, int]) -> str:
-        class Pages(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                known = self.path == "/health" or self.headers["Authorization"] == "Bearer the-key"
-                self.send_response(codes.get(self.path, 404) if known else 401)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
+        def start(codes: dict[str, int]) -> str:
+            def answer(request: Request) -> None:
+                known = request.path == "/health" or request.headers["Authorization"] == "Bearer the-key"
+                request.respond(codes.get(request.path, 404) if known else 401)
 
-            def log_message(self, *_: object) -> None:
-                """Nothing."""
+            return f"http://127.0.0.1:{servers.enter_context(serving(answer))}/v1"
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Pages)
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        servers.append(server)
-        return f"http://127.0.0.1:{server.server_port}/v1"
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+        yield start
 
 
 def running(
