@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from vlm_assets.assets.fingerprint import digest_of
-from vlm_assets.assets.partition import CONFIDENCE, INPUTS
+from vlm_assets.assets.partition import CONFIDENCE, INPUTS, NOT_ASKED
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import is_tombstone
 from vlm_assets.config.settings import Settings
@@ -35,10 +35,11 @@ from vlm_durable.files.layout import VERSION_NUMBERS, AssetFolders
 from vlm_durable.files.sealed_json import BrokenSealError, refuse_newer_format, sealed, unseal
 from vlm_durable.versions.partition_files import PartitionFiles, PublishedRecord, highest
 from vlm_durable.versions.partition_rows import PartitionRows
-from vlm_results.guarantee import EVERYTHING, RAW, Guarantee, shown_rows
+from vlm_results.guarantee import RAW, Guarantee, shown_rows
 from vlm_results.joined_rows import (
     FurtherRows,
     beside,
+    filled,
     further_records,
     further_sets,
     shown_version,
@@ -108,16 +109,20 @@ _NOT_TOLD: Final[Version] = ("", None)
 
 @dataclass(frozen=True)
 class PublishedFiles:
-    """The records of a partition's files. further: of further question sets, by their names."""
+    """The records of a partition's files. further: of further question sets, by their names.
+
+    shown: see ``shown_version``.
+    """
 
     described: PublishedRecord
     embedded: PublishedRecord | None
     further: Mapping[str, PublishedRecord]
+    shown: str
 
-    def version(self, guarantee: Guarantee) -> Version:
-        """The digests of the files, the first with those of what the guarantee shows."""
-        shown = shown_version(guarantee, self.described, self.further)
-        return shown, None if self.embedded is None else self.embedded.sha256
+    @property
+    def version(self) -> Version:
+        """What the shown rows are made from, and the digest of the vectors."""
+        return self.shown, None if self.embedded is None else self.embedded.sha256
 
 
 class _NotKeptError(Exception):
@@ -173,7 +178,7 @@ class PointInTime(Nothing):
         try:
             described = self._file(self._settings.descriptions, key)
             embedded = self._file(self._settings.embeddings, key)
-            answered = {of.name: self._file(of.asset, key) for of in further_sets(self._settings)}
+            answered = [(of, self._file(of.asset, key)) for of in further_sets(self._settings)]
         except _NotKeptError:
             self.not_compared.append(key)
             return None
@@ -185,8 +190,8 @@ class PointInTime(Nothing):
             vectors = PartitionRows(embedded[1]).to_table(["ordinal", "embedding"])
         rows = self._shown(record, path)
         further = tuple(
-            FurtherRows(name, file[0], beside(rows, self._shown(*file)))
-            for name, file in answered.items()
+            FurtherRows(of.name, file[0], beside(rows, self._shown(*file)), of.fills)
+            for of, file in answered
             if file is not None
         )
         return _rows_of(DescribedRows(rows, vectors, record, embedded and embedded[0], further))
@@ -218,9 +223,8 @@ class PointInTime(Nothing):
 class RowSnapshot:
     """What a caller was told until then, in a file: one row group a partition. Raises CommandError."""
 
-    def __init__(self, path: Path, catalog: Catalog, guarantee: Guarantee = EVERYTHING) -> None:
+    def __init__(self, path: Path, catalog: Catalog) -> None:
         self.path = path
-        self._guarantee = guarantee
         try:
             # One file for all partitions: its footer is large, and is read with each opening.
             self._file = pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=False)
@@ -239,7 +243,7 @@ class RowSnapshot:
 
     def has(self, files: PublishedFiles) -> bool:
         """Whether this version was told."""
-        return self.told.get(files.described.key) == files.version(self._guarantee)
+        return self.told.get(files.described.key) == files.version
 
     def rows(self, key: str) -> Rows:
         """The rows of a partition that were told."""
@@ -316,6 +320,13 @@ def changes(
     Raises CommandError, PublishedError, OSError.
     """
     guarantee = Guarantee.read(settings)
+
+    def files_of(
+        record: PublishedRecord, vectors: PublishedRecord | None, further: Mapping[str, PublishedRecord]
+    ) -> PublishedFiles:
+        shown = shown_version(settings, guarantee, record, further)
+        return PublishedFiles(record, vectors, further, shown)
+
     described = published_records(settings.descriptions, catalog)
     embedded = published_records(settings.embeddings, catalog)
     keys = sorted({*described, *since.told})
@@ -323,15 +334,15 @@ def changes(
         doing("comparing partitions", number, len(keys))
         record, vectors = described.get(key), embedded.get(key)
         # A partition that was told and has no record is a case for the audit: nothing of it is told.
-        files = None if record is None else PublishedFiles(record, vectors, further_records(settings, key))
+        files = None if record is None else files_of(record, vectors, further_records(settings, key))
         if files is None or since.has(files):
             if following is not None:
-                version = since.told[key] if files is None else files.version(guarantee)
+                version = since.told[key] if files is None else files.version
                 following.add(key, version, since.rows(key) or {})
             continue
         read, before = read_described(settings, key, _COLUMNS), since.rows(key)
-        files = PublishedFiles(read.described, read.embedded, read.further_records)
-        version, current = files.version(guarantee), _rows_of(read)
+        files = files_of(read.described, read.embedded, read.further_records)
+        version, current = files.version, _rows_of(read)
         if read.vectors is None and read.embedded is not None and _is_being_withdrawn(settings, key):
             # Until its vectors are rewritten too, all rows look as if they had lost theirs: told next time.
             version, current = _NOT_TOLD, before or {}
@@ -369,13 +380,22 @@ def _rows_of(read: DescribedRows) -> Rows:
     vectors = {} if read.vectors is None else vector_bytes(read.vectors)
     rows = {}
     of_sets = [(of_set.name, of_set.rows.to_pylist()) for of_set in read.further]
+    filled_by = {
+        of_set.name: {field: mask.to_pylist() for field, mask in shown.items()}
+        for of_set, shown in zip(read.further, filled(read.rows, read.further), strict=True)
+    }
     for number, row in enumerate(read.rows.to_pylist()):
         ordinal, vector = row["ordinal"], vectors.get(row["ordinal"], b"")
         answer = answer_digest({INPUTS: None, **row})
         further = {
-            name: [answered[number]["status"], answer_digest(answered[number]), _shown(answered[number])]
+            name: [
+                answered[number]["status"],
+                answer_digest(answered[number]),
+                _shown(answered[number]),
+                *(field for field, is_shown in filled_by[name].items() if is_shown[number]),
+            ]
             for name, answered in of_sets
-            if answered[number]["status"] is not None
+            if answered[number]["status"] not in (None, NOT_ASKED)
         }
         rows[ordinal] = row_of(row["property_id"], row["status"], answer, vector, _shown(row), further)
     return rows
@@ -396,7 +416,8 @@ def row_of(
 ) -> Row:
     """A row as it is told. answer: the digest of what was answered. shown: what is shown of it.
 
-    further: the same of further question sets that have a row, with its status, by their names.
+    further: the same of further question sets that were asked, with the row's status and the fields that it
+    fills, by their names.
     """
     of_sets = f"\0{digest_of(sorted(further.items()))}" if further else ""
     content = f"{status}\0{answer}\0{shown}{of_sets}".encode() + vector
@@ -418,7 +439,7 @@ def told_before(text: str | None, settings: Settings, catalog: Catalog) -> Since
     if text is None:
         return Nothing()
     if Path(text).exists():
-        return RowSnapshot(Path(text), catalog, Guarantee.read(settings))
+        return RowSnapshot(Path(text), catalog)
     return PointInTime(settings, time_of(text))
 
 

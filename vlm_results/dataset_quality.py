@@ -122,6 +122,12 @@ def quality_metadata(
     metadata["partitions"] = dg.MetadataValue.int(len(quality.published))
     if quality.lacking:
         sentences = list(lacking_sentences(quality.lacking)) or ["Every question set is complete."]
+        sentences += [
+            f"The question set {name} was not asked of {counted(count, 'properties')}, which its"
+            " `where` leaves out."
+            for name, count in quality.not_asked.items()
+            if count
+        ]
         metadata["question sets"] = markdown.metadata(markdown.bullets(sentences))
     if quality.unread:
         metadata["could not be read"] = markdown.metadata(markdown.bullets(quality.unread))

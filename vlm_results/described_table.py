@@ -33,6 +33,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import StringType
 
 from vlm_assets.assets.fingerprint import digest_of
+from vlm_assets.assets.partition import NOT_ASKED
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import is_tombstone
 from vlm_assets.catalog.ranges import PropertyRange
@@ -720,8 +721,12 @@ class TableChanges:
 
 
 def _of_further(row: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """What a row has of further question sets: what changed of it is told."""
-    rows = {name: of_set for name, of_set in (row.get(SETS) or {}).items() if of_set is not None}
+    """What a row has of further question sets that were asked: what changed of it is told."""
+    rows = {
+        name: of_set
+        for name, of_set in (row.get(SETS) or {}).items()
+        if of_set is not None and of_set["status"] != NOT_ASKED
+    }
     return {name: [of_set["status"], of_set["answer"], row["description"]] for name, of_set in rows.items()}
 
 

@@ -71,7 +71,10 @@ def explore_table(settings: Settings, catalog: Catalog, *, sample: int) -> pa.Ta
         if key in described and are_vectors_of(vectors_record, described[key])
     ]
     guarantee = Guarantee.read(settings)
-    shown_as = {key: shown_version(guarantee, described[key], further_records(settings, key)) for key in keys}
+    shown_as = {
+        key: shown_version(settings, guarantee, described[key], further_records(settings, key))
+        for key in keys
+    }
     made_of = [_FORMAT, sample, *((key, shown_as[key], embedded[key].sha256) for key in keys)]
     kept = _folder(settings) / f"{digest_of(made_of)}.parquet"
     if kept.exists():

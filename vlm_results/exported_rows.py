@@ -72,6 +72,8 @@ class ExportedRows:
         sets = {asked.name: str(columns_of(asked)) for asked in further_sets(self.settings)}
         for name, record in further.items():
             sets[name] = record.sha256 + self.guarantee.version_of(record)
+        for asked in further_sets(self.settings):
+            sets[asked.name] += " ".join(asked.fills)
         return {
             **({"guarantee": shown} if shown else {}),
             **({"sets": {name: digest_of(made_of) for name, made_of in sets.items()}} if sets else {}),
@@ -102,10 +104,11 @@ class ExportedRows:
             for description in rows["description"].to_pylist()
         ]
         rows = rows.append_column("text", pa.array(texts, pa.string()))
-        rows = joined(rows.append_column("answer", _answers(rows)), further)
+        rows = rows.append_column("answer", _answers(rows))
         if further:
             answers = {of_set.name: _answers(of_set.rows) for of_set in further}
-            rows = rows.append_column(SETS, set_facts(further, answers=answers))
+            facts = set_facts(rows, further, answers=answers)
+            rows = joined(rows, further).append_column(SETS, facts)
         rows = rows.combine_chunks()
         listed = self.catalog.slice(PropertyRange.from_key(key))
         positions = pc.index_in(rows["ordinal"], value_set=listed["ordinal"].combine_chunks())

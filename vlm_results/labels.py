@@ -6,7 +6,7 @@ They come from the truth file and from verdicts of ``review``. Curves and promis
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from itertools import groupby
@@ -120,6 +120,8 @@ def read_judged(settings: Settings, catalog: Catalog) -> dict[str, list[Judged]]
     in the order in which they were first given, which is that of the shuffled sample. A property in both
     counts by the truth file. Raises TruthError, FormatVersionError, OSError, and CommandError for a partition
     that cannot be read: without its labels others would be the first.
+
+    A label is of the answer that is shown: where another set fills the field, it is a label of that set.
     """
     truth: Mapping[str, Mapping[str, Any]] = {}
     # The verdicts as a truth file would let those certify that were chosen for being suspicious.
@@ -135,8 +137,16 @@ def read_judged(settings: Settings, catalog: Catalog) -> dict[str, list[Judged]]
     if not ordered:
         return {}
     judged: dict[str, list[Judged]] = {}
-    for asked in question_sets(settings):
+    filled: dict[str, set[str]] = {}
+    of_sets = []
+    for asked in reversed(question_sets(settings)):
         rows = {row["property_id"]: row for row in _published_rows(asked.asset, catalog, ordered)}
+        for row in rows.values():
+            of_property = filled.setdefault(row["property_id"], set())
+            row["shown"] = _shown_fields(row["description"], asked.fills, of_property)
+            of_property |= row["shown"].intersection(asked.fills)
+        of_sets.append({name: row for name, row in rows.items() if row["confidences"]})
+    for rows in reversed(of_sets):
         models = {row["model"] for row in rows.values()} if truth else ()
         learned = {model: learned_labels(settings, model) for model in models}
         for name in ordered:
@@ -150,7 +160,7 @@ def read_judged(settings: Settings, catalog: Catalog) -> dict[str, list[Judged]]
                 right = {
                     field: same(described[field], true_fields[field])
                     for field in described
-                    if field in true_fields
+                    if field in true_fields and field in row["shown"]
                 }
                 weight, is_random = float(not is_learned), may_certify and not is_learned
             else:
@@ -158,7 +168,11 @@ def read_judged(settings: Settings, catalog: Catalog) -> dict[str, list[Judged]]
                 if answer not in verdict.answer.split():
                     continue
                 marks = dict.fromkeys(verdict.right, True) | dict.fromkeys(verdict.wrong, False)
-                right = {field: is_right for field, is_right in marks.items() if field in row["description"]}
+                right = {
+                    field: is_right
+                    for field, is_right in marks.items()
+                    if field in row["shown"] and verdict.judges(field, answer)
+                }
                 weight, is_random = verdict.weight, verdict.by_chance
             judged.setdefault(row["made_with"], []).append(
                 Judged(digest_of(name), answer, right, row["confidences"], weight, is_random, is_learned)
@@ -166,11 +180,22 @@ def read_judged(settings: Settings, catalog: Catalog) -> dict[str, list[Judged]]
     return judged
 
 
+def _shown_fields(
+    description: Mapping[str, Any], fills: Collection[str], filled: Collection[str]
+) -> set[str]:
+    """The fields of a set's answer that are shown. fills: by it. filled: by sets below it."""
+    return {
+        name
+        for name, value in description.items()
+        if name not in filled and not (name in fills and value is None)
+    }
+
+
 def _published_rows(asset: AssetFolders, catalog: Catalog, ids: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The described rows of these properties in a question set.
 
-    With ``made_with``, the model's exact revision and confidences. Only their partitions are read. Raises
-    CommandError if one cannot be.
+    With ``made_with``, the model's exact revision and confidences; files of earlier versions have none of
+    these. Only the partitions of the properties are read. Raises CommandError if one cannot be.
     """
     ordinals = catalog.ordinals_of(set(ids))
     published = PublishedPartitions(asset)
@@ -187,8 +212,6 @@ def _published_rows(asset: AssetFolders, catalog: Catalog, ids: Sequence[str]) -
                 f" {error}. Do it again; if it fails again, {command('audit')} says what is wrong with the"
                 f" partition in {asset.published}."
             ) from error
-        if CONFIDENCE not in table.column_names:
-            continue
         table = table.filter(
             pc.and_(
                 pc.is_in(table["ordinal"], value_set=pa.array(list(group), pa.int64())),
@@ -198,8 +221,9 @@ def _published_rows(asset: AssetFolders, catalog: Catalog, ids: Sequence[str]) -
         parts = record.metadata.get("parts", {})
         made_with, model = settings_digest(parts), parts.get("model", "")
         type_ = table.schema.field("description").type
-        sure = {field.name: field_confidences(table[CONFIDENCE], field.name) for field in type_}
-        for number, row in enumerate(table.drop_columns([CONFIDENCE]).to_pylist()):
+        fields = type_ if CONFIDENCE in table.column_names else ()
+        sure = {field.name: field_confidences(table[CONFIDENCE], field.name) for field in fields}
+        for number, row in enumerate(table.to_pylist()):
             confidences = {
                 name: float(values[number]) for name, values in sure.items() if np.isfinite(values[number])
             }

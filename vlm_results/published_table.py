@@ -42,6 +42,7 @@ from vlm_results.guarantee import (
     shown_rows,
 )
 from vlm_results.joined_rows import (
+    FILLED,
     SET_COLUMNS,
     SETS,
     FurtherRows,
@@ -49,6 +50,7 @@ from vlm_results.joined_rows import (
     columns_of,
     further_records,
     further_sets,
+    is_fillable,
     joined,
 )
 
@@ -177,8 +179,10 @@ def read_sets(
 ) -> tuple[pa.Table, tuple[FurtherRows, ...]]:
     """The rows of the descriptions, and those of the further sets beside them. Raises PublishedError."""
     sets = further_sets(settings)
-    if sets:
-        columns = [*columns, *({"property_id", "ordinal"} - set(columns))]
+    needed = {"property_id", "ordinal"} if sets else set[str]()
+    if any(asked.fills for asked in sets):
+        needed.add("description")
+    columns = [*columns, *sorted(needed - set(columns))]
     _, rows = _read_set(settings.descriptions, guarantee, key, columns, ordinals)
     further = []
     for asked in sets:
@@ -189,7 +193,7 @@ def read_sets(
             schema = columns_of(asked)
             none = schema.empty_table().select([name for name in of_set if name in schema.names])
             record, answered = None, shown_rows(none, guarantee.of(None))
-        further.append(FurtherRows(asked.name, record, beside(rows, answered)))
+        further.append(FurtherRows(asked.name, record, beside(rows, answered), asked.fills))
     return rows, tuple(further)
 
 
@@ -285,7 +289,10 @@ def matching_rows(settings: Settings, catalog: Catalog, where: str) -> Mask:
 
     further = [
         FurtherFiles(
-            asked.name, files(asked.asset, published_records(asked.asset, catalog)), columns_of(asked)
+            asked.name,
+            files(asked.asset, published_records(asked.asset, catalog)),
+            columns_of(asked),
+            asked.fills,
         )
         for asked in further_sets(settings)
     ]
@@ -321,11 +328,15 @@ def matching_rows(settings: Settings, catalog: Catalog, where: str) -> Mask:
 
 @dataclass(frozen=True)
 class FurtherFiles:
-    """The files of a further question set, with their thresholds. columns: of its rows, by its schema."""
+    """The files of a further question set, with their thresholds.
+
+    columns: of its rows, by its schema. fills: see ``QuestionSet``.
+    """
 
     name: str
     files: Mapping[Path, Thresholds]
     columns: pa.Schema
+    fills: tuple[str, ...] = ()
 
 
 @contextmanager
@@ -368,7 +379,7 @@ class _Source:
     """Rows of a question set in SQL. names: of its columns, as the newest file has them.
 
     types: of description and confidence, with the fields of all files. is_limited: the raw answers are a
-    column of their own.
+    column of their own. fills: see ``QuestionSet``.
     """
 
     name: str
@@ -376,9 +387,10 @@ class _Source:
     names: frozenset[str]
     types: Mapping[str, pa.StructType]
     is_limited: bool
+    fills: tuple[str, ...] = ()
 
     @classmethod
-    def of_files(cls, name: str, files: Mapping[Path, Thresholds]) -> Self:
+    def of_files(cls, name: str, files: Mapping[Path, Thresholds], fills: tuple[str, ...] = ()) -> Self:
         """The rows of these files, as they are shown."""
         types = _answer_types(map(pq.read_schema, files))
         limits = limits_by_file({str(path): thresholds for path, thresholds in files.items()})
@@ -391,15 +403,20 @@ class _Source:
             " union_by_name=true, hive_partitioning=false, filename=true)"
         )
         last = pq.read_schema(list(files)[-1])
-        return cls(name, rows, frozenset(last.names), types, bool(limits))
+        return cls(name, rows, frozenset(last.names), types, bool(limits), fills)
 
     @classmethod
     def of_further(cls, of_set: FurtherFiles) -> Self:
         """The rows of a further set; where it has no file, none with the columns of its schema."""
         if of_set.files:
-            return cls.of_files(of_set.name, of_set.files)
+            return cls.of_files(of_set.name, of_set.files, of_set.fills)
         rows = f"SELECT *, description AS {RAW} FROM {_nothing_of(of_set.name)}"  # noqa: S608 - a set's name
-        return cls(of_set.name, rows, frozenset(of_set.columns.names), _answer_types([of_set.columns]), True)
+        names, types = frozenset(of_set.columns.names), _answer_types([of_set.columns])
+        return cls(of_set.name, rows, names, types, True, of_set.fills)
+
+    def column(self, name: str) -> str:
+        """A column of its row in the joined rows, in SQL."""
+        return f"{quoted(self.name)}.{name}"
 
 
 def _nothing_of(name: str) -> str:
@@ -421,38 +438,63 @@ def _joined_rows(descriptions: _Source, sources: Sequence[_Source]) -> str:
     """The rows of the descriptions with the fields of all sources in SQL, as ``joined_rows.py`` has them."""
     own = [f"descriptions.{name}" for name in descriptions.names.intersection(_COLUMNS)]
     answers = ["description", CONFIDENCE, *([RAW] if descriptions.is_limited else [])]
-    merged = [f"{_merged(name, sources)} AS {name}" for name in answers]
-    facts = [
-        f"{quoted(of.name)} := CASE WHEN {quoted(of.name)}.status IS NOT NULL THEN struct_pack("
-        + ", ".join(f"{name} := {quoted(of.name)}.{name}" for name in SET_COLUMNS)
-        + ") END"
-        for of in sources[1:]
-    ]
+    filled = _filled(sources)
+    merged = [f"{_merged(name, sources, filled)} AS {name}" for name in answers]
+    facts = []
+    for of, shown in zip(sources[1:], filled[1:], strict=True):
+        columns = {name: of.column(name) for name in SET_COLUMNS}
+        if of.fills:
+            names = ", ".join(quoted(field, "'") for field in shown)
+            columns[FILLED] = f"list_where([{names}]::VARCHAR[], [{', '.join(shown.values())}]::BOOLEAN[])"
+        packed = ", ".join(f"{name} := {value}" for name, value in columns.items())
+        facts.append(
+            f"{quoted(of.name)} := CASE WHEN {of.column('status')} IS NOT NULL THEN struct_pack({packed}) END"
+        )
     joins = " ".join(
-        f"LEFT JOIN ({of.rows}) AS {quoted(of.name)} ON {quoted(of.name)}.ordinal = descriptions.ordinal"
-        f" AND {quoted(of.name)}.property_id = descriptions.property_id"
+        f"LEFT JOIN ({of.rows}) AS {quoted(of.name)} ON {of.column('ordinal')} = descriptions.ordinal"
+        f" AND {of.column('property_id')} = descriptions.property_id"
         for of in sources[1:]
     )
     selected = ", ".join([*own, *merged, f"struct_pack({', '.join(facts)}) AS {SETS}"])
     return f"SELECT {selected} FROM ({descriptions.rows}) AS descriptions {joins}"  # noqa: S608 - names quoted
 
 
-def _merged(name: str, sources: Sequence[_Source]) -> str:
-    """One struct of the fields of all sources in SQL; null where all are."""
-    fields: dict[str, str] = {}
+def _filled(sources: Sequence[_Source]) -> list[dict[str, str]]:
+    """Of each source, by field that it fills, the condition in SQL that its answer is shown."""
+    types: dict[str, pa.DataType] = {}
     for of in sources:
+        for field in of.types.get("description", ()):
+            types.setdefault(field.name, field.type)
+    filled: list[dict[str, str]] = [{} for _ in sources]
+    taken: dict[str, list[str]] = {}
+    for number in reversed(range(len(sources))):
+        of = sources[number]
+        for name in of.fills:
+            if is_fillable(types.get(name), of.types["description"], name):
+                has = f"{of.column(RAW if of.is_limited else 'description')}.{quoted(name)} IS NOT NULL"
+                later = taken.setdefault(name, [])
+                filled[number][name] = f"({' AND NOT '.join([has, *later])})"
+                later.append(f"({has})")
+    return filled
+
+
+def _merged(name: str, sources: Sequence[_Source], filled: Sequence[Mapping[str, str]]) -> str:
+    """One struct of the fields of all sources in SQL; null where all are. filled: see ``_filled``."""
+    fields: dict[str, str] = {}
+    for of, shown in zip(sources, filled, strict=True):
         own = of.types.get(CONFIDENCE) if name == CONFIDENCE else of.types["description"]
         for field in own or confidence_type(of.types["description"]):
-            value = (
-                f"{quoted(of.name)}.{name}.{quoted(field.name)}" if own else f"NULL::{_sql_type(field.type)}"
-            )
-            fields.setdefault(field.name, f"{quoted(field.name)} := {value}")
+            value = f"{of.column(name)}.{quoted(field.name)}" if own else f"NULL::{_sql_type(field.type)}"
+            if field.name not in fields:
+                fields[field.name] = value
+            elif field.name in shown:
+                above = fields[field.name]
+                fields[field.name] = f"CASE WHEN {shown[field.name]} THEN {value} ELSE {above} END"
     has_any = " OR ".join(
-        f"{quoted(of.name)}.{name} IS NOT NULL"
-        for of in sources
-        if name != CONFIDENCE or CONFIDENCE in of.types
+        f"{of.column(name)} IS NOT NULL" for of in sources if name != CONFIDENCE or CONFIDENCE in of.types
     )
-    return f"CASE WHEN {has_any or 'false'} THEN struct_pack({', '.join(fields.values())}) END"
+    packed = ", ".join(f"{quoted(field)} := {value}" for field, value in fields.items())
+    return f"CASE WHEN {has_any or 'false'} THEN struct_pack({packed}) END"
 
 
 def _view_columns(descriptions: _Source, sources: Sequence[_Source]) -> str:

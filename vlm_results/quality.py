@@ -25,7 +25,7 @@ import sqlalchemy as sa
 from pydantic import TypeAdapter
 
 from vlm_assets.assets.fingerprint import digest_of, settings_digest
-from vlm_assets.assets.partition import CONFIDENCE
+from vlm_assets.assets.partition import CONFIDENCE, FAILED, NOT_ASKED, OK
 from vlm_assets.assets.truth import Descriptions, read_truth
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.question_sets import QuestionSet, question_sets
@@ -65,21 +65,23 @@ _WITH_EXAMPLES = 20
 _TOGETHER = 1000
 """Partitions in memory at a time."""
 
-_CONTENT = 2
+_CONTENT = 3
 """Raised when summaries have more than before: kept ones of fewer are made anew."""
 
 Kind = Literal["values", "numbers", "texts"]
 PathOf = Callable[[str, str], Path]
 """The file of a partition, by its key and the name of the further question set; empty: the descriptions."""
 Numbers = npt.NDArray[np.int64]
+Filled = Mapping[str, pa.Array]
+"""By field, the ids of the properties whose answer another question set gives."""
 
 
 @dataclass(frozen=True)
 class FieldSummary:
-    """The answers of a partition's ok rows in one field.
+    """The answers of a partition's ok rows in one field, as far as they are shown.
 
     counts: how often each value comes; a text only if it comes at least twice. judged: properties in the
-    truth file. right: how many of these are right.
+    truth file. right: how many of these are right. filled: rows that show the answer of another question set.
     """
 
     kind: Kind
@@ -87,6 +89,7 @@ class FieldSummary:
     counts: Mapping[str, int]
     right: int
     judged: int
+    filled: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ class PartitionSummary:
     contradictions: how many descriptions contradict themselves, by the name of the contradiction. made_with:
     a digest of the model and of the other settings that decided the answers. confidences: of each field that
     has some, how many lie in each cell of the grid. further: the same of each further question set that has
-    published it, by its name.
+    published it, by its name. not_asked: rows of properties that the set's ``where`` leaves out.
     """
 
     key: str
@@ -108,22 +111,24 @@ class PartitionSummary:
     made_with: str = ""
     confidences: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     further: Mapping[str, PartitionSummary] = field(default_factory=dict)
+    not_asked: int = 0
 
     @property
     def rows(self) -> int:
         """How many rows it has."""
-        return self.ok + sum(self.failed.values())
+        return self.ok + sum(self.failed.values()) + self.not_asked
 
 
 class FieldAnswers:
     """The answers of all partitions' ok rows in one field. right, judged: as in ``FieldSummary``.
 
-    rows: how many rows that is. question_set: the further set that asks for it; empty: the descriptions.
+    rows: how many rows that is. question_sets: those that ask for it, in their order; the further ones by
+    their names, and the descriptions as an empty one.
     """
 
-    def __init__(self, kind: Kind, question_set: str = "") -> None:
+    def __init__(self, kind: Kind, *question_sets: str) -> None:
         self.kind = kind
-        self.question_set = question_set
+        self.question_sets = list(question_sets)
         self.right = self.judged = self.rows = 0
         self._values: dict[str | None, int] = {}
         # For each partition its number and how many values it has; for each of these values its number and
@@ -132,7 +137,7 @@ class FieldAnswers:
         self._numbers, self._counts = array("i"), array("i")
 
     def add(self, partition: int, counts: Mapping[str, int], nulls: int = 0) -> None:
-        """Add the answers of a partition. partition: its number; numbers must ascend."""
+        """Add all answers of a partition. partition: its number; numbers must ascend."""
         values = self._values
         answers: dict[str | None, int] = dict(counts.items())
         if nulls:
@@ -254,6 +259,7 @@ class Quality:
     says more about these. confidences: by what the answers were made with and by field, how many confidences
     lie in each cell of the grid. lacking: described properties without a row of a further question set, by
     its name. asked_by: by what answers were made with, the further set that asked; empty: the descriptions.
+    not_asked: described properties that a further set's ``where`` leaves out, by its name.
     """
 
     published: Mapping[str, str]
@@ -265,11 +271,12 @@ class Quality:
     confidences: Mapping[str, Mapping[str, Numbers]] = field(default_factory=dict)
     lacking: Mapping[str, int] = field(default_factory=dict)
     asked_by: Mapping[str, str] = field(default_factory=dict)
+    not_asked: Mapping[str, int] = field(default_factory=dict)
 
     def asks_for(self, made_with: str, name: str) -> bool:
         """Whether answers that were made with this have a field; of a field that no answer has, True."""
         answers = self.fields.get(name)
-        return answers is None or answers.question_set == self.asked_by.get(made_with, "")
+        return answers is None or self.asked_by.get(made_with, "") in answers.question_sets
 
     def findings_of(self, check: str) -> list[Suspicion]:
         """The findings of one check."""
@@ -287,16 +294,18 @@ class Quality:
 
 @dataclass(frozen=True)
 class _AskedSet:
-    """A question set as it is judged. name: empty for the descriptions."""
+    """A question set as it is judged. name: empty for the descriptions. fills: see ``QuestionSet``."""
 
     name: str
     published: PublishedPartitions
     schema: DescriptionSchema
+    fills: tuple[str, ...]
 
     @classmethod
     def of(cls, asked: QuestionSet, name: str) -> Self:
         """Raises SchemaError."""
-        return cls(name, PublishedPartitions(asked.asset), load_schema(asked.settings.description_schema))
+        schema = load_schema(asked.settings.description_schema)
+        return cls(name, PublishedPartitions(asked.asset), schema, asked.fills)
 
     @property
     def conditions(self) -> dict[str, str]:
@@ -305,8 +314,23 @@ class _AskedSet:
         above = f"{self.name}: " if self.name else ""
         return {f"{above}{name}": condition for name, condition in conditions.items()}
 
-    def summary(self, key: str, truth: Descriptions) -> PartitionSummary | None:
-        """Read a partition; None where none is published.
+    def filled(self, key: str) -> dict[str, pa.Array]:
+        """Of each field that it fills, the ids of the properties of a partition that it has an answer for.
+
+        Raises RecordDamagedError, OSError, ArrowException.
+        """
+        if not self.fills or self.published.record(key) is None:
+            return {}
+        rows = pq.read_table(self.published.path(key), columns=["property_id", "description"])
+        answers = rows["description"].combine_chunks()
+        return {
+            name: rows["property_id"].combine_chunks().filter(pc.struct_field(answers, name).is_valid())
+            for name in self.fills
+            if answers.type.get_field_index(name) >= 0
+        }
+
+    def summary(self, key: str, truth: Descriptions, filled: Filled) -> PartitionSummary | None:
+        """Read a partition; None where none is published. filled: by sets below it.
 
         Raises RecordDamagedError, OSError, ArrowException.
         """
@@ -321,6 +345,8 @@ class _AskedSet:
             conditions=self.conditions,
             truth=truth,
             made_with=settings_digest(record.metadata.get("parts", {})),
+            fills=self.fills,
+            filled=filled,
         )
 
 
@@ -346,7 +372,8 @@ def _summaries(
 ) -> Iterator[PartitionSummary | str]:
     """The summary of each described partition, or why it cannot be read. Kept summaries come first."""
     questions = [
-        digest_of([of.schema.digest, of.conditions, str(sorted(truth.items())), _CONTENT]) for of in sets
+        digest_of([of.schema.digest, of.conditions, str(sorted(truth.items())), _CONTENT, *of.fills])
+        for of in sets
     ]
     published_keys = [frozenset(of.published.asset.published_keys()) for of in sets]
     made_of = dict[str, str]()
@@ -371,11 +398,17 @@ def _summaries(
     for number, (key, state) in enumerate(made_of.items()):
         doing("reading what the descriptions say, of partitions", number, len(made_of))
         try:
-            described = sets[0].summary(key, truth)
-            if described is not None:
-                of_sets = {of.name: of.summary(key, truth) for of in sets[1:]}
-                answered = {name: of_set for name, of_set in of_sets.items() if of_set is not None}
-                summary = replace(described, further=answered)
+            summaries: dict[str, PartitionSummary] = {}
+            filled: dict[str, pa.Array] = {}
+            for of in reversed(sets):
+                of_set = of.summary(key, truth, filled)
+                if of_set is not None:
+                    summaries = {of.name: of_set, **summaries}
+                for name, ids in of.filled(key).items():
+                    filled[name] = pa.concat_arrays([ids, *([filled[name]] if name in filled else [])])
+            if "" in summaries:
+                described = summaries.pop("")
+                summary = replace(described, further=summaries)
                 _keep(settings, summary, state)
                 yield summary
         except (RecordDamagedError, OSError, pa.ArrowException) as error:
@@ -396,6 +429,7 @@ def judge(
     published, unread = dict[str, str](), list[str]()
     fields = dict[str, FieldAnswers]()
     rows = {name: FieldAnswers("values", name) for name in ("", *further)}
+    not_asked = dict.fromkeys(further, 0)
     sureness = dict[str, FieldAnswers]()
     confidences: dict[str, dict[str, Numbers]] = {}
     contradicting: dict[tuple[str, str], Counter[str]] = {}
@@ -410,24 +444,35 @@ def judge(
         of_sets = {name: summary.further[name] for name in further if name in summary.further}
         for name in lacking.keys() - of_sets.keys():
             lacking[name] += summary.rows
+        counts, cells = dict[str, Counter[str]](), dict[str, Counter[int]]()
+        nulls = Counter[str]()
         for question_set, of_set in {"": summary, **of_sets}.items():
             rows[question_set].add(number, {**of_set.failed, "ok": of_set.ok})
+            if question_set:
+                not_asked[question_set] += of_set.not_asked
             for name, of_field in of_set.fields.items():
-                new = FieldAnswers(of_field.kind, question_set)
-                answers = fields.get(name) or fields.setdefault(name, new)
-                answers.add(number, of_field.counts, of_field.nulls)
-                answers.rows += of_set.ok
+                answers = fields.setdefault(name, FieldAnswers(of_field.kind))
+                if question_set not in answers.question_sets:
+                    answers.question_sets.append(question_set)
+                # Several sets may answer a field that one of them fills.
+                counts.setdefault(name, Counter()).update(of_field.counts)
+                nulls[name] += of_field.nulls
+                answers.rows += of_set.ok - of_field.filled
                 answers.right += of_field.right
                 answers.judged += of_field.judged
             asked_by[of_set.made_with] = question_set
             of_settings = confidences.setdefault(of_set.made_with, {})
-            for name, cells in of_set.confidences.items():
-                of_settings[name] = of_settings.get(name, 0) + np.asarray(cells, np.int64)
-                answers = sureness.setdefault(name, FieldAnswers("values"))
-                answers.add(number, {_cell_text(cell): count for cell, count in enumerate(cells) if count})
+            for name, in_cells in of_set.confidences.items():
+                of_settings[name] = of_settings.get(name, 0) + np.asarray(in_cells, np.int64)
+                cells.setdefault(name, Counter()).update(dict(enumerate(in_cells)))
             for name, count in of_set.contradictions.items():
                 if count:
                     contradicting.setdefault((name, question_set), Counter())[summary.key] = count
+        for name, of_values in counts.items():
+            fields[name].add(number, of_values, nulls[name])
+        for name, of_cells in cells.items():
+            sure = {_cell_text(cell): count for cell, count in of_cells.items() if count}
+            sureness.setdefault(name, FieldAnswers("values")).add(number, sure)
     failed = rows[""].counts
     ok = failed.pop("ok", 0)
     failures = {f"{FAILURE} of {name}" if name else FAILURE: answers for name, answers in rows.items()}
@@ -447,6 +492,7 @@ def judge(
         confidences,
         lacking,
         asked_by,
+        not_asked,
     )
 
 
@@ -459,40 +505,65 @@ def summarize(
     conditions: Mapping[str, str],
     truth: Descriptions,
     made_with: str = "",
+    fills: Sequence[str] = (),
+    filled: Filled = MappingProxyType({}),
 ) -> PartitionSummary:
-    """Read one published file. Raises OSError, ArrowException."""
+    """Read one published file.
+
+    fills: the fields that its set fills, where a null leaves the answer to the sets above it. filled: by sets
+    below it. Raises OSError, ArrowException.
+    """
     columns = ["property_id", "status", "error_kind", "description"]
     has_confidence = CONFIDENCE in pq.read_schema(file).names
     table = pq.read_table(file, columns=[*columns, *([CONFIDENCE] if has_confidence else [])])
-    ok = table.filter(pc.equal(table["status"], "ok"))
-    failed = Counter(table.filter(pc.not_equal(table["status"], "ok"))["error_kind"].to_pylist())
-    ids = ok["property_id"].to_pylist()
+    ok = table.filter(pc.equal(table["status"], OK))
+    failed = Counter(table.filter(pc.equal(table["status"], FAILED))["error_kind"].to_pylist())
     described = ok["description"].combine_chunks()
     fields = {}
     confidences = {}
     for name, kind, column in _columns(schema.json_schema, described):
-        sure = field_confidences(ok[CONFIDENCE], name) if has_confidence else np.zeros(0)
-        if np.isfinite(sure).any():
-            confidences[name] = tuple(cell_counts(sure[np.isfinite(sure)]).tolist())
-        values = column.to_pylist()
+        shown = _shown(ok, described, name.split(".")[0], fills, filled)
+        sure = field_confidences(ok[CONFIDENCE].filter(shown), name) if has_confidence else np.zeros(0)
+        sure = sure[np.isfinite(sure)]
+        if len(sure):
+            confidences[name] = tuple(cell_counts(sure).tolist())
+        values = column.filter(shown).to_pylist()
         right = [
             same(value, true_fields[name])
-            for property_id, value in zip(ids, values, strict=True)
+            for property_id, value in zip(ok["property_id"].filter(shown).to_pylist(), values, strict=True)
             if name in (true_fields := truth.get(property_id) or {})
         ]
         fields[name] = FieldSummary(
-            kind, sum(value is None for value in values), _counts(kind, values), sum(right), len(right)
+            kind,
+            sum(value is None for value in values),
+            _counts(kind, values),
+            sum(right),
+            len(right),
+            ok.num_rows - len(values),
         )
     return PartitionSummary(
         key,
         published_at,
-        len(ids),
+        ok.num_rows,
         {str(kind): count for kind, count in failed.items()},
         fields,
         {name: len(contradicting) for name, contradicting in _contradicting(ok, conditions).items()},
         made_with,
         confidences,
+        not_asked=pc.sum(pc.equal(table["status"], NOT_ASKED)).as_py() or 0,
     )
+
+
+def _shown(
+    ok: pa.Table, described: pa.StructArray, name: str, fills: Sequence[str], filled: Filled
+) -> pa.BooleanArray:
+    """Of which described rows the answer in a field is the one that is shown. See ``summarize``."""
+    shown = pa.array(np.ones(ok.num_rows, np.bool_))
+    if name in fills:
+        shown = pc.struct_field(described, name).is_valid()
+    if name in filled:
+        shown = pc.and_not(shown, pc.is_in(ok["property_id"].combine_chunks(), value_set=filled[name]))
+    return shown
 
 
 def _columns(node: Mapping[str, Any], described: Any, above: str = "") -> Iterator[tuple[str, Kind, Any]]:
@@ -587,7 +658,7 @@ def _odd_partitions(
             f"In {key}, {name} is {value!r} in {comparison.own_share:.0%} of the properties, elsewhere in"
             f" {comparison.other_share:.0%}.",
             key,
-            _examples(path_of, key, name, fields[name].question_set, value)
+            _examples(path_of, key, name, fields[name].question_sets, value)
             if number < _WITH_EXAMPLES
             else (),
         )
@@ -625,25 +696,33 @@ def _far_off(fields: Mapping[str, FieldAnswers]) -> list[tuple[_PartitionCompari
     return sorted(odd, key=lambda test: -test[0].distance)
 
 
-def _examples(path_of: PathOf | None, key: str, name: str, question_set: str, value: str) -> tuple[str, ...]:
+def _examples(
+    path_of: PathOf | None, key: str, name: str, question_sets: Sequence[str], value: str
+) -> tuple[str, ...]:
     """Some properties of a partition with this value."""
     if path_of is None:
         return ()
     columns = ["property_id", "status", "error_kind", "description"]
-    table = pq.read_table(path_of(key, question_set), columns=columns)
+    files = [path for of_set in question_sets if (path := path_of(key, of_set)).exists()]
+    tables = [pq.read_table(path, columns=columns) for path in files]
     if name.startswith(FAILURE):
-        matches = pc.equal(pc.coalesce(table["error_kind"], "ok"), value)
+        (table,) = tables
+        matches = pc.equal(pc.coalesce(table["error_kind"], table["status"]), value)
         return tuple(table.filter(matches)["property_id"].to_pylist()[:_SHOWN_IDS])
-    examples = []
-    for row in table.select(["property_id", "description"]).to_pylist():
+    answers: dict[str, Any] = {}
+    for row in (row for table in tables for row in table.to_pylist() if row["status"] == OK):
         answer = row["description"]
         for part in name.split("."):
             answer = (answer or {}).get(part)
+        if answer is not None or row["property_id"] not in answers:
+            answers[row["property_id"]] = answer  # that of a set that fills the field, which comes later
+    examples = []
+    for property_id, answer in answers.items():
         texts = ["null" if answer is None else str(answer)]
         if isinstance(answer, int | float):
             texts.append(f"{answer:.2g}")  # as ``_counts`` writes a number
         if value in texts:
-            examples.append(row["property_id"])
+            examples.append(property_id)
     return tuple(examples[:_SHOWN_IDS])
 
 
@@ -664,7 +743,7 @@ def _contradictions(
             table = pq.read_table(
                 path_of(key, question_set), columns=["property_id", "status", "description"]
             )
-            ok = table.filter(pc.equal(table["status"], "ok"))
+            ok = table.filter(pc.equal(table["status"], OK))
             examples += _contradicting(ok, {name: conditions[name]})[name]
         descriptions = counted(counts.total(), "descriptions hold", "description holds")
         sentence = f"{descriptions} a contradiction: {name}."

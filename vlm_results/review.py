@@ -34,12 +34,14 @@ from vlm_durable.commands import command
 from vlm_durable.files.files import make_directory, sync_directory, write_replacing
 from vlm_durable.files.layout import Home
 from vlm_durable.files.lock_files import acquire_lock
+from vlm_durable.versions.partition_files import PublishedRecord
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.versions.versioned_object import PublishedError
 from vlm_durable.wording import counted
-from vlm_results.confidence_statistics import draw_mixed, label_worth
-from vlm_results.guarantee import EVERYTHING, Guarantee, Thresholds
-from vlm_results.joined_rows import joined
+from vlm_engine.schema import same
+from vlm_results.confidence_statistics import Flags, draw_mixed, label_worth
+from vlm_results.guarantee import EVERYTHING, Guarantee
+from vlm_results.joined_rows import FurtherRows, filled, joined
 from vlm_results.published_table import answer_digest, field_confidences, published_records, read_sets
 from vlm_results.quality import assess_quality
 
@@ -58,8 +60,8 @@ class Reviewed:
     """A property of the sample.
 
     answer: the digest of its description. why: why it was chosen; empty if chance drew it. weight, by_chance:
-    see ``FieldVerdict``. confidence: of its fields, read with the answer. further: of each field of a further
-    question set the digest of the set's answer.
+    see ``FieldVerdict``. confidence: of its fields, read with the answer. further: of each field that a
+    further question set answered, the digest of its answer. fills: those of them that sets above it have too.
     """
 
     property_id: str
@@ -72,6 +74,7 @@ class Reviewed:
     by_chance: bool = True
     confidence: Mapping[str, Any] = field(repr=False, default_factory=dict)
     further: Mapping[str, str] = field(repr=False, default_factory=dict)
+    fills: frozenset[str] = frozenset()
 
     @property
     def answers(self) -> dict[str, str]:
@@ -134,16 +137,16 @@ def draw_sample(
 def draw_unsure(settings: Settings, catalog: Catalog, *, count: int, seed: int) -> list[Reviewed]:
     """Draw half of the properties by chance, and half with a chance that grows with what they teach.
 
-    They teach more the nearer a confidence is to its field's threshold, or without one the lower it is, and
-    twice as much in a partition that the quality names. Each gets the weight with which the accuracy of all
-    stays unbiased. None is drawn that chance drew before. Raises CommandError, RecordDamagedError,
-    TruthError, OSError, and what ``assess_quality`` raises.
+    They teach more the nearer the confidence of a shown answer is to its field's threshold, or without one
+    the lower it is; most where two question sets disagree; and twice as much in a partition that the quality
+    names. Each gets the weight with which the accuracy of all stays unbiased. None is drawn that chance drew
+    before. Raises CommandError, RecordDamagedError, TruthError, OSError, and what ``assess_quality`` raises.
     """
     records = published_records(settings.descriptions, catalog)
     odd = {finding.key for finding in assess_quality(settings, catalog).findings}
     guarantee = Guarantee.read(settings)
     tables = (
-        _unsureness(settings, key, guarantee.of(record), factor=2.0 if key in odd else 1.0)
+        _unsureness(settings, key, record, guarantee, factor=2.0 if key in odd else 1.0)
         for key, record in doing_each("reading how sure answers are, of partitions", records.items())
     )
     rows = _drawable(settings, catalog, tables)
@@ -156,7 +159,7 @@ def draw_unsure(settings: Settings, catalog: Catalog, *, count: int, seed: int) 
     draw = draw_mixed(scores, by_chance=count - count // 2, by_score=count // 2, seed=seed)
     drawn = {
         row["ordinal"]: _Drawing(
-            "" if by_chance else f"{row['field']} has the confidence {row['confidence']:.2f}.",
+            "" if by_chance else _why_unsure(row["field"], row["confidence"]),
             weight,
             by_chance,
         )
@@ -168,6 +171,13 @@ def draw_unsure(settings: Settings, catalog: Catalog, *, count: int, seed: int) 
         )
     }
     return _read_sample(settings, catalog, drawn, seed)
+
+
+def _why_unsure(name: str, confidence: float) -> str:
+    """Why a property was drawn. It keeps what the other set says: the person judges by the images."""
+    if np.isnan(confidence):
+        return f"Two question sets disagree on {name}."
+    return f"{name} has the confidence {confidence:.2f}."
 
 
 def _drawable(settings: Settings, catalog: Catalog, tables: Iterable[pa.Table]) -> pa.Table:
@@ -210,36 +220,82 @@ def _described_rows(settings: Settings, key: str, columns: Sequence[str] = ()) -
     return rows.filter(pc.equal(rows["status"], OK)).drop_columns(["status"])
 
 
-def _unsureness(settings: Settings, key: str, thresholds: Thresholds, *, factor: float) -> pa.Table:
-    """For each described row its ordinal, how much a label would teach, and of which field and confidence."""
-    rows = _described_rows(settings, key, [CONFIDENCE])
-    scores, confidences = np.zeros(rows.num_rows), np.zeros(rows.num_rows)
-    fields = np.full(rows.num_rows, "", object)
-    if CONFIDENCE in rows.column_names:
-        for name in thresholds or [of_field.name for of_field in rows.schema.field(CONFIDENCE).type]:
-            sure = field_confidences(rows[CONFIDENCE], name)
-            worth = np.nan_to_num(factor * label_worth(sure, thresholds.get(name)))
+def _unsureness(
+    settings: Settings, key: str, record: PublishedRecord, guarantee: Guarantee, *, factor: float
+) -> pa.Table:
+    """For each described row its ordinal, and how much a label would teach.
+
+    Also of which field and confidence, and whether two sets disagree on it. record: of the descriptions.
+    """
+    first, further = read_sets(settings, EVERYTHING, key, ["ordinal", "status", CONFIDENCE])
+    scores, confidences = np.zeros(first.num_rows), np.full(first.num_rows, np.nan)
+    fields = np.full(first.num_rows, "", object)
+    shown = [{name: np.asarray(mask) for name, mask in of_set.items()} for of_set in filled(first, further)]
+    for number, of_set in enumerate(shown):
+        for name, is_shown in of_set.items():
+            most = _disagree(joined(first, further[:number]), further[number], name, is_shown) & (scores == 0)
+            scores, fields = np.where(most, factor, scores), np.where(most, name, fields)
+    sets = [(of.rows, of.record, fills) for of, fills in zip(further, shown, strict=True)]
+    elsewhere: dict[str, Flags] = {}
+    for rows, of_record, fills in [*reversed(sets), (first, record, {})]:
+        has = CONFIDENCE in rows.column_names
+        thresholds = guarantee.of(of_record)
+        for name in thresholds or ([of.name for of in rows.schema.field(CONFIDENCE).type] if has else ()):
+            sure = field_confidences(rows[CONFIDENCE], name) if has else np.full(len(scores), np.nan)
+            is_shown = fills.get(name, ~elsewhere.get(name, np.zeros(len(scores), np.bool_)))
+            worth = np.where(is_shown, np.nan_to_num(factor * label_worth(sure, thresholds.get(name))), 0)
             most = worth > scores
             scores, confidences = np.where(most, worth, scores), np.where(most, sure, confidences)
             fields = np.where(most, name, fields)
+        for name, is_shown in fills.items():
+            elsewhere[name] = elsewhere.get(name, False) | is_shown
     columns = {"score": scores, "confidence": confidences, "field": pa.array(fields, pa.string())}
-    return pa.table({"ordinal": rows["ordinal"], **columns})
+    unsure = pa.table({"ordinal": first["ordinal"], **columns})
+    return unsure.filter(pc.equal(first["status"], OK))
+
+
+def _disagree(above: pa.Table, of_set: FurtherRows, name: str, is_shown: Flags) -> Flags:
+    """In which rows a set that fills a field contradicts the sets above it. above: the rows of these."""
+    places = np.flatnonzero(is_shown)
+    pairs = (
+        pc.struct_field(rows["description"].combine_chunks(), name).take(pa.array(places)).to_pylist()
+        for rows in (above, of_set.rows)
+    )
+    disagree = np.zeros(len(is_shown), np.bool_)
+    disagree[places] = [
+        before is not None and not same(before, answer) for before, answer in zip(*pairs, strict=True)
+    ]
+    return disagree
 
 
 def _rows(settings: Settings, key: str, ordinals: Sequence[int]) -> list[dict[str, Any]]:
     """The raw rows of a partition with the fields of all question sets.
 
-    ``answers`` has of each field the digest of its set's answer. Raises PublishedError, OSError.
+    ``answers`` has of each field the digest of the answer that is shown, ``fills`` the fields that further
+    sets filled. Raises PublishedError, OSError.
     """
     chosen = pa.array(ordinals, pa.int64())
     first, further = read_sets(settings, EVERYTHING, key, _COLUMNS, ordinals=chosen)
     rows: list[dict[str, Any]] = joined(first, further).to_pylist()
+    shown = [{name: mask.to_pylist() for name, mask in of_set.items()} for of_set in filled(first, further)]
     answered = [first.to_pylist(), *(of_set.rows.to_pylist() for of_set in further)]
-    for row, of_sets in zip(rows, zip(*answered, strict=True), strict=True):
-        described = [of_set for of_set in of_sets if of_set["description"] is not None]
-        digests = {name: answer_digest(of_set) for of_set in described for name in of_set["description"]}
-        fields = {name: (row["description"] or {})[name] for name in digests}
-        row |= {"answers": digests, "description": fields, "answer": answer_digest(of_sets[0])}
+    for number, (row, of_sets) in enumerate(zip(rows, zip(*answered, strict=True), strict=True)):
+        described = row["description"] or {}
+        digests: dict[str, str] = {}
+        fills = set[str]()
+        for of_set, of_fields in zip(of_sets, ({}, *shown), strict=True):
+            own = of_set["description"] or {}
+            given = {name for name, is_shown in of_fields.items() if is_shown[number]}
+            fills |= given
+            digest = answer_digest(of_set) if own else ""
+            digests |= {name: digest for name in own if name in given or name not in digests}
+        fields = {name: described[name] for name in digests}
+        row |= {
+            "answers": digests,
+            "description": fields,
+            "answer": answer_digest(of_sets[0]),
+            "fills": fills,
+        }
     return rows
 
 
@@ -247,7 +303,7 @@ def _reviewed(key: str, row: Mapping[str, Any], drawing: _Drawing) -> Reviewed:
     further = {name: digest for name, digest in row["answers"].items() if digest != row["answer"]}
     return Reviewed(
         row["property_id"], key, row["ordinal"], row["answer"], row["description"], drawing.why,
-        drawing.weight, drawing.by_chance, row.get(CONFIDENCE) or {}, further,
+        drawing.weight, drawing.by_chance, row.get(CONFIDENCE) or {}, further, frozenset(row["fills"]),
     )  # fmt: skip
 
 
@@ -260,7 +316,7 @@ def verdict_of(
     now: datetime | None = None,
 ) -> FieldVerdict:
     """A verdict on a property of the sample. Raises VerdictError."""
-    fields = set(reviewed.description)
+    fields, answers = set(reviewed.description), reviewed.answers
     unknown = {*right, *wrong, *corrections} - fields
     if unknown or set(right) & set(wrong) or not set(corrections) <= set(wrong):
         raise VerdictError(
@@ -277,6 +333,7 @@ def verdict_of(
         why=reviewed.why,
         weight=reviewed.weight,
         by_chance=reviewed.by_chance,
+        filled={name: answers[name] for name in sorted(reviewed.fills & fields)},
     )
 
 
@@ -443,9 +500,8 @@ def published_answers(settings: Settings, catalog: Catalog) -> dict[str, Mapping
 
 def judged_fields(verdict: FieldVerdict, published: PublishedAnswers) -> frozenset[str]:
     """The fields whose published answers it judged; empty: none of these answers is published any more."""
-    named = verdict.answer.split()
     answers = published.get(verdict.property_id, {})
-    return frozenset(name for name, digest in answers.items() if digest in named)
+    return frozenset(name for name, digest in answers.items() if verdict.judges(name, digest))
 
 
 def accuracy(home: Path, published: PublishedAnswers) -> Accuracy:

@@ -176,7 +176,7 @@ def _follow(
     versions, unread = dict[str, str](), dict[str, str]()
     for key, record in records.items():
         try:
-            versions[key] = shown_version(guarantee, record, further_records(settings, key))
+            versions[key] = shown_version(settings, guarantee, record, further_records(settings, key))
         except RecordDamagedError as error:
             unread[key] = str(error)
     indexed = dict(connection.execute("SELECT key, sha256 FROM partitions"))

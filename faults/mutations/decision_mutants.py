@@ -90,7 +90,7 @@ TESTS = {
     _TABLE: [
         "tests/unit/vlm_results/test_export.py::test_a_vector_is_given_on_with_the_text_that_it_was_made_from_alone"
     ],
-    _JOINED: ["tests/unit/vlm_results/test_joined_rows.py"],
+    _JOINED: ["tests/unit/vlm_results/test_joined_rows.py", "tests/unit/vlm_results/test_filled_fields.py"],
     _DESCRIBED: [
         f"tests/unit/vlm_results/test_described_table.py::test_{name}"
         for name in (
@@ -116,7 +116,7 @@ TESTS = {
     _CONFIDENCES: ["tests/unit/vlm_results/test_confidence_statistics.py"],
     _GUARANTEE: ["tests/unit/vlm_results/test_guarantee.py"],
     _CERTIFICATION: ["tests/unit/vlm_results/test_guarantee.py"],
-    _LABELS: ["tests/unit/vlm_results/test_calibration.py"],
+    _LABELS: ["tests/unit/vlm_results/test_calibration.py", "tests/unit/vlm_results/test_filled_fields.py"],
     _WHERE: ["tests/unit/vlm_assets/config/test_where.py"],
     _CHECKS: [
         "tests/unit/vlm_assets/assets/test_checks.py",
@@ -292,6 +292,8 @@ MUTANTS = (
     Mutant(_SEARCH, "np.argpartition(-scores,", "np.argpartition(scores,", "the nearest of a block are kept"),
     Mutant(_TABLE, "if vectors_record is not None and not are_vectors_of(vectors_record, record):", "if False:",
            "a vector of another text is not given on"),
+    Mutant(_JOINED, 'RAW if _has(of.rows, RAW) else "description"', '"description"', "a withheld answer lets no worse one through"),
+    Mutant(_JOINED, "has if before is None else pc.and_not(has, before)", "has", "the last set that fills a field gives its answer"),
     Mutant(_JOINED, "pc.if_else(is_same, at, pa.scalar(None, at.type))", "at", "a row under another id is not joined"),
     Mutant(_JOINED, 'return "".join((described.sha256, guarantee.version_of(described), *of_sets))',
            "return described.sha256 + guarantee.version_of(described)", "words follow every question set"),
@@ -318,7 +320,7 @@ MUTANTS = (
            "no manifest of a table names a withdrawn property"),
     Mutant(_DESCRIBED, "is_whole = table is not None and not lost_files(table, files)", "is_whole = table is not None",
            "a file that a table lost is written again"),
-    Mutant(_CHANGES, "self.told.get(files.described.key) == files.version(self._guarantee)", "files.described.key in self.told",
+    Mutant(_CHANGES, "self.told.get(files.described.key) == files.version", "files.described.key in self.told",
            "a new version of a partition is compared"),
     Mutant(_CHANGES, "digest()[:_DIGEST_BYTES]", "digest()[:0].ljust(16)", "a row that differs is told"),
     Mutant(_CHANGES, ".encode() + vector", ".encode()", "another vector is told"),
@@ -359,6 +361,7 @@ MUTANTS = (
     Mutant(_CERTIFICATION, "if look.labels > promise.labels:", "if look.labels > 2 * promise.labels:", "nothing is promised by too few labels"),
     Mutant(_LABELS, "weight, is_random = verdict.weight, verdict.by_chance", "weight, is_random = verdict.weight, True",
            "what was chosen for being unsure certifies nothing"),
+    Mutant(_LABELS, "if name not in filled and not (", "if not (", "a label is of the answer that is shown"),
     Mutant(_LABELS, "may_certify = file is None or not names_a_model(file)", "may_certify = True", "a model certifies nothing"),
     Mutant(_INTERVALS, "for sign in (1, -1))", "for sign in (-1, 1))", "the first contender is the better one, and not the second"),
     Mutant(_INTERVALS, " if self.differing else ", " if True else ", "without a difference nobody is called better"),

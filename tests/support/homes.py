@@ -15,7 +15,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from tests.support.journals import open_journal
-from vlm_assets.assets.partition import Refusal
+from vlm_assets.assets.partition import NOT_ASKED, Refusal
 from vlm_assets.assets.property_descriptions import description_rows
 from vlm_assets.assets.published_rows import COUNTED, row_counts
 from vlm_assets.catalog.catalog import Catalog
@@ -53,12 +53,30 @@ EMBEDDINGS = pa.schema([*COMMON, ("embedding", pa.list_(pa.float32(), 2)), ("mod
 
 Rows = list[dict[str, Any]]
 
+NO_ANSWER: Mapping[str, Any] = {
+    "status": NOT_ASKED,
+    "attempts": 0,
+    "images_seen": 0,
+    "seconds": 0.0,
+    "model": None,
+    "model_revision": None,
+    "device": None,
+}
+"""What the row of a property has that is not asked."""
+
 
 class Condition(BaseModel):
     """The schema of a further question set."""
 
     wear: str = Field(description="How worn the walls are")
     needs_paint: bool = Field(description="Whether the walls need paint")
+
+
+class Again(BaseModel):
+    """The schema of a set that asks again how many floors there are, and one thing more."""
+
+    floors: int | None = Field(description="How many floors")
+    material: str | None = Field(description="What the walls are made of")
 
 
 @dataclass
@@ -136,11 +154,28 @@ class Dataset:
         self, key: str, change: Callable[[Rows], Rows] = lambda rows: rows, *, settings: str = "t"
     ) -> PublishedRecord:
         """Publish a range of the further question set; the walls of even ordinals need paint."""
-        asked = question_sets(self.settings)[1]
+        return self.answer_set(
+            "condition",
+            key,
+            lambda rows: [
+                {
+                    "description": {"wear": f"worn {row['ordinal']}", "needs_paint": row["ordinal"] % 2 == 0},
+                    "confidence": {"wear": 0.5, "needs_paint": 0.75},
+                    **row,
+                }
+                for row in change(rows)
+            ],
+            settings=settings,
+        )
+
+    def answer_set(
+        self, name: str, key: str, change: Callable[[Rows], Rows], *, settings: str = "t"
+    ) -> PublishedRecord:
+        """Publish a range of a further question set. change: gives the answers of ok rows."""
+        asked = next(asked for asked in question_sets(self.settings) if asked.name == name)
         rows = [
             {
-                "description": {"wear": f"worn {row['ordinal']}", "needs_paint": row["ordinal"] % 2 == 0},
-                "confidence": {"wear": 0.5, "needs_paint": 0.75},
+                "status": "ok",
                 "attempts": 1,
                 "images_seen": 1,
                 "images_failed": [],
@@ -152,13 +187,32 @@ class Dataset:
                 "described_at": BEGAN + timedelta(days=1),
                 "fingerprint": f"fp-{settings}",
                 **row,
-                "status": "ok",
             }
-            for row in change(self.rows(key))
+            for row in change([{**row, "status": "ok"} for row in self.rows(key)])
         ]
         schema = description_rows(load_schema(asked.settings.description_schema).arrow_type)
         published = PublishedPartitions(asked.asset, lock_seconds=0)
-        return publish(published, key, rows, schema, f"fp-{settings}", {"maker": settings})
+        return publish(published, key, rows, schema, f"fp-{settings}", {"maker": f"{settings} of {name}"})
+
+    def ask_again(
+        self, key: str, floors: Mapping[int, int | None], *, settings: str = "u", sure: float = 0.9375
+    ) -> PublishedRecord:
+        """Publish a range of the set ``again``: the number of floors by ordinal, others are not asked."""
+        return self.answer_set(
+            "again",
+            key,
+            lambda rows: [
+                {
+                    **row,
+                    "description": {"floors": floors[row["ordinal"]], "material": "brick"},
+                    "confidence": {"floors": sure, "material": 0.5},
+                }
+                if row["ordinal"] in floors
+                else {**row, **NO_ANSWER}
+                for row in rows
+            ],
+            settings=settings,
+        )
 
     def embed(self, key: str, change: Callable[[Rows], Rows] = lambda rows: rows) -> PublishedRecord:
         """Publish embeddings of the descriptions published now."""
@@ -286,6 +340,18 @@ def two_sets(made: Path, tmp_path: Path) -> Dataset:
     dataset = Dataset(load_settings(model="example", home=dataset.settings.home, questions=file))
     for key in dataset.keys[:2]:
         dataset.answer_further(key)
+    return dataset
+
+
+@pytest.fixture
+def asked_again(two_sets: Dataset, tmp_path: Path) -> Dataset:
+    """As ``two_sets``, and a third set, ``again``, that fills ``floors``: p0, p1 and p4 were asked."""
+    file = tmp_path / "questions.yaml"
+    schema = f"{Again.__module__}:{Again.__name__}"
+    file.write_text(f"{file.read_text()}again:\n  schema: {schema}\n  fills: [floors]\n")
+    dataset = Dataset(load_settings(model="example", home=two_sets.settings.home, questions=file))
+    dataset.ask_again(dataset.keys[0], {0: 3, 1: None})
+    dataset.ask_again(dataset.keys[1], {4: 5})
     return dataset
 
 

@@ -9,6 +9,7 @@ from tests.support.command_line import (  # noqa: F401 - fixtures
     call,
 )
 from tests.support.homes import (  # noqa: F401 - fixtures
+    asked_again,
     commit,
     dataset,
     empty,

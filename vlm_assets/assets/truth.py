@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,7 +43,8 @@ class FieldVerdict:
     sets, with blanks between them; empty in format 1, which did not keep it. right, wrong: names of fields.
     why: the reason why the property was chosen; empty where it was not chosen. weight: what it counts for in
     the accuracy of all; 0 where it says nothing of others. by_chance: whether chance alone drew it, so that
-    it may certify a promise.
+    it may certify a promise. filled: of each field that a question set filled, the digest of that set's
+    answer, which is the one that was judged.
     """
 
     property_id: str
@@ -55,11 +56,16 @@ class FieldVerdict:
     why: str = ""
     weight: float = 1.0
     by_chance: bool = True
+    filled: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def judgement(self) -> tuple[object, ...]:
         """What was judged and how, whenever and why."""
-        return self.answer, self.right, self.wrong, self.true_fields
+        return self.answer, self.right, self.wrong, self.true_fields, self.filled
+
+    def judges(self, name: str, answer: str) -> bool:
+        """Whether it is on the answer with this digest where it is on a field."""
+        return answer in self.answer.split() and self.filled.get(name, answer) == answer
 
     def outlasts(self, later: FieldVerdict) -> bool:
         """Whether this verdict on a property stays, though a later one was given on the same answer.
@@ -82,6 +88,7 @@ class FieldVerdict:
             "why": self.why,
             "weight": self.weight,
             "by_chance": self.by_chance,
+            **({"filled": self.filled} if self.filled else {}),
             "description": self.true_fields,
         }
         return (json.dumps(content, ensure_ascii=False) + "\n").encode()
@@ -189,6 +196,7 @@ def verdicts(home: Path) -> dict[str, FieldVerdict]:
                     tuple(content["wrong"]), content["description"], why,
                     weight=float(content.get("weight", 0.0 if why else 1.0)),
                     by_chance=bool(content.get("by_chance", not why)),
+                    filled=dict(content.get("filled", {})),
                 )  # fmt: skip
             except FormatVersionError:
                 raise

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import typer
 
-from vlm_assets.assets.partition import CONFIDENCE
+from vlm_assets.assets.partition import CONFIDENCE, NOT_ASKED
 from vlm_assets.catalog.catalog import Catalog, CatalogError, CatalogRow
 from vlm_assets.catalog.image_root import InvalidImagePathError
 from vlm_assets.commands.html_page import Card, ModelValue, page, thumbnails, write_page
@@ -35,7 +35,8 @@ def read_property(settings: Settings, catalog: Catalog, property_id: str) -> Val
     partition: None while the property waits for a partition to fill. published: its rows in ``file``, one or
     the audit says more. not_published: why there is none. committed: rows of work that is not published, each
     with the ``path`` of its file. If the file cannot be read, ``trouble`` says why, and the row is None.
-    sets: for each further question set the last four of the same.
+    sets: for each further question set the last four of the same, and ``filled``: the fields that show its
+    answer in place of that of the sets above it.
     bytes: the size of an image when it was catalogued; None if it could not be read.
     """
     catalogued = catalog.find(property_id)
@@ -48,18 +49,23 @@ def read_property(settings: Settings, catalog: Catalog, property_id: str) -> Val
         f"{counted(catalog.waiting, 'properties wait', 'property waits')} until a"
         f" partition is full; {command('run', '--missing')} does not wait."
     )
-    of_sets = {
-        asked.name: _rows_of(asked.asset, key, property_id, waits) for asked in question_sets(settings)
-    }
-    first, *further = of_sets
+    first, *further = question_sets(settings)
+    described = _rows_of(first.asset, key, property_id, waits)
+    of_sets = {asked.name: _rows_of(asked.asset, key, property_id, waits) for asked in further}
+    taken = set[str]()
+    for asked in reversed(further):
+        answers = [row["description"] or {} for row in of_sets[asked.name]["published"]]
+        given = {name for name in asked.fills if any(answer.get(name) is not None for answer in answers)}
+        of_sets[asked.name]["filled"] = sorted(given - taken)
+        taken |= given
     return {
         "property_id": property_id,
         "ordinal": catalogued.ordinal,
         "partition": key,
         "image_root": catalog.image_root,
         "images": list(_images(catalog, catalogued)),
-        **of_sets[first],
-        "sets": {name: of_sets[name] for name in further},
+        **described,
+        "sets": of_sets,
     }
 
 
@@ -105,6 +111,8 @@ def _lines_of_set(of_set: Values) -> Iterator[str]:
         yield f"Not published: {of_set['not_published']}"
     for row in of_set["published"]:
         yield from _row_lines(row)
+    if of_set.get("filled"):
+        yield f"Shown in place of the answers of the sets above it: {', '.join(of_set['filled'])}"
     if of_set["file"] is not None:
         yield f"File: {of_set['file']}"
     for committed in of_set["committed"]:
@@ -144,6 +152,9 @@ def _images(catalog: Catalog, catalogued: CatalogRow) -> Iterator[Values]:
 
 
 def _row_lines(row: Mapping[str, Any]) -> Iterator[str]:
+    if row["status"] == NOT_ASKED:
+        yield f"Not asked: its where leaves it out, fingerprint {row['fingerprint']}"
+        return
     listed = row["images_seen"] + len(row["images_failed"]) + len(row["images_not_used"] or ())
     seen = f"{row['images_seen']} of {counted(listed, 'images')} seen"
     yield f"Status {row['status']} after {counted(row['attempts'], 'attempts')}, {seen}"
@@ -173,12 +184,12 @@ def _card(values: Values, catalog: Catalog) -> Card:
     """The card of a property: its images beside its answer, and the lines about it."""
     uris = [image["uri"] for image in values["images"]]
     (files,) = thumbnails(catalog, [uris[:_PAGE_IMAGES]], height=_PAGE_HEIGHT)
-    answers = {
-        name: ModelValue(value, (row.get(CONFIDENCE) or {}).get(name))
-        for of_set in (values, *values["sets"].values())
-        for row in of_set["published"]
-        for name, value in (row["description"] or {}).items()
-    }
+    answers: dict[str, ModelValue] = {}
+    for of_set in (values, *values["sets"].values()):
+        for row in of_set["published"]:
+            for name, value in (row["description"] or {}).items():
+                if name not in answers or name in of_set["filled"]:
+                    answers[name] = ModelValue(value, (row.get(CONFIDENCE) or {}).get(name))
     # Without the indented lines: the answer and the images are shown by themselves.
     about = "\n".join(line for line in lines(values) if not line.startswith("  "))
     return Card(

@@ -666,10 +666,10 @@ def refuse_wrong_sets(settings: Settings, file: QuestionsFile) -> None:
     from vlm_assets.config.where import where_of
     from vlm_engine.schema import SchemaError, load_schema
 
-    set_of: dict[str, str] = {}
+    set_of, type_of = dict[str, str](), dict[str, object]()
     with suppress(SchemaError):  # a run says what is wrong with it
-        fields = load_schema(settings.description_schema).json_schema["properties"]
-        set_of = dict.fromkeys(fields, "descriptions")
+        type_of = {field.name: field.type for field in load_schema(settings.description_schema).arrow_type}
+        set_of = dict.fromkeys(type_of, "descriptions")
     for name, asked in file.sets:
         if asked.model is not None and settings.server_url is not None:
             raise SettingsError(
@@ -679,7 +679,7 @@ def refuse_wrong_sets(settings: Settings, file: QuestionsFile) -> None:
         of_set = settings.of_set(name, asked)
         _refuse_unused_server_settings(of_set)
         try:
-            fields = load_schema(of_set.description_schema).json_schema["properties"]
+            fields = {field.name: field.type for field in load_schema(of_set.description_schema).arrow_type}
         except SchemaError as error:
             raise SettingsError(f"{file}: the set {name}: {error}") from error
         for field in asked.fills:
@@ -688,6 +688,11 @@ def refuse_wrong_sets(settings: Settings, file: QuestionsFile) -> None:
                 raise SettingsError(
                     f"{file}: the set {name}, fills: {field} is to be filled, and {lacking} asks for it."
                 )
+            if fields[field] != type_of[field]:
+                raise SettingsError(
+                    f"{file}: the set {name}, fills: {field} is of the type {fields[field]}, and of"
+                    f" {type_of[field]} in the set {set_of[field]}: give both the same."
+                )
         if double := next((field for field in fields if field in set_of and field not in asked.fills), None):
             raise SettingsError(
                 f"{file}: the set {name} has the field {double}, and so has the set {set_of[double]}: two"
@@ -695,6 +700,7 @@ def refuse_wrong_sets(settings: Settings, file: QuestionsFile) -> None:
                 f" {name} gives the better answer, write `fills: [{double}]`."
             )
         set_of = {**dict.fromkeys(fields, name), **set_of}
+        type_of = {**fields, **type_of}
         try:
             where_of(file, name, settings.description_schema)
         except (ValueError, SchemaError) as error:

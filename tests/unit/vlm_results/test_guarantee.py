@@ -292,7 +292,7 @@ def test_who_follows_is_told_when_other_answers_are_shown(tmp_path):
         writer.finish()
 
     def told():
-        since = RowSnapshot(tmp_path / "seen", catalog, Guarantee.read(settings))
+        since = RowSnapshot(tmp_path / "seen", catalog)
         return [change.property_id for change in changes(settings, catalog, since)]
 
     assert told() == []

@@ -251,7 +251,7 @@ def test_the_quality_judges_the_fields_of_every_set(two_sets, tmp_path):
     quality = assess_quality(settings, two_sets.catalog)
     assert (quality.ok, quality.failed) == (8, {"missing": 1})
     paint = quality.fields["needs_paint"]
-    assert (paint.rows, paint.counts, paint.question_set) == (6, {"True": 3, "False": 3}, "condition")
+    assert (paint.rows, paint.counts, paint.question_sets) == (6, {"True": 3, "False": 3}, ["condition"])
     assert (paint.right, paint.judged) == (3, 6)
     assert quality.fields["floors"].rows == 8
     assert quality.lacking == {"condition": 3}

@@ -116,3 +116,31 @@ def test_the_rows_of_every_question_set_are_shown(two_sets, monkeypatch) -> None
     told = CliRunner().invoke(app, ["show", "p8", *arguments, "--json"], catch_exceptions=False).stdout
     of_set = json.loads(told)["sets"]["condition"]
     assert (of_set["published"], of_set["file"]) == ([], None) and of_set["not_published"]
+
+
+def test_of_a_filled_field_the_better_answer_is_shown_and_who_was_not_asked_is_told(
+    asked_again, monkeypatch
+) -> None:
+    """Both answers are listed; the page has the one that every reader shows."""
+    monkeypatch.setenv("VLM_ASSETS_QUESTIONS", str(asked_again.settings.questions))
+    rows = [{**ROW, **row, "images_seen": 1} for row in asked_again.rows(asked_again.keys[0])]
+    schema = description_rows(pa.struct([("floors", pa.int64())]))
+    publish(asked_again.descriptions, asked_again.keys[0], rows, schema, "f", {})
+    html = asked_again.settings.home / "shown.html"
+    shown = {}
+    for name in ("p0", "p1", "p2"):
+        arguments = ["show", name, "--home", str(asked_again.settings.home), "--html", str(html)]
+        said = CliRunner().invoke(app, arguments, catch_exceptions=False).output
+        told = CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False).stdout
+        filled = json.loads(told)["sets"]["again"]["filled"]
+        shown[name] = said, filled, ">3<" in html.read_text(), ">2<" in html.read_text()
+    assert [of_property[1:] for of_property in shown.values()] == [
+        (["floors"], True, False),
+        ([], False, True),
+        ([], False, True),
+    ]
+    first, further = shown["p0"][0].split("Question set again:\n")
+    assert "  floors: 2\n" in first and "  floors: 3 (confidence 0.94)\n" in further
+    assert "Shown in place of the answers of the sets above it: floors\n" in further
+    assert "in place of" not in shown["p1"][0]
+    assert "Not asked: its where leaves it out" in shown["p2"][0].split("Question set again:\n")[1]

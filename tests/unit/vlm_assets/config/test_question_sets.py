@@ -16,6 +16,10 @@ class Access(BaseModel):
     """How one gets in."""
     has_ramp: bool = Field(description="Whether a ramp leads to the door")
 
+class Counted(BaseModel):
+    """A field that the descriptions have, of another type."""
+    has_pool: int = Field(description="How many pools there are")
+
 class Twice(BaseModel):
     """A field that the descriptions have."""
     has_pool: bool = Field(description="Whether there is a pool")
@@ -75,6 +79,11 @@ def load(tmp_path, monkeypatch):
             "a:\n  schema: schemas_of_sets:Access\n  fills: [has_ramp]\n",
             "fills: has_ramp is to be filled, and no set above",
             id="fills what nobody asks",
+        ),
+        pytest.param(
+            "a:\n  schema: schemas_of_sets:Counted\n  fills: [has_pool]\n",
+            "fills: has_pool is of the type int64, and of bool in the set descriptions",
+            id="fills with another type",
         ),
         pytest.param(
             "a:\n  schema: schemas_of_sets:Access\n  model: /no/such/folder\n",

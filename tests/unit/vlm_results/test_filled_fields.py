@@ -1,0 +1,340 @@
+"""A field that a further set fills: all readers show the better answer, its confidence, and whose it is."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.support.homes import Again, Dataset
+from tests.support.sure_answers import sure_dataset
+from vlm_assets.assets.fingerprint import settings_digest
+from vlm_assets.assets.truth import verdicts
+from vlm_assets.config.question_sets import question_sets
+from vlm_assets.config.questions_file import QuestionsFile
+from vlm_durable.versions.published import PublishedPartitions
+from vlm_engine.schema import load_schema
+from vlm_results.changes import Nothing, RowSnapshot, Since, SnapshotWriter, changes
+from vlm_results.dataset_quality import quality_metadata
+from vlm_results.described_table import TableChanges, TablePlace, bring_up_to_date
+from vlm_results.export import Format, export
+from vlm_results.guarantee import RAW, Guarantee, shown_rows
+from vlm_results.joined_rows import FurtherRows, beside, joined, set_facts
+from vlm_results.labels import read_judged
+from vlm_results.published_table import FurtherFiles, matching_rows, read_rows, readable_records, table
+from vlm_results.quality import assess_quality, summarize
+from vlm_results.review import (
+    Accuracy,
+    accuracy,
+    append_verdict,
+    draw_sample,
+    draw_unsure,
+    published_answers,
+    verdict_of,
+)
+from vlm_results.word_index import find_words
+
+ROWS = 60
+TYPES = {
+    "floors": pa.int64(),
+    "tags": pa.list_(pa.string()),
+    "rooms": pa.struct([("heated", pa.bool_())]),
+    "material": pa.string(),
+}
+SURE = {name: pa.float32() for name in TYPES} | {"rooms": pa.struct([("heated", pa.float32())])}
+FACTS = {
+    "error_kind": pa.string(),
+    "error": pa.string(),
+    "model": pa.string(),
+    "model_revision": pa.string(),
+    "described_at": pa.timestamp("us", tz="UTC"),
+}
+
+
+def drawn_rows(chance: random.Random, fields: list[str], *, is_first: bool, has_confidence: bool) -> pa.Table:
+    """Rows of a set: answers, nulls, failures, properties that are not asked, of another id, or not there."""
+    values: dict[str, Any] = {
+        "floors": lambda: chance.randrange(9),
+        "tags": lambda: chance.sample(["a", "b", "c"], chance.randrange(3)),
+        "rooms": lambda: {"heated": chance.choice([True, False, None])},
+        "material": lambda: chance.choice("xyz"),
+    }
+    rows = []
+    for ordinal in range(ROWS):
+        status = chance.choice(
+            ["ok", "ok", "ok", "failed", *([] if is_first else ["not_asked", "not there"])]
+        )
+        if status == "not there":
+            continue
+        is_ok = status == "ok"
+        row: dict[str, Any] = {
+            "property_id": f"p{ordinal}" if is_first or chance.random() < 0.9 else "another",
+            "ordinal": ordinal,
+            "status": status,
+            "model": f"model of {fields}" if status != "not_asked" else None,
+            "description": {name: values[name]() if chance.random() < 0.7 else None for name in fields},
+        }
+        if has_confidence:
+            row["confidence"] = {
+                name: {"heated": chance.random()} if name == "rooms" else chance.random() for name in fields
+            }
+        rows.append(row if is_ok else {**row, "description": None, "confidence": None})
+    columns = {
+        "property_id": pa.string(),
+        "ordinal": pa.int64(),
+        "status": pa.string(),
+        **FACTS,
+        "description": pa.struct([(name, TYPES[name]) for name in fields]),
+        **({"confidence": pa.struct([(name, SURE[name]) for name in fields])} if has_confidence else {}),
+    }
+    return pa.Table.from_pylist(chance.sample(rows, len(rows)), schema=pa.schema(columns))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_both_views_show_the_same_answers_and_say_alike_whose_they_are(seed, tmp_path):
+    """What is read for exports, search and pages is what ``--where`` sees, in any mixture of rows."""
+    chance = random.Random(seed)
+    thresholds = {"floors": 0.5, "material": None} if seed % 2 else {}
+    fields = {
+        "descriptions": ["floors", "tags", "rooms"],
+        "again": ["tags", "floors", "material"],
+        "once_more": ["floors", "rooms", "material"],
+    }
+    fills = {"again": ("floors", "tags"), "once_more": ("floors", "rooms", "material")}
+    rows = {
+        name: drawn_rows(chance, names, is_first=name == "descriptions", has_confidence=chance.random() < 0.8)
+        for name, names in fields.items()
+    }
+    files = {name: {tmp_path / f"{name}.parquet": thresholds} for name in fields}
+    for name, of_set in rows.items():
+        pq.write_table(of_set, tmp_path / f"{name}.parquet")
+    empty = "again" if seed == 0 else "once_more" if seed == 1 else None
+    if empty is not None:
+        files[empty], rows[empty] = {}, rows[empty].slice(0, 0)
+    first = shown_rows(rows["descriptions"], thresholds)
+    further = [
+        FurtherRows(name, None, beside(first, shown_rows(rows[name], thresholds)), of_set)
+        for name, of_set in fills.items()
+    ]
+    answers = {name: pa.nulls(ROWS, pa.string()) for name in fills}
+    read = joined(first, further).append_column("sets", set_facts(first, further, answers=answers))
+    of_sets = [FurtherFiles(name, files[name], rows[name].schema, of_set) for name, of_set in fills.items()]
+    with table(files["descriptions"], of_sets) as connection:
+        seen = connection.sql("SELECT * FROM properties").to_arrow_table()
+    names = ["description", "confidence", "sets", *([RAW] if thresholds else [])]
+    names = [name for name in names if name in read.column_names]
+    one, other = (
+        [
+            row | {"sets": {name: fact and fact["filled"] for name, fact in row["sets"].items()}}
+            for row in part
+        ]
+        for part in (sorted_rows(read, names), sorted_rows(seen, names))
+    )
+    assert one == other
+    whose = {tuple(sorted(filled or ())) for row in one for filled in row["sets"].values()}
+    assert len(whose) > 2, "nothing was filled"
+
+
+def sorted_rows(rows: pa.Table, names: list[str]) -> list[dict[str, Any]]:
+    rows = rows.sort_by("ordinal").select(names)
+    return rows.to_pylist()
+
+
+def shown_floors(dataset: Dataset, folder: Path) -> dict[str, tuple[Any, Any, Any]]:
+    """What an export shows of the floors of each property, how sure, and which fields ``again`` filled."""
+    export(dataset.settings, dataset.catalog, folder, Format.jsonl)
+    rows = [json.loads(line) for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
+    return {
+        row["property_id"]: (
+            row["description"] and row["description"]["floors"],
+            row["confidence"] and row["confidence"]["floors"],
+            (row["sets"]["again"] or {}).get("filled"),
+        )
+        for row in rows
+    }
+
+
+def chosen(dataset: Dataset, where: str) -> list[int]:
+    return matching_rows(dataset.settings, dataset.catalog, where).nonzero()[0].tolist()
+
+
+def test_every_reader_shows_the_better_answer_where_there_is_one(asked_again, tmp_path):
+    """p0 and p4 have it; p1 got no answer, p2, p3 and p5 were not asked, and of the others is no row yet."""
+    better = {"p0": (3, 0.9375, ["floors"]), "p4": (5, 0.9375, ["floors"])}
+    left = {"p1": (2, None, []), "p2": (2, None, []), "p3": (2, None, []), "p5": (2, None, [])}
+    nothing = dict.fromkeys(("p6", "p7", "p8"), (2, None, None))
+    assert shown_floors(asked_again, tmp_path / "out") == better | left | nothing
+    assert chosen(asked_again, "floors > 2") == chosen(asked_again, "confidence.floors > 0.9") == [0, 4]
+    assert chosen(asked_again, "list_contains(sets.again.filled, 'floors')") == [0, 4]
+    assert chosen(asked_again, "sets.again.status = 'not_asked'") == [2, 3, 5]
+    assert chosen(asked_again, "sets.again.status = 'failed'") == []
+    records, _ = readable_records(asked_again.settings.descriptions, asked_again.catalog)
+    ranked = find_words(asked_again.settings, records, "brick 5", most=20).ranked
+    assert 4 in [ordinal for _, ordinal in ranked]
+
+
+def told(dataset: Dataset, since: Since, following: Path) -> set[str]:
+    """The properties that changed since then; writes the next snapshot."""
+    with SnapshotWriter.opened(following, dataset.catalog) as writer:
+        listed = list(changes(dataset.settings, dataset.catalog, since, writer))
+        writer.finish()
+    return {change.property_id for change in listed}
+
+
+def test_properties_that_are_not_asked_are_no_change_and_no_failure(asked_again, tmp_path):
+    """Followers hear of the answers alone; whoever counts, counts the others apart."""
+    settings, catalog = asked_again.settings, asked_again.catalog
+    place = TablePlace.of(settings)
+    before = bring_up_to_date(settings, catalog, place)
+    told(asked_again, Nothing(), tmp_path / "1")
+    asked_again.ask_again(asked_again.keys[2], {7: 4})
+    assert told(asked_again, RowSnapshot(tmp_path / "1", catalog), tmp_path / "2") == {"p7"}
+    after = bring_up_to_date(settings, catalog, place)
+    assert (before.lacking["again"], after.lacking["again"]) == (3, 0)
+    changed = TableChanges(place.read(), str(before.snapshot)).changes()
+    assert {change.property_id for change in changed} == {"p7"}
+    quality = assess_quality(settings, catalog)
+    assert (quality.ok, quality.failed, quality.lacking["again"]) == (8, {"missing": 1}, 0)
+    assert quality.not_asked == {"condition": 0, "again": 5}
+    again = question_sets(settings)[2]
+    schema = load_schema(again.settings.description_schema)
+    path = again.asset.partition(asked_again.keys[2]).published
+    summary = summarize(path, schema, asked_again.keys[2], "", conditions={}, truth={})
+    assert (summary.ok, summary.failed, summary.not_asked, summary.rows) == (1, {}, 2, 3)
+    page = quality_metadata(quality, Accuracy({}, 0))
+    assert "again was not asked of 5 properties" in page["question sets"].value
+
+
+def test_what_is_made_of_rows_follows_a_change_of_what_is_filled(asked_again, tmp_path):
+    """The rows stay, and what is shown of them does not: exports, words and followers are made anew."""
+    settings, catalog = asked_again.settings, asked_again.catalog
+    filling = QuestionsFile(
+        settings.questions.path,
+        tuple((name, asked.model_copy(update={"fills": ()})) for name, asked in settings.questions.sets),
+    )
+    other = Dataset(settings.model_copy(update={"questions": filling}))
+    assert shown_floors(other, tmp_path / "out")["p0"] == (2, None, None)
+    told(other, Nothing(), tmp_path / "1")
+    assert shown_floors(asked_again, tmp_path / "out")["p0"] == (3, 0.9375, ["floors"])
+    assert told(asked_again, RowSnapshot(tmp_path / "1", catalog), tmp_path / "2") == {"p0", "p4"}
+
+
+def test_a_withheld_answer_does_not_let_the_worse_one_through(asked_again):
+    """The better answer is below its threshold: nothing is shown, though the worse one is above its own."""
+    settings, key = asked_again.settings, asked_again.keys[0]
+    further = question_sets(settings)[2]
+    made_with = [
+        settings_digest(PublishedPartitions(asset).record(key).metadata["parts"])
+        for asset in (settings.descriptions, further.asset)
+    ]
+    for of_first, of_further, expected in ((None, 0.9, 3), (0.0, 0.99, None), (0.0, 0.9, 3)):
+        thresholds = {(made_with[0], "floors"): of_first, (made_with[1], "floors"): of_further}
+        rows = read_rows(settings, Guarantee({"floors": 0.9}, thresholds), key, ["ordinal", "description"])
+        first = rows.to_pylist()[0]
+        assert (first["description"]["floors"], first[RAW]["floors"]) == (expected, 3)
+
+
+def test_the_quality_is_that_of_the_answers_that_are_shown(asked_again, tmp_path):
+    """Each property counts once in a filled field, by the answer that is shown."""
+    truth = tmp_path / "truth.jsonl"
+    lines = [{"property_id": f"p{number}", "description": {"floors": 3}} for number in range(9)]
+    truth.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    settings = asked_again.settings.model_copy(update={"truth": truth})
+    quality = assess_quality(settings, asked_again.catalog)
+    floors = quality.fields["floors"]
+    assert (floors.rows, floors.nulls, floors.counts) == (9, 0, {"2": 7, "3": 1, "5": 1})
+    assert (floors.right, floors.judged) == (1, 9)
+    assert floors.question_sets == ["", "again"]
+    (counts,) = [cells["floors"].sum() for cells in quality.confidences.values() if "floors" in cells]
+    assert counts == 2, "only the answers that are shown have a part in what is promised"
+    asking = {
+        quality.asked_by[made_with]: quality.asks_for(made_with, "floors") for made_with in quality.asked_by
+    }
+    assert asking == {"": True, "condition": False, "again": True}
+
+
+def test_a_verdict_stays_with_the_set_whose_answer_was_shown(asked_again):
+    """It certifies and teaches of no other set, and is void when another set's answer is shown instead."""
+    settings, catalog = asked_again.settings, asked_again.catalog
+
+    def labels() -> dict[str, bool]:
+        judged = read_judged(settings, catalog)
+        return {
+            f"{label.answer}": label.right.get("floors") for of_set in judged.values() for label in of_set
+        }
+
+    def floors() -> int:
+        right = accuracy(settings.home, published_answers(settings, catalog)).fields.get("floors")
+        return right.total if right is not None else 0
+
+    drawn = draw_sample(settings, catalog, count=9, seed=1, suspicious=False)
+    sample = {reviewed.property_id: reviewed for reviewed in drawn}
+    assert {name: sample[name].description["floors"] for name in ("p0", "p1", "p2")} == {
+        "p0": 3, "p1": 2, "p2": 2,
+    }  # fmt: skip
+    for name in ("p0", "p1"):
+        append_verdict(
+            settings.home,
+            verdict_of(sample[name], right=list(sample[name].description), wrong=(), corrections={}),
+        )
+    assert floors() == 2
+    assert verdicts(settings.home)["p0"].filled.keys() == {"floors"}
+    assert not verdicts(settings.home)["p1"].filled
+    # The rows of the descriptions have no confidence here, so that only those of the other sets are labels.
+    assert sorted(labels().values(), key=str) == [None, None, None, True]
+    asked_again.ask_again(asked_again.keys[0], {1: 4}, settings="anew")
+    assert floors() == 0, "the first is shown no more, and of the second another answer is shown"
+    assert set(labels().values()) <= {None}
+    asked_again.ask_again(asked_again.keys[0], {1: None}, settings="nothing again")
+    assert floors() == 1, "of the second the answer is shown that was judged"
+
+
+def test_unsure_draws_where_two_sets_disagree(tmp_path):
+    """Such properties teach most; each has the weight that keeps the accuracy that of all answers."""
+    file = tmp_path / "questions.yaml"
+    file.write_text(f"again:\n  schema: {Again.__module__}:{Again.__name__}\n  fills: [floors]\n")
+    dataset = sure_dataset(tmp_path, questions=file)
+    settings, catalog = dataset.settings, dataset.catalog
+    first = {
+        row["ordinal"]: row["description"]["floors"]
+        for key in dataset.keys
+        for row in pq.read_table(dataset.settings.descriptions.partition(key).published).to_pylist()
+    }
+    again = dict.fromkeys(range(0, 2000, 4), 2)
+    for key, start in zip(dataset.keys, range(0, 2000, 500), strict=True):
+        dataset.ask_again(key, {at: again[at] for at in range(start, start + 500) if at in again}, sure=0.999)
+    differing = {ordinal for ordinal, floors in again.items() if first[ordinal] != floors}
+    assert 10 < len(differing) < 60
+    drawn = draw_unsure(settings, catalog, count=400, seed=1)
+    disagreeing = {one.ordinal for one in drawn if one.why == "Two question sets disagree on floors."}
+    assert disagreeing <= differing
+    unsure = {one.ordinal for one in drawn if one.why.startswith("floors has the confidence")}
+    assert unsure.isdisjoint(again), "how sure the worse answer is says nothing of the one that is shown"
+    share = {
+        part: sum(one.ordinal in ordinals for one in drawn) / len(ordinals)
+        for part, ordinals in (("differing", differing), ("all", first.keys()))
+    }
+    assert share["differing"] > 2 * share["all"]
+    assert all(one.description["floors"] == {**first, **again}[one.ordinal] for one in drawn)
+    truth_file = dataset.write_truth(tmp_path / "truth.jsonl", [f"p{number}" for number in range(200)])
+    labels = read_judged(settings.model_copy(update={"truth": truth_file}), catalog)
+    with_floors = {
+        label.name: len(labels_of)
+        for labels_of in labels.values()
+        for label in labels_of
+        if "floors" in label.right
+    }
+    assert sorted(with_floors.values()) == [50] * 50 + [200] * 150, "a label is of the answer that is shown"
+    for one in drawn:
+        right = [name for name in ("floors",) if one.description[name] == 2]
+        wrong = [name for name in ("floors",) if name not in right]
+        append_verdict(settings.home, verdict_of(one, right=right, wrong=wrong, corrections={}))
+    judged = accuracy(settings.home, published_answers(settings, catalog)).fields["floors"]
+    truth = sum(floors == 2 for floors in {**first, **again}.values()) / len(first)
+    assert judged.low <= truth <= judged.high
+    assert abs(judged.share - truth) < 0.03
