@@ -70,8 +70,8 @@ class Watched:
     committed for a partition; None if that cannot be read now. is_stale: whether an asset's published
     partition was made under other settings. working: partitions that a living process works on.
     heaviest_first: the order to try them in. decides_on_stale: whether a run config says what happens to a
-    stale partition of an asset; its run and every retry of it follow that. made_from: the watched assets that
-    an asset is made from.
+    stale partition of an asset; its run and every retry of it follow that. with_downstream: adds to
+    assets those that are made from them.
     """
 
     assets: tuple[str, ...]
@@ -83,15 +83,7 @@ class Watched:
     working: Callable[[], Collection[str]]
     heaviest_first: Callable[[Collection[str]], Sequence[str]]
     decides_on_stale: Callable[[str, Mapping[str, Any]], bool] = lambda asset, run_config: False
-    made_from: Mapping[str, Collection[str]] = field(default_factory=dict)
-
-    def with_downstream(self, assets: Collection[str]) -> set[str]:
-        """These assets, and those that are made from them."""
-        made = set(assets)
-        for asset in self.assets:
-            if made.intersection(self.made_from.get(asset, ())):
-                made.add(asset)
-        return made
+    with_downstream: Callable[[Collection[str]], Collection[str]] = frozenset
 
 
 @dataclass

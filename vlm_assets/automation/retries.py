@@ -19,7 +19,7 @@ from sensors.ticks import Ticks
 from vlm_assets.assets.fingerprint import KEEP, OF_UPSTREAM, Meanings
 from vlm_assets.assets.partition_state import PartitionStates, State
 from vlm_assets.catalog.catalog import Catalog, CatalogError
-from vlm_assets.config.question_sets import config_of_runs, looked_at_by, options_of
+from vlm_assets.config.question_sets import config_of_runs, options_of, with_downstream
 from vlm_assets.config.resource_settings import build_gpu, control_state
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.expected_cost import heaviest_first
@@ -51,10 +51,7 @@ def build_failed_partitions(settings: Settings, keys: Collection[str]) -> Failed
         decides_on_stale=partial(decides_on_stale, settings),
         working=lambda: {worker.partition for worker in Workers(control_state(settings)).living()},
         heaviest_first=heaviest_first(settings),
-        made_from={
-            **{asset: looked_at_by(settings, asset) for asset in settings.computed_assets},
-            settings.embeddings.name: (settings.descriptions.name,),
-        },
+        with_downstream=partial(with_downstream, settings),
     )
     return FailedPartitions(
         watched,

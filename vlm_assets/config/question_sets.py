@@ -6,7 +6,7 @@ Each is a partitioned asset of its own, made by the code of ``vlm_assets/assets/
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -72,6 +72,16 @@ def looked_at_by(settings: Settings, asset: str) -> tuple[str, ...]:
         if asked.asset.name == asset and asked.settings.where is not None:
             return tuple(answers.asset for answers in asked.settings.where.answers)
     return ()
+
+
+def with_downstream(settings: Settings, assets: Collection[str]) -> set[str]:
+    """These assets, and those of the settings that are made from them: they follow what is made anew."""
+    made = set(assets)
+    for asset in settings.computed_assets:
+        of_descriptions = asset == settings.embeddings.name and settings.descriptions.name in made
+        if of_descriptions or made.intersection(looked_at_by(settings, asset)):
+            made.add(asset)
+    return made
 
 
 def joined_assets(settings: Settings, asset: str) -> tuple[str, ...]:

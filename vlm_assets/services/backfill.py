@@ -12,7 +12,7 @@ from vlm_assets.assets.fingerprint import ANEW, KEEP
 from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import CatalogError
-from vlm_assets.config.question_sets import config_of_runs, looked_at_by, options_of, question_sets
+from vlm_assets.config.question_sets import config_of_runs, options_of, with_downstream
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.expected_cost import read_rates
@@ -104,7 +104,7 @@ class Backfill:
     followed: list[str] = field(default_factory=list)
     """Ids of the Dagster backfills that this one continues or has launched."""
     deferred: bool = False
-    """Whether it has to begin again when these have ended: a set waits for what its condition looks at."""
+    """Whether it has to begin again when these have ended: an asset waits for what it is made from."""
 
     @property
     def assets(self) -> tuple[str, ...]:
@@ -119,25 +119,26 @@ class Backfill:
         self.followed.clear()
         self.deferred = False
         status = self.status()
-        incomplete = status.keys_left(stale_too=self.stale_too).intersection(self.keys)
+        lacking = self._lacking(status)
         options = stale_options(self.assets, status.stale.settings, stale_too=self.stale_too)
         if not self.keys:
             return "Nothing to do: there is no such partition."
-        sentences, under_way_of_all = [], set[str]()
-        if not incomplete:
+        sentences = []
+        if not lacking:
             sentences.append(
                 f"Nothing to do: {len(self.keys)} of"
                 f" {counted(len(self.keys), 'partitions are', 'partition is')} complete."
             )
-        for backfill in self.api.unfinished_backfills(self.assets[0]):
-            under_way = backfill.keys & incomplete
+        left = {key: set(assets) for key, assets in lacking.items()}
+        for backfill, assets in self._unfinished():
+            under_way = backfill.keys & lacking.keys()
             if self.stale_too and backfill.stale != _in_words(options):
                 # Its runs keep partitions that are stale now, or their option is unknown.
                 under_way -= status.stale_keys
             if under_way:
                 self.followed.append(backfill.id)
-                incomplete -= under_way
-                under_way_of_all |= under_way
+                for key in under_way:
+                    left[key] -= assets
                 sentences.append(
                     f"Going on with backfill {backfill.id}:"
                     f" {counted(len(under_way), 'partitions are', 'partition is')} left."
@@ -149,75 +150,61 @@ class Backfill:
                     f" {counted(len(anew), 'stale partitions')} anew, and goes on with that. Its page cancels"
                     f" it: {self.api.url}/runs/b/{backfill.id}."
                 )
-        if made_beside := self._made_beside(status, incomplete):
-            incomplete -= made_beside
-            under_way_of_all |= made_beside
-            sentences.append(
-                "Going on with backfills of question sets:"
-                f" {counted(len(made_beside), 'partitions are', 'partition is')} left."
+        retried = self._retried(status)
+        launches: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
+        for key, assets in sorted(left.items()):
+            # What another backfill makes is not there yet for those that are made from it.
+            made_elsewhere = lacking[key] - assets
+            launched = tuple(
+                asset
+                for asset in self.assets
+                if asset in assets.difference(with_downstream(self.settings, made_elsewhere))
             )
-        for assets, keys in self._by_retried_assets(status, incomplete).items():
+            self.deferred |= len(launched) < len(assets)
+            again = tuple(asset for asset in launched if asset in retried.get(key, ()))
+            if launched:
+                launches.setdefault((launched, again), []).append(key)
+        for (launched, again), keys in launches.items():
             # Another start would keep what failed, and end as the last one did.
-            retried = config_of_runs(self.settings, {asset: {"retry_failed": True} for asset in assets})
-            sentences.append(self.launch(keys, options, retried if assets else self.run_config))
-        for assets, keys in self._by_lacking_assets(status, under_way_of_all).items():
-            sentences.append(self.launch(keys, options, self.run_config, assets=assets))
+            config = config_of_runs(self.settings, {asset: {"retry_failed": True} for asset in again})
+            sentences.append(
+                self.launch(keys, options, config if again else self.run_config, assets=launched)
+            )
         return " ".join(sentences)
 
-    def _made_beside(self, status: Status, keys: Collection[str]) -> set[str]:
-        """Those of these partitions that lack nothing but question sets which backfills under way make."""
-        if not keys or self.stale_too:
-            return set()
-        made = {
-            asked.asset.name: frozenset[str]().union(
-                *(backfill.keys for backfill in self.api.unfinished_backfills(asked.asset.name))
-            )
-            for asked in question_sets(self.settings)[1:]
-        }
-        return set(keys) - {
-            partition.key
-            for partition in status.partitions
-            if not partition.is_complete and partition.key not in made.get(partition.asset, ())
-        }
+    def _lacking(self, status: Status) -> dict[str, set[str]]:
+        """What is to be made: of each of the partitions that are not complete, these assets.
 
-    def _by_lacking_assets(self, status: Status, keys: Collection[str]) -> dict[tuple[str, ...], list[str]]:
-        """These partitions, which are under way, by the question sets that no backfill makes of them.
-
-        A backfill that was launched before a set was added knows nothing of it. A set whose condition looks
-        at answers that are not published yet is deferred.
+        What is complete is not among them: its file would only be read and compared again.
         """
-        lacking: dict[str, list[str]] = {}
-        complete = {
-            (partition.asset, partition.key) for partition in status.partitions if partition.is_complete
-        }
-        for asked in question_sets(self.settings)[1:] if keys else ():
-            asset = asked.asset.name
-            backfills = self.api.unfinished_backfills(asset)
-            self.followed += [backfill.id for backfill in backfills if backfill.id not in self.followed]
-            made = frozenset[str]().union(*(backfill.keys for backfill in backfills))
-            for partition in status.partitions:
-                left = partition.asset == asset and not partition.is_complete
-                if not left or partition.key not in keys or partition.key in made:
-                    continue
-                beside = lacking.get(partition.key, [])
-                if all(
-                    (of, partition.key) in complete or of in beside
-                    for of in looked_at_by(self.settings, asset)
-                ):
-                    lacking[partition.key] = [*beside, asset]
-                else:
-                    self.deferred = True
-        return _grouped(lacking)
+        keys = frozenset(self.keys)
+        lacking: dict[str, set[str]] = {}
+        for partition in status.partitions:
+            is_stale = self.stale_too and partition.state is State.STALE
+            if partition.key in keys and (is_stale or not partition.is_complete):
+                lacking.setdefault(partition.key, set()).add(partition.asset)
+        return {key: with_downstream(self.settings, assets) for key, assets in lacking.items()}
 
-    def _by_retried_assets(self, status: Status, keys: Collection[str]) -> dict[tuple[str, ...], list[str]]:
-        """These partitions by the question sets in which their failed properties are tried again."""
-        assets: dict[str, list[str]] = {key: [] for key in sorted(keys)}
+    def _unfinished(self) -> list[tuple[LaunchedBackfill, set[str]]]:
+        """The backfills that Dagster has not ended, each with those of the assets that it makes.
+
+        One that was launched before a question set was added knows nothing of it.
+        """
+        unfinished: dict[str, tuple[LaunchedBackfill, set[str]]] = {}
+        for asset in self.assets:
+            for backfill in self.api.unfinished_backfills(asset):
+                unfinished.setdefault(backfill.id, (backfill, set()))[1].add(asset)
+        return list(unfinished.values())
+
+    def _retried(self, status: Status) -> dict[str, set[str]]:
+        """The question sets, by partition, in which failed properties are tried again."""
+        retried: dict[str, set[str]] = {}
         for partition in status.partitions if self.retry_failed else ():
             paths = self.settings.layout.asset(partition.asset).partition(partition.key)
             of_set = partition.images_left is not None and partition.state in _COMMITTED
-            if of_set and partition.key in assets and not paths.published.exists():
-                assets[partition.key].append(partition.asset)
-        return _grouped(assets)
+            if of_set and not paths.published.exists():
+                retried.setdefault(partition.key, set()).add(partition.asset)
+        return retried
 
     def launch(
         self,
@@ -225,23 +212,23 @@ class Backfill:
         stale: Mapping[str, str],
         run_config: Mapping[str, object],
         *,
-        assets: Sequence[str] = (),
+        assets: Sequence[str],
     ) -> str:
-        """Launch a backfill of these partitions, all assets together. Says what it did.
+        """Launch a backfill of these partitions, these assets together. Says what it did.
 
         stale: for each asset, what its runs do with partitions that are stale by then. run_config: what else
-        they are asked. assets: in place of all.
+        they are asked.
         """
-        stale = {asset: option for asset, option in stale.items() if asset in (assets or self.assets)}
+        stale = {asset: option for asset, option in stale.items() if asset in assets}
         new = self.api.launch_backfill(
-            assets or self.assets,
+            assets,
             sorted(keys),
             title=counted(len(keys), "partitions"),
             tags={LAUNCHED_BY: "terminal", STALE: _in_words(stale)},
             run_config=with_stale(self.settings, run_config, stale),
         )
         self.followed.append(new)
-        of_what = f" ({', '.join(assets)})" if assets else ""
+        of_what = f" ({', '.join(assets)})" if len(assets) < len(self.assets) else ""
         return f"Launched backfill {new} of {len(keys)} of {counted(len(self.keys), 'partitions')}{of_what}."
 
     def progress(self) -> BackfillProgress:
@@ -288,14 +275,6 @@ class Backfill:
 
     def _read_followed(self) -> list[LaunchedBackfill]:
         return [self.api.backfill(backfill_id) for backfill_id in self.followed]
-
-
-def _grouped(assets_by_key: Mapping[str, Sequence[str]]) -> dict[tuple[str, ...], list[str]]:
-    """The keys by their assets."""
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for key, assets in assets_by_key.items():
-        groups.setdefault(tuple(assets), []).append(key)
-    return groups
 
 
 def stale_options(assets: Sequence[str], settings: Mapping[str, str], *, stale_too: bool) -> dict[str, str]:

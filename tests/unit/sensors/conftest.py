@@ -94,7 +94,7 @@ class Orchestrator:
             decides_on_stale=lambda asset, run_config: told.decides,
             working=lambda: told.working,
             heaviest_first=lambda keys: sorted(keys, reverse=True),
-            made_from={"second": ["first"]},
+            with_downstream=lambda assets: {*assets, *(["second"] if "first" in assets else [])},
         )
         policy = Policy(attempts=5, backoff_seconds=10 * MINUTE)
         self.failed_partitions = FailedPartitions(
