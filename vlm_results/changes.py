@@ -32,7 +32,7 @@ from vlm_assets.services.progress import doing
 from vlm_assets.services.withdrawal import pending_withdrawal
 from vlm_durable.files.files import TemporaryFile, make_directory, publish_replacing
 from vlm_durable.files.layout import VERSION_NUMBERS, AssetFolders
-from vlm_durable.files.sealed_json import BrokenSealError, refuse_newer_format, sealed, unseal
+from vlm_durable.files.sealed_json import BrokenSealError, sealed, unsealed
 from vlm_durable.versions.partition_files import PartitionFiles, PublishedRecord, highest
 from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_results.guarantee import RAW, Guarantee, shown_rows
@@ -228,8 +228,7 @@ class RowSnapshot:
         try:
             # One file for all partitions: its footer is large, and is read with each opening.
             self._file = pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=False)
-            content = unseal(self._file.metadata.metadata[_HEADER])
-            refuse_newer_format(content["format"], _FORMAT, path)
+            content = unsealed(self._file.metadata.metadata[_HEADER], path, format_=_FORMAT)
             if content["catalog_id"] != catalog.catalog_id:
                 raise CommandError(f"{path} is a snapshot of another catalogue than {catalog.path}.")
             self.told: dict[str, Version] = {}

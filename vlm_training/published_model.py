@@ -19,13 +19,7 @@ from typing import Any
 from vlm_durable.commands import command
 from vlm_durable.files.files import exchange, make_directory, sha256_of, sync_directory, sync_file
 from vlm_durable.files.layout import AssetFolders
-from vlm_durable.files.sealed_json import (
-    BrokenSealError,
-    FormatVersionError,
-    refuse_newer_format,
-    sealed,
-    unseal,
-)
+from vlm_durable.files.sealed_json import BrokenSealError, FormatVersionError, sealed, unsealed
 from vlm_durable.versions.version_mark import VersionMark
 from vlm_durable.versions.versioned_object import RecordDamagedError, VersionedObject
 
@@ -50,10 +44,10 @@ class PublishedModel(VersionedObject[Mapping[str, Any]]):
     def parsed(self, content: bytes) -> Mapping[str, Any]:
         """See VersionedObject."""
         try:
-            record = unseal(content)
+            record = unsealed(content, f"the record of {ASSET} {self.key}")
         except BrokenSealError as error:
             raise RecordDamagedError(f"the record of {self.key} cannot be read: {error}") from error
-        refuse_newer_format(record.pop("format", 0), 1, Path(f"the record of {ASSET} {self.key}"))
+        record.pop("format", None)
         # Models that were published first do not say it.
         if (name := record.get("name", self.mark.name)) != self.mark.name:
             raise RecordDamagedError(f"the record of {self.key} is that of {name}")

@@ -16,7 +16,7 @@ from vlm_assets.assets.fingerprint import OF_THE_PARTITION, Meanings, digest_of
 from vlm_assets.catalog.ranges import DESCRIPTIONS, EMBEDDINGS
 from vlm_assets.config.settings import CHECKOUT, Settings
 from vlm_durable.commands import command
-from vlm_durable.files.sealed_json import BrokenSealError, refuse_newer_format, sealed, unseal
+from vlm_durable.files.sealed_json import BrokenSealError, sealed, unsealed
 from vlm_durable.mirror.bucket import ObjectDeniedError, StoreAwayError, StoreError, TakenError
 from vlm_durable.mirror.mirror import Mirror
 from vlm_durable.mirror.store_claim import claim_store
@@ -50,8 +50,7 @@ def refuse_other_settings(store: Mirror, asset: str, parts: Mapping[str, str], h
         else:
             return
     try:
-        stored = unseal(store.get(name, most=_MOST_BYTES))
-        refuse_newer_format(stored.get("format"), FORMAT, Path(name))
+        stored = unsealed(store.get(name, most=_MOST_BYTES), name, format_=FORMAT)
         store_parts: dict[str, str] = stored["parts"]
     except (BrokenSealError, KeyError) as error:
         raise MachineDiffersError(

@@ -20,14 +20,7 @@ from vlm_assets.catalog.catalog_file import DIGITS, WITHDRAWN, CatalogError, Cat
 from vlm_durable.commands import command
 from vlm_durable.files.files import TEMPORARY_SUFFIX, make_directory, write_replacing
 from vlm_durable.files.layout import Home
-from vlm_durable.files.sealed_json import (
-    BrokenSealError,
-    FormatVersionError,
-    read_sealed,
-    refuse_newer_format,
-    sealed,
-    unseal,
-)
+from vlm_durable.files.sealed_json import BrokenSealError, FormatVersionError, read_sealed, sealed, unsealed
 from vlm_durable.mirror.bucket import TakenError
 from vlm_durable.mirror.mirror import Mirror
 from vlm_durable.wording import counted
@@ -211,9 +204,7 @@ def lost_list(home: Path, tombstones: int) -> WithdrawnListError:
 def _from_store(store: Mirror) -> WithdrawnIds:
     data = store.get(_NAME, most=_MOST_BYTES)
     try:
-        content = unseal(data)
-        refuse_newer_format(content.pop("format", 0), FORMAT, Path(_NAME))
-        return WithdrawnIds.from_content(content)
+        return WithdrawnIds.from_content(unsealed(data, _NAME, format_=FORMAT))
     except FormatVersionError as error:
         raise CatalogFormatError(str(error)) from None
     except (BrokenSealError, LookupError, TypeError, ValueError) as error:

@@ -28,7 +28,7 @@ class FormatVersionError(ValueError):
     """A file was written by a newer version of this program. It is neither damaged nor touched."""
 
 
-def refuse_newer_format(version: object, supported: int, where: Path) -> None:
+def refuse_newer_format(version: object, supported: int, where: Path | str) -> None:
     """Raise FormatVersionError for a format that is newer than the supported one."""
     if not isinstance(version, int) or version > supported:
         raise FormatVersionError(
@@ -62,8 +62,15 @@ def check_seal(data: bytes) -> None:
 
 def read_sealed(path: Path, *, format_: int = 1) -> dict[str, Any]:
     """Read a file of ``write_sealed``. Raises BrokenSealError, OSError, and FormatVersionError (newer)."""
-    content = unseal(path.read_bytes())
-    refuse_newer_format(content.pop("format", 0), format_, path)
+    content = unsealed(path.read_bytes(), path, format_=format_)
+    content.pop("format", None)
+    return content
+
+
+def unsealed(data: bytes, where: Path | str, *, format_: int = 1) -> dict[str, Any]:
+    """The content of ``sealed`` bytes, its format with it. Raises BrokenSealError, FormatVersionError."""
+    content = unseal(data)
+    refuse_newer_format(content.get("format", 0), format_, where)
     return content
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from vlm_durable.files import files
-from vlm_durable.files.sealed_json import BrokenSealError, check_seal, refuse_newer_format, seal, unseal
+from vlm_durable.files.sealed_json import BrokenSealError, check_seal, seal, unsealed
 from vlm_durable.journal.high_water_mark import HighWaterMark, write_mark
 from vlm_durable.journal.journal_errors import FencedError, SegmentUnreadableError
 from vlm_durable.journal.segments import (
@@ -125,10 +125,9 @@ def read_manifest(directory: Path, sequence: int) -> Manifest:
     return manifest
 
 
-def decode_manifest(data: bytes, where: Path) -> Manifest:
+def decode_manifest(data: bytes, where: Path | str) -> Manifest:
     """Decode a manifest from a file's bytes. Raises BrokenSealError, FormatVersionError."""
-    content = unseal(data)
-    refuse_newer_format(content.get("format"), FORMAT, where)
+    content = unsealed(data, where, format_=FORMAT)
     try:
         return Manifest(
             sequence=content["sequence"],

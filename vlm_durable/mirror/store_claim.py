@@ -14,7 +14,7 @@ from typing import Any
 
 from vlm_durable.commands import command
 from vlm_durable.files.home_claim import SEVERAL_MACHINES, this_machine
-from vlm_durable.files.sealed_json import BrokenSealError, refuse_newer_format, sealed, unseal
+from vlm_durable.files.sealed_json import BrokenSealError, sealed, unsealed
 from vlm_durable.mirror.bucket import ObjectDamagedError, StoredObject, StoreError, TakenError
 from vlm_durable.mirror.mirror import Mirror
 
@@ -79,8 +79,6 @@ def _read_claim(store: Mirror) -> tuple[Mapping[str, Any], StoredObject | None]:
     if claim is None:
         return {}, None
     try:
-        content = unseal(store.get(NAME, most=_MOST_BYTES))
+        return unsealed(store.get(NAME, most=_MOST_BYTES), NAME, format_=FORMAT), claim
     except (BrokenSealError, ObjectDamagedError):
         return _UNREADABLE, claim
-    refuse_newer_format(content.get("format"), FORMAT, Path(NAME))
-    return content, claim

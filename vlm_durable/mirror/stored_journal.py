@@ -24,12 +24,11 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Self
 
 from vlm_durable.files import files
 from vlm_durable.files.layout import AssetFolders, PartitionPaths
-from vlm_durable.files.sealed_json import BrokenSealError, refuse_newer_format, sealed, unseal
+from vlm_durable.files.sealed_json import BrokenSealError, sealed, unsealed
 from vlm_durable.journal import commits
 from vlm_durable.journal.commits import Manifest
 from vlm_durable.journal.high_water_mark import HighWaterMark, read_mark, slots, write_mark
@@ -111,13 +110,12 @@ class Head:
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> Self:
         """Raises BrokenSealError, FormatVersionError."""
-        content = unseal(data)
-        refuse_newer_format(content.get("format"), FORMAT, Path(where))
+        content = unsealed(data, where, format_=FORMAT)
         return cls(content["writer"], content["home"], content["epoch"], content["manifest"].encode())
 
     def read(self, where: str) -> Manifest | None:
         """The manifest in it, verified. Raises BrokenSealError, FormatVersionError."""
-        return commits.decode_manifest(self.manifest, Path(where)) if self.manifest else None
+        return commits.decode_manifest(self.manifest, where) if self.manifest else None
 
 
 class StoredJournal:

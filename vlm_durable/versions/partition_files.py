@@ -26,7 +26,7 @@ from vlm_durable.commands import command
 from vlm_durable.files import files
 from vlm_durable.files.layout import VERSION_NUMBERS, AssetFolders
 from vlm_durable.files.lock_files import is_held
-from vlm_durable.files.sealed_json import FormatVersionError, refuse_newer_format, seal, unseal
+from vlm_durable.files.sealed_json import FormatVersionError, seal, unsealed
 from vlm_durable.versions.findings import Finding, FindingKind, restore_step
 from vlm_durable.versions.version_mark import (
     MarkComparison,
@@ -156,8 +156,7 @@ class PartitionVersions:
         raises FormatVersionError.
         """
         try:
-            content = unseal(data)
-            refuse_newer_format(content["format"], FORMAT, Path(f"the record of partition {key}"))
+            content = unsealed(data, f"the record of partition {key}", format_=FORMAT)
             if content["key"] != key:
                 raise ValueError(f"it is for partition {content['key']}")
             # Format 1 did not name the asset.
