@@ -13,6 +13,7 @@ import json
 import os
 import random
 import shutil
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -418,5 +419,8 @@ def _prepare() -> None:
     def nothing() -> None:
         """So that Dagster imports what a run needs."""
 
+    stopping = signal.getsignal(signal.SIGTERM)
     with dg.DagsterInstance.ephemeral() as instance:
         dg.materialize([nothing], instance=instance, run_config=_QUIET)
+    # Dagster has SIGTERM do what SIGINT does, and a campaign in the background may ignore that one.
+    signal.signal(signal.SIGTERM, stopping)

@@ -117,6 +117,14 @@ def test_a_repeated_row_is_found(tmp_path):
     assert found["unique_ids"].first_ids == ("p3",)
 
 
+def test_a_missing_property_is_found_behind_a_repeated_one(tmp_path):
+    """The count is right and no id is foreign: the property that has no row is named all the same."""
+    staged = descriptions(tmp_path / "staged", [*IDS[:-1], "p3"])
+    found = failing(check_descriptions(staged, IDS, DESCRIPTIONS, LIMITS, key=KEY))
+    assert set(found) == {"ids_conserved", "unique_ids"}
+    assert found["ids_conserved"].actual.startswith("1 missing, 0 foreign")
+
+
 def test_an_unknown_status_is_not_terminal(tmp_path):
     """Each property ends as ok or failed; anything else is not conserved."""
     table = pq.read_table(descriptions(tmp_path / "sound"))
@@ -158,6 +166,7 @@ def test_the_share_of_failed_rows_is_judged_from_two_rows(tmp_path, failed, pass
     outcome = check_descriptions(staged, IDS, DESCRIPTIONS, LIMITS, key=KEY)[-1]
     assert (outcome.passed, outcome.severity) == (passed, severity)
     assert outcome.first_ids == tuple(IDS[:failed])
+    assert not LIMITS.refuse(min(failed, 1), 2), "one of two is half of them, and still one broken listing"
 
 
 @pytest.mark.parametrize(("failed", "severity"), [(3, Severity.WARN), (4, Severity.ERROR)])
