@@ -30,6 +30,7 @@ _CHECKS = "vlm_assets/assets/checks.py"
 _FINGERPRINT = "vlm_assets/assets/fingerprint.py"
 _INTERVALS = "vlm_assets/services/intervals.py"
 _COMPARE = "vlm_assets/services/comparison.py"
+_SECOND_OPINION = "vlm_assets/services/second_opinion.py"
 _FORECAST = "vlm_assets/services/forecast.py"
 _PACE = "vlm_assets/services/pace.py"
 _LEASES = "vlm_engine/devices/leases.py"
@@ -125,6 +126,7 @@ TESTS = {
     _FINGERPRINT: ["tests/integration/vlm_assets/assets/test_asked_where.py"],
     _INTERVALS: ["tests/unit/vlm_assets/services/test_intervals.py"],
     _COMPARE: ["tests/unit/vlm_assets/services/test_comparison.py"],
+    _SECOND_OPINION: ["tests/unit/vlm_assets/services/test_second_opinion.py"],
     _FORECAST: ["tests/unit/vlm_assets/services/test_forecast.py"],
     _PACE: ["tests/unit/vlm_assets/services/test_forecast.py"],
     _LEASES: ["tests/unit/vlm_engine/devices/test_leases.py"],
@@ -373,6 +375,9 @@ MUTANTS = (
     Mutant(_COMPARE, "asked = [row for row in described if row.attempts]", "asked = [*described]", "what was never asked gave no invalid answer"),
     Mutant(_COMPARE, "trial.days * 24 * trial.devices * price_per_hour", "trial.days * 24 * price_per_hour", "all devices are paid for"),
     Mutant(_COMPARE, "-len(differing[property_id])", "len(differing[property_id])", "what differs most is shown first"),
+    Mutant(_SECOND_OPINION, " if row.property_id in again", "", "only what is asked again has another answer"),
+    Mutant(_SECOND_OPINION, " * len(again) / len(first.described)", "", "only what is asked again is paid for"),
+    Mutant(_SECOND_OPINION, "load_seconds=first.load_seconds + second.load_seconds", "load_seconds=first.load_seconds", "both models are loaded for each partition"),
     Mutant(_PACE, "beside / max(1, self.devices - 1)", "min(1, beside)", "devices share the cores evenly"),
     Mutant(_FORECAST, "    total = seconds + lost / max(1, working)\n", "    total = seconds + lost\n", "work is lost on one device of several"),
     Mutant(_FORECAST, "batch / 2 + start", "start", "a failure costs half a batch"),

@@ -29,6 +29,7 @@ from vlm_assets.config.settings import Settings
 from vlm_assets.services.comparison import Comparison, Contender, compare
 from vlm_assets.services.intervals import Share
 from vlm_assets.services.measurement import keep_trial
+from vlm_assets.services.second_opinion import SecondOpinion
 from vlm_assets.services.trial import Trial, run_trial
 from vlm_durable.wording import counted, duration
 
@@ -76,6 +77,7 @@ def tables(comparison: Comparison) -> list[tuple[str, list[str], list[list[str]]
     numbers = [
         ("agrees with the truth", [_sentence(result.overall) for result in results]),
         ("agrees with itself, asked twice", [_sentence(result.with_itself) for result in results]),
+        ("asked again", [_sentence(result.asked_again) for result in results]),
         ("failed", [result.failed.sentence() for result in results]),
         ("first answer invalid", [result.invalid.sentence() for result in results]),
         ("prompt tokens", [f"{result.prompt_tokens:,.0f}" for result in results]),
@@ -137,6 +139,7 @@ _EXAMPLES = """\b
 vlm-assets compare --limit 20
 vlm-assets compare --limit 50 --html tried.html
 vlm-assets compare --model A --model B --truth truth.csv --html compared.html
+vlm-assets compare --set second_look --truth truth.csv
 vlm-assets compare --prompt 'Describe the house.' --limit 100 --twice"""
 
 Values = list[str] | None
@@ -150,6 +153,9 @@ def compare_command(
     schema: Annotated[Values, typer.Option(help="Another schema, as module:Class; repeat it.")] = None,
     processor_options: Annotated[
         Values, typer.Option(help="Other processor options, as JSON; repeat it.")
+    ] = None,
+    set_name: Annotated[
+        str | None, typer.Option("--set", metavar="NAME", help="A question set that asks again and fills.")
     ] = None,
     truth: Annotated[
         Path | None, typer.Option(help="CSV or parquet with ids and true fields, or HOME/review.jsonl.")
@@ -169,6 +175,8 @@ def compare_command(
     Without a contender: the answers, the rate, what all would take. It is kept for `vlm-assets plan`.
     Each value of --model, --prompt, --schema and --processor-options is a contender: the settings with this
     value. All describe the same sample. A single contender is compared with the settings as they are.
+    With --set the contenders are the settings, the set asked of every property, and both together as its
+    `where` and `fills` say.
     No row is written and no partition is made. Intervals are 95%.
     """
     settings = chosen_settings(home)
@@ -187,12 +195,18 @@ def compare_command(
         for option, values in options.items()
         for value in values or []
     ]
-    if not contenders:
+    second_opinion = None
+    if set_name is not None:
+        if contenders:
+            raise typer.BadParameter("--set names the contenders by itself: leave out the others.")
+        second_opinion = SecondOpinion.of_set(settings, set_name)
+        contenders = [Contender("as set", settings), Contender(set_name, second_opinion.settings)]
+    elif not contenders:
         if truth is not None or twice or price_per_hour is not None:
             raise typer.BadParameter("--truth, --twice and --price-per-hour are for several contenders.")
         _describe_alone(settings, catalog, limit or _LIMIT_ALONE, html, as_json=as_json)
         return
-    if len(contenders) == 1 or not model:
+    if second_opinion is None and (len(contenders) == 1 or not model):
         contenders.insert(0, Contender("as set", settings))
     for contender in contenders:
         require_models(contender.settings)
@@ -203,6 +217,7 @@ def compare_command(
         truth=truth,
         twice=twice,
         price_per_hour=price_per_hour,
+        second_opinion=second_opinion,
         report=(lambda sentence: None) if as_json else lambda sentence: say(visible_line(sentence)),
     )
     if html is not None:

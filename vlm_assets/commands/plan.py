@@ -12,13 +12,12 @@ from vlm_assets.assets.looked_at import asked_shares
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, say, say_all, say_as_json
 from vlm_assets.config.engine_choice import require_models
-from vlm_assets.config.question_sets import question_sets
-from vlm_assets.config.questions_file import SET_PREFIX
+from vlm_assets.config.question_sets import further_set
 from vlm_assets.config.resource_settings import (
     build_gpu,
     build_vision_language_model,
 )
-from vlm_assets.config.settings import PREFIX, Settings, SettingsError
+from vlm_assets.config.settings import PREFIX, Settings
 from vlm_assets.services.forecast import (
     SECONDS_A_DAY,
     Forecast,
@@ -101,13 +100,7 @@ def plan_command(
 
 def alone(settings: Settings, name: str) -> Settings:
     """The settings of a question set as if nothing else were asked. Raises SettingsError."""
-    sets = {asked.asset.name: asked.settings for asked in question_sets(settings)[1:]}
-    own = sets.get(SET_PREFIX + name)
-    if own is None:
-        names = ", ".join(asset.removeprefix(SET_PREFIX) for asset in sets)
-        raise SettingsError(
-            f"There is no question set {name!r}; there is {names or 'none'}: {command('questions')}."
-        )
+    own = further_set(settings, name).settings
     return own.model_copy(update={"embedding_model": None})
 
 

@@ -12,8 +12,9 @@ from functools import cache
 from typing import Any, Final
 
 from vlm_assets.config.questions_file import SET_PREFIX, AskedSet, QuestionsFile
-from vlm_assets.config.settings import Settings
+from vlm_assets.config.settings import Settings, SettingsError
 from vlm_assets.config.where import where_of
+from vlm_durable.commands import command
 from vlm_durable.files.layout import AssetFolders
 
 MODEL_KEY: Final = "vision_language_model"
@@ -52,6 +53,15 @@ def question_sets(settings: Settings) -> tuple[QuestionSet, ...]:
     if file is None:
         return (first,)
     return (first, *(_further(settings, file, name, asked) for name, asked in file.sets))
+
+
+def further_set(settings: Settings, name: str) -> QuestionSet:
+    """The set of this name in the file of question sets. Raises SettingsError where there is none."""
+    sets = {asked.name: asked for asked in question_sets(settings)[1:]}
+    if name not in sets:
+        names = ", ".join(sets) or "none"
+        raise SettingsError(f"There is no question set {name!r}; there is {names}: {command('questions')}.")
+    return sets[name]
 
 
 @cache

@@ -19,6 +19,7 @@ from vlm_assets.config.resource_settings import build_gpu, build_vision_language
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.intervals import Difference, Share, mean_share, paired_difference, wilson
+from vlm_assets.services.second_opinion import SecondOpinion
 from vlm_assets.services.trial import Trial, run_trial, sample
 from vlm_durable.wording import counted
 from vlm_engine.confidence import Confidence
@@ -44,7 +45,8 @@ class Result:
 
     failed: the share of properties without a description. invalid: the share whose first answer was no valid
     description. overall: the share of right fields; a failed property has all of its fields wrong.
-    with_itself: how far a second answer agrees with the first; None if it was asked once.
+    with_itself: how far a second answer agrees with the first; None if it was asked once. asked_again: the
+    share of properties that need a second opinion; None where nobody is asked for one.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Result:
     overall: Share | None
     fields: Mapping[str, Share] = field(default_factory=dict)
     with_itself: Share | None = None
+    asked_again: Share | None = None
 
 
 @dataclass(frozen=True)
@@ -107,11 +110,14 @@ def compare(
     truth: Path | None = None,
     twice: bool = False,
     price_per_hour: float | None = None,
+    second_opinion: SecondOpinion | None = None,
     report: Callable[[str], None] = lambda sentence: None,
 ) -> Comparison:
     """Describe a sample with each contender and compare the answers with the truth and with each other.
 
     Contenders of the same name get a number: the same one twice shows how far it agrees with itself.
+    second_opinion: one more contender, the first with the answers of the second where they are asked for. It
+    follows from what both answered.
     Raises CommandError, TruthError, SchemaError, and what ``run_trial`` raises.
     """
     if len(contenders) < 2:
@@ -123,19 +129,29 @@ def compare(
     if not ids:
         raise TruthError(f"{truth} knows no property of the catalogue: are its ids those of the catalogue?")
     truths: Descriptions = {} if all_truths is None else {name: all_truths[name] for name in ids}
-    descriptions: dict[str, Descriptions] = {}
-    trials: dict[str, tuple[Trial, Descriptions | None]] = {}
+    trials: dict[str, list[Trial]] = {}
     for contender in contenders:
         report(f"{contender.name}: {counted(len(ids), 'properties')} ...")
-        trial = _describe_sample(contender, catalog, limit, all_truths)
-        again = _by_id(_describe_sample(contender, catalog, limit, all_truths)) if twice else None
-        descriptions[contender.name] = _by_id(trial)
-        trials[contender.name] = trial, again
+        trials[contender.name] = [
+            _describe_sample(contender, catalog, limit, all_truths) for _ in range(2 if twice else 1)
+        ]
+    asked_again: Share | None = None
+    if second_opinion is not None:
+        first, second = contenders
+        both = Contender(f"{first.name}, then {second.name}", first.settings)
+        trials[both.name] = list(map(second_opinion.combined, trials[first.name], trials[second.name]))
+        asked_again = wilson(len(second_opinion.asked_again(trials[first.name][0])), len(ids))
+        contenders.append(both)
+        requested[both.name] = requested[first.name]
+    descriptions = {name: _by_id(of_contender[0]) for name, of_contender in trials.items()}
     truths = _without_other_columns(truths, descriptions, truth)
     results = [
-        _result(contender, *trials[contender.name], descriptions[contender.name], truths, price_per_hour)
+        _result(contender, trials[contender.name], descriptions[contender.name], truths, price_per_hour)
         for contender in contenders
     ]
+    if asked_again is not None:
+        models = f"{results[0].model}, then {results[1].model}"
+        results[-1] = replace(results[-1], model=models, asked_again=asked_again)
     pairs = [
         _pair(first, second, descriptions, truths) for first, second in itertools.combinations(contenders, 2)
     ]
@@ -154,7 +170,7 @@ def compare(
         truths=truths,
         confidences={
             name: {row.property_id: row.confidence for row in trial.described}
-            for name, (trial, _) in trials.items()
+            for name, (trial, *_) in trials.items()
         },
     )
 
@@ -211,16 +227,16 @@ def _by_id(trial: Trial) -> Descriptions:
 
 def _result(
     contender: Contender,
-    trial: Trial,
-    again: Descriptions | None,
+    trials: Sequence[Trial],
     descriptions: Descriptions,
     truths: Descriptions,
     price_per_hour: float | None,
 ) -> Result:
+    trial, *again = trials
     described, count = trial.described, len(trial.described)
     asked = [row for row in described if row.attempts]
     judged = _judge(descriptions, truths, contender.fields)
-    repeated = None if again is None else _judge(descriptions, again, contender.fields)
+    repeated = _judge(descriptions, _by_id(again[0]), contender.fields) if again else None
     cost = None if price_per_hour is None else trial.days * 24 * trial.devices * price_per_hour
     return Result(
         name=contender.name,

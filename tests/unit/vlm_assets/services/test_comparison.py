@@ -137,6 +137,6 @@ def test_a_first_answer_that_was_invalid_is_counted_and_costs_one_prompt(uneven)
         for attempts in (1, 2, 0)
     ]  # fmt: skip
     trial = Trial(tuple(described), 8, "", 1, load_seconds=0.0, seconds=3.0, bytes=1, batches=((3, 3, 3.0),))
-    result = comparison_module._result(Contender("a", uneven), trial, None, {"p": RIGHT}, {}, None)
+    result = comparison_module._result(Contender("a", uneven), [trial], {"p": RIGHT}, {}, None)
     assert (result.invalid.share, result.invalid.total) == (0.5, 2), "one was never asked: it has no image"
     assert result.prompt_tokens == 100.0
