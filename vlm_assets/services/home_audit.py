@@ -22,10 +22,10 @@ from vlm_assets.assets.partition_state import PartitionState, PartitionStates, S
 from vlm_assets.assets.row_counts import Counted, RowCounts, RowsFile, count_rows
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import is_tombstone
-from vlm_assets.catalog.ranges import CATALOG, SET_PREFIX
+from vlm_assets.catalog.ranges import CATALOG
 from vlm_assets.catalog.withdrawn_ids import WithdrawnListError, lost_list, read_withdrawn
-from vlm_assets.config.settings import PREFIX, Settings
-from vlm_assets.services.kept_assets import assets_in_store, kept_assets
+from vlm_assets.config.settings import Settings
+from vlm_assets.services.kept_assets import assets_in_store, kept_assets, removed_set_finding
 from vlm_assets.services.progress import doing
 from vlm_assets.services.store_contents import store_findings
 from vlm_assets.services.store_looks import store_looks
@@ -180,7 +180,7 @@ def audit(settings: Settings, catalog: Catalog, *, deep: bool = False) -> Audit:
         if asset in settings.partitioned_assets:
             findings += _settings_differ(asset.name, states)
         else:
-            findings.append(_removed_set(asset))
+            findings.append(removed_set_finding(asset))
     findings += _withdrawn(settings, catalog)
     findings += of_store
     names = tuple(asset.name for asset in assets)
@@ -305,20 +305,6 @@ def _settings_differ(asset: str, states: Sequence[PartitionState]) -> Iterator[F
     )
     step = f"{command('run', '--stale')} makes those anew that are not of the settings now."
     yield Finding(FindingKind.SETTINGS_DIFFER, asset, None, sentence, step)
-
-
-def _removed_set(asset: AssetFolders) -> Finding:
-    """A warning about the files of a question set that no settings name."""
-    name = asset.name.removeprefix(SET_PREFIX)
-    sentence = (
-        f"Files of the question set {name} are kept, and no settings name it: its rows stay as they are, and"
-        " no new ones are computed."
-    )
-    step = (
-        f"Put {name} back into the file of {PREFIX}QUESTIONS to go on with it, or delete them:"
-        f" {command('prune', '--set', name)}."
-    )
-    return Finding(FindingKind.REMOVED_SET, asset.name, None, sentence, step, str(asset.published))
 
 
 def _withdrawn(settings: Settings, catalog: Catalog) -> Iterator[Finding]:

@@ -25,6 +25,7 @@ from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.expected_cost import ExpectedCost, measure
+from vlm_assets.services.kept_assets import kept_assets, removed_set_finding
 from vlm_assets.services.stale_work import StaleWork, stale_work
 from vlm_assets.services.store_looks import store_troubles
 from vlm_assets.webserver.home import running_address
@@ -340,6 +341,11 @@ def read_status(
             # It is not known whether that of somebody else's project runs.
             dagster or settings.names.prefix or None,
             is_well=not warnings,
+        )
+        + tuple(
+            removed_set_finding(asset).text
+            for asset in kept_assets(settings)
+            if asset not in settings.partitioned_assets
         )
         + (() if settings.embedding_model is not None else (NO_EMBEDDER,)),
         published=first.published,

@@ -19,8 +19,9 @@ from vlm_assets.catalog.published_ids import recorded_catalogs, unlisted_ids
 from vlm_assets.config.settings import load_settings
 from vlm_assets.services.home_audit import audit
 from vlm_assets.services.home_backup import back_up, restore_home
-from vlm_assets.services.pruning import RemovalKind, find_removable, remove
+from vlm_assets.services.pruning import RemovalKind, delete_set, find_removable, remove
 from vlm_assets.services.repairs import Remedy, find_repairs, put_right
+from vlm_assets.services.status import read_status
 from vlm_assets.services.withdrawal import prepare_withdrawal, withdraw
 from vlm_durable.files.files import set_aside
 from vlm_durable.files.layout import AssetFolders
@@ -71,6 +72,18 @@ def test_the_audit_says_that_no_settings_name_it_and_misses_nothing(dataset, con
     total = found.total(CONDITION)
     assert (total.expected, total.rows, total.not_yet) == (6, 6, 0)
     assert found.partitions_in(CONDITION, State.DONE) == 2
+
+
+def test_status_says_what_to_do_about_it(dataset, condition):
+    """In one line, beside all that is published: whoever never audits learns of the files too."""
+    steps = read_status(dataset.settings, dataset.catalog).next_steps
+    (line,) = [step for step in steps if "question set condition" in step]
+    assert "Put condition back" in line and "`vlm-assets prune --set condition`" in line
+    assert any(step.startswith("Everything is published") for step in steps)
+    list(delete_set(dataset.settings, condition))
+    assert not [
+        step for step in read_status(dataset.settings, dataset.catalog).next_steps if "condition" in step
+    ]
 
 
 def test_its_damage_is_found_and_put_right_from_the_copy(dataset, condition):
