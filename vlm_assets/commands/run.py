@@ -39,7 +39,7 @@ from vlm_assets.commands.terminal import (
 )
 from vlm_assets.config.component_settings import refuse_component
 from vlm_assets.config.engine_choice import require_models
-from vlm_assets.config.question_sets import config_of_runs
+from vlm_assets.config.question_sets import config_of_runs, question_sets
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.backfill import (
     SHOWN,
@@ -239,9 +239,10 @@ def _follow(
 
     summary = patience.ask(lambda: summarize(work, accuracy))
     show_summary(console, summary)
-    if (compared := compare_with_run(work.settings)) is not None:
-        # How far the plan was off, where this run was planned.
-        console.print(compared.sentence(), highlight=False)
+    for asked in question_sets(work.settings):
+        if (compared := compare_with_run(asked.settings)) is not None:
+            # How far the plan was off, where this run was planned.
+            console.print(f"{asked.asset.name}: {compared.sentence()}", highlight=False)
     return summary
 
 

@@ -17,6 +17,7 @@ from vlm_assets.commands.main import app
 from vlm_assets.commands.run import Patience, _follow, _wait_for, show_summary
 from vlm_assets.config.questions_file import QuestionsFile
 from vlm_assets.services.backfill import Backfill, BackfillSummary, stale_options, with_stale
+from vlm_assets.services.forecast import ForecastAndRun
 from vlm_assets.services.status import read_status
 from vlm_assets.webserver.api import (
     DagsterApi,
@@ -430,6 +431,22 @@ def test_a_backfill_that_dagster_gave_up_is_launched_again(dataset, times, launc
     assert api.launched == [[dataset.keys[0]]] * launches
     why = "Dagster gave up backfill b1: Targeted partitions have been removed"
     assert console.file.getvalue().count(why) == min(times, launches)
+
+
+def test_how_far_the_plan_of_each_set_was_off_is_said_at_the_end(two_sets, monkeypatch):
+    """A set that was planned by itself is compared with its own run."""
+    compared = ForecastAndRun(
+        at=0.0, properties=9, devices=1, predicted=60.0, low=50.0, high=70.0, actual=64.0
+    )
+    monkeypatch.setattr(
+        run_module,
+        "compare_with_run",
+        lambda settings: compared if settings.descriptions.name == "property_condition" else None,
+    )
+    console = Console(file=io.StringIO(), width=200)
+    api = GivingUpApi(two_sets.settings, two_sets.keys, 0)
+    _follow(Backfill(api, two_sets.settings, []), lambda: None, Patience(console, lambda _: None))
+    assert f"property_condition: {compared.sentence()}" in console.file.getvalue()
 
 
 def test_a_backfill_is_followed_no_longer_than_dagster_lives(dataset):
