@@ -485,7 +485,9 @@ def _about_sets(exported: Exported) -> str:
     names = ", ".join(f"`{name}`" for name in exported.lacking)
     sentences = [
         f"Further fields of `description` come from further question sets ({names}): `{SETS}` has for each"
-        " the status, the model and the time of its row, and is null where a property has no row of it.",
+        " the status, the model and the time of its row, and is null where a property has no row of it. The"
+        " status `not_asked` is no failure: the set was not to be asked of this property. `filled` names the"
+        " fields that show the set's answer in place of another set's.",
         *lacking_sentences(exported.lacking),
     ]
     return "\n" + " ".join(sentences) + "\n"

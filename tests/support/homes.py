@@ -205,7 +205,7 @@ class Dataset:
                 {
                     **row,
                     "description": {"floors": floors[row["ordinal"]], "material": "brick"},
-                    "confidence": {"floors": sure, "material": 0.5},
+                    "confidence": {"floors": sure, "material": sure},
                 }
                 if row["ordinal"] in floors
                 else {**row, **NO_ANSWER}
