@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,6 +19,7 @@ from tests.support.shares import described
 from vlm_durable.commands import HOME
 
 _missing: set[str] = set()
+MEMORY = Path("/dev/shm")
 
 # Tests work with the example's models, also in homes that only list an example rendered elsewhere.
 os.environ.setdefault("VLM_ASSETS_MODEL", "example")
@@ -124,6 +126,24 @@ def program(left_out: Callable[[str], NoReturn]) -> Callable[[str], Path]:
         return Path(found) if found is not None else left_out(name)
 
     return find
+
+
+@pytest.fixture
+def disk() -> Iterator[Path]:
+    """An empty folder on a disk, for what must not be in memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, left_out: Callable[[str], NoReturn]) -> Iterator[Path]:
+    """An empty folder on another file system than the test's own."""
+    for place in (MEMORY, Path("/tmp")):
+        if os.access(place, os.W_OK) and place.stat().st_dev != tmp_path.stat().st_dev:
+            with tempfile.TemporaryDirectory(dir=place) as folder:
+                yield Path(folder)
+            return
+    left_out("a second file system at /dev/shm")
 
 
 @pytest.fixture(scope="session")

@@ -54,14 +54,15 @@ print(json.dumps(found))
 
 
 @pytest.fixture
-def lived(tmp_path: Path, left_out: Callable[[str], NoReturn]) -> dict[str, Any]:
+def lived(disk: Path, left_out: Callable[[str], NoReturn]) -> dict[str, Any]:
     if (why := missing()) is not None:
         left_out(why)
+    # On a disk: each machine has a memory of its own.
     done = subprocess.run(
-        [sys.executable, "-c", _LIFE, tmp_path], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", _LIFE, disk], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
-    looks = {path.name: path.read_text().split(maxsplit=2) for path in tmp_path.glob("look-*")}
+    looks = {path.name: path.read_text().split(maxsplit=2) for path in disk.glob("look-*")}
     return json.loads(done.stdout) | looks
 
 

@@ -267,32 +267,14 @@ def test_sigterm_writes_a_checkpoint(samples: list[Sample], tmp_path: Path) -> N
     """A preempted machine: the last finished step is on disk when the ranks are gone."""
     folder = tmp_path / "training"
     make_plan(folder, samples, steps=100_000, checkpoint_seconds=3600.0)
-    child = subprocess.Popen(
-        [sys.executable, "-c", _STOPPED_AT_FIRST_STEPS.format(folder=str(folder))], stdout=subprocess.PIPE
-    )
-    assert child.wait(120) == 0
+    ranks = processes(folder, ranks=1)
+    events = ranks.events()
+    next(event for event in events if event.get("step", 0) >= 2)
+    events.close()  # What holds the ranks is left: they are asked to stop.
+    ranks.lock.close()
     steps = len((folder / "training.jsonl").read_text().splitlines())
     names = sorted(path.name for path in (folder / "work" / "checkpoints").iterdir())
     assert int(names[-1].split("-")[1]) == steps > 0
-
-
-_STOPPED_AT_FIRST_STEPS = """
-import faults.training as t
-from pathlib import Path
-from vlm_training import rank_processes
-take = rank_processes.RankProcesses.events
-class Enough(Exception): pass
-def events(self):
-    for event in take(self):
-        if event.get("step", 0) >= 2:
-            raise Enough  # what holds the ranks is left: they are asked to stop
-        yield event
-rank_processes.RankProcesses.events = events
-try:
-    t.start(Path({folder!r}), ranks=1, workers=0)
-except Enough:
-    pass
-"""
 
 
 def test_low_rank_adapters_are_merged(samples: list[Sample], tmp_path: Path, in_process: Any) -> None:

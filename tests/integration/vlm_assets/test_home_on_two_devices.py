@@ -1,25 +1,11 @@
 """A home whose `.state` is a link to another device, as it is for a home on NFS."""
 
-import shutil
-import tempfile
-from pathlib import Path
-
-import pytest
-
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.services.home_audit import audit
 from vlm_assets.services.status import read_status
 from vlm_durable.state.pause import pause, resume
-
-
-@pytest.fixture
-def elsewhere():
-    """A folder on another device than the tests' homes."""
-    made = Path(tempfile.mkdtemp(dir="/dev/shm"))
-    yield made
-    shutil.rmtree(made)
 
 
 def test_all_work_is_done_with_the_state_on_another_device(desk, listing, tmp_path, elsewhere):

@@ -86,8 +86,9 @@ class Running:
         self.wait_until(lambda: self.instance.get_run_by_id(run).status is failed, "failed")
 
     def published(self, key: str) -> bool:
-        done = (self.server.api.partition_keys(asset).materialized for asset in BOTH)
-        return all(key in keys for keys in done) and (self.home / EMBEDDINGS / f"{key}.parquet").exists()
+        if not (self.home / EMBEDDINGS / f"{key}.parquet").exists():
+            return False
+        return all(key in self.server.api.partition_keys(asset).materialized for asset in BOTH)
 
     def skipped(self) -> list[str]:
         """What the schedule's last ticks said."""

@@ -94,70 +94,37 @@ def test_what_dagster_started_again_after_a_crash_is_remembered(orchestrator):
     assert remembered(orchestrator) == {"a": done}
 
 
-def test_a_poison_partition_gets_five_attempts_then_quiet(orchestrator):
-    """Five attempts without a new row, each further apart, one alert, and then nothing for days."""
+def test_what_commits_no_new_row_is_given_up_until_a_person_wants_it(orchestrator):
+    """After five such attempts one alert, then nothing; a launch by hand, or the button, begins anew."""
     orchestrator.behaviour.of_key["a"] = "fail"
     orchestrator.materialize("a")
-    waits = []
-    for _ in range(5):
-        waited = 0
-        while not orchestrator.tick():
-            orchestrator.ahead += 5 * 60
-            waited += 5
-        waits.append(waited)
-        orchestrator.ahead = 0
-    assert waits == [10, 20, 40, 80, 160]
-    for _ in range(50):
-        orchestrator.ahead += 12 * HOUR
-        assert orchestrator.tick() == []
+
+    def ticks(count):
+        """What is launched at so many ticks, each half a day after the one before."""
+        launched = []
+        for _ in range(count):
+            orchestrator.ahead += 12 * HOUR
+            launched += orchestrator.tick()
+        return len(launched)
+
+    for row in range(1, 4):
+        assert ticks(2) == 2
+        orchestrator.behaviour.rows["a"] = row
+    assert orchestrator.told == [], "what gets on is never given up, however often it fails"
+    assert ticks(5) == 5
+    assert ticks(5) == 0
     assert orchestrator.told == [("partition_given_up", "a")]
-    assert orchestrator.instance.get_runs_count() == 6
-
-
-def test_attempts_that_commit_new_rows_are_not_counted(orchestrator):
-    """What gets on is never given up, however often it fails."""
-    orchestrator.behaviour.of_key["a"] = "fail"
+    orchestrator.ahead = 0.0
     orchestrator.materialize("a")
-    for attempt in range(8):
-        orchestrator.behaviour.rows["a"] = attempt
-        orchestrator.ahead += 6 * HOUR
-        assert orchestrator.tick() == ["a"]
-        orchestrator.behaviour.rows["a"] = attempt + 1
-    assert orchestrator.told == []
-
-
-def test_given_up_is_over_when_a_person_launches_it(orchestrator):
-    """A launch by hand begins the count anew; a complete partition recovers its alert."""
-    orchestrator.behaviour.of_key["a"] = "fail"
-    orchestrator.materialize("a")
-    for _ in range(6):
-        orchestrator.ahead += 12 * HOUR
-        orchestrator.tick()
-    assert orchestrator.told == [("partition_given_up", "a")]
-    orchestrator.materialize("a")
-    orchestrator.ahead += HOUR
-    assert orchestrator.tick() == ["a"]
+    assert orchestrator.tick(at_once=False) == []
+    assert orchestrator.tick(at_once=True) == ["a"], "the button waits for no back-off"
+    assert ticks(7) == 4
+    assert orchestrator.tick(at_once=True) == ["a"], "and tries what was given up"
     orchestrator.behaviour.of_key.clear()
     orchestrator.materialize("a")
     assert orchestrator.tick() == []
     assert orchestrator.told == []
     assert Attempts(open_state(orchestrator.state)).read() == {}
-
-
-def test_the_button_waits_for_no_back_off_and_tries_what_was_given_up(orchestrator):
-    """`at_once` is how a person tries all again after the cause is gone."""
-    orchestrator.behaviour.of_key["a"] = "fail"
-    orchestrator.materialize("a")
-    assert orchestrator.tick(at_once=False) == []
-    assert orchestrator.tick(at_once=True) == ["a"]
-    for _ in range(6):
-        orchestrator.ahead += 12 * HOUR
-        orchestrator.tick()
-    assert orchestrator.tick(at_once=False) == []
-    orchestrator.behaviour.of_key.clear()
-    assert orchestrator.tick(at_once=True) == ["a"]
-    assert orchestrator.tick() == []
-    assert orchestrator.told == []
 
 
 @pytest.mark.parametrize("end", ["interrupt", "outage"])
@@ -167,7 +134,7 @@ def test_interruptions_are_resumed_at_once_and_told_only_if_they_repeat(orchestr
     orchestrator.materialize("a")
     assert orchestrator.tick() == ["a"]
     assert orchestrator.told == []
-    for _ in range(8):
+    for _ in range(5):
         orchestrator.ahead += 12 * HOUR
         assert orchestrator.tick() == ["a"]
     assert orchestrator.told == [("interrupted_again", "a")]

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,8 +33,9 @@ def said(desk, monkeypatch):
     return look
 
 
-def test_a_sound_home_has_no_error(desk, tmp_path, monkeypatch, receiver):
+def test_a_sound_home_has_no_error(desk, disk, tmp_path, monkeypatch, receiver):
     """All is tried for real: a property is described, a message sent, processes killed; exit code 0."""
+    home = Path(shutil.copytree(desk.settings.home, disk / "home"))  # None in memory is sound.
     monkeypatch.setenv("VLM_ASSETS_DEVICES", "cpu:1")
     monkeypatch.setenv("VLM_ASSETS_ALERT_TARGETS", f"json://127.0.0.1:{receiver.port}/hook")
     monkeypatch.setattr(machine_checks, "_CAMPAIGN_MINUTES", 0.02)
@@ -42,7 +44,7 @@ def test_a_sound_home_has_no_error(desk, tmp_path, monkeypatch, receiver):
     )
     (tmp_path / "questions.yaml").write_text("access:\n  schema: ramp:Ramp\n")
     monkeypatch.setenv("VLM_ASSETS_QUESTIONS", str(tmp_path / "questions.yaml"))
-    done = CliRunner().invoke(app, ["doctor", "--home", str(desk.settings.home), "--json"])
+    done = CliRunner().invoke(app, ["doctor", "--home", str(home), "--json"])
     found = json.loads(done.stdout)
     assert [one for one in found if one["level"] == "error"] == []
     assert done.exit_code == 0
@@ -56,7 +58,7 @@ def test_a_sound_home_has_no_error(desk, tmp_path, monkeypatch, receiver):
     assert re.search(r"JPEG.*; 0\.\d\d MB, .*; \d+\.\d% cannot be read", of["images"])
     assert "a vector of 96 numbers" in of["embedder"]
     assert [one["title"] for one in receiver.messages] == ["This is a test"]
-    assert Outbox(control_state(desk.settings)).open_subjects() == {}
+    assert Outbox(control_state(desk.changed(home=home).settings)).open_subjects() == {}
 
 
 def test_quick_checks_take_no_device_and_send_nothing(desk):
