@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +93,22 @@ def digest_of(value: object) -> str:
 def row_parts(parts: Mapping[str, str]) -> dict[str, str]:
     """The parts that decide a row beside its own inputs. Of which properties is asked decides no answer."""
     return {name: part for name, part in parts.items() if name not in OF_THE_PARTITION and name != WHERE}
+
+
+def changed_parts(made_with: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
+    """The parts that decide otherwise than when something was made, by name."""
+    changed = {name for name, part in made_with.items() if now.get(name, part) != part}
+    # A set without a condition has no such part.
+    return tuple(sorted(changed | ({WHERE} if (WHERE in made_with) != (WHERE in now) else set())))
+
+
+def follows_upstream(changed: Collection[str]) -> bool:
+    """Whether a partition with these changed parts is made anew without asking a person.
+
+    Embeddings of other texts belong to no description of now. What a question set answered stays what it is:
+    under other settings a person decides.
+    """
+    return TEXTS in changed or (LOOKED_AT in changed and OF_THE_PARTITION.issuperset(changed))
 
 
 def settings_digest(parts: Mapping[str, str]) -> str:

@@ -33,7 +33,7 @@ from vlm_assets.assets.checks import (
     published_file_result,
 )
 from vlm_assets.assets.dagster_versions import version_tags
-from vlm_assets.assets.fingerprint import ANEW, OF_UPSTREAM, SETTINGS, Fingerprint
+from vlm_assets.assets.fingerprint import ANEW, SETTINGS, Fingerprint, changed_parts, follows_upstream
 from vlm_assets.assets.partition import (
     Partition,
     Refusal,
@@ -303,9 +303,7 @@ class Materialization:
         record, now, option = self._record, self.partition.fingerprint, self._options.stale
         if record is None or record.fingerprint == now.digest or option in (ANEW, now.settings_digest):
             return False
-        # What is made of other assets follows them, whatever the settings.
-        made_with = record.metadata.get("parts", {})
-        return all(made_with.get(part) == now.parts.get(part) for part in OF_UPSTREAM)
+        return not follows_upstream(changed_parts(record.metadata.get("parts", {}), now.parts))
 
     def verify(self) -> Generator[Event]:
         """Read every byte of a complete partition, put back what is damaged, and run the checks."""

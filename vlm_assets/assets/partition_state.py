@@ -22,13 +22,14 @@ from vlm_assets.assets.fingerprint import (
     CATALOGUE_SLICE,
     LOOKED_AT,
     OF_THE_PARTITION,
-    OF_UPSTREAM,
     SETTINGS,
     TEXTS,
     WHERE,
     Fingerprint,
     Meanings,
+    changed_parts,
     digest_of,
+    follows_upstream,
     row_parts,
 )
 from vlm_assets.assets.looked_at import published_digest
@@ -138,9 +139,7 @@ class PartitionState:
     @property
     def is_complete(self) -> bool:
         """Whether a materialization would change nothing, or only what a person decides: stale settings."""
-        return self.state is State.DONE or (
-            self.state is State.STALE and OF_UPSTREAM.isdisjoint(self.changed)
-        )
+        return self.state is State.DONE or (self.state is State.STALE and not follows_upstream(self.changed))
 
 
 class PartitionStates:
@@ -361,9 +360,8 @@ class PartitionStates:
         if (where := self._conditions.get(asset.name)) is not None:
             digest = published_digest(where, self._home, property_range.key)
             now |= {} if digest is None else {LOOKED_AT: digest}
-        changed = tuple(sorted(name for name, part in made_with.items() if now.get(name, part) != part))
-        if meaning.parts and (WHERE in made_with) != (WHERE in now) and asset.name != self._embedded.name:
-            changed = (*changed, WHERE)
+        # A model that cannot be read now says nothing of the condition either.
+        changed = changed_parts(made_with, now if meaning.parts else {**made_with, **now})
         kind, sentence, step = FindingKind.STALE, "", f"{command('run', property_range.key)} makes it anew."
         if TEXTS in changed:
             kind = FindingKind.DESCRIPTIONS_DIFFER
@@ -374,7 +372,7 @@ class PartitionStates:
                     f" (version {described.sequence})."
                 )
                 step = "Materialize them: that is little work."
-        elif LOOKED_AT in changed:
+        elif follows_upstream(changed):
             kind = FindingKind.DESCRIPTIONS_DIFFER
             sentence = "The answers that its `where` looked at are not those published now."
             step = "Materialize it: what it answered to the same of them is kept."
@@ -382,7 +380,8 @@ class PartitionStates:
             sentence = "The catalogue's rows of this range were updated after it was published."
             step = f"{command('run', property_range.key)} describes what changed."
         elif changed:
-            sentence = f"It was made with another {', '.join(name.replace('_', ' ') for name in changed)}."
+            others = (name.replace("_", " ") for name in changed if name != LOOKED_AT)
+            sentence = f"It was made with another {', '.join(others)}."
         if asset.name == self._embedded.name:
             del now[CATALOGUE_SLICE]
         state = replace(state, state=State.DONE, fingerprint_now=Fingerprint(now).digest)

@@ -16,7 +16,7 @@ from sensors.failed_partitions import FailedPartitions, Watched
 from sensors.retry_decision import ATTEMPTS, Policy
 from sensors.retry_schedule import Retrying, build_retrying
 from sensors.ticks import Ticks
-from vlm_assets.assets.fingerprint import KEEP, OF_UPSTREAM, Meanings
+from vlm_assets.assets.fingerprint import KEEP, LOOKED_AT, OF_THE_PARTITION, OF_UPSTREAM, Meanings
 from vlm_assets.assets.partition_state import PartitionStates, State
 from vlm_assets.catalog.catalog import Catalog, CatalogError
 from vlm_assets.config.question_sets import config_of_runs, options_of, with_downstream
@@ -172,8 +172,9 @@ class _Files:
         journals = self._settings.layout.asset(asset).partition(key).journals
         if state.fingerprint_now and any(journals.glob(f"{state.fingerprint_now}*/")):
             return False
-        # What other assets published does not count as other settings: it is always followed.
-        return bool(set(state.changed) - OF_UPSTREAM) or (
+        # What other assets published does not count as other settings: it is followed.
+        followed = OF_THE_PARTITION if LOOKED_AT in state.changed else OF_UPSTREAM
+        return not followed.issuperset(state.changed) or (
             state.record is not None and states.meanings.of_asset(asset).trouble is not None
         )
 

@@ -142,7 +142,7 @@ class DriftLooks:
             return finding
         images = ExpectedCost.of(self.settings, self._catalog()).whole.get(state.key, 0)
         cost = f"{counted(state.expected, 'properties')} with {counted(images, 'images')} to describe"
-        if self.made_from is not None:
+        if self.asset == self.settings.embeddings:
             cost = f"{counted(state.expected, 'descriptions')} to embed"
         step = f"{finding.next_step} That costs {cost}; nothing else does it. It stays readable as it is."
         return replace(finding, next_step=step)

@@ -25,7 +25,15 @@ if TYPE_CHECKING:
 
 _CONFIDENCE: Final = "confidence"
 _TABLE: Final = "properties"
-_OF_MORE: Final = {"SUBQUERY": "a query", "WINDOW": "a window", "LAMBDA": "a function of its own"}
+_ID: Final = '"id of the property"'
+"""The column of the ids: no field has this name."""
+_OF_MORE: Final = {
+    "SUBQUERY": "a query",
+    "WINDOW": "a window",
+    "LAMBDA": "a function of its own",
+    "STAR": "several columns",
+    "POSITIONAL_REFERENCE": "the place of a column",
+}
 """What a condition of one property cannot have, by DuckDB's names of expressions."""
 
 
@@ -83,7 +91,7 @@ class Where:
         with _connection(self.answers, rows) as connection:
             connection.register("listed", pa.table({"property_id": pa.array(ids, pa.string())}))
             values = "".join(f", {_path(name)}" for name in self.names)
-            query = f"SELECT property_id, coalesce(({self.text}\n), false){values} FROM {_TABLE}"  # noqa: S608
+            query = f"SELECT {_ID}, coalesce(({self.text}\n), false){values} FROM {_TABLE}"  # noqa: S608
             try:
                 found = connection.execute(query).fetchall()
             except duckdb.Error as error:
@@ -121,7 +129,10 @@ def where_of(file: QuestionsFile, name: str, described_schema: str) -> Where | N
     above = names[: names.index(SET_PREFIX + name)]
     types = {asset: load_schema(schemas[asset]).arrow_type for asset in above}
     fields = [field.name for type_ in types.values() for field in type_]
-    looked_at = tuple(dict.fromkeys(_names_in(asked.where)))
+    try:
+        looked_at = tuple(dict.fromkeys(_names_in(asked.where)))
+    except RecursionError as error:
+        raise WhereError("it is nested too deeply: write it with fewer steps in each other") from error
     roots = set[str]()
     for of in looked_at:
         first, _, rest = of.partition(".")
@@ -223,12 +234,15 @@ def _connection(
         f"LEFT JOIN {_quoted(f'of_{of.asset}')} AS {_quoted(of.asset)} USING (property_id)" for of in answers
     )
     columns = ", ".join([*shown, f"struct_pack({', '.join(sure)}) AS {_CONFIDENCE}"])
-    query = f"SELECT property_id, {columns} FROM listed {joins}"  # noqa: S608 - names quoted
+    query = f"SELECT property_id AS {_ID}, {columns} FROM listed {joins}"  # noqa: S608 - names quoted
     with duckdb.connect(config={"enable_external_access": False, "lock_configuration": True}) as connection:
         for of in answers:
             connection.register(f"of_{of.asset}", rows.get(of.asset, of.columns.empty_table()))
         connection.register("listed", pa.table({"property_id": pa.array([], pa.string())}))
-        connection.execute(f"CREATE TEMP VIEW {_TABLE} AS {query}")
+        try:
+            connection.execute(f"CREATE TEMP VIEW {_TABLE} AS {query}")
+        except duckdb.Error as error:
+            raise WhereError(str(error).splitlines()[0]) from error
         yield connection
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from vlm_assets.assets.fingerprint import KEEP, TEXTS
 from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog_file import CatalogError
+from vlm_assets.catalog.ranges import EMBEDDINGS
 from vlm_assets.catalog.stored_catalog import put_back_catalog
 from vlm_assets.config.question_sets import config_of_runs
 from vlm_assets.config.resource_settings import control_state
@@ -185,7 +186,8 @@ def _of_partition(files_: PartitionFiles, findings: Sequence[Finding], store: Mi
                 Remedy.COMPUTE, *([] if whole else ["Neither the file nor its second copy is whole."])
             )
     elif FindingKind.DESCRIPTIONS_DIFFER in kinds:
-        yield repair(Remedy.COMPUTE)
+        # A question set keeps what it answered to the same answers.
+        yield repair(Remedy.COMPUTE if files_.asset == EMBEDDINGS else Remedy.RESUME)
     elif FindingKind.STORE_JOURNAL in kinds:
         yield repair(Remedy.BY_HAND)
     if FindingKind.STORE in kinds:

@@ -21,8 +21,10 @@ from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.resource_settings import build_vision_language_model
 from vlm_assets.config.settings import load_settings
 from vlm_assets.services.home_audit import audit
+from vlm_assets.services.repairs import Remedy, find_repairs
 from vlm_assets.services.status import read_status
 from vlm_assets.services.withdrawal import prepare_withdrawal, withdraw
+from vlm_durable.versions.findings import FindingKind
 from vlm_engine.protocol import Answer
 
 DESCRIPTIONS, CONDITION = "property_descriptions", "property_condition"
@@ -159,6 +161,52 @@ def test_a_wider_condition_asks_the_others_alone_and_none_that_is_gone_keeps_all
     assert state_of(desk).why == ("where: floors > 1 -> all properties",)
     assert asked_now(desk) == []
     assert set(statuses(desk).values()) == {OK}
+
+
+@pytest.mark.parametrize("later", ["floors > 1", ""])
+def test_another_condition_waits_for_a_person_whatever_is_published_meanwhile(ask, later):
+    """A condition that was changed or taken away asks nobody whom no person agreed to ask."""
+    desk = ask("floors > 3")
+    ids = ids_of(desk)
+    asked_now(desk, DESCRIPTIONS)
+    desk = ask(later)
+    Asking.tall.add(ids[4])
+    done = desk.materialize(DESCRIPTIONS, config={"recompute": True})
+    assert done.success, done.failure
+    state = state_of(desk)
+    assert (state.state, state.is_complete) == (State.STALE, True)
+    assert [finding.kind for finding in state.findings] == [FindingKind.STALE]
+    assert read_status(desk.settings, Catalog.open(desk.settings.home)).stale.keys
+    assert asked_now(desk, config={"stale": "keep"}) == []
+    assert statuses(desk) == {of: OK if of in ids[:3] else NOT_ASKED for of in ids}
+    assert asked_now(desk) == sorted(ids[3:]), "a person asked for it"
+
+
+def test_a_condition_that_is_added_waits_for_a_person(ask):
+    """It takes answers out of what readers see: that is no work that a run does by itself."""
+    desk = ask("")
+    assert asked_now(desk, DESCRIPTIONS) == sorted(ids_of(desk))
+    desk = ask("floors > 3")
+    assert state_of(desk).is_complete
+    assert asked_now(desk, config={"stale": "keep"}) == []
+    assert set(statuses(desk).values()) == {OK}
+
+
+def test_a_repair_follows_what_it_looks_at_and_asks_nobody_again(ask):
+    """Answers that were published anew are no damage: what was answered is kept."""
+    desk = ask("floors > 3")
+    ids = ids_of(desk)
+    asked_now(desk, DESCRIPTIONS)
+    Asking.tall.add(ids[4])
+    done = desk.materialize(DESCRIPTIONS, config={"recompute": True})
+    assert done.success, done.failure
+    catalog = Catalog.open(desk.settings.home)
+    repairs = [
+        repair
+        for repair in find_repairs(desk.settings, audit(desk.settings, catalog))
+        if repair.asset == CONDITION
+    ]
+    assert [(repair.key, repair.remedy) for repair in repairs] == [(KEY, Remedy.RESUME)]
 
 
 def test_what_it_looks_at_is_published_first(ask):

@@ -16,6 +16,8 @@ class Listing(BaseModel):
 
     roof: str = Field(description="Its roof")
     floors: int = Field(description="How many floors")
+    Roof: str = Field(description="Its roof, by another author")
+    property_id: str = Field(description="The number on its door")
 
 
 class Roof(BaseModel):
@@ -60,6 +62,10 @@ def where(condition: str) -> Where:
         ("floors > 1) FROM properties UNION SELECT (floors > 2", "is no condition: give what stands after"),
         ("floors >", "is no SQL condition"),
         ("floors > 'many'", "Could not convert"),
+        ("floors > 1 AND COLUMNS(*) IS NOT NULL", "has several columns"),
+        ("floors > 1 AND #1 = 'a'", "has the place of a column"),
+        (f"floors{'+1' * 950} > 2", "nested too deeply"),
+        ("roof = 'flat' AND \"Roof\" = 'hip'", "Duplicate"),
     ],
 )
 def test_what_is_no_condition_on_one_property_is_refused(condition, why):
@@ -104,6 +110,18 @@ def test_the_better_answer_decides_and_what_is_not_known_does_not_hold():
     }
     assert looks["b"].values == (0.25, "hip")
     assert looks["e"].values == (None, None)
+
+
+def test_a_field_that_has_the_name_of_a_column_is_what_a_condition_names():
+    """Else the ids of the catalogue would be compared with what the model read."""
+    of = where("property_id = '7'")
+    numbered = rows(
+        of,
+        "property_descriptions",
+        {"property_id": "a", "description": {"property_id": "7"}, "confidence": None},
+    )
+    looks = of.look(["a", "7"], {"property_descriptions": numbered})
+    assert (looks["a"].holds, looks["7"].holds) == (True, False)
 
 
 def test_a_set_without_a_condition_is_asked_of_all():

@@ -176,6 +176,7 @@ def test_a_stale_partition_and_a_foreign_file_have_one_sentence_each(dataset, me
     assert verdict is not None and verdict.worst is not None
     assert verdict.worst.sentence == stale.sentence
     assert verdict.worst.next_step.startswith(stale.next_step), "and what that costs"
+    assert "to describe" in verdict.worst.next_step
 
 
 def test_every_kind_about_a_file_is_an_error():
