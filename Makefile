@@ -41,7 +41,7 @@ EXTENSION_TESTS := $(patsubst %,tests/unit/%,vlm_results vlm_training vlm_cluste
 BROWSING := -m 'not long and not vllm' tests/unit $(patsubst %,--ignore=%,$(CORE_TESTS) $(EXTENSION_TESTS)) tests/browser
 NOT_SERVING := -m 'not serves and not long and not vllm' tests/integration --ignore $(MAIN_JOB) $(EXTENSION_TESTS)
 
-.PHONY: help run rehearse explore test test-core-alone test-long test-gpu test-vllm test-deps vllm faults cluster-demo test-training test-store test-bare test-bare-if-changed gpu-wheels gpu-hour mutations example-embedder example-model bench bench-environments bench-gpu clean
+.PHONY: help run rehearse explore test test-core-alone test-long test-gpu test-vllm test-deps vllm faults cluster-demo test-training test-store test-bare test-bare-if-changed gpu-wheels gpu-hour mutations example-embedder example-model example-larger-model bench bench-environments bench-gpu clean
 
 help:
 	@echo "make run            environment, example properties, Dagster UI and a backfill; ARGS='--exit --seed 7'"
@@ -64,6 +64,7 @@ help:
 	@echo "make test-training  kill a training 100 times: losses and weights must come out equal, bit for bit"
 	@echo "make mutations      take out each safeguard, change each decision: a test must fail"
 	@echo "make example-model  train the small example model anew"
+	@echo "make example-larger-model  train the one that is asked for a second opinion"
 	@echo "make example-embedder  train the small embedder of texts anew"
 	@echo "make bench          against the best plain loop, Ray Data, Daft and a plain asset; ARGS='--quick', '--micro'"
 	@echo "make bench-gpu      what a GPU describes in a second, random weights; ARGS='--minutes 5'"
@@ -182,10 +183,14 @@ test-deps:
 example-embedder: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m examples.embedder_training examples/embedder
 
-example-model: .venv/installed
+example-model: TRAINED := example
+example-model: FOLDER := model
+example-larger-model: TRAINED := larger
+example-larger-model: FOLDER := larger_model
+example-model example-larger-model: .venv/installed
 	VLM_ASSETS_HOME=data/example-model VLM_ASSETS_VARIANTS=examples/variants.yaml $(BIN)/dagster asset materialize \
-		-m vlm_assets.definitions --select description_model --partition example
-	cd data/example-model/description_model/example && cp *.json *.jinja *.safetensors $(CURDIR)/examples/model/ \
+		-m vlm_assets.definitions --select description_model --partition $(TRAINED)
+	cd data/example-model/description_model/$(TRAINED) && cp *.json *.jinja *.safetensors $(CURDIR)/examples/$(FOLDER)/ \
 		&& cat README.md
 
 bench: .venv/installed bench-environments

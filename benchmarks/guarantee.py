@@ -101,7 +101,9 @@ def read_answers(homes: Sequence[Path]) -> dict[str, Answers]:
 def degrade(home: Path) -> None:
     """Blur and darken the images of an example, each property's by its own measure, from not at all to hardly
     recognisable. In place, and the same each time."""
-    from PIL import Image, ImageEnhance, ImageFilter
+    from PIL import Image
+
+    from examples.canvas import degraded
 
     for folder in sorted((home / "example" / "images").iterdir()):
         measure = np.random.default_rng(list(folder.name.encode())).random()
@@ -111,8 +113,7 @@ def degrade(home: Path) -> None:
                     image = opened.convert("RGB")
             except OSError:
                 continue  # The example has images that cannot be read.
-            image = image.filter(ImageFilter.GaussianBlur(measure * max(image.size) / 16))
-            ImageEnhance.Brightness(image).enhance(1 - 0.6 * measure).save(path)
+            degraded(image, measure).save(path)
 
 
 def draw(answers: Mapping[str, Answers], targets: Mapping[str, float], *, risk: float, draws: int) -> Drawn:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
 
 from examples.truth import draw_truth
 from vlm_assets.config.property_description import PropertyDescription
+from vlm_assets.config.settings import EXAMPLE_MODEL
 from vlm_engine.schema import description_text
 
 IMAGE_SIDE: Final = 64
@@ -21,6 +22,8 @@ IMAGE_SIDE: Final = 64
 
 _PATCH, _HIDDEN, _VOCABULARY = 16, 128, 896
 _HALF: Final = 88
+_ADDED_TO_THE_STREAM: Final = (".out_proj.", ".fc2.", ".o_proj.", ".down_proj.")
+"""What of a layer is added to the states that it is given: where it is zero, the layer changes nothing."""
 _SPECIAL: Final = (
     "<pad>",
     "<eos>",
@@ -48,13 +51,19 @@ CHAT_TEMPLATE: Final = (
 """The images and nothing else: the model knows one task, so the text of the question is left out."""
 
 
-def answer_text(description: PropertyDescription) -> str:
-    """The answer to learn: compact JSON, fields in schema order, as it is decoded and embedded."""
-    return description_text(description.model_dump())
+def answer_text(description: PropertyDescription, fields: Collection[str] | None = None) -> str:
+    """The answer to learn: compact JSON, fields in schema order, as it is decoded and embedded.
+
+    fields: those that are asked for; None: all.
+    """
+    return description_text(description.model_dump(include=None if fields is None else set(fields)))
 
 
-def build_tokenizer(*, properties: int = 3000) -> Any:
-    """A byte-level BPE tokenizer trained on answers. Any text can be encoded; answers take few tokens."""
+def build_tokenizer(*, properties: int = 3000, parts: bool = False) -> Any:
+    """A byte-level BPE tokenizer trained on answers. Any text can be encoded; answers take few tokens.
+
+    parts: also on answers of single fields, so that each has one way to begin, whatever is asked for.
+    """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -74,7 +83,7 @@ def build_tokenizer(*, properties: int = 3000) -> Any:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_texts(properties), trainer)
+    tokenizer.train_from_iterator(_texts(properties, parts=parts), trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=_SPECIAL[0],
@@ -86,9 +95,12 @@ def build_tokenizer(*, properties: int = 3000) -> Any:
     )
 
 
-def _texts(properties: int) -> Iterable[str]:
+def _texts(properties: int, *, parts: bool) -> Iterable[str]:
     for index in range(properties):
-        yield answer_text(draw_truth("training", 0, index))
+        truth = draw_truth("training", 0, index)
+        yield answer_text(truth)
+        if parts:
+            yield from (answer_text(truth, [name]) for name in PropertyDescription.model_fields)
 
 
 def build_processor(tokenizer: Any) -> Any:
@@ -118,8 +130,35 @@ def student() -> tuple[Any, Any]:
     return build_model(tokenizer, hidden=_HALF), build_processor(tokenizer)
 
 
-def build_model(tokenizer: Any, *, hidden: int = _HIDDEN) -> Any:
-    """The model with random weights: three vision and four text layers, 128 wide."""
+def larger() -> tuple[Any, Any]:
+    """The trained example model with more layers, which change nothing before they have learned something.
+
+    Its tokenizer knows how an answer of any field begins.
+    """
+    import torch
+    from transformers import AutoModelForImageTextToText, AutoTokenizer
+
+    trained = AutoModelForImageTextToText.from_pretrained(EXAMPLE_MODEL, local_files_only=True).state_dict()
+    vocabulary = AutoTokenizer.from_pretrained(EXAMPLE_MODEL, local_files_only=True).get_vocab()
+    tokenizer = build_tokenizer(parts=True)
+    model = build_model(tokenizer, vision_layers=5, text_layers=5)
+    with torch.no_grad():
+        for name, weights in model.state_dict().items():
+            if name.endswith(("embed_tokens.weight", "lm_head.weight")):
+                for token, row in tokenizer.get_vocab().items():
+                    if token in vocabulary:
+                        weights[row] = trained[name][vocabulary[token]]
+            elif name in trained:
+                weights.copy_(trained[name])
+            elif any(part in name for part in _ADDED_TO_THE_STREAM):
+                weights.zero_()
+    return model, build_processor(tokenizer)
+
+
+def build_model(
+    tokenizer: Any, *, hidden: int = _HIDDEN, vision_layers: int = 3, text_layers: int = 4
+) -> Any:
+    """The model with random weights: by default three vision and four text layers, 128 wide."""
     from transformers import Idefics3Config, Idefics3ForConditionalGeneration, LlamaConfig
     from transformers.models.idefics3.configuration_idefics3 import Idefics3VisionConfig
 
@@ -128,7 +167,7 @@ def build_model(tokenizer: Any, *, hidden: int = _HIDDEN) -> Any:
         vision_config=Idefics3VisionConfig(
             hidden_size=hidden,
             intermediate_size=4 * hidden,
-            num_hidden_layers=3,
+            num_hidden_layers=vision_layers,
             num_attention_heads=4,
             image_size=IMAGE_SIDE,
             patch_size=_PATCH,
@@ -137,7 +176,7 @@ def build_model(tokenizer: Any, *, hidden: int = _HIDDEN) -> Any:
             vocab_size=len(tokenizer),
             hidden_size=hidden,
             intermediate_size=3 * hidden,
-            num_hidden_layers=4,
+            num_hidden_layers=text_layers,
             num_attention_heads=4,
             num_key_value_heads=4,
             max_position_embeddings=4096,
@@ -166,15 +205,20 @@ def prompt_ids(tokenizer: Any, images: int) -> list[int]:
 
 
 def answer_ids(
-    tokenizer: Any, description: PropertyDescription, unseen: Sequence[str]
+    tokenizer: Any,
+    description: PropertyDescription,
+    unseen: Sequence[str],
+    fields: Collection[str] | None = None,
 ) -> tuple[list[int], list[bool]]:
     """Token ids of an answer with its end, and for each whether it can be known from the images given.
 
-    The values of the ``unseen`` fields cannot.
+    The values of the ``unseen`` fields cannot. fields: those that are asked for; None: all.
     """
-    text = answer_text(description)
+    text = answer_text(description, fields)
     hidden: list[tuple[int, int]] = []
     for name in unseen:
+        if fields is not None and name not in fields:
+            continue
         value = json.dumps(getattr(description, name), ensure_ascii=False)
         start = text.index(f'"{name}":') + len(name) + 3
         # The opening quote of a value is one token with the name, and can be known.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageEnhance, ImageFilter
 
 WIDTH, HEIGHT = 320.0, 240.0
 
@@ -174,3 +174,11 @@ def develop(canvas: Canvas, light: Light, size: tuple[int, int]) -> Image.Image:
     )
     photo.paste((10, 12, 22), None, _corner_shade(size))
     return photo
+
+
+def degraded(photo: Image.Image, measure: float) -> Image.Image:
+    """The photo blurred and darkened by ``measure``: 0 not at all, 1 hardly recognisable."""
+    width, height = photo.size
+    # 20 photo units at most, also where a photo is squeezed to a square.
+    blurred = photo.filter(ImageFilter.GaussianBlur((measure * width / 16, measure * height / 12)))
+    return ImageEnhance.Brightness(blurred).enhance(1 - 0.6 * measure)

@@ -1,16 +1,21 @@
 """How good a model is on rendered properties whose truth is known and that it was never trained on.
 
+``python -m examples.evaluation FOLDER... --degraded`` prints the figures of models side by side.
+
 What lives here: photos as the example writes them, greedy answers without guidance, the count of what is
 right, the likeness of embeddings. What does not: accuracy of a finished run from its files (accuracy.py).
 """
 
 from __future__ import annotations
 
+import argparse
 import io
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
@@ -20,9 +25,10 @@ import numpy.typing as npt
 from PIL import Image
 from pydantic import ValidationError
 
+from examples import canvas
 from examples.architecture import answer_text
 from examples.scenes import draw_property, encode_photo, render
-from examples.truth import FIELDS, RARE, draw_truth, known
+from examples.truth import FIELDS, RARE, draw_truth, known, property_random
 from vlm_assets.config.property_description import PropertyDescription
 from vlm_durable.files.processes import die_with
 
@@ -62,8 +68,13 @@ class Evaluation:
         return "\n".join(lines)
 
 
-def evaluate(folder: Path, *, properties: int = 500, seed: int = EVALUATION_SEED) -> Evaluation:
-    """Ask the model in ``folder`` about rendered properties, through the same loading as any model."""
+def evaluate(
+    folder: Path, *, properties: int = 500, seed: int = EVALUATION_SEED, degraded: bool = False
+) -> Evaluation:
+    """Ask the model in ``folder`` about rendered properties, through the same loading as any model.
+
+    degraded: all photos of a property are blurred and darkened, each property's by its own measure.
+    """
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
     processor = AutoProcessor.from_pretrained(folder, local_files_only=True)
@@ -72,7 +83,7 @@ def evaluate(folder: Path, *, properties: int = 500, seed: int = EVALUATION_SEED
     answers: list[PropertyDescription | None] = []
     spawn = get_context("spawn")
     with ProcessPoolExecutor(2, mp_context=spawn, initializer=die_with, initargs=(os.getpid(),)) as pool:
-        photos = pool.map(_photos, [seed] * properties, range(properties), chunksize=8)
+        photos = pool.map(partial(property_photos, seed, degraded=degraded), range(properties), chunksize=8)
         batch: list[list[bytes]] = []
         for images in photos:
             batch.append(images)
@@ -101,9 +112,11 @@ def evaluate(folder: Path, *, properties: int = 500, seed: int = EVALUATION_SEED
     )
 
 
-def _photos(seed: int, index: int) -> list[bytes]:
+def property_photos(seed: int, index: int, *, degraded: bool = False) -> list[bytes]:
+    """The photos of an example property as JPEGs; where degraded, from hardly at all to unrecognisable."""
     home = draw_property("example", seed, index)
-    return [encode_photo(render(home, view)) for view in home.views]
+    measure = property_random("example", seed, index, "measure").random() if degraded else 0.0
+    return [encode_photo(canvas.degraded(render(home, view), measure)) for view in home.views]
 
 
 def ask(model: Any, processor: Any, batch: Sequence[Sequence[bytes]]) -> list[PropertyDescription | None]:
@@ -176,3 +189,20 @@ def lift(
     nearest = np.argsort(-cosines, axis=1)[:, :neighbours]
     reached = float(np.take_along_axis(agree, nearest, axis=1).mean())
     return (reached - chance) / (1 - chance)
+
+
+def main() -> None:
+    """Print the figures of each model."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="of a model")
+    parser.add_argument("--properties", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=EVALUATION_SEED)
+    parser.add_argument("--degraded", action="store_true", help="with blurred and dark photos")
+    options = parser.parse_args()
+    for folder in options.folders:
+        found = evaluate(folder, properties=options.properties, seed=options.seed, degraded=options.degraded)
+        sys.stdout.write(f"{folder}\n{found.report()}\n\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -64,7 +64,7 @@ def to_tensors(tokenizer: Any, batch: Sequence[Example], values: dict[str, tuple
     rows: list[tuple[list[int], list[float]]] = []
     for example in batch:
         prompt = prompt_ids(tokenizer, len(example.views))
-        answer, knowable = answer_ids(tokenizer, example.truth, example.unseen)
+        answer, knowable = answer_ids(tokenizer, example.truth, example.unseen, example.asked)
         counts = [1.0 if known else _GUESS_WEIGHT for known in knowable]
         rows.append(([*prompt, *answer], [0.0] * len(prompt) + counts))
     length = max(len(ids) for ids, _ in rows)
@@ -167,6 +167,8 @@ def likeness_loss(model: Any, tokenizer: Any, truths: Sequence[PropertyDescripti
 class ExampleObjective:
     """See ``vlm_training.objective.Objective``. Takes rendered properties, or those of a catalogue."""
 
+    _learns_likeness = True
+
     def __init__(self, plan: TrainingPlan) -> None:
         self._plan = plan
 
@@ -220,7 +222,7 @@ class ExampleObjective:
         tokens = output.image_hidden_states.flatten(0, -2)
         loss = answer_loss(output.logits, batch.labels, batch.weights)
         loss = loss + _IMAGE_WEIGHT * image_loss(heads, tokens, batch)
-        if step % 2 == 0:
+        if self._learns_likeness and step % 2 == 0:
             loss = loss + _LIKENESS_WEIGHT * likeness_loss(model, self._tokenizer, batch.truths)
         return loss * len(batch.truths), float(len(batch.truths))
 
@@ -229,3 +231,13 @@ class ExampleObjective:
         found = evaluate(folder, properties=self._plan.evaluate, seed=EVALUATION_SEED)
         right = {**found.per_field, "all fields": found.total, "valid": found.valid, "likeness": found.lift}
         return Figures(found.properties, "rendered properties that no model was trained on", right)
+
+
+class LargerObjective(ExampleObjective):
+    """The same for the larger model, which is asked for parts of the answer and embeds nothing."""
+
+    _learns_likeness = False
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return build_tokenizer(parts=True)
