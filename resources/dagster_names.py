@@ -57,6 +57,11 @@ UNPREFIXED: Final = DagsterNames()
 """The names of a project that has one home alone."""
 
 
+FAILURE_REASON: Final = "dagster/failure_reason"
+"""Dagster's tag of a run that failed."""
+NEVER_STARTED: Final = "START_TIMEOUT"
+"""Dagster's failure reason of a run whose process did not begin in time: machine or database were busy."""
+
 NO_ATTEMPT = "vlm-assets/no-attempt"
 """Run tag: assets of the run failed, but not through a fault of its partition: it counts as no attempt."""
 NEEDS_PERSON = "vlm-assets/needs-person"

@@ -12,7 +12,8 @@ from datetime import datetime
 
 from dagster import DagsterRunStatus
 
-from sensors.dagster_internals.runs import NEVER_STARTED, InstanceRuns, RunState
+from resources.dagster_names import NEVER_STARTED
+from sensors.dagster_internals.runs import InstanceRuns, RunState
 from sensors.retry_decision import Action, Facts, Policy, decide
 from sensors.retry_ledger import Entry
 from vlm_durable.commands import command

@@ -30,7 +30,15 @@ from dagster import DagsterInstance, DagsterRunStatus
 from dagster._core.storage.event_log.schema import SqlEventLogStorageTable
 from dagster._core.storage.runs.schema import RunsTable, RunTagsTable
 
-from resources.dagster_names import NEEDS_PERSON, NO_ATTEMPT, UNPREFIXED, DagsterNames, is_tagged
+from resources.dagster_names import (
+    FAILURE_REASON,
+    NEEDS_PERSON,
+    NEVER_STARTED,
+    NO_ATTEMPT,
+    UNPREFIXED,
+    DagsterNames,
+    is_tagged,
+)
 
 LAUNCHED_BY = "vlm-assets/launched-by"
 """Run tag: what launched a run, if no person did. The value RETRY marks runs of the retry schedule."""
@@ -43,13 +51,12 @@ RAY_JOB = "vlm-assets/ray-job"
 
 _PARTITION = "dagster/partition"
 _RUN_KEY = "dagster/run_key"
-_FAILURE_REASON = "dagster/failure_reason"
 _WILL_RETRY = "dagster/will_retry"
 _RETRY_NUMBER = "dagster/retry_number"
 _BACKFILL = "dagster/backfill"
 _PARENT = "dagster/parent_run_id"
 _SERVER = ".dagster/grpc_info"
-_TAGS = (_SERVER, _PARTITION, _RUN_KEY, _FAILURE_REASON, _WILL_RETRY, _RETRY_NUMBER, _BACKFILL, _PARENT)
+_TAGS = (_SERVER, _PARTITION, _RUN_KEY, FAILURE_REASON, _WILL_RETRY, _RETRY_NUMBER, _BACKFILL, _PARENT)
 
 FINISHED = frozenset({DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED})
 UNFINISHED = frozenset(DagsterRunStatus) - FINISHED
@@ -59,12 +66,9 @@ UNDER_WAY = _AT_WORK | {DagsterRunStatus.CANCELING}
 
 _CHUNK = 500
 
-NEVER_STARTED = "START_TIMEOUT"
-"""Dagster's failure reason of a run whose process did not begin in time: machine or database were busy."""
-
 _NO_FAULT = frozenset({"UNEXPECTED_TERMINATION", NEVER_STARTED})
 
-_INTERRUPTED = {"dagster/failure_reason": "UNEXPECTED_TERMINATION"}
+_INTERRUPTED = {FAILURE_REASON: "UNEXPECTED_TERMINATION"}
 """The tag that Dagster gives a run that was ended from outside. Its retries do not inherit this tag."""
 
 _HERE = {None, "", "localhost", "127.0.0.1", "::1"}
@@ -133,7 +137,7 @@ class RunState:
             return None
         if is_tagged(self.tags.get(NO_ATTEMPT), self.run_id, assets):
             return "no attempt"
-        reason = self.tags.get(_FAILURE_REASON)
+        reason = self.tags.get(FAILURE_REASON)
         return reason if reason in _NO_FAULT else None
 
     def needs_person_for(self, assets: Collection[str]) -> bool:

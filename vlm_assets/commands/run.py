@@ -474,6 +474,7 @@ class ProgressLine:
         counts = (
             f"{len(now.done)}/{counted(len(self._sizes), 'partitions')}, {now.runs} running,"
             f" {len(now.failed)} failed"
+            + (f", {len(now.never_started)} not started" * bool(now.never_started))
         )
         state = f"{counts}; {counted(properties, 'properties')}"
         if rate.per_second is not None and seconds_left is not None:

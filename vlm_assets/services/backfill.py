@@ -72,12 +72,14 @@ class BackfillProgress:
     """The keys of a backfill by state, over all the assets: done means done in each of them.
 
     under_way: launched, most of them waiting for their turn. runs: runs that work at this moment.
+    never_started: the run of each waited in vain for a process, which is no failure of the partition.
     """
 
     done: frozenset[str]
     under_way: frozenset[str]
     failed: frozenset[str]
     runs: int
+    never_started: frozenset[str] = frozenset()
 
 
 class BackfillOptions(TypedDict, total=False):
@@ -234,11 +236,14 @@ class Backfill:
     def progress(self) -> BackfillProgress:
         """The progress of the partitions."""
         assets = [self.api.partition_keys(asset) for asset in self.assets]
+        failed = frozenset.union(*(keys.failed for keys in assets)).intersection(self.keys)
+        never_started = failed & self.api.never_started() if failed else failed
         return BackfillProgress(
             done=frozenset.intersection(*(keys.materialized for keys in assets)).intersection(self.keys),
             under_way=frozenset.union(*(keys.running for keys in assets)).intersection(self.keys),
-            failed=frozenset.union(*(keys.failed for keys in assets)).intersection(self.keys),
+            failed=failed - never_started,
             runs=self.api.runs_in("STARTED"),
+            never_started=never_started,
         )
 
     def status(self) -> Status:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from resources.dagster_names import FAILURE_REASON, NEVER_STARTED
 from vlm_assets.webserver.home import HOME_HEADER, home_id, running_address
 from vlm_durable.commands import command
 from vlm_durable.markdown_text import plain
@@ -24,6 +25,9 @@ STALE = "vlm-assets/stale"
 """Tag of a backfill: what its runs do with stale partitions."""
 
 _SECONDS = 60.0
+
+_FAILED_RUNS_READ = 100
+"""Of the runs that failed, so many are asked why, at each look."""
 
 
 class DagsterApiError(RuntimeError):
@@ -168,6 +172,20 @@ class DagsterApi:
             "query($s: RunStatus!){runsOrError(filter: {statuses: [$s]}){...on Runs{count}}}", s=status
         )["runsOrError"]
         return int(runs["count"])
+
+    def never_started(self) -> frozenset[str]:
+        """Partitions whose latest failed run never started, among the runs that failed last."""
+        runs = self.ask(
+            "query($n: Int!){runsOrError(filter: {statuses: [FAILURE]}, limit: $n){__typename"
+            " ...on Runs{results{tags{key value}}} ...on Error{message}}}",
+            n=_FAILED_RUNS_READ,
+        )["runsOrError"]
+        _refuse_error(runs)
+        reasons: dict[str, str | None] = {}
+        for run in runs["results"]:  # the newest first
+            tags = {tag["key"]: tag["value"] for tag in run["tags"]}
+            reasons.setdefault(tags.get("dagster/partition", ""), tags.get(FAILURE_REASON))
+        return frozenset(key for key, reason in reasons.items() if reason == NEVER_STARTED)
 
     def queue(self, pool: str) -> Queue:
         """How the queue, a pool and the daemons stand. Raises DagsterApiError."""

@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from resources.dagster_names import NEEDS_PERSON, NO_ATTEMPT, is_tagged, tag_value
-from sensors.dagster_internals.runs import LAUNCHED_BY, NEVER_STARTED, RETRY, RunState
+from resources.dagster_names import NEEDS_PERSON, NEVER_STARTED, NO_ATTEMPT, is_tagged, tag_value
+from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY, RunState
 from sensors.retry_decision import Action, Facts, Policy, decide
 from sensors.retry_ledger import Entry
 

@@ -9,12 +9,13 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from resources.dagster_names import FAILURE_REASON, NEVER_STARTED
 from tests.support.journals import open_journal
 from vlm_assets.assets.fingerprint import Meaning, Meanings
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands import run as run_module
 from vlm_assets.commands.main import app
-from vlm_assets.commands.run import Patience, _follow, _wait_for, show_summary
+from vlm_assets.commands.run import Patience, ProgressLine, _follow, _wait_for, show_summary
 from vlm_assets.config.questions_file import QuestionsFile
 from vlm_assets.services.backfill import Backfill, BackfillSummary, stale_options, with_stale
 from vlm_assets.services.forecast import ForecastAndRun
@@ -28,6 +29,7 @@ from vlm_assets.webserver.api import (
 )
 from vlm_assets.webserver.home import note_address, only_dagster
 from vlm_assets.webserver.process_group import ProcessEndedError
+from vlm_durable.state.rate import Rate
 
 ASSETS = ("property_descriptions", "property_embeddings")
 
@@ -431,6 +433,29 @@ def test_a_backfill_that_dagster_gave_up_is_launched_again(dataset, times, launc
     assert api.launched == [[dataset.keys[0]]] * launches
     why = "Dagster gave up backfill b1: Targeted partitions have been removed"
     assert console.file.getvalue().count(why) == min(times, launches)
+
+
+def test_a_run_that_never_started_is_no_failure_of_its_partition(dataset, monkeypatch):
+    """A busy machine let it wait in vain, and it is started again: the progress does not call it failed."""
+    first, second, third = dataset.keys
+
+    late, failed = {FAILURE_REASON: NEVER_STARTED}, {FAILURE_REASON: "STEP_FAILURE"}
+    runs = [(second, failed), (first, late), (first, failed), (second, late)]  # the newest first
+    tagged = [{"dagster/partition": key, **tags} for key, tags in runs]
+    results = [{"tags": [{"key": name, "value": value} for name, value in tags.items()]} for tags in tagged]
+    api = DagsterApi("http://127.0.0.1:9", dataset.settings.dagster_home)
+    monkeypatch.setattr(
+        api, "ask", lambda query, **_: {"runsOrError": {"__typename": "Runs", "results": results}}
+    )
+    monkeypatch.setattr(api, "runs_in", lambda status: 0)
+    keys = PartitionKeys(frozenset([third]), frozenset([first, second]), frozenset(), frozenset())
+    monkeypatch.setattr(api, "partition_keys", lambda asset: keys)
+    now = Backfill(api, dataset.settings, dataset.keys).progress()
+    assert (now.failed, now.never_started) == ({second}, {first})
+    console = Console(file=io.StringIO(), width=100)
+    with ProgressLine(console, dataset.keys) as line:
+        line.show(now, Rate(0, 0.0, {}), {})
+    assert "1/3 partitions, 0 running, 1 failed, 1 not started;" in console.file.getvalue()
 
 
 def test_how_far_the_plan_of_each_set_was_off_is_said_at_the_end(two_sets, monkeypatch):
