@@ -152,7 +152,7 @@ _CONSERVATION = f"""
             coalesce(l.property_id, i.property_id, '(no id)') AS property_id,
             l.key IS NOT NULL AS is_expected, i.key IS NOT NULL AS is_present,
             coalesce(n, 0) AS n, coalesce(ok, 0) AS ok, coalesce(failed, 0) AS failed,
-            coalesce(not_asked, 0) AS not_asked, ok + failed + not_asked AS settled,
+            coalesce(not_asked, 0) AS not_asked, coalesce(i.ok + i.failed + i.not_asked, 0) AS settled,
             coalesce(mixed, 0) AS mixed,
             is_expected AND is_present
                 AND (numbered < n OR lowest <> l.ordinal OR highest <> l.ordinal) AS misnumbered

@@ -189,16 +189,18 @@ def withdraw_journals(
                     slot.unlink(missing_ok=True)
 
 
-def _adopt(asked: QuestionSet, catalog: Catalog, key: str) -> str | None:
+def _adopt(asked: QuestionSet, catalog: Catalog, key: str) -> str:
     """Open the journal that a run would open now, with all finished rows in it; gives its generation.
 
-    None where the answers that the set's condition looks at cannot be read: whom it asks is then unknown.
+    Where the answers that the set's condition looks at cannot be read, it is that of a set that asks all: a
+    run takes from it what fits.
     """
     settings, range_ = asked.settings, PropertyRange.from_key(key)
+    model = build_vision_language_model(settings)
     try:
-        work = DescriptionWork.for_range(settings, catalog, range_, build_vision_language_model(settings))
+        work = DescriptionWork.for_range(settings, catalog, range_, model)
     except (PublishedError, WhereError):
-        return None
+        work = DescriptionWork.for_range(settings.of_all(), catalog, range_, model)
     partition = Partition(settings, asked.asset.name, key, work.ids, work.fingerprint)
     published = PublishedPartitions(asked.asset)
     record = published.record(key)

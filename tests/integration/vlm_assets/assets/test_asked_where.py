@@ -12,7 +12,8 @@ from tests.support.desks import KEY, Desk, settings_of
 from tests.support.homes import Condition
 from tests.support.scripted_models import ScriptedEngine
 from vlm_assets.assets.checks import FailedShareLimits, check_descriptions
-from vlm_assets.assets.looked_at import asked_shares
+from vlm_assets.assets.looked_at import LookedAt, asked_shares
+from vlm_assets.assets.materialize import Materialization
 from vlm_assets.assets.partition import NOT_ASKED, OK
 from vlm_assets.assets.partition_state import PartitionStates, State
 from vlm_assets.assets.property_descriptions import DescriptionWork
@@ -20,6 +21,7 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.resource_settings import build_vision_language_model
 from vlm_assets.config.settings import load_settings
+from vlm_assets.config.where import WhereError
 from vlm_assets.services.home_audit import audit
 from vlm_assets.services.repairs import Remedy, find_repairs
 from vlm_assets.services.status import read_status
@@ -264,3 +266,27 @@ def test_a_withdrawn_property_leaves_no_value_behind_and_is_no_property_that_is_
     assert state_of(desk).state is State.DONE
     audited = audit(desk.settings, Catalog.open(desk.settings.home), deep=True)
     assert audited.ok, audited.wrong
+
+
+def test_finished_rows_outlive_a_withdrawal_while_what_it_looks_at_cannot_be_read(ask, monkeypatch):
+    """Rows of other properties that were paid for are not thrown away with those of the withdrawn one."""
+    desk = ask("floors > 3")
+    ids = ids_of(desk)
+    assert desk.materialize(DESCRIPTIONS).success
+    with monkeypatch.context() as patch:
+
+        def full(*_):
+            raise OSError("the disk is full")
+
+        patch.setattr(Materialization, "publish", full)
+        assert not desk.materialize(CONDITION).success
+    assert sorted(Asking.asked[CONDITION]) == sorted(ids[:3])
+    with monkeypatch.context() as patch:
+
+        def unreadable(*_):
+            raise WhereError("another schema made them")
+
+        patch.setattr(LookedAt, "read", unreadable)
+        for _ in withdraw(desk.settings, prepare_withdrawal(desk.settings, [ids[5]])):
+            pass
+    assert asked_now(desk) == []
