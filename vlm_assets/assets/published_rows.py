@@ -45,7 +45,8 @@ STRETCH_SECONDS = 600
 _COLUMNS = ["property_id", "ordinal", "status", "error_kind", "error"]
 
 _COUNT = """
-    SELECT device, histogram(coalesce(error_kind, status, 'none')), min(epoch(described_at)), max(epoch(described_at))
+    SELECT device, histogram(coalesce(error_kind, status, 'none')),
+        min(epoch(described_at)), max(epoch(described_at))
     FROM read_parquet($file, hive_partitioning=false)
     GROUP BY device, status = 'not_asked', floor(epoch(described_at) / $stretch)
     ORDER BY 3
