@@ -57,6 +57,7 @@ from vlm_assets.catalog.stored_catalog import pull_catalog
 from vlm_assets.catalog.withdrawn_ids import read_withdrawn
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
+from vlm_assets.config.where import WhereError
 from vlm_durable.commands import command
 from vlm_durable.journal.journal import Journal
 from vlm_durable.journal.journal_errors import JournalLockedError
@@ -210,7 +211,7 @@ def range_of_run(context: dg.AssetExecutionContext, settings: Settings) -> tuple
     def pull() -> list[str]:
         pull_catalog(settings.home, store)
         assets = settings.partitioned_assets
-        with no_retry_after_put_back(context):
+        with no_retry_without_a_person(context):
             notes = [note for asset in assets for note in StoredPartitions(asset, store).pull(keys[0])]
         for asset in assets:
             pull_closed(asset.partition(keys[0]), store)
@@ -281,7 +282,7 @@ class Materialization:
         ) as beat:
             # A withdrawal that begins later sees the heartbeat.
             _refuse_withdrawn(context, settings, partition)
-            with no_retry_after_put_back(context, asset):
+            with no_retry_without_a_person(context, asset):
                 materialization = cls(context, partition, work, options, beat, settings)
             yield materialization
 
@@ -717,16 +718,18 @@ def _refuse_withdrawn(context: dg.AssetExecutionContext, settings: Settings, par
 
 
 @contextlib.contextmanager
-def no_retry_after_put_back(context: dg.AssetExecutionContext, *assets: str) -> Iterator[None]:
-    """Fail without a retry where a partition was put back: every further run would fail alike.
+def no_retry_without_a_person(context: dg.AssetExecutionContext, *assets: str) -> Iterator[None]:
+    """Fail without a retry where a partition was put back, or a condition cannot be evaluated.
+
+    Every further run would fail alike.
 
     assets: those whose failure that is; without any, all that the run has not made.
     """
     try:
         yield
-    except PutBackError as error:
+    except (PutBackError, WhereError) as error:
         note_run(context, NEEDS_PERSON, assets)
-        raise dg.Failure(f"{error} Nothing was computed.", allow_retries=False) from error
+        raise dg.Failure(f"{str(error).rstrip('.')}. Nothing was computed.", allow_retries=False) from error
 
 
 def root_run_of(context: dg.AssetExecutionContext) -> str:

@@ -53,6 +53,7 @@ from vlm_assets.assets.materialize import (
     JoinedRunOptions,
     Materialization,
     Metadata,
+    no_retry_without_a_person,
     range_of_run,
 )
 from vlm_assets.assets.partition import CONFIDENCE, INPUTS, NOT_ASKED
@@ -190,14 +191,17 @@ def build_described_assets(
                 if names.key(asset) not in context.selected_asset_keys:
                     continue
                 with joined.own_failure(asset), contextlib.ExitStack() as own:
-                    work = wait_until_available(
-                        context,
-                        settings,
-                        partial(DescriptionWork.for_range, asked.settings, catalog, property_range, model),
-                        unavailable=ServerUnreachableError,
-                        title="No model to work with",
-                        assets=[asset],
-                    )
+                    with no_retry_without_a_person(context, asset):
+                        work = wait_until_available(
+                            context,
+                            settings,
+                            partial(
+                                DescriptionWork.for_range, asked.settings, catalog, property_range, model
+                            ),
+                            unavailable=ServerUnreachableError,
+                            title="No model to work with",
+                            assets=[asset],
+                        )
                     options = config.of(asset)
                     run = own.enter_context(Materialization.begin(context, settings, asset, work, options))
                     if run.is_complete:

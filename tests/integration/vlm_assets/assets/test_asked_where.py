@@ -7,6 +7,7 @@ from typing import ClassVar
 import pyarrow.parquet as pq
 import pytest
 
+from resources.dagster_names import NEEDS_PERSON
 from resources.vision_language_model import VisionLanguageModel
 from tests.support.desks import KEY, Desk, settings_of
 from tests.support.homes import Condition
@@ -220,6 +221,15 @@ def test_what_it_looks_at_is_published_first(ask):
     assert not desk.settings.layout.asset(CONDITION).partition(KEY).published.exists()
 
 
+def test_a_condition_that_the_answers_do_not_fit_waits_for_a_person(ask):
+    """Tried again it would fail alike, in every partition."""
+    desk = ask("CAST('no ' || floors AS INTEGER) > 3")
+    assert desk.materialize(DESCRIPTIONS).success
+    done = desk.materialize(CONDITION)
+    assert "Conversion Error" in done.failure and "Nothing was computed." in done.failure
+    assert CONDITION in desk.instance.get_run_by_id(done.result.run_id).tags[NEEDS_PERSON]
+
+
 def test_a_row_that_was_left_out_or_asked_wrongly_keeps_a_file_from_being_published(ask):
     """The check asks the published answers, whatever made the rows."""
     desk = ask("floors > 3")
@@ -242,8 +252,8 @@ def test_a_row_that_was_left_out_or_asked_wrongly_keeps_a_file_from_being_publis
     assert failing(None) == ["ids_conserved"], "a set without a condition asks all"
 
 
-def test_the_cost_that_is_named_beforehand_is_that_of_those_who_are_asked(ask):
-    """Of a range that is not described yet nobody knows: it is taken as the others are."""
+def test_the_cost_that_is_named_beforehand_is_that_of_those_who_are_asked(ask, monkeypatch):
+    """Of a range that is not described yet, or not read, nobody knows: it is taken as the others are."""
     desk = ask("floors > 3")
     done = desk.materialize(DESCRIPTIONS)
     assert done.success, done.failure
@@ -251,6 +261,8 @@ def test_the_cost_that_is_named_beforehand_is_that_of_those_who_are_asked(ask):
     catalog = Catalog.open(desk.settings.home)
     assert asked_shares(of_set, catalog) == {range_.key: 3 / 8 for range_ in catalog.ranges}
     assert asked_shares(desk.settings, catalog) == {}
+    monkeypatch.setattr("vlm_assets.assets.looked_at._SAMPLE", 0)
+    assert set(asked_shares(of_set, catalog).values()) == {1.0}
 
 
 def test_a_withdrawn_property_leaves_no_value_behind_and_is_no_property_that_is_not_asked(ask):
