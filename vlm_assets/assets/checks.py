@@ -256,11 +256,9 @@ def _row_schema(staged: Path, schema: pa.Schema) -> CheckOutcome:
 
 
 def _failed_share(connection: duckdb.DuckDBPyConnection, limits: FailedShareLimits, key: str) -> CheckOutcome:
-    # A withdrawn property is no failure.
-    connection.sql(
-        "CREATE VIEW tried AS SELECT * FROM staged"
-        " WHERE error_kind IS DISTINCT FROM 'withdrawn' AND status IS DISTINCT FROM 'not_asked'"
-    )
+    # A withdrawn property is no failure. One that is not asked counts: a condition may ask few, or only those
+    # that failed before.
+    connection.sql("CREATE VIEW tried AS SELECT * FROM staged WHERE error_kind IS DISTINCT FROM 'withdrawn'")
     rows = connection.sql("SELECT count(*) FROM tried").fetchall()[0][0]
     failed, first = _ids(connection, "SELECT property_id FROM tried WHERE status = 'failed'")
     kinds = connection.sql(

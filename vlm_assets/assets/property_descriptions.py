@@ -607,7 +607,7 @@ class DescriptionWork:
 
     def would_refuse(self, failed: int, *, accepted: Acceptance) -> bool:
         """Whether the checks would refuse a file with ``failed`` failed rows."""
-        return self._limits(accepted).refuse(failed, len(self.ids) - len(self.left_out))
+        return self._limits(accepted).refuse(failed, len(self.ids))
 
     def _limits(self, accepted: Acceptance) -> FailedShareLimits:
         return FailedShareLimits(self.settings.failed_share, accepted)

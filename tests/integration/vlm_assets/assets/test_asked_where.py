@@ -38,6 +38,7 @@ class Asking(ScriptedEngine):
 
     tall: ClassVar[set[str]] = set()
     asked: ClassVar[dict[str, list[str]]] = {}
+    speechless: ClassVar[set[str]] = set()
 
     def __init__(self, source, schema):
         super().__init__(source, None)
@@ -47,9 +48,8 @@ class Asking(ScriptedEngine):
         ids = [loaded.property_id for loaded in batch]
         Asking.asked.setdefault(self.asset, []).extend(ids)
         if self.asset == CONDITION:
-            return [
-                Answer(json.dumps({"wear": "little", "needs_paint": False}), "stop", 8, 10) for _ in batch
-            ]
+            answer = json.dumps({"wear": "little", "needs_paint": False})
+            return [Answer("" if of in Asking.speechless else answer, "stop", 8, 10) for of in ids]
         answers = super().describe(batch, attempt=attempt)
         return [
             Answer(
@@ -70,6 +70,7 @@ def ask(desk, tmp_path, monkeypatch):
     ids = ids_of(desk)
     monkeypatch.setattr(Asking, "tall", set(ids[:3]))
     monkeypatch.setattr(Asking, "asked", {})
+    monkeypatch.setattr(Asking, "speechless", set())
 
     def ask(where: str) -> Desk:
         return asking(desk, tmp_path / "questions.yaml", where)
@@ -210,6 +211,15 @@ def test_a_repair_follows_what_it_looks_at_and_asks_nobody_again(ask):
         if repair.asset == CONDITION
     ]
     assert [(repair.key, repair.remedy) for repair in repairs] == [(KEY, Remedy.RESUME)]
+
+
+def test_where_few_are_asked_a_few_failures_keep_no_partition_from_being_published(ask):
+    """A set that asks again those that failed may fail with all of them: they are few of the partition."""
+    desk = ask("floors > 3").changed(failed_share=0.3)
+    ids = ids_of(desk)
+    Asking.speechless |= set(ids[:2])
+    asked_now(desk, DESCRIPTIONS)
+    assert statuses(desk) == {of: "failed" if of in ids[:2] else NOT_ASKED for of in ids} | {ids[2]: OK}
 
 
 def test_what_it_looks_at_is_published_first(ask):
