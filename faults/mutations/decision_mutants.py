@@ -504,5 +504,8 @@ MUTANTS = (
            "sum(sum(of_set.get(key, 0) for of_set in anew.values()) for key in described)", "a partition that is stale in two question sets counts once"),
     Mutant(_STALE, "    return state.new_images or 0 if only_images else state.expected\n", "    return state.expected\n",
            "where images alone changed, the others are not asked again"),
+    Mutant(_FINGERPRINT, "(LOOKED_AT in changed and OF_THE_PARTITION.issuperset(changed))", "LOOKED_AT in changed",
+           "another condition waits for a person, whatever is published meanwhile"),
+    Mutant(_WHERE, '    "STAR": "several columns",\n', "", "a condition is one for each property"),
     Mutant(_STALE, " and not OF_UPSTREAM.issuperset(state.changed)\n", "\n", "vectors of earlier texts are no question"),
 )  # fmt: skip
