@@ -1,12 +1,14 @@
 """What the re-materialization is told of our assets is what lies on disk."""
 
 import time
+from dataclasses import replace
 
 import dagster as dg
 import pytest
 
 from sensors.dagster_internals.events import DagsterFacts
 from vlm_assets.assets import fingerprint
+from vlm_assets.assets.partition_state import PartitionStates
 from vlm_assets.automation.retries import (
     RETRY_RUNS,
     _Files,
@@ -59,6 +61,23 @@ def test_rows_grow_with_every_row_of_any_generation(dataset, files):
         write_mark(folder / f"{generation}.json", HighWaterMark(key, generation, rows, 1, 1, None))
         counted.append(files.rows(key))
     assert counted == [2, 3, 6]
+
+
+@pytest.mark.parametrize(
+    ("changed", "waits"),
+    [
+        ((fingerprint.CATALOGUE_SLICE, fingerprint.LOOKED_AT), False),
+        ((fingerprint.LOOKED_AT, fingerprint.WHERE), True),
+        ((fingerprint.CATALOGUE_SLICE,), True),
+    ],
+)
+def test_a_set_that_follows_other_answers_waits_for_no_person(dataset, files, monkeypatch, changed, waits):
+    """A run would make it anew without asking, so it is tried again; under another condition it would not."""
+    read = PartitionStates.read
+    monkeypatch.setattr(
+        PartitionStates, "read", lambda states, *of: replace(read(states, *of), changed=changed)
+    )
+    assert files.is_stale(DESCRIPTIONS, dataset.keys[0]) is waits
 
 
 def test_what_was_made_under_other_settings_is_stale(dataset, files, monkeypatch):
