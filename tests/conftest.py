@@ -27,6 +27,10 @@ os.environ.setdefault("VLM_ASSETS_EMBEDDING_MODEL", "example")
 # Torch's threads spin while they wait for each other: beside other tests, two of them take twice the CPU time
 # of one, and longer.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Homes of tests are in memory, where there is room: they are synced ten thousand times, and a test that kills
+# sees the same states there, without a disk's waits. Power cuts have file systems of their own.
+if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 << 30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 # No test fails because the machine is slow. In CI the examples are the same each time, so that a change is
 # judged by what it changes; elsewhere they are drawn anew, and a failing one is remembered.
