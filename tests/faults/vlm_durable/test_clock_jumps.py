@@ -14,6 +14,7 @@ import pytest
 
 from sensors.progress_judge import ProgressLimits
 from sensors.worker_health import stuck_workers
+from vlm_assets.config.settings import CHECKOUT
 from vlm_durable.files.layout import Home
 from vlm_durable.state.database import open_state
 from vlm_durable.state.workers import Workers
@@ -32,6 +33,7 @@ def live(program, tmp_path):
     clock.write_text("+0\n")
     environment = {
         **os.environ,
+        "PYTHONPATH": str(CHECKOUT),
         "LD_PRELOAD": str(library),
         "FAKETIME_TIMESTAMP_FILE": str(clock),
         "FAKETIME_NO_CACHE": "1",
