@@ -36,9 +36,10 @@ CORE_ALONE := PYTHONPATH=$(CURDIR)/tests/support/core_alone$(if $(PYTHONPATH),:$
 TEST_CORE := $(CORE_ALONE) $(BIN)/pytest $(CORE_TESTS) $(MAIN_JOB)
 STARTING := tests/browser tests/integration
 SERVING := -m 'serves and not long and not vllm' tests/integration
-# Unit tests are in two parts, so that the parts take about as long.
-BROWSING := -m 'not long and not vllm' tests/unit $(patsubst %,--ignore=%,$(CORE_TESTS)) tests/browser
-NOT_SERVING := -m 'not serves and not long and not vllm' tests/integration --ignore $(MAIN_JOB)
+# Unit tests are in three parts, so that the parts take about as long.
+EXTENSION_TESTS := $(patsubst %,tests/unit/%,vlm_results vlm_training vlm_cluster)
+BROWSING := -m 'not long and not vllm' tests/unit $(patsubst %,--ignore=%,$(CORE_TESTS) $(EXTENSION_TESTS)) tests/browser
+NOT_SERVING := -m 'not serves and not long and not vllm' tests/integration --ignore $(MAIN_JOB) $(EXTENSION_TESTS)
 
 .PHONY: help run rehearse explore test test-core-alone test-long test-gpu test-vllm test-deps vllm faults cluster-demo test-training test-store test-bare test-bare-if-changed gpu-wheels gpu-hour mutations example-embedder example-model example-larger-model bench bench-environments bench-gpu clean
 
