@@ -28,7 +28,7 @@ from vlm_engine.devices.leases import LeaseHolder
 SCRIPT = Path(__file__).with_name("working_process.py")
 LOG = logging.getLogger("test")
 OTHER = LeaseHolder("other", "k", "s")
-LIMITS = ProgressLimits(least=0.5)
+LIMITS = ProgressLimits(least=2.0)
 
 
 def working(state, run_id, seconds=0.2):
