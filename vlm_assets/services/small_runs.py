@@ -222,7 +222,8 @@ def environment(settings: Settings) -> dict[str, str]:
     # The schema's module may lie beside a file of question sets, of which that program knows nothing.
     module = settings.description_schema.partition(":")[0]
     folder = Path(str(import_module(module).__file__)).parents[module.count(".")]
-    if folder not in (Path.cwd(), CHECKOUT):
+    # Its runs work in other folders than this process.
+    if folder != CHECKOUT:
         inherited["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
     return {
         **{name: value for name, value in inherited.items() if name not in left_out},

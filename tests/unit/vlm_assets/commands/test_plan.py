@@ -48,6 +48,7 @@ def test_what_is_started_to_plan_a_set_asks_that_set_alone(tmp_path, monkeypatch
     own = alone(settings, "access")
     assert own.descriptions.name == "property_access"
     monkeypatch.setattr(os, "environ", environment(own))
+    assert str(tmp_path) in os.environ["PYTHONPATH"].split(os.pathsep), "its runs work in other folders"
     started = load_settings(home=tmp_path / "home")
     assert started.questions is None
     schema = load_schema("access_schema:Access")
