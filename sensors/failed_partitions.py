@@ -358,7 +358,7 @@ class _Tick:
             self.entries[entry.key] = self._with_interruption_alert(self._with_why(entry))
 
     def _with_person_alert(self, entry: Entry, left: Candidate) -> Entry:
-        """The entry, after alerting once of what is left to a person. It is kept if there is any."""
+        """The entry to keep. A person is alerted once about assets that wait for one."""
         run, assets = left.latest_run, tuple(left.wrong)
         if run is None:
             was_left = any(entry.needs_person(asset) for asset in self.watched.assets)

@@ -405,7 +405,7 @@ class Settings(BaseSettings):
 
     @property
     def where(self) -> Where | None:
-        """Of the settings of a question set, of which properties it is asked; None: of all."""
+        """The condition that chooses the properties of a question set. None: it asks all of them."""
         return self._where
 
     @property

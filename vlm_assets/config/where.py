@@ -1,4 +1,4 @@
-"""The condition ``where`` of a question set: of which properties it is asked.
+"""The condition ``where`` of a question set: it chooses the properties that the set asks.
 
 It is an SQL expression over the fields of the sets above it in the file, and over their raw confidence, as
 ``confidence.FIELD``. DuckDB parses it once, when the settings are read, and evaluates it for each partition.

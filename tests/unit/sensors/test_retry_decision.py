@@ -139,7 +139,7 @@ class RetryStates(RuleBasedStateMachine):
     @precondition(lambda self: self.ends)
     @rule()
     def a_person_presses_the_button(self):
-        """No back-off is waited for, and what was given up is taken up again."""
+        """The schedule waits for no back-off, and tries a partition again that it had given up."""
         self.forgiven, self.given_up, self.at_once = len(self.ends), False, True
         assert self.decide(1.0, at_once=True) is Action.LAUNCH
         self.counts()

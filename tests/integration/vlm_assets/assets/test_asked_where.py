@@ -197,7 +197,7 @@ def test_a_condition_that_is_added_waits_for_a_person(ask):
 
 
 def test_a_repair_follows_what_it_looks_at_and_asks_nobody_again(ask):
-    """Answers that were published anew are no damage: what was answered is kept."""
+    """A repair keeps the answers of a set whose upstream published other ones: that is no damage."""
     desk = ask("floors > 3")
     ids = ids_of(desk)
     asked_now(desk, DESCRIPTIONS)

@@ -1,4 +1,4 @@
-"""`questions` shows what is asked, of whom, and whose answer is taken."""
+"""`questions` lists each set with its fields, its condition and the fields that it fills."""
 
 from pydantic import BaseModel, Field
 
