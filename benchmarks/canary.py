@@ -28,7 +28,9 @@ from vlm_assets.config.settings import Settings, load_settings
 from vlm_engine.canary import Canary, weights_checksum
 from vlm_engine.devices.find import Device
 from vlm_engine.devices.leases import pin
+from vlm_engine.images.images import LoadedProperty
 from vlm_engine.ladder import describe_batch
+from vlm_engine.protocol import Engine
 from vlm_engine.transformers.transformers_engine import TransformersEngine
 
 _TARGET: Final = 0.01
@@ -42,14 +44,17 @@ class Took:
     cpu: float
 
 
-def _timed(work: Callable[[], object]) -> Took:
+def timed(work: Callable[[], object]) -> Took:
+    """What one call of the work takes."""
     began, cpu = time.perf_counter(), time.process_time()
     work()
     return Took(time.perf_counter() - began, time.process_time() - cpu)
 
 
-def _describing(settings: Settings, device: Device) -> tuple[object, Callable[[], object]]:
-    """An engine, and the work on the whole partition with it."""
+def describing(
+    settings: Settings, device: Device
+) -> tuple[Engine, list[list[LoadedProperty]], Callable[[], object]]:
+    """An engine, the partition's properties in batches, and the work on all of them with it."""
     catalog, model = Catalog.open(settings.home), build_vision_language_model(settings)
     (partition,) = catalog.ranges
     work = DescriptionWork.for_range(settings, catalog, partition, model)
@@ -61,7 +66,7 @@ def _describing(settings: Settings, device: Device) -> tuple[object, Callable[[]
         for batch in loaded:
             describe_batch(engine, work.schema, batch, settings.max_new_tokens)
 
-    return engine, describe
+    return engine, loaded, describe
 
 
 def _measure_runs(settings: Settings) -> None:
@@ -72,14 +77,14 @@ def _measure_runs(settings: Settings) -> None:
 
     taken: list[float] = []
 
-    def timed(method: Callable[[Canary, object], None]) -> Callable[[Canary, object], None]:
+    def clocked(method: Callable[[Canary, object], None]) -> Callable[[Canary, object], None]:
         def measured_method(canary: Canary, engine: object) -> None:
-            taken.append(_timed(lambda: method(canary, engine)).wall)
+            taken.append(timed(lambda: method(canary, engine)).wall)
 
         return measured_method
 
-    setattr(Canary, "begin", timed(Canary.begin))  # noqa: B010
-    setattr(Canary, "end", timed(Canary.end))  # noqa: B010
+    setattr(Canary, "begin", clocked(Canary.begin))  # noqa: B010
+    setattr(Canary, "end", clocked(Canary.end))  # noqa: B010
     defs, instance = build_defs(settings), dg.DagsterInstance.ephemeral()
     (partition,) = Catalog.open(settings.home).ranges
     for asset in ("property_descriptions", "property_embeddings"):
@@ -117,7 +122,7 @@ def _measure(
             work,
             partial(measured_canary.end, engine),
         ]
-        taken.append(tuple(_timed(step) for step in steps))
+        taken.append(tuple(timed(step) for step in steps))
     # The first round pays for what is compiled and allocated once, and finds no known answer.
     begins, works, ends = zip(*taken[1:], strict=True)
     for clock in ("wall", "cpu"):
@@ -151,12 +156,12 @@ def main() -> None:
         def canary(number: int) -> Canary:
             return Canary(control_state(settings), device, f"benchmark/{number}", "benchmark")
 
-        engine, describe = _describing(settings, device)
+        engine, _, describe = describing(settings, device)
         _measure(f"{arguments.properties} descriptions", engine, describe, canary, arguments.rounds)
         if isinstance(engine, TransformersEngine):
             model = engine._model
             size = sum(tensor.nbytes for tensor in model.state_dict().values())
-            seconds = min(_timed(lambda: weights_checksum(model)).wall for _ in range(3))
+            seconds = min(timed(lambda: weights_checksum(model)).wall for _ in range(3))
             print(f"checksum of {size / 1e6:.1f} MB of weights: {1000 * seconds:.1f} ms")
         _measure_runs(settings)
 

@@ -74,7 +74,10 @@ def steps(*, device: str, tiny: bool) -> list[Step]:
         *("benchmarks.prompt_memory", "--second-question", "--device", device),
         *("--rounds", "2", "--properties", "4", "--side", "112" if tiny else "1182"),
     )
-    # First what no GPU has shown yet.
+    confidence = (
+        *("benchmarks.confidence_cost", "--device", device, "--model", models[0]),
+        *("--properties", "2" if tiny else "24", "--pairs", "2" if tiny else "6"),
+    )
     drafts_and_partitions = [
         (
             Step(f"drafts {model}", (*case, "--model", model, "--batch", large, *drafts), 150),
@@ -83,6 +86,8 @@ def steps(*, device: str, tiny: bool) -> list[Step]:
         for model in models
     ]
     figures = [
+        # First what no GPU has shown yet.
+        Step("confidence", confidence, 170, measures=False),
         *drafts_and_partitions[0],
         *(
             Step(f"second question {model}", (*second, "--model", model), 100, measures=False)
