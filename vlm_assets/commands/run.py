@@ -53,6 +53,7 @@ from vlm_assets.services.backfill import (
     known_keys,
     summarize,
 )
+from vlm_assets.services.expected_cost import SetProgress
 from vlm_assets.services.forecast import compare_with_run
 from vlm_assets.services.progress import doing
 from vlm_assets.services.stale_work import stale_among
@@ -68,7 +69,6 @@ from vlm_assets.webserver.process_group import interruptible
 from vlm_assets.webserver.server import running_dagster, serve
 from vlm_durable.commands import command
 from vlm_durable.mirror.bucket import StoreAwayError
-from vlm_durable.state.rate import Rate
 from vlm_durable.state.sqlite_file import ControlStateError
 from vlm_durable.versions.verified_files import VerifiedFiles
 from vlm_durable.wording import counted
@@ -254,7 +254,7 @@ def _watch(work: Backfill, patience: Patience) -> None:
 
         def ended() -> bool:
             now = work.progress()
-            line.show(now, *work.rate())
+            line.show(now, work.slowest_set())
             return work.ended(now)
 
         while not patience.ask(ended):
@@ -467,18 +467,18 @@ class ProgressLine:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def show(self, now: BackfillProgress, rate: Rate, done: Mapping[str, int]) -> None:
-        """Show the progress; without a terminal, a line for each change. done: rows by partition."""
-        properties = sum(done.get(key, 0) for key in self._sizes)
-        seconds_left = rate.seconds_left(size - done.get(key, 0) for key, size in self._sizes.items())
+    def show(self, now: BackfillProgress, progress: SetProgress) -> None:
+        """Show the progress; without a terminal, a line for each change."""
+        properties = sum(progress.done.get(key, 0) for key in self._sizes)
+        rate, seconds_left = progress.rate.per_second, progress.seconds_left(self._sizes)
         counts = (
             f"{len(now.done)}/{counted(len(self._sizes), 'partitions')}, {now.runs} running,"
             f" {len(now.failed)} failed"
             + (f", {len(now.never_started)} not started" * bool(now.never_started))
         )
         state = f"{counts}; {counted(properties, 'properties')}"
-        if rate.per_second is not None and seconds_left is not None:
-            state += f", {rate.per_second:.2f}/s, {timedelta(seconds=round(seconds_left))} left"
+        if rate is not None and seconds_left is not None:
+            state += f", {rate:.2f}/s, {timedelta(seconds=round(seconds_left))} left"
         self._bar.state = state
         self._bar.update(self._task, completed=len(now.done))
         if not self._console.is_terminal and counts != self._last_counts:

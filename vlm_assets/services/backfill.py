@@ -15,7 +15,7 @@ from vlm_assets.catalog.catalog_file import CatalogError
 from vlm_assets.config.question_sets import config_of_runs, options_of, with_downstream
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
-from vlm_assets.services.expected_cost import read_rates
+from vlm_assets.services.expected_cost import SetProgress, read_progress
 from vlm_assets.services.status import Status, read_status
 from vlm_assets.webserver.api import (
     LAUNCHED_BY,
@@ -26,7 +26,6 @@ from vlm_assets.webserver.api import (
     LaunchedBackfill,
 )
 from vlm_durable.commands import command
-from vlm_durable.state.rate import Rate
 from vlm_durable.wording import counted
 
 if TYPE_CHECKING:
@@ -250,13 +249,10 @@ class Backfill:
         """The status of the home, as ``vlm-assets status`` shows it."""
         return read_status(self.settings, Catalog.open(self.settings.home))
 
-    def rate(self) -> tuple[Rate, Mapping[str, int]]:
-        """The rate and the rows that are done, as ``vlm-assets status`` shows them.
-
-        Of several question sets, those of the one that is furthest behind.
-        """
-        rates = read_rates(self.settings, Catalog.open(self.settings.home)).values()
-        return min(rates, key=lambda of_set: sum(of_set[1].values()))
+    def slowest_set(self) -> SetProgress:
+        """How far the question set is that is furthest behind."""
+        progress = read_progress(self.settings, Catalog.open(self.settings.home)).values()
+        return min(progress, key=lambda of_set: sum(of_set.done.values()))
 
     def ended(self, now: BackfillProgress) -> bool:
         """Whether Dagster has ended the backfills, so that nothing more will happen.

@@ -130,22 +130,36 @@ def _images_of_ranges(catalog: Catalog, max_images: int) -> dict[str, int]:
     return {range_.key: int(images) for range_, images in zip(catalog.ranges, sums, strict=True)}
 
 
-def read_rates(settings: Settings, catalog: Catalog) -> dict[str, tuple[Rate, dict[str, int]]]:
-    """Of each question set, by its asset: the rate, and the rows of each partition that are done.
+@dataclass(frozen=True)
+class SetProgress:
+    """How far one question set is. done: rows of each partition by key, those that are not asked too.
 
-    As ``status`` says them, without its rest. Raises OSError.
+    share: of the published properties, those that were asked. Only they take a device's time.
     """
+
+    rate: Rate
+    done: Mapping[str, int]
+    share: float = 1.0
+
+    def seconds_left(self, sizes: Mapping[str, int]) -> float | None:
+        """Seconds until partitions of these sizes, by key, are done; None if the rate is unknown."""
+        left = (size - self.done.get(key, 0) for key, size in sizes.items())
+        return self.rate.seconds_left(self.share * rows for rows in left)
+
+
+def read_progress(settings: Settings, catalog: Catalog) -> dict[str, SetProgress]:
+    """Of each question set, by its asset: as ``status`` says it, without its rest. Raises OSError."""
     sizes = {range_.key: len(range_) for range_ in catalog.ranges}
     workers = Workers(control_state(settings)).living()
     return {
-        asked.asset.name: _read_rate(asked.asset, sizes, workers, time.time())
+        asked.asset.name: _read_progress(asked.asset, sizes, workers, time.time())
         for asked in question_sets(settings)
     }
 
 
-def _read_rate(
+def _read_progress(
     asset: AssetFolders, sizes: Mapping[str, int], workers: Iterable[Worker], now: float
-) -> tuple[Rate, dict[str, int]]:
+) -> SetProgress:
     working = [worker for worker in workers if worker.asset == asset.name]
     published = read_published_rows(asset, sizes)
     done = {key: committed_rows(asset, key) for key in asset.journal_keys() if key in sizes}
@@ -153,7 +167,15 @@ def _read_rate(
     done = {key: rows for key, rows in done.items() if rows < sizes[key]}
     done |= {key: rows.asked + rows.not_asked for key, rows in published.items()}
     done |= {worker.partition: worker.committed for worker in working}
-    return measure(published.values(), working, now), done
+    rows_of = published.values()
+    return SetProgress(measure(rows_of, working, now), done, share_asked(rows_of))
+
+
+def share_asked(published: Collection[PublishedRows]) -> float:
+    """Of the published properties, the share that was asked; 1 where none is published."""
+    left_out = sum(rows.not_asked for rows in published)
+    asked = sum(rows.asked for rows in published)
+    return asked / (asked + left_out) if left_out else 1.0
 
 
 def measure(published: Collection[PublishedRows], working: Iterable[Worker], now: float) -> Rate:

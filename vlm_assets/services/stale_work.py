@@ -13,7 +13,7 @@ from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, OF_UPSTREAM, Meanings
 from vlm_assets.assets.partition_state import PartitionState, PartitionStates, State
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.settings import Settings
-from vlm_assets.services.expected_cost import read_rates
+from vlm_assets.services.expected_cost import read_progress
 from vlm_durable.commands import command
 from vlm_durable.state.rate import Rate
 from vlm_durable.versions.verified_files import VerifiedFiles
@@ -127,7 +127,7 @@ def stale_among(settings: Settings, catalog: Catalog, keys: Collection[str]) -> 
     """What of these partitions is stale now. Raises CatalogError, OSError, ControlStateError."""
     reader = PartitionStates(settings, catalog, verified=VerifiedFiles(settings.state_directory, seconds=0.0))
     states = [reader.read(asset, key) for asset in settings.computed_assets for key in keys]
-    rates = {asset: rate for asset, (rate, _) in read_rates(settings, catalog).items()}
+    rates = {asset: progress.rate for asset, progress in read_progress(settings, catalog).items()}
     return stale_work(settings, states, rates, reader.meanings)
 
 

@@ -24,7 +24,7 @@ from vlm_assets.config.extensions import StatusTable, installed
 from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
-from vlm_assets.services.expected_cost import ExpectedCost, measure
+from vlm_assets.services.expected_cost import ExpectedCost, measure, share_asked
 from vlm_assets.services.kept_assets import kept_assets, removed_set_finding
 from vlm_assets.services.stale_work import StaleWork, stale_work
 from vlm_assets.services.store_looks import store_troubles
@@ -391,13 +391,11 @@ class _Asked:
         failed = Counter[str]()
         for rows in published.values():
             failed.update(rows.failed)
-        left_out = sum(rows.not_asked for rows in published.values())
-        asked = sum(rows.asked for rows in published.values())
-        share = asked / (asked + left_out) if left_out else 1.0
+        share = share_asked(published.values())
         status = SetStatus(
             asset=asset.name,
             ok=sum(rows.ok for rows in published.values()),
-            not_asked=left_out,
+            not_asked=sum(rows.not_asked for rows in published.values()),
             failed_by_kind=dict(failed.most_common()),
             first_failed=first_failed(asset, published),
             properties_per_second=rate.per_second,

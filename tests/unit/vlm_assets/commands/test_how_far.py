@@ -25,6 +25,7 @@ from vlm_assets.config.resource_settings import build_gpu, build_vision_language
 from vlm_assets.config.settings import Settings
 from vlm_assets.services import home_audit, measurement
 from vlm_assets.services.backfill import BackfillProgress
+from vlm_assets.services.expected_cost import SetProgress
 from vlm_assets.services.small_runs import MeasuredRun
 from vlm_durable.files.files import make_directory
 from vlm_durable.state.rate import Rate
@@ -223,6 +224,6 @@ def test_a_backfill_says_how_many_of_its_partitions_are_done() -> None:
         with ProgressLine(console, keys) as line:
             for done in range(2):
                 now = BackfillProgress(frozenset(keys[:done]), frozenset(keys[done:]), frozenset(), 1)
-                line.show(now, Rate(3, 6.0, {"d": 3}), {keys[0]: 3 * done})
+                line.show(now, SetProgress(Rate(3, 6.0, {"d": 3}), {keys[0]: 3 * done}))
         shown = console.file.getvalue()  # type: ignore[attr-defined]
         assert re.search(r"1/4 partitions, 1 running, 0 failed; 3 properties, 0.50/s, 0:00:18 left", shown)

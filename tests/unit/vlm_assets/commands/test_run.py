@@ -18,6 +18,7 @@ from vlm_assets.commands.main import app
 from vlm_assets.commands.run import Patience, ProgressLine, _follow, _wait_for, show_summary
 from vlm_assets.config.questions_file import QuestionsFile
 from vlm_assets.services.backfill import Backfill, BackfillSummary, stale_options, with_stale
+from vlm_assets.services.expected_cost import SetProgress
 from vlm_assets.services.forecast import ForecastAndRun
 from vlm_assets.services.status import read_status
 from vlm_assets.webserver.api import (
@@ -454,7 +455,7 @@ def test_a_run_that_never_started_is_no_failure_of_its_partition(dataset, monkey
     assert (now.failed, now.never_started) == ({second}, {first})
     console = Console(file=io.StringIO(), width=100)
     with ProgressLine(console, dataset.keys) as line:
-        line.show(now, Rate(0, 0.0, {}), {})
+        line.show(now, SetProgress(Rate(), {}))
     assert "1/3 partitions, 0 running, 1 failed, 1 not started;" in console.file.getvalue()
 
 

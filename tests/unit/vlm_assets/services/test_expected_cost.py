@@ -15,9 +15,11 @@ from vlm_assets.config.settings import Settings
 from vlm_assets.services import expected_cost
 from vlm_assets.services.expected_cost import (
     ExpectedCost,
+    SetProgress,
     heaviest_first,
     measure,
-    read_rates,
+    read_progress,
+    share_asked,
 )
 from vlm_assets.services.status import read_status
 from vlm_durable.state.database import open_state
@@ -83,8 +85,10 @@ def test_an_unreadable_catalogue_gives_plain_order_and_says_so(
     assert "plain order" in caplog.text
 
 
-def rows_of(device: str, first: float, last: float, rows: int, began: float | None = None) -> PublishedRows:
-    return PublishedRows(rows, {}, (Stretch(device, first, last, rows),), began)
+def rows_of(
+    device: str, first: float, last: float, rows: int, began: float | None = None, not_asked: int = 0
+) -> PublishedRows:
+    return PublishedRows(rows, {}, (Stretch(device, first, last, rows),), began, not_asked)
 
 
 def test_start_up_and_waiting_between_runs_are_part_of_the_rate() -> None:
@@ -132,6 +136,14 @@ def test_nothing_committed_has_no_rate() -> None:
     assert Rate().seconds_left([0]) == 0.0
 
 
+def test_a_property_that_is_not_asked_takes_no_time() -> None:
+    """Of a set with a condition, the time left is that of the share that will be asked."""
+    published = [rows_of("a", 0, 20, 5, not_asked=95), rows_of("a", 20, 40, 5, not_asked=95)]
+    progress = SetProgress(measure(published, [], now=40), {"1": 100, "2": 100}, share_asked(published))
+    assert progress.seconds_left({"1": 100, "2": 100, "3": 100, "4": 100}) == pytest.approx(40.0)
+    assert share_asked([]) == 1.0
+
+
 def test_the_line_of_a_run_says_what_status_says(empty, commit, refuse) -> None:
     """Rate and rows that are done agree: of what is published, under way, and kept back by a check."""
     first, second, third = empty.keys
@@ -139,9 +151,9 @@ def test_the_line_of_a_run_says_what_status_says(empty, commit, refuse) -> None:
     commit(empty.settings, second, 1)
     commit(empty.settings, third, 3)
     refuse(empty.settings, third)
-    rate, done = read_rates(empty.settings, empty.catalog)["property_descriptions"]
+    progress = read_progress(empty.settings, empty.catalog)["property_descriptions"]
     found = read_status(empty.settings.model_copy(update={"devices": "cpu:2"}), empty.catalog)
-    assert rate.per_second == found.properties_per_second
+    assert progress.rate.per_second == found.properties_per_second
     described = [one for one in found.partitions if one.asset == "property_descriptions"]
     assert {one.key: one.usable_rows for one in described} == {first: 3, second: 1, third: 0}
-    assert {one.key: done.get(one.key, 0) for one in described} == {first: 3, second: 1, third: 0}
+    assert {one.key: progress.done.get(one.key, 0) for one in described} == {first: 3, second: 1, third: 0}
