@@ -104,6 +104,8 @@ class Backfill:
     """Whether properties that failed are tried again in partitions that were never published."""
     followed: list[str] = field(default_factory=list)
     """Ids of the Dagster backfills that this one continues or has launched."""
+    made_again: frozenset[str] = frozenset()
+    """Partitions to be made whose new runs were not seen yet: Dagster still shows what was there before."""
     deferred: bool = False
     """Whether it has to begin again when these have ended: an asset waits for what it is made from."""
 
@@ -122,6 +124,7 @@ class Backfill:
         status = self.status()
         lacking = self._lacking(status)
         options = stale_options(self.assets, status.stale.settings, stale_too=self.stale_too)
+        self.made_again = frozenset(lacking)
         if not self.keys:
             return "Nothing to do: there is no such partition."
         sentences = []
@@ -237,9 +240,13 @@ class Backfill:
         assets = [self.api.partition_keys(asset) for asset in self.assets]
         failed = frozenset.union(*(keys.failed for keys in assets)).intersection(self.keys)
         never_started = failed & self.api.never_started() if failed else failed
+        under_way = frozenset.union(*(keys.running for keys in assets)).intersection(self.keys)
+        made = frozenset.intersection(*(keys.materialized for keys in assets)).intersection(self.keys)
+        # What Dagster does not show as made was never there, or its new run began.
+        self.made_again = (self.made_again - under_way) & made
         return BackfillProgress(
-            done=frozenset.intersection(*(keys.materialized for keys in assets)).intersection(self.keys),
-            under_way=frozenset.union(*(keys.running for keys in assets)).intersection(self.keys),
+            done=made - self.made_again,
+            under_way=under_way,
             failed=failed - never_started,
             runs=self.api.runs_in("STARTED"),
             never_started=never_started,

@@ -459,6 +459,24 @@ def test_a_run_that_never_started_is_no_failure_of_its_partition(dataset, monkey
     assert "1/3 partitions, 0 running, 1 failed, 1 not started;" in console.file.getvalue()
 
 
+def test_what_is_made_again_is_not_done_before_its_run(dataset, monkeypatch):
+    """Dagster still shows as made what is about to be made anew: it is done once its run was seen."""
+    first, second, third = dataset.keys
+    api = DagsterApi("http://127.0.0.1:9", dataset.settings.dagster_home)
+    work = Backfill(api, dataset.settings, dataset.keys, made_again=frozenset([first, second]))
+    monkeypatch.setattr(api, "runs_in", lambda status: 0)
+
+    def done(made, running):
+        keys = PartitionKeys(frozenset(made), frozenset(), frozenset(running), frozenset())
+        monkeypatch.setattr(api, "partition_keys", lambda asset: keys)
+        return work.progress().done
+
+    assert done([first, second, third], []) == {third}
+    assert done([second, third], [first]) == {third}
+    assert done([first, third], [second]) == {first, third}
+    assert done([first, second, third], []) == {first, second, third}
+
+
 def test_how_far_the_plan_of_each_set_was_off_is_said_at_the_end(two_sets, monkeypatch):
     """A set that was planned by itself is compared with its own run."""
     compared = ForecastAndRun(
