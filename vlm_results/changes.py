@@ -38,8 +38,8 @@ from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_results.guarantee import RAW, Guarantee, shown_rows
 from vlm_results.joined_rows import (
     FurtherRows,
+    ShownAnswers,
     beside,
-    filled,
     further_records,
     further_sets,
     shown_version,
@@ -379,10 +379,8 @@ def _rows_of(read: DescribedRows) -> Rows:
     vectors = {} if read.vectors is None else vector_bytes(read.vectors)
     rows = {}
     of_sets = [(of_set.name, of_set.rows.to_pylist()) for of_set in read.further]
-    filled_by = {
-        of_set.name: {field: mask.to_pylist() for field, mask in shown.items()}
-        for of_set, shown in zip(read.further, filled(read.rows, read.further), strict=True)
-    }
+    shown = ShownAnswers.of(read.rows, read.further)
+    filled = {of_set.name: shown.filled(of_set) for of_set in read.further}
     for number, row in enumerate(read.rows.to_pylist()):
         ordinal, vector = row["ordinal"], vectors.get(row["ordinal"], b"")
         answer = answer_digest({INPUTS: None, **row})
@@ -391,7 +389,7 @@ def _rows_of(read: DescribedRows) -> Rows:
                 answered[number]["status"],
                 answer_digest(answered[number]),
                 _shown(answered[number]),
-                *(field for field, is_shown in filled_by[name].items() if is_shown[number]),
+                *filled[name][number],
             ]
             for name, answered in of_sets
             if answered[number]["status"] not in (None, NOT_ASKED)

@@ -1,21 +1,23 @@
 """One view of all question sets: the rows of the first, which are the descriptions, with the fields of all.
 
 A further set adds its fields to ``description`` and ``confidence`` where it has a row of the same property,
-and else they are null. A field that it fills has its answer where it gives one, and else that of the sets
-above it. ``published_table.py`` reads the rows, and has the same view for a person's SQL.
+and else they are null. ``filled_fields.py`` says whose answer a field has that a set fills.
+``published_table.py`` reads the rows, and has the same view for a person's SQL.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import reduce
+from typing import Final, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from vlm_assets.assets.partition import CONFIDENCE
 from vlm_assets.assets.property_descriptions import description_rows
+from vlm_assets.config.filled_fields import FieldSources, field_sources, shown
 from vlm_assets.config.question_sets import QuestionSet, question_sets
 from vlm_assets.config.settings import Settings
 from vlm_durable.versions.partition_files import PublishedRecord
@@ -89,54 +91,66 @@ def beside(descriptions: pa.Table, rows: pa.Table) -> pa.Table:
     return rows.take(pc.if_else(is_same, at, pa.scalar(None, at.type)))
 
 
-def filled(descriptions: pa.Table, further: Sequence[FurtherRows]) -> list[dict[str, pa.BooleanArray]]:
-    """Of each further set: for each field that it fills, of which rows its answer is shown.
+@dataclass(frozen=True)
+class ShownAnswers:
+    """Whose answer each row shows. The descriptions have an empty name.
 
-    The last set that has an answer gives it. What counts is the raw one: where a guarantee withholds the
-    better answer, the worse one is not shown in its place.
+    fillers: of each field, by row, the name of the set that fills it; empty where none does.
     """
-    shown: list[dict[str, pa.BooleanArray]] = [{} for _ in further]
-    taken: dict[str, pa.BooleanArray] = {}
-    types = _types([descriptions, *(of.rows for of in further)])
-    for number in reversed(range(len(further))):
-        of = further[number]
-        for field in of.fills:
-            answers = _column(of.rows, RAW if _has(of.rows, RAW) else "description")
-            if is_fillable(types.get(field), answers.type, field):
-                has = pc.struct_field(answers, field).is_valid()
-                before = taken.get(field)
-                shown[number][field] = has if before is None else pc.and_not(has, before)
-                taken[field] = has if before is None else pc.or_(has, before)
-    return shown
 
+    sources: Mapping[str, FieldSources]
+    fillers: Mapping[str, pa.StringArray]
 
-def is_fillable(type_: pa.DataType | None, answers: pa.StructType, field: str) -> bool:
-    """Whether these answers may stand in a column of this type; files of earlier schemas may have another."""
-    at = answers.get_field_index(field)
-    return at >= 0 and bool(answers[at].type == type_)
+    @classmethod
+    def of(cls, descriptions: pa.Table, further: Sequence[FurtherRows]) -> Self:
+        """Look at the raw answers."""
+        sets = [FurtherRows("", None, descriptions), *further]
+        raw = {of.name: _answers(of.rows, RAW if _has(of.rows, RAW) else "description") for of in sets}
+        sources = field_sources((of.name, raw[of.name].type, of.fills) for of in sets)
+        fillers = {}
+        for field, of_field in sources.items():
+            has = ((pc.struct_field(raw[name], field).is_valid(), name) for name in of_field.fillers)
+            fillers[field] = shown(pa.repeat("", descriptions.num_rows), has, pc.if_else)
+        return cls(sources, fillers)
 
+    def filled(self, of_set: FurtherRows) -> list[list[str]]:
+        """The fields of each row that a set fills."""
+        fillers = {field: self.fillers[field].to_pylist() for field in of_set.fills if field in self.fillers}
+        rows = range(of_set.rows.num_rows)
+        return [[field for field in fillers if fillers[field][row] == of_set.name] for row in rows]
 
-def _types(tables: Iterable[pa.Table]) -> dict[str, pa.DataType]:
-    """The type of each field of the descriptions, in the first of the tables that has it."""
-    types: dict[str, pa.DataType] = {}
-    for table in tables:
-        for field in table.schema.field("description").type if _has(table, "description") else ():
-            types.setdefault(field.name, field.type)
-    return types
+    def is_shown(self, name: str, field: str) -> pa.BooleanArray:
+        """Which rows show the answer of the set with this name, also where it is null."""
+        names = [name, ""] if self.sources[field].first == name else [name]
+        return pc.is_in(self.fillers[field], value_set=pa.array(names))
+
+    def merged(self, answers: Mapping[str, pa.StructArray]) -> pa.StructArray:
+        """One struct of the fields of all sets; null where all are. answers: of each set, by its name."""
+        fields: dict[str, pa.Array] = {}
+        for own in answers.values():
+            for field in (field.name for field in own.type if field.name not in fields):
+                fillers = self.sources[field].fillers if field in self.sources else ()
+                better = (
+                    (pc.equal(self.fillers[field], filler), pc.struct_field(answers[filler], field))
+                    for filler in fillers
+                )
+                fields[field] = shown(pc.struct_field(own, field), better, pc.if_else)
+        is_null = reduce(pc.and_, (own.is_null() for own in answers.values()))
+        return pa.StructArray.from_arrays(list(fields.values()), names=list(fields), mask=is_null)
 
 
 def joined(descriptions: pa.Table, further: Sequence[FurtherRows]) -> pa.Table:
     """The rows of the descriptions with the fields of all sets, in the order of their file."""
     if not further:
         return descriptions
-    descriptions = descriptions.combine_chunks()
     if not _has(descriptions, CONFIDENCE) and any(_has(of.rows, CONFIDENCE) for of in further):
         descriptions = descriptions.append_column(CONFIDENCE, _answers(descriptions, CONFIDENCE))
-    shown = filled(descriptions, further)
-    for name in ("description", CONFIDENCE, RAW):
-        if _has(descriptions, name):
-            merged = _merged(_column(descriptions, name), name, further, shown)
-            descriptions = descriptions.set_column(descriptions.column_names.index(name), name, merged)
+    shown_answers = ShownAnswers.of(descriptions, further)
+    for place, name in enumerate(descriptions.column_names):
+        if name in ("description", CONFIDENCE, RAW):
+            answers = {of.name: _answers(of.rows, name) for of in further}
+            merged = shown_answers.merged({"": _column(descriptions, name), **answers})
+            descriptions = descriptions.set_column(place, name, merged)
     return descriptions
 
 
@@ -145,40 +159,16 @@ def set_facts(
 ) -> pa.StructArray:
     """The column SETS: of each set, the facts about its row, and the digest of its answer."""
     facts = {}
-    for of_set, shown in zip(further, filled(descriptions, further), strict=True):
+    shown_answers = ShownAnswers.of(descriptions, further)
+    for of_set in further:
         columns = {name: _column(of_set.rows, name) for name in SET_COLUMNS}
         columns["answer"] = answers[of_set.name]
         if of_set.fills:
-            names = [
-                [field for field, is_shown in zip(shown, of_row, strict=True) if is_shown]
-                for of_row in zip(*(mask.to_pylist() for mask in shown.values()), strict=True)
-            ]
-            columns[FILLED] = pa.array(names or [[]] * of_set.rows.num_rows, pa.list_(pa.string()))
+            columns[FILLED] = pa.array(shown_answers.filled(of_set), pa.list_(pa.string()))
         facts[of_set.name] = pa.StructArray.from_arrays(
             list(columns.values()), names=list(columns), mask=columns["status"].is_null()
         )
     return pa.StructArray.from_arrays(list(facts.values()), names=list(facts))
-
-
-def _merged(
-    first: pa.StructArray,
-    name: str,
-    further: Sequence[FurtherRows],
-    shown: Sequence[Mapping[str, pa.BooleanArray]],
-) -> pa.StructArray:
-    """One struct of the fields of all; null where all are. shown: see ``filled``."""
-    fields = {field.name: pc.struct_field(first, field.name) for field in first.type}
-    is_null = first.is_null()
-    for of, of_set in zip(further, shown, strict=True):
-        own = _answers(of.rows, name)
-        for field in own.type:
-            if field.name not in fields:
-                fields[field.name] = pc.struct_field(own, field.name)
-            elif field.name in of_set:
-                answer = pc.struct_field(own, field.name)
-                fields[field.name] = pc.if_else(of_set[field.name], answer, fields[field.name])
-        is_null = pc.and_(is_null, own.is_null())
-    return pa.StructArray.from_arrays(list(fields.values()), names=list(fields), mask=is_null)
 
 
 def _answers(rows: pa.Table, name: str) -> pa.StructArray:

@@ -6,7 +6,7 @@ They come from the truth file and from verdicts of ``review``. Curves and promis
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from itertools import groupby
@@ -18,9 +18,10 @@ import pyarrow.compute as pc
 
 from vlm_assets.assets.fingerprint import digest_of, settings_digest
 from vlm_assets.assets.learned_labels import learned_labels
-from vlm_assets.assets.partition import CONFIDENCE, INPUTS, OK
+from vlm_assets.assets.partition import CONFIDENCE, INPUTS
 from vlm_assets.assets.truth import REVIEWS, names_a_model, read_truth, verdicts
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.config.filled_fields import field_sources
 from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
@@ -137,22 +138,25 @@ def read_judged(settings: Settings, catalog: Catalog) -> dict[str, list[Judged]]
     if not ordered:
         return {}
     judged: dict[str, list[Judged]] = {}
-    filled: dict[str, set[str]] = {}
-    of_sets = []
-    for asked in reversed(question_sets(settings)):
-        rows = {row["property_id"]: row for row in _published_rows(asked.asset, catalog, ordered)}
-        for row in rows.values():
-            of_property = filled.setdefault(row["property_id"], set())
-            row["shown"] = _shown_fields(row["description"], asked.fills, of_property)
-            of_property |= row["shown"].intersection(asked.fills)
-        of_sets.append({name: row for name, row in rows.items() if row["confidences"]})
-    for rows in reversed(of_sets):
+    sets = question_sets(settings)
+    of_sets = {
+        asked.name: {row["property_id"]: row for row in _published_rows(asked.asset, catalog, ordered)}
+        for asked in sets
+    }
+    sources: dict[str, dict[str, str]] = {}
+    for name in ordered:
+        rows = {of_set: rows[name] for of_set, rows in of_sets.items() if name in rows}
+        fields = field_sources((of.name, rows[of.name]["type"], of.fills) for of in sets if of.name in rows)
+        answers = {of_set: row["description"] for of_set, row in rows.items()}
+        sources[name] = {field: of.filler(answers) or of.first for field, of in fields.items()}
+    for of_set, rows in of_sets.items():
         models = {row["model"] for row in rows.values()} if truth else ()
         learned = {model: learned_labels(settings, model) for model in models}
         for name in ordered:
             row = rows.get(name)
-            if row is None:
+            if row is None or not row["confidences"]:
                 continue
+            shown = {field for field, source in sources[name].items() if source == of_set}
             answer = answer_digest(row)
             is_learned = name in truth and name in learned[row["model"]]
             if name in truth:
@@ -160,7 +164,7 @@ def read_judged(settings: Settings, catalog: Catalog) -> dict[str, list[Judged]]
                 right = {
                     field: same(described[field], true_fields[field])
                     for field in described
-                    if field in true_fields and field in row["shown"]
+                    if field in true_fields and field in shown
                 }
                 weight, is_random = float(not is_learned), may_certify and not is_learned
             else:
@@ -171,7 +175,7 @@ def read_judged(settings: Settings, catalog: Catalog) -> dict[str, list[Judged]]
                 right = {
                     field: is_right
                     for field, is_right in marks.items()
-                    if field in row["shown"] and verdict.judges(field, answer)
+                    if field in shown and verdict.judges(field, answer)
                 }
                 weight, is_random = verdict.weight, verdict.by_chance
             judged.setdefault(row["made_with"], []).append(
@@ -180,22 +184,12 @@ def read_judged(settings: Settings, catalog: Catalog) -> dict[str, list[Judged]]
     return judged
 
 
-def _shown_fields(
-    description: Mapping[str, Any], fills: Collection[str], filled: Collection[str]
-) -> set[str]:
-    """The fields of a set's answer that are shown. fills: by it. filled: by sets below it."""
-    return {
-        name
-        for name, value in description.items()
-        if name not in filled and not (name in fills and value is None)
-    }
-
-
 def _published_rows(asset: AssetFolders, catalog: Catalog, ids: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The described rows of these properties in a question set.
+    """The rows of these properties in a question set.
 
-    With ``made_with``, the model's exact revision and confidences; files of earlier versions have none of
-    these. Only the partitions of the properties are read. Raises CommandError if one cannot be.
+    With the ``type`` of the description, ``made_with``, the model's exact revision and confidences; files of
+    earlier versions have none of the last three. Only the partitions of the properties are read. Raises
+    CommandError if one cannot be.
     """
     ordinals = catalog.ordinals_of(set(ids))
     published = PublishedPartitions(asset)
@@ -212,12 +206,7 @@ def _published_rows(asset: AssetFolders, catalog: Catalog, ids: Sequence[str]) -
                 f" {error}. Do it again; if it fails again, {command('audit')} says what is wrong with the"
                 f" partition in {asset.published}."
             ) from error
-        table = table.filter(
-            pc.and_(
-                pc.is_in(table["ordinal"], value_set=pa.array(list(group), pa.int64())),
-                pc.equal(table["status"], OK),
-            )
-        )
+        table = table.filter(pc.is_in(table["ordinal"], value_set=pa.array(list(group), pa.int64())))
         parts = record.metadata.get("parts", {})
         made_with, model = settings_digest(parts), parts.get("model", "")
         type_ = table.schema.field("description").type
@@ -227,4 +216,5 @@ def _published_rows(asset: AssetFolders, catalog: Catalog, ids: Sequence[str]) -
             confidences = {
                 name: float(values[number]) for name, values in sure.items() if np.isfinite(values[number])
             }
-            yield {**row, "made_with": made_with, "model": model, "confidences": confidences}
+            facts = {"type": type_, "made_with": made_with, "model": model, "confidences": confidences}
+            yield {**row, **facts}

@@ -23,6 +23,7 @@ import typer
 from vlm_assets.assets.fingerprint import TEXTS, digest_of
 from vlm_assets.assets.partition import CONFIDENCE, INPUTS
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.config.filled_fields import FieldSources, field_sources, in_sql, shown
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.progress import doing
@@ -50,7 +51,6 @@ from vlm_results.joined_rows import (
     columns_of,
     further_records,
     further_sets,
-    is_fillable,
     joined,
 )
 
@@ -352,10 +352,10 @@ def table(
     """
     import duckdb
 
-    descriptions = _Source.of_files("descriptions", files)
-    sources = [descriptions, *(_Source.of_further(of_set) for of_set in further)]
+    sets = [FurtherFiles("descriptions", files, pa.schema([])), *further]
+    descriptions, *_ = sources = [_Source.of(of_set) for of_set in sets]
     columns = _view_columns(descriptions, sources)
-    listed = ", ".join(quoted(str(path), "'") for of in (files, *(of.files for of in further)) for path in of)
+    listed = ", ".join(quoted(str(path), "'") for of in sets for path in of.files)
     config: dict[str, Any] = {"memory_limit": MEMORY, "preserve_insertion_order": False}
     with (
         # A join of millions of rows has more than its memory. DuckDB would put the rest beside the caller.
@@ -363,7 +363,7 @@ def table(
         duckdb.connect(config={**config, "temp_directory": folder}) as connection,
     ):
         for of_set in further:
-            connection.register(_nothing_of(of_set.name), of_set.columns.empty_table())
+            connection.register(f"nothing_of_{of_set.name}", of_set.columns.empty_table())
         rows = descriptions.rows if not further else _joined_rows(descriptions, sources)
         connection.execute(
             f"CREATE VIEW {NAME} AS SELECT {columns} FROM ({rows})"  # noqa: S608 - names quoted
@@ -390,37 +390,33 @@ class _Source:
     fills: tuple[str, ...] = ()
 
     @classmethod
-    def of_files(cls, name: str, files: Mapping[Path, Thresholds], fills: tuple[str, ...] = ()) -> Self:
-        """The rows of these files, as they are shown."""
-        types = _answer_types(map(pq.read_schema, files))
-        limits = limits_by_file({str(path): thresholds for path, thresholds in files.items()})
-        selected = "*"
+    def of(cls, of_set: FurtherFiles) -> Self:
+        """The rows of these files, as they are shown; without a file none, with the columns of its schema."""
+        types = _answer_types(map(pq.read_schema, of_set.files) if of_set.files else [of_set.columns])
+        last = pq.read_schema(list(of_set.files)[-1]) if of_set.files else of_set.columns
+        limits = limits_by_file({str(path): thresholds for path, thresholds in of_set.files.items()})
+        selected = "*" if of_set.files else f"*, description AS {RAW}"
         if limits:
             selected = f"* REPLACE ({shown_description(limits, types)} AS description), description AS {RAW}"
-        listed = ", ".join(quoted(str(path), "'") for path in files)
-        rows = (
-            f"SELECT {selected} FROM read_parquet([{listed}],"  # noqa: S608 - names quoted
-            " union_by_name=true, hive_partitioning=false, filename=true)"
-        )
-        last = pq.read_schema(list(files)[-1])
-        return cls(name, rows, frozenset(last.names), types, bool(limits), fills)
-
-    @classmethod
-    def of_further(cls, of_set: FurtherFiles) -> Self:
-        """The rows of a further set; where it has no file, none with the columns of its schema."""
-        if of_set.files:
-            return cls.of_files(of_set.name, of_set.files, of_set.fills)
-        rows = f"SELECT *, description AS {RAW} FROM {_nothing_of(of_set.name)}"  # noqa: S608 - a set's name
-        names, types = frozenset(of_set.columns.names), _answer_types([of_set.columns])
-        return cls(of_set.name, rows, names, types, True, of_set.fills)
+        listed = ", ".join(quoted(str(path), "'") for path in of_set.files)
+        files = f"read_parquet([{listed}], union_by_name=true, hive_partitioning=false, filename=true)"
+        rows = f"SELECT {selected} FROM {files if of_set.files else f'nothing_of_{of_set.name}'}"  # noqa: S608 - names quoted
+        is_limited = bool(limits) or not of_set.files
+        return cls(of_set.name, rows, frozenset(last.names), types, is_limited, of_set.fills)
 
     def column(self, name: str) -> str:
         """A column of its row in the joined rows, in SQL."""
         return f"{quoted(self.name)}.{name}"
 
+    def has(self, field: str) -> str:
+        """The condition in SQL that it has a raw answer."""
+        return f"{self.column(RAW if self.is_limited else 'description')}.{quoted(field)} IS NOT NULL"
 
-def _nothing_of(name: str) -> str:
-    return f"nothing_of_{name}"
+    def answer(self, name: str, field: str) -> str:
+        """A field of its description or confidence in SQL; null where its files have no confidence of it."""
+        if name == CONFIDENCE and self.types.get(CONFIDENCE, pa.struct([])).get_field_index(field) < 0:
+            return f"NULL::{_sql_type(confidence_type(self.types['description']).field(field).type)}"
+        return f"{self.column(name)}.{quoted(field)}"
 
 
 def _answer_types(schemas: Iterable[pa.Schema]) -> dict[str, pa.StructType]:
@@ -437,15 +433,22 @@ def _answer_types(schemas: Iterable[pa.Schema]) -> dict[str, pa.StructType]:
 def _joined_rows(descriptions: _Source, sources: Sequence[_Source]) -> str:
     """The rows of the descriptions with the fields of all sources in SQL, as ``joined_rows.py`` has them."""
     own = [f"descriptions.{name}" for name in descriptions.names.intersection(_COLUMNS)]
+    fields = field_sources((of.name, of.types.get("description", ()), of.fills) for of in sources)
+    named = {of.name: of for of in sources}
     answers = ["description", CONFIDENCE, *([RAW] if descriptions.is_limited else [])]
-    filled = _filled(sources)
-    merged = [f"{_merged(name, sources, filled)} AS {name}" for name in answers]
+    merged = [f"{_merged(name, named, fields)} AS {name}" for name in answers]
+    fillers = {}
+    for field, of_field in fields.items():
+        has = ((named[name].has(field), f"'{name}'") for name in of_field.fillers)
+        fillers[field] = shown("''", has, in_sql)
     facts = []
-    for of, shown in zip(sources[1:], filled[1:], strict=True):
+    for of in sources[1:]:
         columns = {name: of.column(name) for name in SET_COLUMNS}
         if of.fills:
-            names = ", ".join(quoted(field, "'") for field in shown)
-            columns[FILLED] = f"list_where([{names}]::VARCHAR[], [{', '.join(shown.values())}]::BOOLEAN[])"
+            filled = [field for field in of.fills if field in fillers]
+            names = ", ".join(quoted(field, "'") for field in filled)
+            masks = ", ".join(f"{fillers[field]} = '{of.name}'" for field in filled)
+            columns[FILLED] = f"list_where([{names}]::VARCHAR[], [{masks}]::BOOLEAN[])"
         packed = ", ".join(f"{name} := {value}" for name, value in columns.items())
         facts.append(
             f"{quoted(of.name)} := CASE WHEN {of.column('status')} IS NOT NULL THEN struct_pack({packed}) END"
@@ -459,42 +462,19 @@ def _joined_rows(descriptions: _Source, sources: Sequence[_Source]) -> str:
     return f"SELECT {selected} FROM ({descriptions.rows}) AS descriptions {joins}"  # noqa: S608 - names quoted
 
 
-def _filled(sources: Sequence[_Source]) -> list[dict[str, str]]:
-    """Of each source, by field that it fills, the condition in SQL that its answer is shown."""
-    types: dict[str, pa.DataType] = {}
-    for of in sources:
-        for field in of.types.get("description", ()):
-            types.setdefault(field.name, field.type)
-    filled: list[dict[str, str]] = [{} for _ in sources]
-    taken: dict[str, list[str]] = {}
-    for number in reversed(range(len(sources))):
-        of = sources[number]
-        for name in of.fills:
-            if is_fillable(types.get(name), of.types["description"], name):
-                has = f"{of.column(RAW if of.is_limited else 'description')}.{quoted(name)} IS NOT NULL"
-                later = taken.setdefault(name, [])
-                filled[number][name] = f"({' AND NOT '.join([has, *later])})"
-                later.append(f"({has})")
-    return filled
-
-
-def _merged(name: str, sources: Sequence[_Source], filled: Sequence[Mapping[str, str]]) -> str:
-    """One struct of the fields of all sources in SQL; null where all are. filled: see ``_filled``."""
-    fields: dict[str, str] = {}
-    for of, shown in zip(sources, filled, strict=True):
-        own = of.types.get(CONFIDENCE) if name == CONFIDENCE else of.types["description"]
-        for field in own or confidence_type(of.types["description"]):
-            value = f"{of.column(name)}.{quoted(field.name)}" if own else f"NULL::{_sql_type(field.type)}"
-            if field.name not in fields:
-                fields[field.name] = value
-            elif field.name in shown:
-                above = fields[field.name]
-                fields[field.name] = f"CASE WHEN {shown[field.name]} THEN {value} ELSE {above} END"
+def _merged(name: str, sources: Mapping[str, _Source], fields: Mapping[str, FieldSources]) -> str:
+    """One struct of the fields of all sources in SQL; null where all are."""
+    merged = []
+    for field, of_field in fields.items():
+        better = ((sources[of].has(field), sources[of].answer(name, field)) for of in of_field.fillers)
+        value = shown(sources[of_field.first].answer(name, field), better, in_sql)
+        merged.append(f"{quoted(field)} := {value}")
     has_any = " OR ".join(
-        f"{of.column(name)} IS NOT NULL" for of in sources if name != CONFIDENCE or CONFIDENCE in of.types
+        f"{of.column(name)} IS NOT NULL"
+        for of in sources.values()
+        if name != CONFIDENCE or CONFIDENCE in of.types
     )
-    packed = ", ".join(f"{quoted(field)} := {value}" for field, value in fields.items())
-    return f"CASE WHEN {has_any or 'false'} THEN struct_pack({packed}) END"
+    return f"CASE WHEN {has_any or 'false'} THEN struct_pack({', '.join(merged)}) END"
 
 
 def _view_columns(descriptions: _Source, sources: Sequence[_Source]) -> str:

@@ -28,6 +28,7 @@ from vlm_assets.assets.fingerprint import digest_of, settings_digest
 from vlm_assets.assets.partition import CONFIDENCE, FAILED, NOT_ASKED, OK
 from vlm_assets.assets.truth import Descriptions, read_truth
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.config.filled_fields import FieldSources
 from vlm_assets.config.question_sets import QuestionSet, question_sets
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
@@ -37,11 +38,13 @@ from vlm_assets.services.progress import doing
 from vlm_durable.files.seen_files import signature_of
 from vlm_durable.state.tables import put_row, quality_summaries
 from vlm_durable.versions.published import PublishedPartitions
-from vlm_durable.versions.versioned_object import RecordDamagedError
+from vlm_durable.versions.versioned_object import PublishedError
 from vlm_durable.wording import counted
 from vlm_engine.schema import DescriptionSchema, load_schema, same
 from vlm_results.confidence_statistics import GRID, cell_counts
-from vlm_results.published_table import field_confidences
+from vlm_results.guarantee import EVERYTHING
+from vlm_results.joined_rows import ShownAnswers
+from vlm_results.published_table import field_confidences, read_sets
 from vlm_results.results_settings import ResultsSettings
 
 CONTRADICTIONS = "CONTRADICTIONS"
@@ -314,41 +317,6 @@ class _AskedSet:
         above = f"{self.name}: " if self.name else ""
         return {f"{above}{name}": condition for name, condition in conditions.items()}
 
-    def filled(self, key: str) -> dict[str, pa.Array]:
-        """Of each field that it fills, the ids of the properties of a partition that it has an answer for.
-
-        Raises RecordDamagedError, OSError, ArrowException.
-        """
-        if not self.fills or self.published.record(key) is None:
-            return {}
-        rows = pq.read_table(self.published.path(key), columns=["property_id", "description"])
-        answers = rows["description"].combine_chunks()
-        return {
-            name: rows["property_id"].combine_chunks().filter(pc.struct_field(answers, name).is_valid())
-            for name in self.fills
-            if answers.type.get_field_index(name) >= 0
-        }
-
-    def summary(self, key: str, truth: Descriptions, filled: Filled) -> PartitionSummary | None:
-        """Read a partition; None where none is published. filled: by sets below it.
-
-        Raises RecordDamagedError, OSError, ArrowException.
-        """
-        record = self.published.record(key)
-        if record is None:
-            return None
-        return summarize(
-            self.published.path(key),
-            self.schema,
-            key,
-            record.published_at,
-            conditions=self.conditions,
-            truth=truth,
-            made_with=settings_digest(record.metadata.get("parts", {})),
-            fills=self.fills,
-            filled=filled,
-        )
-
 
 def assess_quality(settings: Settings, catalog: Catalog) -> Quality:
     """Judge all published partitions. Only those published since the last time are read.
@@ -399,20 +367,39 @@ def _summaries(
         doing("reading what the descriptions say, of partitions", number, len(made_of))
         try:
             summaries: dict[str, PartitionSummary] = {}
-            filled: dict[str, pa.Array] = {}
-            for of in reversed(sets):
-                of_set = of.summary(key, truth, filled)
-                if of_set is not None:
-                    summaries = {of.name: of_set, **summaries}
-                for name, ids in of.filled(key).items():
-                    filled[name] = pa.concat_arrays([ids, *([filled[name]] if name in filled else [])])
+            filled = _filled(settings, key) if any(of.fills for of in sets) else {}
+            for of in sets:
+                if (record := of.published.record(key)) is not None:
+                    summaries[of.name] = summarize(
+                        of.published.path(key),
+                        of.schema,
+                        key,
+                        record.published_at,
+                        conditions=of.conditions,
+                        truth=truth,
+                        made_with=settings_digest(record.metadata.get("parts", {})),
+                        filled=filled.get(of.name, {}),
+                    )
             if "" in summaries:
                 described = summaries.pop("")
                 summary = replace(described, further=summaries)
                 _keep(settings, summary, state)
                 yield summary
-        except (RecordDamagedError, OSError, pa.ArrowException) as error:
+        except (PublishedError, OSError, pa.ArrowException) as error:
             yield f"{key}: {error}"
+
+
+def _filled(settings: Settings, key: str) -> dict[str, Filled]:
+    """What ``summarize`` takes, by question set. Raises PublishedError, OSError, ArrowException."""
+    rows, further = read_sets(settings, EVERYTHING, key, ["property_id", "description"])
+    answers = ShownAnswers.of(rows, further)
+    return {
+        name: {
+            field: rows["property_id"].filter(pc.invert(answers.is_shown(name, field)))
+            for field in answers.fillers
+        }
+        for name in ("", *(of_set.name for of_set in further))
+    }
 
 
 def judge(
@@ -505,14 +492,9 @@ def summarize(
     conditions: Mapping[str, str],
     truth: Descriptions,
     made_with: str = "",
-    fills: Sequence[str] = (),
     filled: Filled = MappingProxyType({}),
 ) -> PartitionSummary:
-    """Read one published file.
-
-    fills: the fields that its set fills, where a null leaves the answer to the sets above it. filled: by sets
-    below it. Raises OSError, ArrowException.
-    """
+    """Read one published file. filled: whose answers another set gives. Raises OSError, ArrowException."""
     columns = ["property_id", "status", "error_kind", "description"]
     has_confidence = CONFIDENCE in pq.read_schema(file).names
     table = pq.read_table(file, columns=[*columns, *([CONFIDENCE] if has_confidence else [])])
@@ -522,7 +504,8 @@ def summarize(
     fields = {}
     confidences = {}
     for name, kind, column in _columns(schema.json_schema, described):
-        shown = _shown(ok, described, name.split(".")[0], fills, filled)
+        elsewhere = filled.get(name.split(".")[0], pa.array([], pa.string()))
+        shown = pc.invert(pc.is_in(ok["property_id"], value_set=elsewhere))
         sure = field_confidences(ok[CONFIDENCE].filter(shown), name) if has_confidence else np.zeros(0)
         sure = sure[np.isfinite(sure)]
         if len(sure):
@@ -552,18 +535,6 @@ def summarize(
         confidences,
         not_asked=pc.sum(pc.equal(table["status"], NOT_ASKED)).as_py() or 0,
     )
-
-
-def _shown(
-    ok: pa.Table, described: pa.StructArray, name: str, fills: Sequence[str], filled: Filled
-) -> pa.BooleanArray:
-    """Of which described rows the answer in a field is the one that is shown. See ``summarize``."""
-    shown = pa.array(np.ones(ok.num_rows, np.bool_))
-    if name in fills:
-        shown = pc.struct_field(described, name).is_valid()
-    if name in filled:
-        shown = pc.and_not(shown, pc.is_in(ok["property_id"].combine_chunks(), value_set=filled[name]))
-    return shown
 
 
 def _columns(node: Mapping[str, Any], described: Any, above: str = "") -> Iterator[tuple[str, Kind, Any]]:
@@ -703,21 +674,23 @@ def _examples(
     if path_of is None:
         return ()
     columns = ["property_id", "status", "error_kind", "description"]
-    files = [path for of_set in question_sets if (path := path_of(key, of_set)).exists()]
-    tables = [pq.read_table(path, columns=columns) for path in files]
+    files = {of_set: path for of_set in question_sets if (path := path_of(key, of_set)).exists()}
+    tables = {of_set: pq.read_table(path, columns=columns) for of_set, path in files.items()}
     if name.startswith(FAILURE):
-        (table,) = tables
+        (table,) = tables.values()
         matches = pc.equal(pc.coalesce(table["error_kind"], table["status"]), value)
         return tuple(table.filter(matches)["property_id"].to_pylist()[:_SHOWN_IDS])
-    answers: dict[str, Any] = {}
-    for row in (row for table in tables for row in table.to_pylist() if row["status"] == OK):
-        answer = row["description"]
-        for part in name.split("."):
-            answer = (answer or {}).get(part)
-        if answer is not None or row["property_id"] not in answers:
-            answers[row["property_id"]] = answer  # that of a set that fills the field, which comes later
+    answers: dict[str, dict[str, Any]] = {}
+    for of_set, table in tables.items():
+        for row in table.filter(pc.equal(table["status"], OK)).to_pylist():
+            answers.setdefault(row["property_id"], {})[of_set] = row["description"]
+    field_name, *parts = name.split(".")
+    source = FieldSources(field_name, question_sets[0], tuple(question_sets[1:]))
     examples = []
-    for property_id, answer in answers.items():
+    for property_id, of_property in answers.items():
+        answer = of_property.get(source.filler(of_property) or source.first)
+        for part in (field_name, *parts):
+            answer = (answer or {}).get(part)
         texts = ["null" if answer is None else str(answer)]
         if isinstance(answer, int | float):
             texts.append(f"{answer:.2g}")  # as ``_counts`` writes a number

@@ -41,7 +41,7 @@ from vlm_durable.wording import counted
 from vlm_engine.schema import same
 from vlm_results.confidence_statistics import Flags, draw_mixed, label_worth
 from vlm_results.guarantee import EVERYTHING, Guarantee
-from vlm_results.joined_rows import FurtherRows, filled, joined
+from vlm_results.joined_rows import FurtherRows, ShownAnswers, joined
 from vlm_results.published_table import answer_digest, field_confidences, published_records, read_sets
 from vlm_results.quality import assess_quality
 
@@ -230,25 +230,24 @@ def _unsureness(
     first, further = read_sets(settings, EVERYTHING, key, ["ordinal", "status", CONFIDENCE])
     scores, confidences = np.zeros(first.num_rows), np.full(first.num_rows, np.nan)
     fields = np.full(first.num_rows, "", object)
-    shown = [{name: np.asarray(mask) for name, mask in of_set.items()} for of_set in filled(first, further)]
-    for number, of_set in enumerate(shown):
-        for name, is_shown in of_set.items():
-            most = _disagree(joined(first, further[:number]), further[number], name, is_shown) & (scores == 0)
+    shown = ShownAnswers.of(first, further)
+    for number, of_set in enumerate(further):
+        for name in (name for name in of_set.fills if name in shown.fillers):
+            is_shown = np.asarray(pc.equal(shown.fillers[name], of_set.name))
+            most = _disagree(joined(first, further[:number]), of_set, name, is_shown) & (scores == 0)
             scores, fields = np.where(most, factor, scores), np.where(most, name, fields)
-    sets = [(of.rows, of.record, fills) for of, fills in zip(further, shown, strict=True)]
-    elsewhere: dict[str, Flags] = {}
-    for rows, of_record, fills in [*reversed(sets), (first, record, {})]:
-        has = CONFIDENCE in rows.column_names
+    sets = [("", first, record), *((of.name, of.rows, of.record) for of in further)]
+    for set_name, rows, of_record in reversed(sets):
         thresholds = guarantee.of(of_record)
-        for name in thresholds or ([of.name for of in rows.schema.field(CONFIDENCE).type] if has else ()):
-            sure = field_confidences(rows[CONFIDENCE], name) if has else np.full(len(scores), np.nan)
-            is_shown = fills.get(name, ~elsewhere.get(name, np.zeros(len(scores), np.bool_)))
-            worth = np.where(is_shown, np.nan_to_num(factor * label_worth(sure, thresholds.get(name))), 0)
+        own = rows.schema.field(CONFIDENCE).type if CONFIDENCE in rows.column_names else ()
+        for name in (of.name for of in own if not thresholds or of.name in thresholds):
+            sure = field_confidences(rows[CONFIDENCE], name)
+            worth = np.nan_to_num(factor * label_worth(sure, thresholds.get(name)))
+            if shown.fillers:
+                worth = np.where(np.asarray(shown.is_shown(set_name, name)), worth, 0)
             most = worth > scores
             scores, confidences = np.where(most, worth, scores), np.where(most, sure, confidences)
             fields = np.where(most, name, fields)
-        for name, is_shown in fills.items():
-            elsewhere[name] = elsewhere.get(name, False) | is_shown
     columns = {"score": scores, "confidence": confidences, "field": pa.array(fields, pa.string())}
     unsure = pa.table({"ordinal": first["ordinal"], **columns})
     return unsure.filter(pc.equal(first["status"], OK))
@@ -277,23 +276,25 @@ def _rows(settings: Settings, key: str, ordinals: Sequence[int]) -> list[dict[st
     chosen = pa.array(ordinals, pa.int64())
     first, further = read_sets(settings, EVERYTHING, key, _COLUMNS, ordinals=chosen)
     rows: list[dict[str, Any]] = joined(first, further).to_pylist()
-    shown = [{name: mask.to_pylist() for name, mask in of_set.items()} for of_set in filled(first, further)]
-    answered = [first.to_pylist(), *(of_set.rows.to_pylist() for of_set in further)]
-    for number, (row, of_sets) in enumerate(zip(rows, zip(*answered, strict=True), strict=True)):
+    shown = ShownAnswers.of(first, further)
+    answered = [
+        zip(first.to_pylist(), [[]] * len(rows), strict=True),
+        *(zip(of.rows.to_pylist(), shown.filled(of), strict=True) for of in further),
+    ]
+    for row, *of_sets in zip(rows, *answered, strict=True):
         described = row["description"] or {}
         digests: dict[str, str] = {}
         fills = set[str]()
-        for of_set, of_fields in zip(of_sets, ({}, *shown), strict=True):
+        for of_set, filled in of_sets:
             own = of_set["description"] or {}
-            given = {name for name, is_shown in of_fields.items() if is_shown[number]}
-            fills |= given
+            fills |= set(filled)
             digest = answer_digest(of_set) if own else ""
-            digests |= {name: digest for name in own if name in given or name not in digests}
+            digests |= {name: digest for name in own if name in filled or name not in digests}
         fields = {name: described[name] for name in digests}
         row |= {
             "answers": digests,
             "description": fields,
-            "answer": answer_digest(of_sets[0]),
+            "answer": answer_digest(of_sets[0][0]),
             "fills": fills,
         }
     return rows

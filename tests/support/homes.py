@@ -195,11 +195,17 @@ class Dataset:
         return publish(published, key, rows, schema, f"fp-{settings}", {"maker": f"{settings} of {name}"})
 
     def ask_again(
-        self, key: str, floors: Mapping[int, int | None], *, settings: str = "u", sure: float = 0.9375
+        self,
+        key: str,
+        floors: Mapping[int, int | None],
+        *,
+        settings: str = "u",
+        sure: float = 0.9375,
+        name: str = "again",
     ) -> PublishedRecord:
-        """Publish a range of the set ``again``: the number of floors by ordinal, others are not asked."""
+        """Publish a range of a set that asks again: the floors by ordinal, others are not asked."""
         return self.answer_set(
-            "again",
+            name,
             key,
             lambda rows: [
                 {

@@ -17,6 +17,7 @@ from vlm_assets.catalog.catalog import Catalog, CatalogError, CatalogRow
 from vlm_assets.catalog.image_root import InvalidImagePathError
 from vlm_assets.commands.html_page import Card, ModelValue, page, thumbnails, write_page
 from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, say, say_as_json, visible_line
+from vlm_assets.config.filled_fields import field_sources
 from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.settings import Settings
 from vlm_durable.commands import command
@@ -52,12 +53,16 @@ def read_property(settings: Settings, catalog: Catalog, property_id: str) -> Val
     first, *further = question_sets(settings)
     described = _rows_of(first.asset, key, property_id, waits)
     of_sets = {asked.name: _rows_of(asked.asset, key, property_id, waits) for asked in further}
-    taken = set[str]()
-    for asked in reversed(further):
-        answers = [row["description"] or {} for row in of_sets[asked.name]["published"]]
-        given = {name for name in asked.fills if any(answer.get(name) is not None for answer in answers)}
-        of_sets[asked.name]["filled"] = sorted(given - taken)
-        taken |= given
+    rows_of = {asked: of_sets.get(asked.name, described) for asked in question_sets(settings)}
+    sources = field_sources(
+        (asked.name, pq.read_schema(rows["file"]).field("description").type, asked.fills)
+        for asked, rows in rows_of.items()
+        if rows["file"] is not None
+    )
+    answers = {asked.name: row["description"] for asked, rows in rows_of.items() for row in rows["published"]}
+    fillers = {name: of_field.filler(answers) for name, of_field in sources.items()}
+    for name, of_set in of_sets.items():
+        of_set["filled"] = sorted(field for field, filler in fillers.items() if filler == name)
     return {
         "property_id": property_id,
         "ordinal": catalogued.ordinal,

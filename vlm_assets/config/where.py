@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from vlm_assets.catalog.ranges import DESCRIPTIONS
+from vlm_assets.config.filled_fields import in_sql, shown
 from vlm_assets.config.questions_file import SET_PREFIX, QuestionsFile
 from vlm_engine.schema import SchemaError, confidence_type, load_schema
 
@@ -228,12 +229,12 @@ def _connection(
     for of in answers:
         for field in of.fields:
             fields.setdefault(field, []).append(_quoted(of.asset))
-    shown = [f"{_answer(field, sets, 'description')} AS {_quoted(field)}" for field, sets in fields.items()]
+    values = [f"{_answer(field, sets, 'description')} AS {_quoted(field)}" for field, sets in fields.items()]
     sure = [f"{_quoted(field)} := {_answer(field, sets, _CONFIDENCE)}" for field, sets in fields.items()]
     joins = " ".join(
         f"LEFT JOIN {_quoted(f'of_{of.asset}')} AS {_quoted(of.asset)} USING (property_id)" for of in answers
     )
-    columns = ", ".join([*shown, f"struct_pack({', '.join(sure)}) AS {_CONFIDENCE}"])
+    columns = ", ".join([*values, f"struct_pack({', '.join(sure)}) AS {_CONFIDENCE}"])
     query = f"SELECT property_id AS {_ID}, {columns} FROM listed {joins}"  # noqa: S608 - names quoted
     with duckdb.connect(config={"enable_external_access": False, "lock_configuration": True}) as connection:
         for of in answers:
@@ -247,13 +248,10 @@ def _connection(
 
 
 def _answer(field: str, sets: Sequence[str], column: str) -> str:
-    """The field of the last set that has an answer; where none has, null."""
+    """The answer that is shown: all sets but the first fill the field, or the settings refuse it."""
     (first, *fillers), name = sets, _quoted(field)
-    cases = [
-        f"WHEN {of}.description.{name} IS NOT NULL THEN {of}.{column}.{name}" for of in reversed(fillers)
-    ]
-    otherwise = f"{first}.{column}.{name}"
-    return f"CASE {' '.join(cases)} ELSE {otherwise} END" if cases else otherwise
+    has = ((f"{of}.description.{name} IS NOT NULL", f"{of}.{column}.{name}") for of in fillers)
+    return shown(f"{first}.{column}.{name}", has, in_sql)
 
 
 def _path(name: str) -> str:

@@ -5,19 +5,25 @@ from __future__ import annotations
 import csv
 import json
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pydantic import BaseModel, Field
 
 from tests.support.homes import Again, Dataset
 from tests.support.sure_answers import sure_dataset
 from vlm_assets.assets.fingerprint import settings_digest
+from vlm_assets.assets.looked_at import LookedAt
 from vlm_assets.assets.truth import verdicts
+from vlm_assets.commands.property_view import read_property
+from vlm_assets.config.filled_fields import FieldSources
 from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.questions_file import QuestionsFile
+from vlm_assets.config.settings import load_settings
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_engine.schema import load_schema
 from vlm_results.changes import Nothing, RowSnapshot, Since, SnapshotWriter, changes
@@ -41,6 +47,14 @@ from vlm_results.review import (
 from vlm_results.word_index import find_words
 
 ROWS = 60
+
+
+class Pool(BaseModel):
+    """The schema of a set that is asked by what the others say."""
+
+    is_heated: bool = Field(description="Whether its pool is heated")
+
+
 TYPES = {
     "floors": pa.int64(),
     "tags": pa.list_(pa.string()),
@@ -301,6 +315,81 @@ def test_a_verdict_stays_with_the_set_whose_answer_was_shown(asked_again):
     assert set(labels().values()) <= {None}
     asked_again.ask_again(asked_again.keys[0], {1: None}, settings="nothing again")
     assert floors() == 1, "of the second the answer is shown that was judged"
+
+
+class OnceMore(BaseModel):
+    """The schema of a third opinion."""
+
+    floors: int | None = Field(description="How many floors")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_all_readers_decide_alike_whose_answer_is_shown(asked_again, tmp_path, seed):
+    """The last set in the file that has an answer gives it: in one row, over columns, and in SQL."""
+    chance = random.Random(seed)
+    file = asked_again.settings.questions.path
+    schemas = {name: f"{__name__}:{name}" for name in ("OnceMore", "Pool")}
+    file.write_text(
+        f"{file.read_text()}once_more:\n  schema: {schemas['OnceMore']}\n  fills: [floors]\n"
+        f"last:\n  schema: {schemas['Pool']}\n  where: floors > 3\n"
+    )
+    truth = tmp_path / "truth.jsonl"
+    lines = [{"property_id": f"p{number}", "description": {"floors": 3}} for number in range(9)]
+    truth.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    settings = load_settings(model="example", home=asked_again.settings.home, questions=file, truth=truth)
+    dataset = Dataset(settings)
+    answers: dict[str, dict[str, Any]] = {f"p{number}": {} for number in range(9)}
+    for key in dataset.keys:
+        ordinals = [row["ordinal"] for row in dataset.rows(key)]
+        for name, given in (("again", [None, 3, 4]), ("once_more", [None, 5, 6])):
+            floors = {at: chance.choice(given) for at in ordinals if chance.random() < 0.8}
+            dataset.ask_again(key, floors, name=name)
+            for at, value in floors.items():
+                answers[f"p{at}"][name] = {"floors": value}
+        for row in PublishedPartitions(settings.descriptions).read(key).to_table().to_pylist():
+            answers[row["property_id"]]["descriptions"] = row["description"]
+    of_field = FieldSources("floors", "descriptions", ("again", "once_more"))
+    fillers = {name: of_field.filler(of_property) for name, of_property in answers.items()}
+    assert fillers == {
+        name: next(
+            (of_set for of_set in ("once_more", "again") if of_property.get(of_set, {}).get("floors")), ""
+        )
+        for name, of_property in answers.items()
+    }
+    assert {"again", "once_more"} <= set(fillers.values()), "nothing was filled"
+    shown = {name: (answers[name][fillers[name] or "descriptions"] or {}).get("floors") for name in answers}
+    filled = {
+        of_set: {name for name, filler in fillers.items() if filler == of_set} for of_set in of_field.fillers
+    }
+    catalog = dataset.catalog
+
+    assert {name: floors for name, (floors, *_) in shown_floors(dataset, tmp_path / "out").items()} == shown
+    for value in {*shown.values()} - {None}:
+        expected = [int(name[1:]) for name in shown if shown[name] == value]
+        assert chosen(dataset, f"floors = {value}") == expected
+    for of_set, names in filled.items():
+        condition = f"list_contains(sets.{of_set}.filled, 'floors')"
+        assert {f"p{at}" for at in chosen(dataset, condition)} == names
+    where = question_sets(settings)[-1].settings.where
+    looks = {}
+    for key in dataset.keys:
+        ids = [row["property_id"] for row in dataset.rows(key)]
+        looks |= LookedAt.read(where, settings.layout, key, ids).looks
+    assert {name: look.values[0] for name, look in looks.items()} == shown
+    floors = assess_quality(settings, catalog).fields["floors"]
+    assert floors.counts == Counter(str(value) for value in shown.values() if value is not None)
+    for name in shown:
+        of_sets = read_property(settings, catalog, name)["sets"]
+        assert {of_set for of_set in filled if of_sets[of_set]["filled"]} == {fillers[name]} - {""}
+    # The rows of the descriptions have no confidence here, so that only those of the other sets are labels.
+    labels = [
+        sum("floors" in label.right for label in of_set) for of_set in read_judged(settings, catalog).values()
+    ]
+    assert sum(labels) == sum(map(len, filled.values()))
+    drawn = draw_sample(settings, catalog, count=9, seed=1, suspicious=False)
+    assert {row.property_id: row.description.get("floors") for row in drawn} == {
+        name: floors for name, floors in shown.items() if answers[name]["descriptions"]
+    }
 
 
 def test_unsure_draws_where_two_sets_disagree(tmp_path):
