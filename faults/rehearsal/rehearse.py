@@ -258,10 +258,9 @@ def _compared(settings: Settings, catalog: Catalog) -> tuple[int, int]:
     if not keys:
         return 0, 0
     files = str(settings.descriptions.published / "*.parquet")
-    row = duckdb.execute(
-        "select count(*), count(distinct property_id) from read_parquet(?)", [files]
-    ).fetchone()
-    rows, distinct = row if row is not None else (0, 0)
+    with duckdb.connect() as connection:
+        query = "select count(*), count(distinct property_id) from read_parquet(?)"
+        ((rows, distinct),) = connection.execute(query, [files]).fetchall()
     expected = sum(
         len(property_range) for property_range in catalog.ranges if property_range.key in set(keys)
     )
