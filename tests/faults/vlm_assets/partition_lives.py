@@ -27,6 +27,7 @@ from PIL import Image
 from faults.file_operations import FileOperations, die, strike_at
 from resources.text_embedding import TextEmbedder, TextEmbeddingModel
 from resources.vision_language_model import VisionLanguageModel
+from tests.support.scripted_models import ScriptedEngine
 from vlm_assets.assets import partition, property_descriptions
 from vlm_assets.config.settings import Settings, load_settings
 from vlm_assets.home_definitions import build_defs
@@ -63,6 +64,15 @@ class LoadedModel(VisionLanguageModel):
         return _loaded[0]
 
 
+class ScriptedModel(VisionLanguageModel):
+    """A model that answers at once."""
+
+    def load(self, device: Device, **asked: object) -> Engine:
+        """A scripted engine; its work begins now."""
+        _on_load[0]()
+        return ScriptedEngine(self.source, _loaded[0].image_tokens)
+
+
 class LoadedEmbedder(TextEmbeddingModel):
     """The same embedder, loaded before the fork and not after it."""
 
@@ -75,7 +85,7 @@ def live(order: dict[str, Any], say: Callable[..., Any]) -> None:
     """One run of a partition's descriptions, or of the ``assets`` of the order, killed if so ordered.
 
     It dies before the ``operation``-th file operation (``torn``: half of a write let through), after the
-    ``batch``-th submitted batch, or ``seconds`` after its work began.
+    ``batch``-th submitted batch, or ``seconds`` after its work began. scripted: nothing is computed.
     """
     chosen = dict(order["settings"])
     partition.COMMIT_ROWS = chosen.pop("commit_rows", partition.COMMIT_ROWS)
@@ -83,7 +93,8 @@ def live(order: dict[str, Any], say: Callable[..., Any]) -> None:
         "prefetch_batches", property_descriptions.PREFETCH_BATCHES
     )
     settings = load_settings(home=order["home"], devices="cpu:1", **chosen)
-    model = LoadedModel(model=settings.model)
+    model_class = ScriptedModel if order.get("scripted") else LoadedModel
+    model = model_class(model=settings.model)
     embedder = LoadedEmbedder(model=settings.embedding_model)
     loaded = {"vision_language_model": model, "text_embedding_model": embedder}
     defs = build_defs(settings, resource_overrides=loaded)
@@ -91,6 +102,8 @@ def live(order: dict[str, Any], say: Callable[..., Any]) -> None:
 
     def submit_and_perhaps_die(journal: Journal, table: Any) -> None:
         nonlocal batches
+        if order.get("scripted"):
+            journal.flush()  # As where a model computes for longer than a commit takes.
         submit(journal, table)
         say(submitted=[[time.monotonic(), table.num_rows]])
         batches += 1

@@ -1,4 +1,4 @@
-"""The four losses of the field report, each played through with the whole product: real runs, real commands.
+"""The four losses of the field report: real runs of a model that is scripted, and real commands.
 
 315,000 finished properties were lost by these four. Each test takes a partition that is 98% done, does to it
 what happened then, and looks at what a person would look at: the terminal, the files, the rows.
@@ -37,7 +37,7 @@ def nearly_done(tmp_path_factory: pytest.TempPathFactory, lives: Any) -> Path:
         Image.new("RGB", (48, 32), (5 * number, 99, 255 - 5 * number)).save(folder / "1.jpg")
     home = root / "home"
     ingest(root / "images", home, range_size=PROPERTIES)
-    life = lives.run(home, KEY, ONE_BY_ONE, batch=PROPERTIES)
+    life = lives.run(home, KEY, ONE_BY_ONE, scripted=True, batch=PROPERTIES)
     assert life["killed"]
     assert len(segments(home)) >= DONE - 1, "most of the work must have been committed before the kill"
     return home
@@ -95,7 +95,7 @@ def test_loss_1_progress_that_reads_18_percent_where_98_are_done(home: Path, liv
     for path in older:
         path.write_bytes(path.read_bytes()[:-30])
     assert percent_done(home) >= 100.0 * len(committed) / PROPERTIES >= 96.0
-    life = lives.run(home, KEY, ONE_BY_ONE)
+    life = lives.run(home, KEY, ONE_BY_ONE, scripted=True)
     assert life["restored"] == len(committed)
     after = described_at([published(home)])
     assert len(after) == PROPERTIES
@@ -104,7 +104,7 @@ def test_loss_1_progress_that_reads_18_percent_where_98_are_done(home: Path, liv
 
 def test_loss_2_backups_exist_where_they_are_looked_for(home: Path, lives: Any) -> None:
     """The published file is overwritten: the audit names it, and its copy is there, whole, and put back."""
-    lives.run(home, KEY, ONE_BY_ONE)
+    lives.run(home, KEY, ONE_BY_ONE, scripted=True)
     whole = published(home).read_bytes()
     published(home).write_bytes(b"\0" * len(whole))
     code, output = command("audit", "--deep", "--home", str(home))
@@ -119,10 +119,11 @@ def test_loss_3_a_restart_that_overwrites(home: Path, lives: Any) -> None:
     """A start without any flag, with other batch settings, keeps every committed byte and row."""
     before = {path: path.read_bytes() for path in segments(home)}
     committed = described_at(list(before))
-    life = lives.run(home, KEY, {"batch_size": 7, "commit_rows": 3, "decode_workers": 2}, operation=40)
+    other = {"batch_size": 7, "commit_rows": 3, "decode_workers": 2}
+    life = lives.run(home, KEY, other, scripted=True, operation=40)
     assert life["killed"], "this start was to die early"
     assert {path: path.read_bytes() for path in before} == before
-    lives.run(home, KEY, {"batch_size": 7, "commit_rows": 3, "decode_workers": 2})
+    lives.run(home, KEY, other, scripted=True)
     after = described_at([published(home)])
     assert len(after) == PROPERTIES
     assert {one: after[one] for one in committed} == committed, "finished properties were described again"
@@ -139,7 +140,7 @@ def test_loss_4_a_resume_that_restores_the_position_but_not_the_data(
             path.unlink()
     else:
         shutil.rmtree(journal)
-    life = lives.run(home, KEY, ONE_BY_ONE, may_fail=True)
+    life = lives.run(home, KEY, ONE_BY_ONE, scripted=True, may_fail=True)
     assert not life["success"]
     (failure,) = life["failures"]
     assert "cannot be restored" in failure
