@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import json
 import os
 import shutil
@@ -14,10 +13,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.forking import ForkServer, StartForkServer
+from tests.support.shares import ALL, count_share
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
 from vlm_assets.catalog.catalog_copies import backup_paths, known_versions
 from vlm_assets.catalog.catalog_file import UNREADABLE, CatalogHeader, verify_file
 from vlm_assets.catalog.ingest import ingest
+
+SHARES = 3
 
 
 def write_listing(source: Path, count: int, image: str) -> None:
@@ -37,12 +39,12 @@ def home(tmp_path: Path) -> Path:
 
 
 def killed_homes(ingests: ForkServer, source: Path, home: Path, results: Path) -> dict[Path, str]:
-    """The homes that ingests killed at every operation left behind, each with that operation.
+    """The homes that ingests killed at the operations of this share left behind, each with that operation.
 
     The last is that of the first one which ran through.
     """
     homes = {}
-    for number in itertools.count(1):
+    for number in count_share(1, SHARES):
         shutil.copytree(home, killed := results / str(number))
         answer = ingests.kill_at(number, source=str(source), home=str(killed))
         if answer is None:
@@ -80,7 +82,7 @@ def test_an_update_killed_anywhere_leaves_the_old_or_the_new_catalogue(
     homes = killed_homes(ingests, source, home, tmp_path / "results")
     new = Catalog.open(list(homes)[-1])
     assert new.rows == 8
-    assert {"write", "fsync", "create", "replace"} <= set(homes.values())
+    assert not ALL or {"write", "fsync", "create", "replace"} <= set(homes.values())
     headers = []
     for killed in homes:
         catalog = Catalog.open(killed)

@@ -13,9 +13,11 @@ import pyarrow.parquet as pq
 from faults import partition_life
 from faults.file_operations import FileOperations
 from faults.lives import live_to_the_end, live_until_operation, random_end
+from tests.support.shares import share_of
 
 OPERATIONS = 900
 KILLS = 40
+SHARES = 4
 
 
 def read(folder: Path) -> set[str]:
@@ -54,13 +56,14 @@ def test_the_folder_reads_before_every_file_operation(memory_path: Path) -> None
 
 def test_the_folder_reads_after_kills(memory_path: Path, seed: int) -> None:
     """Whatever a killed process leaves lies beside the folder, not in it."""
-    chance = random.Random(seed)
     killed = 0
-    for number in range(KILLS):
+    homes = share_of(range(KILLS), SHARES)
+    for number in homes:
+        chance = random.Random(f"{seed}/{number}")
         home = memory_path / f"home-{number}"
         for _ in range(2):
             killed += live_until_operation(home, **random_end(chance, OPERATIONS)).killed
             assert len(read(partition_life.asset(home).published)) <= 1, f"seed {seed}, home {number}"
-    assert killed > KILLS
+    assert killed > len(homes)
     assert live_to_the_end(home).finished
     assert read(partition_life.asset(home).published) == {"version 2"}

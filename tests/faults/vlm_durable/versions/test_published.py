@@ -165,12 +165,12 @@ def test_killed_while_recovering(memory_path: Path, run_killed: RunKilled) -> No
         publish(base, text)
     shutil.copytree(base, trial := memory_path / "trial")
     count = len(operations_of(trial, lambda: publish(trial, "d")))
-    stopped = copies(base, range(count // 2 + 1, count + 1))
+    stopped = copies(base, share_of(range(count // 2 + 1, count + 1), SHARES))
     assert all(run_killed(stopped, "d"))
     chance = random.Random(SHARE)
     again = {
         number: shutil.copytree(chance.choice([*stopped.values()]), memory_path / f"again{number}")
-        for number in range(1, 23)
+        for number in share_of(range(1, 23), 2)
     }
     ends = run_killed(again, None)
     assert any(ends)
@@ -205,7 +205,7 @@ def test_stopped_while_an_older_record_is_brought_up(memory_path: Path, run_kill
     shutil.copytree(base, trial := memory_path / "trial")
     log = operations_of(trial, lambda: published(trial).verify(KEY))
     assert len(log) > 10
-    folders = copies(base, range(1, len(log) + 1))
+    folders = copies(base, share_of(range(1, len(log) + 1), SHARES))
     assert all(run_killed(folders, None))
     for folder in folders.values():
         assert_brought_up(folder)

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from tests.support.control_states import ROUNDS, THREADS, count_by_threads, with_version
 from tests.support.damage import flip_bit
+from tests.support.shares import share_of
 from vlm_durable.state import sqlite_file, tables
 from vlm_durable.state.database import COPY_SECONDS, ControlState, Copies, open_state
 from vlm_durable.state.sqlite_file import ControlStateError, refuse_network_file_system
@@ -398,7 +399,7 @@ for number in itertools.count(int(sys.argv[2])):
 """
 
 
-@pytest.mark.parametrize("damage", [None, damage_delete, damage_noise], ids=["none", "deleted", "noise"])
+@pytest.mark.parametrize("damage", share_of([None, damage_delete, damage_noise], 3))
 def test_nothing_that_was_acknowledged_is_lost_by_kills(directory, damage):
     """SIGKILL at any line, also while the database is being restored: every cancel that was noted stands."""
     chance = random.Random(7)

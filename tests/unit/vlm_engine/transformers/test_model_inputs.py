@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.support.shares import share_of
 from vlm_engine.images.images import Pixels, PropertyJob
 from vlm_engine.images.worker_pool import WorkerPool
 from vlm_engine.model_source import ModelSource
@@ -18,6 +19,8 @@ from vlm_engine.transformers.collation import Tensors
 from vlm_engine.transformers.model_inputs import InputPreparation
 from vlm_engine.transformers.model_loading import load_processor
 
+DTYPES = share_of(["float32", "bfloat16"], 2)
+"""For each, a worker of its own loads the model's processor."""
 FIRST = Attempt(number=1, max_new_tokens=60)
 PROMPT = Prompt("Describe the property.")
 
@@ -93,7 +96,7 @@ def test_which_pixels_are_an_images_is_said_in_a_byte_each(model_folder, prepara
     assert by_bytes.equal(by_integers)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_workers_make_what_the_processor_makes_of_a_batch(dtype, model_folder, preparation, jobs, pool, load):
     """Guards: joined tensors are the processor's own batch bit for bit, also after a failed image, for any
     part of a batch, and where an attempt shows fewer images."""
@@ -123,7 +126,7 @@ def test_a_family_that_cannot_be_joined_is_processed_as_a_whole(model_folder, pr
 
 def test_images_that_have_gone_meanwhile_cost_their_property(model_folder, preparation, jobs, load):
     """Guards: a retry with fewer images that finds none is that property's error, and no wait."""
-    [one] = load(jobs[2:3], Tensors(ModelSource(str(model_folder)), PROMPT.text, "float32"))
+    [one] = load(jobs[2:3], Tensors(ModelSource(str(model_folder)), PROMPT.text, DTYPES[0]))
     for path in jobs[2].image_uris:
         Path(path).rename(f"{path}.away")
     try:
@@ -136,14 +139,14 @@ def test_images_that_have_gone_meanwhile_cost_their_property(model_folder, prepa
 
 def test_a_retry_shows_the_images_that_the_row_lists(model_folder, preparation, jobs, load):
     """A retry with fewer images shows the first of those that could be read at first, or none: not others."""
-    [one] = load(jobs[3:4], Tensors(ModelSource(str(model_folder)), PROMPT.text, "float32"))
+    [one] = load(jobs[3:4], Tensors(ModelSource(str(model_folder)), PROMPT.text, DTYPES[0]))
     first, broken = map(Path, jobs[3].image_uris[:2])
     fewer = Attempt(number=2, max_new_tokens=60, images=2)
-    expected = preparation().for_chunk([one], fewer)
+    expected = preparation(DTYPES[0]).for_chunk([one], fewer)
     content = broken.read_bytes()
     try:
         broken.write_bytes(first.read_bytes())
-        assert_equal(preparation().for_chunk([one], fewer), expected)
+        assert_equal(preparation(DTYPES[0]).for_chunk([one], fewer), expected)
         first.rename(f"{first}.away")
         with pytest.raises(EngineError, match="can no longer be read"):
             preparation().for_chunk([one], fewer)
