@@ -28,7 +28,7 @@ from vlm_training.rank_watch import Activity, Position, StepWatch
 from vlm_training.ranks import Ranks
 from vlm_training.training_plan import Sample, TrainingPlan
 
-STEPS = 12
+STEPS = 6
 KILLS = len(share_of(range(3), 3))
 POISONED = "faults.training:PoisonedObjective"
 

@@ -240,16 +240,16 @@ class Month:
         self.drift.check(tell, lambda asset: (), self.clock.now)
 
     def hour(self):
-        for minute in range(0, 60, 10):
+        for minute in range(0, 60, 20):
             self.go_on()
             if self.standing_since:
                 # Watched closely only where somebody stands still: 100 s is no gap.
-                for _ in range(6):
+                for _ in range(12):
                     self.clock.now += 100
                     self.look_at_workers()
             else:
-                self.clock.now += 10 * MINUTE
-            if minute == 30:
+                self.clock.now += 20 * MINUTE
+            if minute == 40:
                 self.look_at_files()
             self.reconcile()
             self.retry()

@@ -28,7 +28,10 @@ def test_no_module_writes_a_command_by_hand_or_at_its_import():
     folders = ("vlm_durable", "vlm_engine", "resources", "sensors", "vlm_assets")
     for folder in (*folders, "vlm_results", "vlm_training", "vlm_cluster"):
         for path in sorted((ROOT / folder).rglob("*.py")):
-            tree = ast.parse(path.read_text())
+            text = path.read_text()
+            if not re.search(r"vlm-assets|make (run|demo)|\bcommand\(", text):
+                continue
+            tree = ast.parse(text)
             later = {
                 id(inner)
                 for node in ast.walk(tree)

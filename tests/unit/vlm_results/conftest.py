@@ -10,7 +10,7 @@ import pytest
 from tests.support.forking import StartForkServer, fork_server  # noqa: F401 - a fixture
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def killed_exports(fork_server: StartForkServer) -> Iterator[Callable[..., list[Path]]]:  # noqa: F811
     """A function that exports a home into a folder of its own for each number, killed at that operation.
 

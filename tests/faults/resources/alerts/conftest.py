@@ -46,11 +46,17 @@ class Posters:
         return outcome
 
 
-@pytest.fixture
-def posters(fork_server, receiver):
-    """Processes that are killed, and a real receiver that they deliver to."""
+@pytest.fixture(scope="module")
+def server(fork_server):
+    """What forks the processes."""
     with fork_server(Path(__file__).with_name("alert_process.py")) as server:
-        yield Posters(server, receiver.url())
+        yield server
+
+
+@pytest.fixture
+def posters(server, receiver) -> Posters:
+    """Processes that are killed, and a real receiver that they deliver to."""
+    return Posters(server, receiver.url())
 
 
 @pytest.fixture(scope="session")

@@ -88,7 +88,9 @@ def in_a_new_process(test):
         if os.environ.get("TESTS_OF_A_NEW_PROCESS"):
             names = inspect.signature(test).parameters
             return test(**{name: request.getfixturevalue(name) for name in names})
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", request.node.nodeid]
+        # Without the fixtures of the folders above: their imports take seconds.
+        options = ["-q", "-p", "no:cacheprovider", "--confcutdir", str(Path(__file__).parent)]
+        command = [sys.executable, "-m", "pytest", *options, request.node.nodeid]
         done = subprocess.run(
             command,
             cwd=request.config.rootpath,
