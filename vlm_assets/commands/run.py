@@ -254,7 +254,7 @@ def _watch(work: Backfill, patience: Patience) -> None:
 
         def ended() -> bool:
             now = work.progress()
-            line.show(now, work.slowest_set())
+            line.show(now, work.slowest_set(now))
             return work.ended(now)
 
         while not patience.ask(ended):

@@ -104,8 +104,10 @@ class Backfill:
     """Whether properties that failed are tried again in partitions that were never published."""
     followed: list[str] = field(default_factory=list)
     """Ids of the Dagster backfills that this one continues or has launched."""
+    lacking: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """Of each partition that was not complete at the beginning, the assets that are to be made."""
     made_again: frozenset[str] = frozenset()
-    """Partitions to be made whose new runs were not seen yet: Dagster still shows what was there before."""
+    """Those whose new runs were not seen yet: Dagster still shows what was there before."""
     deferred: bool = False
     """Whether it has to begin again when these have ended: an asset waits for what it is made from."""
 
@@ -122,7 +124,7 @@ class Backfill:
         self.followed.clear()
         self.deferred = False
         status = self.status()
-        lacking = self._lacking(status)
+        self.lacking = lacking = self._lacking(status)
         options = stale_options(self.assets, status.stale.settings, stale_too=self.stale_too)
         self.made_again = frozenset(lacking)
         if not self.keys:
@@ -256,9 +258,11 @@ class Backfill:
         """The status of the home, as ``vlm-assets status`` shows it."""
         return read_status(self.settings, Catalog.open(self.settings.home))
 
-    def slowest_set(self) -> SetProgress:
+    def slowest_set(self, now: BackfillProgress) -> SetProgress:
         """How far the question set is that is furthest behind."""
-        progress = read_progress(self.settings, Catalog.open(self.settings.home)).values()
+        left = {key: assets for key, assets in self.lacking.items() if key not in now.done}
+        anew = {asset: [key for key, assets in left.items() if asset in assets] for asset in self.assets}
+        progress = read_progress(self.settings, Catalog.open(self.settings.home), anew).values()
         return min(progress, key=lambda of_set: sum(of_set.done.values()))
 
     def ended(self, now: BackfillProgress) -> bool:

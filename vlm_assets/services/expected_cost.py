@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 
@@ -147,28 +148,33 @@ class SetProgress:
         return self.rate.seconds_left(self.share * rows for rows in left)
 
 
-def read_progress(settings: Settings, catalog: Catalog) -> dict[str, SetProgress]:
-    """Of each question set, by its asset: as ``status`` says it, without its rest. Raises OSError."""
+def read_progress(
+    settings: Settings, catalog: Catalog, anew: Mapping[str, Collection[str]] = MappingProxyType({})
+) -> dict[str, SetProgress]:
+    """Of each question set, by its asset: as ``status`` says it, without its rest. Raises OSError.
+
+    anew: of each asset, partitions whose published rows are computed again, so that they count for nothing.
+    """
     sizes = {range_.key: len(range_) for range_ in catalog.ranges}
     workers = Workers(control_state(settings)).living()
     return {
-        asked.asset.name: _read_progress(asked.asset, sizes, workers, time.time())
+        asked.asset.name: _read_progress(asked.asset, sizes, workers, anew.get(asked.asset.name, ()))
         for asked in question_sets(settings)
     }
 
 
 def _read_progress(
-    asset: AssetFolders, sizes: Mapping[str, int], workers: Iterable[Worker], now: float
+    asset: AssetFolders, sizes: Mapping[str, int], workers: Iterable[Worker], anew: Collection[str]
 ) -> SetProgress:
     working = [worker for worker in workers if worker.asset == asset.name]
     published = read_published_rows(asset, sizes)
     done = {key: committed_rows(asset, key) for key in asset.journal_keys() if key in sizes}
     # All rows committed and not published: a check keeps them back.
     done = {key: rows for key, rows in done.items() if rows < sizes[key]}
-    done |= {key: rows.asked + rows.not_asked for key, rows in published.items()}
+    done |= {key: rows.asked + rows.not_asked for key, rows in published.items() if key not in anew}
     done |= {worker.partition: worker.committed for worker in working}
     rows_of = published.values()
-    return SetProgress(measure(rows_of, working, now), done, share_asked(rows_of))
+    return SetProgress(measure(rows_of, working, time.time()), done, share_asked(rows_of))
 
 
 def share_asked(published: Collection[PublishedRows]) -> float:

@@ -13,9 +13,8 @@ from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, OF_UPSTREAM, Meanings
 from vlm_assets.assets.partition_state import PartitionState, PartitionStates, State
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.settings import Settings
-from vlm_assets.services.expected_cost import read_progress
+from vlm_assets.services.expected_cost import SetProgress, read_progress
 from vlm_durable.commands import command
-from vlm_durable.state.rate import Rate
 from vlm_durable.versions.verified_files import VerifiedFiles
 from vlm_durable.wording import counted, duration
 
@@ -27,7 +26,8 @@ class StaleWork:
     keys: those that are, in any asset. properties: to be asked again, of ``described`` partitions; no more
     than that, for rows of earlier versions are kept where they fit. A partition that is stale in several
     question sets counts once: they look at its images together. embedded: further partitions, of which only
-    the vectors are stale. why: what changed, in words. seconds: None where no rate was measured; cost: None
+    the vectors are stale. why: what changed, in words. share: of the properties, those that the set which
+    takes longest has asked until now. seconds: of the same share; None where no rate was measured. cost: None
     where there is no price. has_other_fields: whether the descriptions' schema is another. settings: of
     each asset, the digest of the settings of now.
     """
@@ -39,6 +39,7 @@ class StaleWork:
     embedded: int = 0
     why: tuple[str, ...] = ()
     rate: float | None = None
+    share: float = 1.0
     seconds: float | None = None
     devices: int = 1
     cost: float | None = None
@@ -77,29 +78,34 @@ class StaleWork:
             return "How long that takes is not known: nothing was described here yet at a rate to measure."
         on = "" if self.devices == 1 else f" of {self.devices} devices"
         pace = f"{self.rate:.2g}/s" if self.rate < 1 else f"{self.rate:.1f}/s"
-        return f"That takes {duration(self.seconds)} at the measured rate{on} ({pace})."
+        if_alike = "" if self.share == 1.0 else f", if `where` asks {self.share:.0%} of them, as until now"
+        return f"That takes {duration(self.seconds)} at the measured rate{on} ({pace}){if_alike}."
 
 
 def stale_work(
-    settings: Settings, states: Collection[PartitionState], rates: Mapping[str, Rate], meanings: Meanings
+    settings: Settings,
+    states: Collection[PartitionState],
+    progress: Mapping[str, SetProgress],
+    meanings: Meanings,
 ) -> StaleWork:
-    """What of these partitions, of all assets, is stale. rates: as measured here, of each question set."""
+    """What of these partitions, of all assets, is stale. progress: as measured here, of each question set."""
     # What other assets published is followed without asking: little work, and it belongs to no answer of now.
     stale = [
         state for state in states if state.state is State.STALE and not OF_UPSTREAM.issuperset(state.changed)
     ]
     anew: dict[str, dict[str, int]] = {}
     for state in stale:
-        if state.asset in rates:
+        if state.asset in progress:
             anew.setdefault(state.asset, {})[state.key] = _anew(state)
     described = set[str]().union(*anew.values())
     properties = sum(max(of_set.get(key, 0) for of_set in anew.values()) for key in described)
     slowest = max(
-        ((rates[asset], sum(of_set.values())) for asset, of_set in anew.items()),
+        ((progress[asset], sum(of_set.values())) for asset, of_set in anew.items()),
         key=lambda work: (_seconds(*work) is None, _seconds(*work) or 0.0),
-        default=(rates[settings.descriptions.name], 0),
+        default=(progress[settings.descriptions.name], 0),
     )
-    rate, devices, seconds = slowest[0], max(1, len(slowest[0].by_device)), _seconds(*slowest)
+    rate, share, seconds = slowest[0].rate, slowest[0].share, _seconds(*slowest)
+    devices = max(1, len(rate.by_device))
     price = settings.price_per_hour
     return StaleWork(
         home=str(settings.home),
@@ -109,6 +115,7 @@ def stale_work(
         embedded=len({state.key for state in stale} - described),
         why=_why(stale),
         rate=rate.per_second,
+        share=share,
         seconds=seconds,
         devices=devices,
         cost=None if seconds is None or price is None else seconds / 3600.0 * devices * price,
@@ -127,14 +134,13 @@ def stale_among(settings: Settings, catalog: Catalog, keys: Collection[str]) -> 
     """What of these partitions is stale now. Raises CatalogError, OSError, ControlStateError."""
     reader = PartitionStates(settings, catalog, verified=VerifiedFiles(settings.state_directory, seconds=0.0))
     states = [reader.read(asset, key) for asset in settings.computed_assets for key in keys]
-    rates = {asset: progress.rate for asset, progress in read_progress(settings, catalog).items()}
-    return stale_work(settings, states, rates, reader.meanings)
+    return stale_work(settings, states, read_progress(settings, catalog), reader.meanings)
 
 
-def _seconds(rate: Rate, properties: int) -> float | None:
+def _seconds(progress: SetProgress, properties: int) -> float | None:
     """All devices work at it: in partitions of any size, for what a price is paid stays the same."""
-    devices = max(1, len(rate.by_device))
-    return rate.seconds_left([properties / devices] * devices)
+    devices = max(1, len(progress.rate.by_device))
+    return progress.rate.seconds_left([progress.share * properties / devices] * devices)
 
 
 def _anew(state: PartitionState) -> int:

@@ -24,7 +24,7 @@ from vlm_assets.config.extensions import StatusTable, installed
 from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
-from vlm_assets.services.expected_cost import ExpectedCost, measure, share_asked
+from vlm_assets.services.expected_cost import ExpectedCost, SetProgress, measure, share_asked
 from vlm_assets.services.kept_assets import kept_assets, removed_set_finding
 from vlm_assets.services.stale_work import StaleWork, stale_work
 from vlm_assets.services.store_looks import store_troubles
@@ -282,7 +282,7 @@ def read_status(
         *_with_turns([partition for asked in sets for partition in asked.partitions], cost),
         *(_status_of(state) for state in states if state.asset == settings.embeddings.name),
     )
-    devices, unread = _devices(settings, workers, first.published, first.rate)
+    devices, unread = _devices(settings, workers, first.published, first.progress.rate)
     open_alerts, untold = tuple[str, ...](), []
     try:
         open_alerts = tuple(alert.title for alert in Outbox(state).open_subjects().values())
@@ -350,7 +350,7 @@ def read_status(
         + (() if settings.embedding_model is not None else (NO_EMBEDDER,)),
         published=first.published,
         stale=stale_work(
-            settings, states, {asked.status.asset: asked.rate for asked in sets}, reader.meanings
+            settings, states, {asked.status.asset: asked.progress for asked in sets}, reader.meanings
         ),
         extensions=tuple(
             table for extension in installed() if (table := extension.status(settings)) is not None
@@ -365,7 +365,7 @@ class _Asked:
     status: SetStatus
     partitions: Sequence[PartitionStatus]
     published: Mapping[str, PublishedRows]
-    rate: Rate
+    progress: SetProgress
 
     @classmethod
     def of(
@@ -386,26 +386,28 @@ class _Asked:
             key: rows for key, record in records.items() if (rows := PublishedRows.from_record(record))
         }
         working = [worker for worker in workers if worker.asset == asset.name]
-        rate = measure(published.values(), working, now)
+        rows_of = published.values()
+        progress = SetProgress(measure(rows_of, working, now), {}, share_asked(rows_of))
         partitions = _with_cost([_status_of(state) for state in own], working, cost)
         failed = Counter[str]()
         for rows in published.values():
             failed.update(rows.failed)
-        share = share_asked(published.values())
         status = SetStatus(
             asset=asset.name,
             ok=sum(rows.ok for rows in published.values()),
             not_asked=sum(rows.not_asked for rows in published.values()),
             failed_by_kind=dict(failed.most_common()),
             first_failed=first_failed(asset, published),
-            properties_per_second=rate.per_second,
-            seconds_left=rate.seconds_left(
-                share * (partition.expected - partition.usable_rows)
-                for partition in partitions
-                if not partition.is_complete
+            properties_per_second=progress.rate.per_second,
+            seconds_left=progress.seconds_left(
+                {
+                    partition.key: partition.expected - partition.usable_rows
+                    for partition in partitions
+                    if not partition.is_complete
+                }
             ),
         )
-        return cls(status, partitions, published, rate)
+        return cls(status, partitions, published, progress)
 
 
 def _longest(seconds: Iterable[float | None]) -> float | None:

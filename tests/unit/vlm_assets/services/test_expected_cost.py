@@ -13,6 +13,7 @@ from vlm_assets.catalog.catalog import Catalog, catalog_path
 from vlm_assets.catalog.catalog_copies import backup_paths
 from vlm_assets.config.settings import Settings
 from vlm_assets.services import expected_cost
+from vlm_assets.services.backfill import Backfill, BackfillProgress
 from vlm_assets.services.expected_cost import (
     ExpectedCost,
     SetProgress,
@@ -22,6 +23,7 @@ from vlm_assets.services.expected_cost import (
     share_asked,
 )
 from vlm_assets.services.status import read_status
+from vlm_assets.webserver.api import DagsterApi
 from vlm_durable.state.database import open_state
 from vlm_durable.state.rate import GAP_SECONDS, Rate, Stretch
 from vlm_durable.state.workers import Phase, Workers
@@ -142,6 +144,19 @@ def test_a_property_that_is_not_asked_takes_no_time() -> None:
     progress = SetProgress(measure(published, [], now=40), {"1": 100, "2": 100}, share_asked(published))
     assert progress.seconds_left({"1": 100, "2": 100, "3": 100, "4": 100}) == pytest.approx(40.0)
     assert share_asked([]) == 1.0
+
+
+def test_the_line_of_a_run_that_makes_partitions_anew_counts_what_it_made(empty) -> None:
+    """Rows that are computed again are left to do until their partition is published anew."""
+    first, second, _ = empty.keys
+    for key in (first, second):
+        empty.describe(key)
+    work = Backfill(DagsterApi("http://127.0.0.1:9", empty.settings.dagster_home), empty.settings, empty.keys)
+    now = BackfillProgress(frozenset(), frozenset([first, second]), frozenset(), 1)
+    assert work.slowest_set(now).done == {first: 3, second: 3}
+    work.lacking = {key: {"property_descriptions"} for key in (first, second)}
+    now = BackfillProgress(frozenset([second]), frozenset([first]), frozenset(), 1)
+    assert work.slowest_set(now).done == {second: 3}
 
 
 def test_the_line_of_a_run_says_what_status_says(empty, commit, refuse) -> None:

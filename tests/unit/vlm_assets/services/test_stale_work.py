@@ -9,6 +9,7 @@ from vlm_assets.assets.partition_state import PartitionState, State
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.question_sets import question_sets
+from vlm_assets.services.expected_cost import SetProgress
 from vlm_assets.services.stale_work import stale_among, stale_work
 from vlm_assets.services.status import read_status
 from vlm_durable.state.rate import Rate
@@ -16,8 +17,9 @@ from vlm_durable.state.rate import Rate
 RATE = Rate(rows=10.0, seconds=20.0, by_device={"cuda:0": 5.0, "cuda:1": 5.0})
 
 
-def of(settings, *states, rate=RATE):
-    return stale_work(settings, states, {settings.descriptions.name: rate}, Meanings.from_settings(settings))
+def of(settings, *states, rate=RATE, share=1.0):
+    progress = {settings.descriptions.name: SetProgress(rate, {}, share)}
+    return stale_work(settings, states, progress, Meanings.from_settings(settings))
 
 
 @pytest.fixture
@@ -57,10 +59,18 @@ def test_a_partition_that_is_stale_in_two_sets_counts_once(two_sets, stale):
     first, second = (asked.asset for asked in question_sets(settings))
     slow = Rate(rows=10.0, seconds=80.0, by_device={"cuda:0": 1.25})
     all_of_it, half = stale(first, "a", 1000, ("model",)), stale(second, "a", 500, ("prompt",))
-    rates = {first.name: RATE, second.name: slow}
-    work = stale_work(settings, [all_of_it, half], rates, Meanings.from_settings(settings))
+    progress = {first.name: SetProgress(RATE, {}), second.name: SetProgress(slow, {})}
+    work = stale_work(settings, [all_of_it, half], progress, Meanings.from_settings(settings))
     assert (work.keys, work.described, work.properties) == (("a",), 1, 1000)
     assert (work.rate, work.seconds) == (slow.per_second, 4000.0)
+
+
+def test_the_time_of_a_set_with_a_condition_is_that_of_its_share(dataset, stale):
+    """A property that ``where`` leaves out takes no device and no time, and it is said what was assumed."""
+    state = stale(dataset.settings.descriptions, "a", 1000, ("where",))
+    work = of(dataset.settings, state, share=0.1)
+    assert work.seconds == 200.0
+    assert "(0.5/s), if `where` asks 10% of them, as until now." in " ".join(work.sentences())
 
 
 def test_nothing_is_guessed_where_nothing_was_measured_or_priced(dataset, stale):
