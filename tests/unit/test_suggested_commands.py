@@ -6,7 +6,7 @@ import ast
 import re
 import shlex
 import shutil
-from collections.abc import Iterable
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -51,23 +51,30 @@ def suggested_words(call: ast.Call) -> list[str]:
     return words
 
 
+@cache
+def trees(package: str) -> dict[Path, ast.Module]:
+    """The modules of a package that may suggest a command."""
+    texts = {path: path.read_text() for path in sorted((ROOT / package).rglob("*.py"))}
+    return {path: ast.parse(text) for path, text in texts.items() if "command(" in text}
+
+
 def options_to_add() -> set[tuple[str, ...]]:
     """The words that messages add to the command that was given."""
     added = set()
-    for path in (path for package in (*CORE, *EXTENSIONS) for path in (ROOT / package).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for tree in (tree for package in (*CORE, *EXTENSIONS) for tree in trees(package).values()):
+        for node in ast.walk(tree):
             match node:
                 case ast.Call(func=ast.Name("given_command"), args=words):
                     added.add(tuple(ast.unparse(word).strip("'") for word in words))
     return added
 
 
-def suggestions(packages: Iterable[str]) -> dict[str, str]:
+@cache
+def suggestions(packages: tuple[str, ...]) -> dict[str, str]:
     """Each suggested command of these packages, and where the first message with it is written."""
     places: dict[str, str] = {}
-    for path in sorted(path for package in packages for path in (ROOT / package).rglob("*.py")):
+    for path, tree in sorted(item for package in packages for item in trees(package).items()):
         place = str(path.relative_to(ROOT))
-        tree = ast.parse(path.read_text())
         passed_on = {
             id(node)
             for function in ast.walk(tree)

@@ -29,6 +29,8 @@ from vlm_results.exported_images import Images
 from vlm_results.iceberg_files import named_files
 from vlm_results.known_tables import has_table, note_of, remember
 
+SHARES = 160
+
 
 @pytest.fixture
 def dataset(dataset: Dataset) -> Dataset:
@@ -203,7 +205,7 @@ def test_a_kill_at_any_operation_leaves_whole_partitions(changed, server, begun)
     after = shown(changed)
     folder = changed.settings.described_table
     kills = 0
-    for at in count_share(1, 80):
+    for at in count_share(1, SHARES):
         restore(changed)
         if not begun:
             shutil.rmtree(folder)
@@ -236,7 +238,7 @@ def test_a_full_disk_leaves_whole_partitions(changed):
     with FileOperations(folder).watched() as operations:
         follow(dataset)
     after = partitions_at(table_of(dataset))
-    for at in share_of(range(1, operations.count), 80):
+    for at in share_of(range(1, operations.count), SHARES):
         restore(dataset)
         with FileOperations(folder, fail_at(at, errno.ENOSPC)).watched():
             try:

@@ -51,7 +51,7 @@ def test_a_kill_at_every_step_of_delivery_loses_nothing_and_repeats_at_most_one(
     print(f"\n{kills} kills at steps of delivery: 0 alerts lost, {repeats} repeated with the same id")
 
 
-@pytest.mark.parametrize(("step", "sent"), [("send", 0), ("mark", 1), ("marked", 1)])
+@pytest.mark.parametrize(("step", "sent"), share_of([("send", 0), ("mark", 1), ("marked", 1)], 3))
 def test_what_was_claimed_is_sent_again_with_the_same_id(posters, receiver, step, sent):
     """A kill between claim and send, between send and mark, and before the mark is durable."""
     home = posters.new_home()

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
+from tests.support.shares import share_of
 from vlm_assets.assets.partition_state import State
 from vlm_assets.automation.picture import (
     FAILED,
@@ -46,7 +47,7 @@ def colours_of(png: bytes) -> Counter[str]:
     return Counter({f"#{bytes(colour).hex()}": count for count, colour in counted})
 
 
-@pytest.mark.parametrize("count", [1, 12, 1350, 10_000])
+@pytest.mark.parametrize("count", share_of([1, 12, 1350, 10_000], 2))
 def test_every_look_is_seen_and_the_picture_is_small(count: int) -> None:
     """Each partition is there in its colour, and the event log keeps it for ever: 16 KB at most."""
     assert set(STYLES) == set(State)
@@ -66,7 +67,7 @@ def test_nothing_done_and_nothing_known_is_a_picture_too() -> None:
     assert colours_of(png)[NOT_STARTED] > 3 * 20 * 20
 
 
-@pytest.mark.parametrize("nodes", [1, 4, 40])
+@pytest.mark.parametrize("nodes", share_of([1, 4, 40], 3))
 def test_temperatures_and_silent_nodes_stand_in_the_picture(nodes: int) -> None:
     """Whoever opens the page sees which machine is silent; of many nodes each has one line, and all fit."""
     work = [Stretch(f"GPU-{n}-0", 0, 5900, 900) for n in range(nodes)]
