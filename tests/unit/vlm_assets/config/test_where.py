@@ -55,6 +55,7 @@ def where(condition: str) -> Where:
         ("floors", "'floors' is a BIGINT, and no condition"),
         ("1 = 1", "names no field of a set above"),
         ("random() < 0.5 AND floors > 1", r"random\(\) does not say the same each time"),
+        ("age(TIMESTAMP '2020-01-01') > INTERVAL 1 YEAR AND floors > 1", r"age\(\) does not say the same"),
         ("floors > (SELECT 1)", "has a query"),
         ("row_number() OVER () = floors", "has a window"),
         ("sum(floors) > 3", "cannot contain aggregates"),
