@@ -6,6 +6,7 @@ The file ``HOME/.state/calibration.json`` holds them. Raw confidences stay as th
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -24,6 +25,8 @@ from vlm_results.quality import Quality
 _log: Final = logging.getLogger(__name__)
 
 _FILE: Final = "calibration.json"
+
+_ARRAYS: Final = ("confidences", "right", "weights")
 
 LEAST_LABELS: Final = 50
 """With fewer labels of a field a curve would say more of chance than of the model."""
@@ -98,34 +101,15 @@ def read_curves(settings: Settings) -> list[Calibration]:
 
 
 def _as_json(calibration: Calibration) -> dict[str, Any]:
-    labels = calibration.labels
-    return {
-        "made_with": calibration.made_with,
-        "field": calibration.field,
-        "version": calibration.version,
-        "learned_at": calibration.learned_at,
-        "curve": asdict(calibration.curve),
-        "labels": {
-            "digest": labels.digest,
-            "confidences": labels.confidences.tolist(),
-            "right": labels.right.tolist(),
-            "weights": labels.weights.tolist(),
-        },
-    }
+    arrays = {name: getattr(calibration.labels, name).tolist() for name in _ARRAYS}
+    labels = {**arrays, "digest": calibration.labels.digest}
+    kept = {of.name: getattr(calibration, of.name) for of in dataclasses.fields(calibration)}
+    return {**kept, "curve": asdict(calibration.curve), "labels": labels}
 
 
 def _from_json(content: Mapping[str, Any]) -> Calibration:
-    labels, curve = content["labels"], content["curve"]
-    return Calibration(
-        content["made_with"],
-        content["field"],
-        content["version"],
-        content["learned_at"],
-        FieldLabels(
-            np.array(labels["confidences"], np.float64),
-            np.array(labels["right"], np.bool_),
-            np.array(labels["weights"], np.float64),
-            labels["digest"],
-        ),
-        Curve(tuple(curve["confidences"]), tuple(curve["shares"])),
-    )
+    kept = content["labels"]
+    arrays: dict[str, Any] = {name: np.array(kept[name]) for name in _ARRAYS}
+    labels = FieldLabels(**arrays, digest=kept["digest"])
+    curve = Curve(**{name: tuple(values) for name, values in content["curve"].items()})
+    return Calibration(**{**content, "labels": labels, "curve": curve})

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Protocol, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -129,35 +129,24 @@ class _NotKeptError(Exception):
     """A version that was published once is kept no more."""
 
 
-class Since(Protocol):
-    """What was told before."""
+class Since:
+    """What was told before; of itself nothing, so that everything is new.
 
-    @property
-    def told(self) -> Mapping[str, Version]:
-        """The partitions that were told, if that is written down, and which version of each."""
-
-    def has(self, files: PublishedFiles) -> bool:
-        """Whether this version of a partition was told."""
-
-    def rows(self, key: str) -> Rows | None:
-        """The rows of a partition that were told; None: nobody knows any more."""
-
-
-class Nothing:
-    """Nothing was told: everything is new."""
+    told: the partitions that were told, if that is written down, and which version of each.
+    """
 
     told: Mapping[str, Version] = MappingProxyType({})
 
     def has(self, files: PublishedFiles) -> bool:
-        """No."""
+        """Whether this version of a partition was told."""
         return False
 
     def rows(self, key: str) -> Rows | None:
-        """None of them."""
+        """The rows of a partition that were told; None: nobody knows any more."""
         return {}
 
 
-class PointInTime(Nothing):
+class PointInTime(Since):
     """What was published at a time, as far as its versions are kept.
 
     not_compared: partitions whose version of that time is kept no more.
@@ -220,7 +209,7 @@ class PointInTime(Nothing):
         return datetime.fromisoformat(record.published_at) <= self._time
 
 
-class RowSnapshot:
+class RowSnapshot(Since):
     """What a caller was told until then, in a file: one row group a partition. Raises CommandError."""
 
     def __init__(self, path: Path, catalog: Catalog) -> None:
@@ -362,12 +351,9 @@ def compared(before: Rows | None, current: Rows) -> Iterator[Change]:
         if is_tombstone(row.property_id):
             if before is None or (earlier is not None and not is_tombstone(earlier.property_id)):
                 yield Change(Kind.withdrawn, earlier and earlier.property_id, ordinal)
-        elif before is None:
-            yield Change(Kind.changed, row.property_id, ordinal, row.status, row.has_vector)
-        elif earlier is None:
-            yield Change(Kind.new, row.property_id, ordinal, row.status, row.has_vector)
-        elif earlier.digest != row.digest:
-            yield Change(Kind.changed, row.property_id, ordinal, row.status, row.has_vector)
+        elif earlier is None or earlier.digest != row.digest:
+            kind = Kind.new if before is not None and earlier is None else Kind.changed
+            yield Change(kind, row.property_id, ordinal, row.status, row.has_vector)
 
 
 def line_of(change: Change) -> str:
@@ -434,7 +420,7 @@ def vector_bytes(vectors: pa.Table) -> dict[int, bytes]:
 def told_before(text: str | None, settings: Settings, catalog: Catalog) -> Since:
     """A snapshot, a time or nothing. Raises CommandError."""
     if text is None:
-        return Nothing()
+        return Since()
     if Path(text).exists():
         return RowSnapshot(Path(text), catalog)
     return PointInTime(settings, time_of(text))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -197,12 +197,9 @@ class TablePlace:
     def _catalogue(self) -> Iterator[SqlCatalog]:
         implementation = f"{DurableFileIO.__module__}.{DurableFileIO.__name__}"
         url = self.catalog_url or f"sqlite:///{self.sqlite}"
-        catalogue = SqlCatalog(NAMESPACE, uri=url, **{"py-io-impl": implementation})
-        try:
+        with closing(SqlCatalog(NAMESPACE, uri=url, **{"py-io-impl": implementation})) as catalogue:
             catalogue.create_namespace_if_not_exists(NAMESPACE)
             yield catalogue
-        finally:
-            catalogue.close()
 
     @property
     def sqlite(self) -> Path:
@@ -221,13 +218,13 @@ class TablePlace:
 
 
 class DescribedTable:
-    """The table of an open catalogue."""
+    """The table of an open catalogue. has_withdrawn: whether a commit took withdrawn properties out of it."""
 
     def __init__(self, place: TablePlace, catalogue: SqlCatalog) -> None:
         self._place = place
         self._catalogue = catalogue
         self._lock_connection: sa.Connection | None = None
-        self._has_withdrawn = False
+        self.has_withdrawn = False
 
     def bring_up_to_date(self, rows: ExportedRows) -> BroughtUpToDate:
         """Write the partitions that changed, a commit each, and remove what nothing names any more.
@@ -263,7 +260,7 @@ class DescribedTable:
                 self._begin_anew()
                 doing(f"a new table begins: {error}")
                 return self.bring_up_to_date(rows)
-        if self._has_withdrawn:
+        if self.has_withdrawn:
             removed += self.remove_unnamed()
         table = self.current()
         snapshot = None if table is None else table.current_snapshot()
@@ -321,14 +318,6 @@ class DescribedTable:
                 expires_all=withdraws,
             )
         return True
-
-    def forget(self, catalog: Catalog, keys: Collection[str]) -> bool:
-        """Take withdrawn properties out of the table and its files. Returns whether it had any."""
-        self.put_right(catalog)
-        for key in keys:
-            self.drop_withdrawn(catalog, key)
-        self.remove_unnamed()
-        return self._has_withdrawn
 
     def drop_withdrawn(self, catalog: Catalog, key: str) -> None:
         """Take withdrawn properties out of a partition, and expire all snapshots that had them."""
@@ -499,7 +488,7 @@ class DescribedTable:
             expired = _expired(table.metadata, everything=expires_all)
             if self._lock_connection is not None:
                 self._lock_connection.execute(sa.select(1))  # The lock is lost with its connection.
-            self._has_withdrawn |= expires_all
+            self.has_withdrawn |= expires_all
             try:
                 self._catalogue.commit_table(
                     table,
@@ -528,10 +517,8 @@ class DescribedTable:
             lock = acquire_lock(self._place.disk / ".lock", seconds=LOCK_SECONDS)
             if lock is None:
                 raise busy
-            try:
+            with closing(lock):
                 yield
-            finally:
-                lock.close()
             return
         number = int.from_bytes(hashlib.sha256(str(folder).encode()).digest()[:8], signed=True)
         # Without a pool the connection is closed at the end, and with it the database frees the lock.
@@ -722,12 +709,11 @@ class TableChanges:
 
 def _of_further(row: Mapping[str, Any]) -> dict[str, list[Any]]:
     """What a row has of further question sets that were asked: what changed of it is told."""
-    rows = {
-        name: of_set
+    return {
+        name: [of_set["status"], of_set["answer"], row["description"]]
         for name, of_set in (row.get(SETS) or {}).items()
         if of_set is not None and of_set["status"] != NOT_ASKED
     }
-    return {name: [of_set["status"], of_set["answer"], row["description"]] for name, of_set in rows.items()}
 
 
 def bring_up_to_date(
@@ -760,9 +746,8 @@ def bring_up_to_date(
 def _has_other_files(place: TablePlace) -> bool:
     if isinstance(place.folder, S3Folder):
         return any(place.folder.names())
-    if not place.folder.is_dir():
-        return False
-    return bool({path.name for path in place.folder.iterdir()} - {place.sqlite.name, ".lock", ".quarantine"})
+    own = (place.sqlite.name, ".lock", ".quarantine")
+    return any(path.name not in own for path in place.folder.glob("*"))
 
 
 def forget_properties(settings: Settings, keys: Collection[str]) -> Iterator[str]:
@@ -774,6 +759,9 @@ def forget_properties(settings: Settings, keys: Collection[str]) -> Iterator[str
     refuse_away(settings, place.folder)
     catalog = Catalog.open(settings.home)
     with place.opened() as described:
-        had_any = described.forget(catalog, keys)
-    if had_any:
+        described.put_right(catalog)
+        for key in keys:
+            described.drop_withdrawn(catalog, key)
+        described.remove_unnamed()
+    if described.has_withdrawn:
         yield f"Removed the properties from the table in {place.folder}, with its earlier snapshots."

@@ -192,7 +192,6 @@ class ExportedImages:
 
         as_text: as ``data:`` URIs. An image that fails is null, and counted in the shard.
         """
-        encoded: Callable[[str, str, bytes], object] = _as_text if as_text else _as_struct
         type_ = pa.list_(pa.string() if as_text else EMBEDDED)
         waiting: list[pa.Table] = []
         with ThreadPoolExecutor(THREADS) as pool:
@@ -207,7 +206,11 @@ class ExportedImages:
                         if isinstance(outcome, ImageError):
                             shard.failed[name] = outcome.kind
                         elif len(outcome[1]) <= room:
-                            contents[name] = encoded(name, *outcome)
+                            contents[name] = (
+                                f"data:{outcome[0]};base64,{b64encode(outcome[1]).decode()}"
+                                if as_text
+                                else {"bytes": outcome[1], "path": name}
+                            )
                             room -= len(outcome[1])
                         else:
                             room = 0
@@ -308,14 +311,6 @@ def _guarded(act: Callable[[str], _Done]) -> Callable[[str], _Done | ImageError]
     return guarded
 
 
-def _as_struct(name: str, _media_type: str, content: bytes) -> object:
-    return {"bytes": content, "path": name}
-
-
-def _as_text(_name: str, media_type: str, content: bytes) -> object:
-    return f"data:{media_type};base64,{b64encode(content).decode()}"
-
-
 def huggingface_features(schema: pa.Schema) -> pa.Schema:
     """The schema with a note by which Hugging Face's datasets decode the embedded images."""
     note = {"info": {"features": {"images": [{"_type": "Image"}]}}}
@@ -355,14 +350,12 @@ def _copies_digest(copies: Mapping[str, int]) -> str:
 
 def _sizes(folder: Path) -> dict[str, int]:
     """The size of each file of a folder; -1 for what is none."""
-    try:
-        with os.scandir(folder) as entries:
-            return {
-                entry.name: entry.stat().st_size if entry.is_file(follow_symlinks=False) else -1
-                for entry in entries
-            }
-    except FileNotFoundError:
-        return {}
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        return {
+            entry.name: entry.stat().st_size if entry.is_file(follow_symlinks=False) else -1
+            for entry in entries
+        }
+    return {}
 
 
 def _remove(folder: Path, except_for: Collection[str] = ()) -> None:
@@ -374,11 +367,9 @@ def _remove(folder: Path, except_for: Collection[str] = ()) -> None:
 
 
 def _has_entries(place: Path) -> bool:
-    try:
-        with os.scandir(place) as entries:
-            return next(entries, None) is not None
-    except OSError:
-        return False
+    with contextlib.suppress(OSError), os.scandir(place) as entries:
+        return next(entries, None) is not None
+    return False
 
 
 def _is_key(name: str) -> bool:

@@ -17,6 +17,7 @@ import pyarrow as pa
 from vlm_assets.assets.fingerprint import digest_of, settings_digest
 from vlm_assets.assets.partition import CONFIDENCE
 from vlm_assets.config.settings import Settings
+from vlm_assets.config.where import quoted
 from vlm_durable.files.files import TEMPORARY_SUFFIX
 from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, set_aside_damaged, write_sealed
 from vlm_durable.versions.partition_files import PublishedRecord
@@ -250,11 +251,6 @@ def limits_by_file(thresholds: Mapping[str, Thresholds]) -> dict[str, str]:
 
 def _sql(threshold: float | None) -> str:
     return "NULL" if threshold is None else repr(threshold)
-
-
-def quoted(name: str, mark: str = '"') -> str:
-    """A name, or with ``'`` a text, as SQL has it."""
-    return mark + name.replace(mark, mark * 2) + mark
 
 
 def as_json(settings: Settings) -> dict[str, Any]:

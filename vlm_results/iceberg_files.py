@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import io
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, cast
@@ -138,42 +138,29 @@ class _ObjectFile(_File):
         self._bucket.delete(self._name)
 
 
-class _PutOnClose:
-    """A binary sink that pyarrow's writers take. One that is left to the garbage collector puts nothing."""
+class _PutOnClose(io.BytesIO):
+    """A binary sink that pyarrow's writers take."""
 
     def __init__(self, bucket: S3Folder, name: str) -> None:
+        super().__init__()
         self._bucket, self._name = bucket, name
-        self._content = io.BytesIO()
-
-    @property
-    def closed(self) -> bool:
-        return self._content.closed
-
-    def write(self, data: bytes) -> int:
-        return self._content.write(data)
-
-    def tell(self) -> int:
-        return self._content.tell()
-
-    def flush(self) -> None:
-        """Do nothing: an object is put as a whole."""
 
     def close(self) -> None:
         """Put the object. The store verifies its bytes. Safe to call twice. Raises StoreError."""
         if not self.closed:
-            content = self._content.getvalue()
-            self._content.close()
+            content = self.getvalue()
+            super().close()
             self._bucket.put(self._name, content, over=None)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self._content.close()
+            super().close()
         self.close()
+
+    def __del__(self) -> None:
+        """Put nothing: whoever began it did not close it."""
 
 
 def location_of(folder: Place) -> str:
@@ -186,12 +173,8 @@ def files_in(folder: Place, version: str) -> dict[str, float]:
     if isinstance(folder, S3Folder):
         listed = folder.listed(f"{version}/")
         return {folder.address(entry.name): entry.modified.timestamp() for entry in listed}
-    return {f"{_SCHEME}{path}": path.stat().st_mtime for path in _paths_below(folder / version)}
-
-
-def _paths_below(folder: Path) -> Iterator[Path]:
-    for place, _, names in os.walk(folder):
-        yield from (Path(place) / name for name in names)
+    paths = (path for path in (folder / version).rglob("*") if not path.is_dir())
+    return {f"{_SCHEME}{path}": path.stat().st_mtime for path in paths}
 
 
 def states_among(files: dict[str, float]) -> list[str]:

@@ -5,6 +5,7 @@ The SQL runs where only these files can be read, no file can be written, and no 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from vlm_assets.assets.partition import CONFIDENCE, INPUTS
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.filled_fields import FieldSources, field_sources, in_sql, shown
 from vlm_assets.config.settings import Settings
+from vlm_assets.config.where import quoted
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.progress import doing
 from vlm_durable.commands import command
@@ -38,7 +40,6 @@ from vlm_results.guarantee import (
     Guarantee,
     Thresholds,
     limits_by_file,
-    quoted,
     shown_description,
     shown_rows,
 )
@@ -261,15 +262,11 @@ def answer_digest(row: Mapping[str, Any]) -> str:
 
 def field_confidences(column: pa.ChunkedArray, name: str) -> npt.NDArray[np.float64]:
     """The confidences of a field, by its dotted name; NaN where there is none."""
-    type_ = column.type
-    for part in name.split("."):
-        place = type_.get_field_index(part) if pa.types.is_struct(type_) else -1
-        if place < 0:
-            return np.full(len(column), np.nan)
-        type_, column = type_[place].type, pc.struct_field(column, part)
-    if not pa.types.is_floating(type_):
-        return np.full(len(column), np.nan)
-    return np.asarray(pc.fill_null(column.cast(pa.float64()), np.nan), np.float64)
+    with contextlib.suppress(pa.ArrowException):  # It has no such field.
+        sure = pc.struct_field(column, name.split("."))
+        if pa.types.is_floating(sure.type):
+            return np.asarray(pc.fill_null(sure.cast(pa.float64()), np.nan), np.float64)
+    return np.full(len(column), np.nan)
 
 
 def matching_rows(settings: Settings, catalog: Catalog, where: str) -> Mask:

@@ -651,20 +651,18 @@ def _odd_confidences(fields: Mapping[str, FieldAnswers], keys: Sequence[str]) ->
 
 def _far_off(fields: Mapping[str, FieldAnswers]) -> list[tuple[_PartitionComparison, str]]:
     """Comparisons that differ beyond chance and by far, farthest first, each with its field."""
+    from scipy.stats import false_discovery_control
+
     tested = [
         (comparison, name)
         for name, answers in fields.items()
         if answers.kind != "texts"
         for comparison in answers.compare_partitions()
     ]
-    tested.sort(key=lambda test: test[0].chance)
-    # The rule of Benjamini and Hochberg: all up to the last rank whose chance is small enough for its rank.
-    last = 0
-    for rank, (comparison, _) in enumerate(tested, 1):
-        if comparison.chance <= _ERROR_RATE * rank / len(tested):
-            last = rank
-    odd = [(comparison, name) for comparison, name in tested[:last] if comparison.distance >= LEAST_DISTANCE]
-    return sorted(odd, key=lambda test: -test[0].distance)
+    rates = false_discovery_control([comparison.chance for comparison, _ in tested]) if tested else ()
+    beyond_chance = (test for test, rate in zip(tested, rates, strict=True) if rate <= _ERROR_RATE)
+    odd = [test for test in beyond_chance if test[0].distance >= LEAST_DISTANCE]
+    return sorted(odd, key=lambda test: (-test[0].distance, test[0].chance))
 
 
 def _examples(

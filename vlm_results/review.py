@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -93,8 +93,7 @@ class Reviewed:
         return replace(self, description=part)
 
 
-@dataclass(frozen=True)
-class _Drawing:
+class _Drawing(NamedTuple):
     """How a property came into the sample: see ``Reviewed``."""
 
     why: str = ""
@@ -112,7 +111,9 @@ def draw_sample(
     """
     records = published_records(settings.descriptions, catalog)
     keys = doing_each("drawing the sample from partitions", records)
-    rows = _drawable(settings, catalog, (_described_rows(settings, key) for key in keys))
+    published = PublishedPartitions(settings.descriptions)
+    tables = (published.read(key).to_table(["ordinal", "status"]) for key in keys)
+    rows = _drawable(settings, catalog, tables)
     ordinals: list[int] = rows["ordinal"].to_pylist()
     draw = draw_mixed(np.zeros(len(ordinals)), by_chance=count, by_score=0, seed=seed)
     drawn = {ordinals[position]: _Drawing() for position in draw.positions}
@@ -191,7 +192,7 @@ def _drawable(settings: Settings, catalog: Catalog, tables: Iterable[pa.Table]) 
     if not described:
         raise CommandError(f"No description is published yet: {command('run')}.")
     by_chance = [name for name, verdict in verdicts(settings.home).items() if verdict.by_chance]
-    rows = pa.concat_tables(described)
+    rows = pa.concat_tables(described).filter(pc.field("status") == OK)
     before = pa.array(catalog.ordinals_of(by_chance), pa.int64())
     left = rows.filter(pc.invert(pc.is_in(rows["ordinal"], value_set=before)))
     if rows.num_rows and not left.num_rows:
@@ -207,23 +208,18 @@ def _read_sample(
 ) -> list[Reviewed]:
     """The properties with these ordinals, in an order that chance decides: looks take the first labels."""
     sample = [
-        _reviewed(catalog_range.key, row, drawn[row["ordinal"]])
+        replace(reviewed, **drawn[reviewed.ordinal]._asdict())
         for catalog_range, group in groupby(sorted(drawn), catalog.range_of)
-        for row in _rows(settings, catalog_range.key, list(group))
+        for reviewed in _read(settings, catalog_range.key, list(group))
     ]
     random.Random(seed).shuffle(sample)  # noqa: S311 - repeatable, not secret
     return sample
 
 
-def _described_rows(settings: Settings, key: str, columns: Sequence[str] = ()) -> pa.Table:
-    rows = PublishedPartitions(settings.descriptions).read(key).to_table(["ordinal", "status", *columns])
-    return rows.filter(pc.equal(rows["status"], OK)).drop_columns(["status"])
-
-
 def _unsureness(
     settings: Settings, key: str, record: PublishedRecord, guarantee: Guarantee, *, factor: float
 ) -> pa.Table:
-    """For each described row its ordinal, and how much a label would teach.
+    """For each row its ordinal and status, and how much a label would teach.
 
     Also of which field and confidence, and whether two sets disagree on it. record: of the descriptions.
     """
@@ -249,8 +245,7 @@ def _unsureness(
             scores, confidences = np.where(most, worth, scores), np.where(most, sure, confidences)
             fields = np.where(most, name, fields)
     columns = {"score": scores, "confidence": confidences, "field": pa.array(fields, pa.string())}
-    unsure = pa.table({"ordinal": first["ordinal"], **columns})
-    return unsure.filter(pc.equal(first["status"], OK))
+    return pa.table({"ordinal": first["ordinal"], "status": first["status"], **columns})
 
 
 def _disagree(above: pa.Table, of_set: FurtherRows, name: str, is_shown: Flags) -> Flags:
@@ -267,12 +262,8 @@ def _disagree(above: pa.Table, of_set: FurtherRows, name: str, is_shown: Flags) 
     return disagree
 
 
-def _rows(settings: Settings, key: str, ordinals: Sequence[int]) -> list[dict[str, Any]]:
-    """The raw rows of a partition with the fields of all question sets.
-
-    ``answers`` has of each field the digest of the answer that is shown, ``fills`` the fields that further
-    sets filled. Raises PublishedError, OSError.
-    """
+def _read(settings: Settings, key: str, ordinals: Sequence[int]) -> Iterator[Reviewed]:
+    """The raw answers of properties of a partition, of all question sets. Raises PublishedError, OSError."""
     chosen = pa.array(ordinals, pa.int64())
     first, further = read_sets(settings, EVERYTHING, key, _COLUMNS, ordinals=chosen)
     rows: list[dict[str, Any]] = joined(first, further).to_pylist()
@@ -290,22 +281,17 @@ def _rows(settings: Settings, key: str, ordinals: Sequence[int]) -> list[dict[st
             fills |= set(filled)
             digest = answer_digest(of_set) if own else ""
             digests |= {name: digest for name in own if name in filled or name not in digests}
-        fields = {name: described[name] for name in digests}
-        row |= {
-            "answers": digests,
-            "description": fields,
-            "answer": answer_digest(of_sets[0][0]),
-            "fills": fills,
-        }
-    return rows
-
-
-def _reviewed(key: str, row: Mapping[str, Any], drawing: _Drawing) -> Reviewed:
-    further = {name: digest for name, digest in row["answers"].items() if digest != row["answer"]}
-    return Reviewed(
-        row["property_id"], key, row["ordinal"], row["answer"], row["description"], drawing.why,
-        drawing.weight, drawing.by_chance, row.get(CONFIDENCE) or {}, further, frozenset(row["fills"]),
-    )  # fmt: skip
+        answer = answer_digest(of_sets[0][0])
+        yield Reviewed(
+            row["property_id"],
+            key,
+            row["ordinal"],
+            answer,
+            {name: described[name] for name in digests},
+            confidence=row.get(CONFIDENCE) or {},
+            further={name: digest for name, digest in digests.items() if digest != answer},
+            fills=frozenset(fills),
+        )
 
 
 def verdict_of(
@@ -388,7 +374,15 @@ def take_verdicts(settings: Settings, catalog: Catalog, path: Path) -> TakenVerd
     Nothing is kept unless every line can be. Raises CommandError, TruthError, OSError.
     """
     lines = _read_lines(path)
-    published = _published(settings, catalog, lines)
+    records = published_records(settings.descriptions, catalog)
+    # Nobody knows how it was chosen what to judge elsewhere.
+    elsewhere = {
+        ordinal: _Drawing(weight=0.0, by_chance=False)
+        for ordinal in catalog.ordinals_of({line["property_id"] for line in lines.values()})
+        if catalog.range_of(ordinal).key in records
+    }
+    sample = _read_sample(settings, catalog, elsewhere, seed=0)
+    published = {reviewed.property_id: reviewed for reviewed in sample}
     kept_before = verdicts(settings.home)
     judged: list[FieldVerdict] = []
     known = 0
@@ -441,22 +435,6 @@ def _read_lines(path: Path) -> dict[int, dict[str, Any]]:
     return lines
 
 
-def _published(
-    settings: Settings, catalog: Catalog, lines: Mapping[int, Mapping[str, Any]]
-) -> dict[str, Reviewed]:
-    """The published answers of the properties of these lines. Raises CommandError, OSError."""
-    ordinals = catalog.ordinals_of({line["property_id"] for line in lines.values()})
-    records = published_records(settings.descriptions, catalog)
-    published: dict[str, Reviewed] = {}
-    for catalog_range, group in groupby(ordinals, catalog.range_of):
-        if catalog_range.key in records:
-            rows = _rows(settings, catalog_range.key, list(group))
-            # Nobody knows how it was chosen what to judge elsewhere.
-            elsewhere = _Drawing(weight=0.0, by_chance=False)
-            published |= {row["property_id"]: _reviewed(catalog_range.key, row, elsewhere) for row in rows}
-    return published
-
-
 @dataclass(frozen=True)
 class Accuracy:
     """How often each field is right. replaced: how many verdicts are on answers that are published no more.
@@ -489,13 +467,11 @@ def published_answers(settings: Settings, catalog: Catalog) -> dict[str, Mapping
 
     Raises TruthError, CatalogError, FormatVersionError.
     """
-    ordinals_by_key: dict[str, list[int]] = {}
-    for ordinal in catalog.ordinals_of(verdicts(settings.home)):
-        ordinals_by_key.setdefault(catalog.range_of(ordinal).key, []).append(ordinal)
     answers: dict[str, Mapping[str, str]] = {}
-    for key, ordinals in ordinals_by_key.items():
+    for catalog_range, group in groupby(catalog.ordinals_of(verdicts(settings.home)), catalog.range_of):
         with contextlib.suppress(PublishedError, OSError, pa.ArrowException):
-            answers.update({row["property_id"]: row["answers"] for row in _rows(settings, key, ordinals)})
+            read = _read(settings, catalog_range.key, list(group))
+            answers |= {reviewed.property_id: reviewed.answers for reviewed in read}
     return answers
 
 
@@ -563,10 +539,8 @@ def _locked(home: Path) -> Iterator[None]:
             f"{home / REVIEWS} is in use by a process that does not go on (`fuser {path}` names it). Nothing"
             " in it was changed: end that process, then do it again."
         )
-    try:
+    with contextlib.closing(lock):
         yield
-    finally:
-        lock.close()
 
 
 def _cut_torn_line(descriptor: int, path: Path) -> None:

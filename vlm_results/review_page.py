@@ -140,30 +140,24 @@ def _page_content(
 ) -> dict[str, object]:
     """The property with this number, and the verdict on it, as the page's script reads them."""
     reviewed = sample[number]
-    current_verdicts = {
-        property_id: verdict
-        for property_id, verdict in verdicts(settings.home).items()
-        if judged_fields(verdict, answers)
-    }
-    verdict = current_verdicts.get(reviewed.property_id)
+    kept = verdicts(settings.home)
+    judged = {name: fields for name in kept if (fields := judged_fields(kept[name], answers))}
     marks: dict[str, str] = {}
     corrections: dict[str, str] = {}
-    if verdict is not None:
-        current_fields = judged_fields(verdict, answers)
+    if current_fields := judged.get(reviewed.property_id):
+        verdict = kept[reviewed.property_id]
         marks = dict.fromkeys(current_fields.intersection(verdict.right), "right")
-        marks |= dict.fromkeys(current_fields.intersection(verdict.wrong), "wrong")
-        corrections = {
-            name: _as_text(verdict.true_fields[name])
-            for name in current_fields.intersection(verdict.wrong)
-            if name in verdict.true_fields
-        }
+        wrong = current_fields.intersection(verdict.wrong)
+        marks |= dict.fromkeys(wrong, "wrong")
+        true_fields = verdict.true_fields.items()
+        corrections = {name: _as_text(value) for name, value in true_fields if name in wrong}
     row = catalog.find(reviewed.property_id)
     uris: Sequence[str] = () if row is None else row.image_uris
     images = thumbnails(catalog, [uris], height=_HEIGHT)[0] if uris else []
     return {
         "number": number,
         "total": len(sample),
-        "reviewed": sum(drawn.property_id in current_verdicts for drawn in sample),
+        "reviewed": sum(drawn.property_id in judged for drawn in sample),
         "property_id": reviewed.property_id,
         "why": reviewed.why,
         "images": [

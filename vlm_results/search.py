@@ -11,7 +11,8 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from textwrap import shorten
 from typing import Annotated, Final
@@ -42,7 +43,7 @@ from vlm_durable.wording import counted
 from vlm_engine.model_source import NO_EMBEDDER
 from vlm_results.guarantee import Guarantee
 from vlm_results.published_table import Mask, Where, matching_rows, read_rows, readable_records
-from vlm_results.word_index import find_words
+from vlm_results.word_index import RankedRows, Ranking, find_words
 
 BATCH_ROWS: Final = 8192
 """Vectors in memory at a time, for each core."""
@@ -87,10 +88,6 @@ class SearchResult:
     notes: tuple[str, ...] = ()
 
 
-Ranking = Sequence[tuple[float, int]]
-"""Score and ordinal, best first."""
-
-
 @dataclass(frozen=True)
 class _Request:
     """A text, the id of a property, or both. mask: ordinals that may be hits. most: how many rows at most."""
@@ -99,15 +96,6 @@ class _Request:
     like: str | None
     mask: Mask | None
     most: int
-
-
-@dataclass(frozen=True)
-class _Ranked:
-    """Rows ranked by words or by vectors. unread: why a partition was not read, by its key."""
-
-    ranked: Ranking
-    scanned: int
-    unread: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -150,11 +138,16 @@ def search(
             notes.append(f"Searched by words alone. {error}")
     # Both run at once: SQLite and numpy let other threads run. The words stay in this thread, so that Ctrl-C
     # ends the building of their index, which takes minutes.
-    rankings: list[_Ranked] = []
+    rankings: list[RankedRows] = []
     with ThreadPoolExecutor(1) as thread:
         nearest = thread.submit(_by_vectors, settings, catalog, request, vectors) if vectors else None
         if by_words:
-            rankings.append(_by_words(settings, catalog, request, every=nearest is not None))
+            # Beside vectors a row that has one word of four must not count as much as the nearest vector, and
+            # ranks do not distinguish them (Bruch, Gai and Ingber, 2023).
+            every = nearest is not None
+            described, damaged = readable_records(settings.descriptions, catalog)
+            words = find_words(settings, described, text or "", mask=mask, most=most, every=every)
+            rankings.append(replace(words, unread={**damaged, **words.unread}))
         if nearest is not None:
             rankings.append(nearest.result())
     ranked = rankings[0].ranked if text is None else fused([ranking.ranked for ranking in rankings])
@@ -164,7 +157,7 @@ def search(
     unread = {key: sentence for ranking in reversed(rankings) for key, sentence in ranking.unread.items()}
     return SearchResult(
         tuple(hits[:limit]),
-        max(ranking.scanned for ranking in rankings),
+        max(ranking.rows for ranking in rankings),
         vectors.left_out if vectors else (),
         tuple(unread.values()),
         tuple(notes),
@@ -189,24 +182,6 @@ class NoVectorsError(CommandError):
     """There is nothing to compare a vector with."""
 
 
-def _by_words(settings: Settings, catalog: Catalog, request: _Request, *, every: bool) -> _Ranked:
-    """Rank the rows that have words of the text.
-
-    every: only rows that have all of them. Beside vectors a row that has one word of four must not count as
-    much as the nearest vector, and ranks do not distinguish them (Bruch, Gai and Ingber, 2023).
-    """
-    described, damaged = readable_records(settings.descriptions, catalog)
-    words = find_words(
-        settings,
-        described,
-        request.text or "",
-        mask=request.mask,
-        most=request.most,
-        every=every,
-    )
-    return _Ranked(words.ranked, words.rows, {**damaged, **words.unread})
-
-
 def _comparable_vectors(settings: Settings, catalog: Catalog) -> _Vectors:
     """The vectors that a request can be compared with. Raises NoVectorsError."""
     if settings.embedding_model is None:
@@ -216,7 +191,7 @@ def _comparable_vectors(settings: Settings, catalog: Catalog) -> _Vectors:
     return _Vectors(records, tuple(left_out), damaged)
 
 
-def _by_vectors(settings: Settings, catalog: Catalog, request: _Request, vectors: _Vectors) -> _Ranked:
+def _by_vectors(settings: Settings, catalog: Catalog, request: _Request, vectors: _Vectors) -> RankedRows:
     """Rank the rows nearest to a text, to a property, or to the middle of both."""
     parts: list[Vector] = []
     if request.like is not None:
@@ -238,7 +213,7 @@ def _by_vectors(settings: Settings, catalog: Catalog, request: _Request, vectors
         ]
     read, unread = PublishedPartitions(settings.embeddings).read, dict(vectors.unread)
     ranked, scanned = scan(keys, read, query, mask=mask, most=request.most, unread=unread)
-    return _Ranked(ranked, scanned, unread)
+    return RankedRows(ranked, scanned, unread)
 
 
 def scan(
@@ -412,15 +387,12 @@ def descriptions_of(
     settings: Settings, catalog: Catalog, hits: Sequence[Hit]
 ) -> dict[int, dict[str, object]]:
     """The published descriptions of the hits, by ordinal. Descriptions that cannot be read are left out."""
-    ordinals_by_key = defaultdict[str, list[int]](list)
-    for hit in hits:
-        ordinals_by_key[catalog.range_of(hit.ordinal).key].append(hit.ordinal)
     guarantee = Guarantee.read(settings)
     descriptions: dict[int, dict[str, object]] = {}
-    for key, ordinals in ordinals_by_key.items():
+    for bounds, group in groupby(sorted(hit.ordinal for hit in hits), catalog.range_of):
         with contextlib.suppress(PublishedError, OSError, pa.ArrowException):
-            chosen = pa.array(ordinals, pa.int64())
-            rows = read_rows(settings, guarantee, key, ["ordinal", "description"], ordinals=chosen)
+            chosen = pa.array(list(group), pa.int64())
+            rows = read_rows(settings, guarantee, bounds.key, ["ordinal", "description"], ordinals=chosen)
             descriptions |= {row["ordinal"]: dict(row["description"] or {}) for row in rows.to_pylist()}
     return descriptions
 

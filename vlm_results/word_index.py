@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -67,14 +67,18 @@ CREATE VIRTUAL TABLE words USING fts5(text, tokenize='porter unicode61 remove_di
 """
 
 
-@dataclass(frozen=True)
-class WordMatches:
-    """The rows that match. ranked: score and ordinal, best first; a higher score is better.
+Ranking = Sequence[tuple[float, int]]
+"""Score and ordinal, best first; a higher score is better."""
 
-    rows: how many are indexed. unread: why a partition could not be read, by its key.
+
+@dataclass(frozen=True)
+class RankedRows:
+    """Rows ranked by words or by vectors. rows: how many were compared.
+
+    unread: why a partition could not be read, by its key.
     """
 
-    ranked: tuple[tuple[float, int], ...]
+    ranked: Ranking
     rows: int
     unread: Mapping[str, str]
 
@@ -87,7 +91,7 @@ def find_words(
     mask: Mask | None = None,
     most: int,
     every: bool = False,
-) -> WordMatches:
+) -> RankedRows:
     """Bring the index of these descriptions up to date and find the rows that have words of the text.
 
     every: only rows that have all of its words. Words that most rows have are passed over in any case.
@@ -154,7 +158,7 @@ def _find(
     mask: Mask | None,
     most: int,
     every: bool,
-) -> WordMatches:
+) -> RankedRows:
     index = settings.descriptions.home.word_index
     with contextlib.closing(sqlite3.connect(index, isolation_level=None)) as connection:
         index.chmod(0o600)
@@ -164,7 +168,7 @@ def _find(
             connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version={_FORMAT}; COMMIT")
         unread = _follow(connection, settings, records)
         rows = connection.execute("SELECT count(*) FROM words_docsize").fetchone()[0]
-        return WordMatches(tuple(_ranked(connection, text, rows, mask, most, every)), rows, unread)
+        return RankedRows(tuple(_ranked(connection, text, rows, mask, most, every)), rows, unread)
 
 
 def _follow(

@@ -230,11 +230,11 @@ def _connection(
     fields: dict[str, list[str]] = {}
     for of in answers:
         for field in of.fields:
-            fields.setdefault(field, []).append(_quoted(of.asset))
-    values = [f"{_answer(field, sets, 'description')} AS {_quoted(field)}" for field, sets in fields.items()]
-    sure = [f"{_quoted(field)} := {_answer(field, sets, _CONFIDENCE)}" for field, sets in fields.items()]
+            fields.setdefault(field, []).append(quoted(of.asset))
+    values = [f"{_answer(field, sets, 'description')} AS {quoted(field)}" for field, sets in fields.items()]
+    sure = [f"{quoted(field)} := {_answer(field, sets, _CONFIDENCE)}" for field, sets in fields.items()]
     joins = " ".join(
-        f"LEFT JOIN {_quoted(f'of_{of.asset}')} AS {_quoted(of.asset)} USING (property_id)" for of in answers
+        f"LEFT JOIN {quoted(f'of_{of.asset}')} AS {quoted(of.asset)} USING (property_id)" for of in answers
     )
     columns = ", ".join([*values, f"struct_pack({', '.join(sure)}) AS {_CONFIDENCE}"])
     query = f"SELECT property_id AS {_ID}, {columns} FROM listed {joins}"  # noqa: S608 - names quoted
@@ -251,14 +251,15 @@ def _connection(
 
 def _answer(field: str, sets: Sequence[str], column: str) -> str:
     """The answer that is shown: all sets but the first fill the field, or the settings refuse it."""
-    (first, *fillers), name = sets, _quoted(field)
+    (first, *fillers), name = sets, quoted(field)
     has = ((f"{of}.description.{name} IS NOT NULL", f"{of}.{column}.{name}") for of in fillers)
     return shown(f"{first}.{column}.{name}", has, in_sql)
 
 
 def _path(name: str) -> str:
-    return ".".join(map(_quoted, name.split(".")))
+    return ".".join(map(quoted, name.split(".")))
 
 
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
+def quoted(name: str, mark: str = '"') -> str:
+    """A name, or with ``'`` a text, as SQL has it."""
+    return mark + name.replace(mark, mark * 2) + mark

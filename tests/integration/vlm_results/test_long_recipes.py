@@ -27,7 +27,7 @@ from tests.support.recipes import PAGE, recipe
 from tests.support.waiting import wait_until
 from vlm_assets.assets.truth import verdicts
 from vlm_assets.services.withdrawal import prepare_withdrawal, withdraw
-from vlm_results.changes import Nothing, RowSnapshot, SnapshotWriter, changes, line_of
+from vlm_results.changes import RowSnapshot, Since, SnapshotWriter, changes, line_of
 from vlm_results.export import Format, export
 from vlm_results.exported_images import Images
 from vlm_results.review import TakenVerdicts, take_verdicts
@@ -76,7 +76,7 @@ def look(pictures: Dataset, tmp_path, monkeypatch) -> Callable[[], None]:
 
     def ask() -> None:
         number, catalog = next(numbers), pictures.catalog
-        since = Nothing() if number == 1 else RowSnapshot(tmp_path / f"seen.{number - 1}", catalog)
+        since = Since() if number == 1 else RowSnapshot(tmp_path / f"seen.{number - 1}", catalog)
         with SnapshotWriter.opened(tmp_path / f"seen.{number}", catalog) as writer:
             lines = [line_of(change) for change in changes(pictures.settings, catalog, since, writer)]
             writer.finish()

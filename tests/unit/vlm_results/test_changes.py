@@ -40,7 +40,7 @@ def tell(dataset: Dataset, tmp_path: Path):
 
     def list_changes(since: Path | datetime | None, following: str) -> list[changes_module.Change]:
         catalog = dataset.catalog
-        before: changes_module.Since = changes_module.Nothing()
+        before: changes_module.Since = changes_module.Since()
         if isinstance(since, datetime):
             before = changes_module.PointInTime(dataset.settings, since)
         elif since is not None:

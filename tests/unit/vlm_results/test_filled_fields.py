@@ -26,7 +26,7 @@ from vlm_assets.config.questions_file import QuestionsFile
 from vlm_assets.config.settings import load_settings
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_engine.schema import load_schema
-from vlm_results.changes import Nothing, RowSnapshot, Since, SnapshotWriter, changes
+from vlm_results.changes import RowSnapshot, Since, SnapshotWriter, changes
 from vlm_results.dataset_quality import quality_metadata
 from vlm_results.described_table import TableChanges, TablePlace, bring_up_to_date
 from vlm_results.export import Format, export
@@ -214,7 +214,7 @@ def test_properties_that_are_not_asked_are_no_change_and_no_failure(asked_again,
     settings, catalog = asked_again.settings, asked_again.catalog
     place = TablePlace.of(settings)
     before = bring_up_to_date(settings, catalog, place)
-    told(asked_again, Nothing(), tmp_path / "1")
+    told(asked_again, Since(), tmp_path / "1")
     asked_again.ask_again(asked_again.keys[2], {7: 4})
     assert told(asked_again, RowSnapshot(tmp_path / "1", catalog), tmp_path / "2") == {"p7"}
     after = bring_up_to_date(settings, catalog, place)
@@ -242,7 +242,7 @@ def test_what_is_made_of_rows_follows_a_change_of_what_is_filled(asked_again, tm
     )
     other = Dataset(settings.model_copy(update={"questions": filling}))
     assert shown_floors(other, tmp_path / "out")["p0"] == (2, None, None)
-    told(other, Nothing(), tmp_path / "1")
+    told(other, Since(), tmp_path / "1")
     assert shown_floors(asked_again, tmp_path / "out")["p0"] == (3, 0.9375, ["floors"])
     assert told(asked_again, RowSnapshot(tmp_path / "1", catalog), tmp_path / "2") == {"p0", "p4"}
 

@@ -15,7 +15,7 @@ from vlm_assets.services.command_error import CommandError
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_results import certification, confidence_statistics, explore
 from vlm_results.certification import certify_published
-from vlm_results.changes import Nothing, RowSnapshot, SnapshotWriter, changes
+from vlm_results.changes import RowSnapshot, Since, SnapshotWriter, changes
 from vlm_results.confidence_statistics import GRID, cell_counts
 from vlm_results.export import Format, export
 from vlm_results.exported_images import Images
@@ -114,7 +114,7 @@ def test_every_reader_shows_the_same_nulls_and_keeps_the_raw_answer(promised, tm
         if row["property_id"] in sure
     }
 
-    assert Counter(change.change for change in changes(settings, catalog, Nothing())) == {"new": 2000}
+    assert Counter(change.change for change in changes(settings, catalog, Since())) == {"new": 2000}
 
 
 def test_without_the_setting_every_answer_is_shown_as_it_is(promised):
@@ -288,7 +288,7 @@ def test_who_follows_is_told_when_other_answers_are_shown(tmp_path):
     certify_published(dataset.settings, dataset.catalog)
     settings, catalog = dataset.settings, dataset.catalog
     with SnapshotWriter.opened(tmp_path / "seen", catalog) as writer:
-        assert len(list(changes(settings, catalog, Nothing(), writer))) == 2000
+        assert len(list(changes(settings, catalog, Since(), writer))) == 2000
         writer.finish()
 
     def told():
