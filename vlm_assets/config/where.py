@@ -205,7 +205,7 @@ def _names_in(text: str) -> Iterator[str]:
         if kind in _OF_MORE:
             raise WhereError(f"{text!r} has {_OF_MORE[kind]}: give a condition on fields of one property")
         # DuckDB calls ``age`` steady also where it counts from today, of one timestamp.
-        counts_from_today = node.get("function_name") == "age" and len(node["children"]) == 1
+        counts_from_today = node.get("function_name") == "age" and len(node["arguments"]) == 1
         if kind == "FUNCTION" and (node["function_name"] in unsteady or counts_from_today):
             raise WhereError(f"{node['function_name']}() does not say the same each time")
         if kind == "COLUMN_REF":
