@@ -85,9 +85,10 @@ class Copies:
                     copies.append(Copy(path, int(match[1]), match[2], path.stat().st_mtime))
         return sorted(copies, key=lambda copy: copy.changes, reverse=True)
 
-    def make(self, source: sqlite3.Connection) -> None:
+    def make(self, source: sqlite3.Connection, at: float) -> None:
         """Copy the committed state, verify the copy, and keep the two newest. Durable when it returns.
 
+        at: unix seconds by the clock that says when the next copy is due; a rehearsal simulates it.
         Raises DatabaseDamagedError where the source is not sound, OSError, sqlite3.Error.
         """
         make_directory(self.directory)
@@ -105,6 +106,7 @@ class Copies:
                 copied.execute("PRAGMA journal_mode=DELETE")
                 check_pages(copied, temporary)
                 changes = changes_of(copied)
+            os.utime(temporary, (at, at))
             sync_file(temporary)
             name = f"state.{changes:015d}.{sha256_of(temporary)}.db"
             publish_replacing(temporary, self.directory / name)
@@ -288,7 +290,8 @@ class _SqliteStore:
         try:
             if only_if_due and not self._is_due():
                 return
-            self._file.transact(lambda connection: self._copies.make(driver(connection)), writing=False)
+            at = self._clock()
+            self._file.transact(lambda connection: self._copies.make(driver(connection), at), writing=False)
         except (OSError, sqlite3.Error, sa.exc.DBAPIError) as error:
             _log.error(
                 "The control state could not be copied to %s (%s). What was changed is kept in the database"
