@@ -181,11 +181,7 @@ def _results(
             certified = certify(
                 chosen.confidences, chosen.right, promise.population, target=promise.target, risk=look.risk
             )
-            threshold, right, above = (
-                (None, 0, 0)
-                if certified is None
-                else (certified.threshold, certified.right, certified.labels)
-            )
             now = datetime.now(UTC).isoformat(timespec="seconds")
+            threshold, right, above = certified or (None, 0, 0)
             yield LookResult(*of, look.labels, chosen.judged, threshold, right, above, now)
             first |= dict.fromkeys(chosen.judged)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -77,8 +77,7 @@ def next_look(labels: int, *, target: float, risk: float) -> Look:
     )
 
 
-@dataclass(frozen=True)
-class Certified:
+class Certified(NamedTuple):
     """The lowest threshold that a look shows to be good. right, labels: above the threshold."""
 
     threshold: float

@@ -32,6 +32,7 @@ from vlm_results.certification import FieldPromise, certify_promises
 from vlm_results.confidence_statistics import calibration_error
 from vlm_results.joined_rows import lacking_sentences
 from vlm_results.labels import read_judged
+from vlm_results.published_table import last_publication
 from vlm_results.quality import FieldAnswers, Kind, Quality, Suspicion, assess_quality
 from vlm_results.results_settings import ResultsSettings
 from vlm_results.review import Accuracy, accuracy, published_answers
@@ -213,15 +214,9 @@ def why_due(last: tuple[float, str] | None, changed: str, *, works: bool, now: f
     return None
 
 
-def last_publication(settings: Settings) -> float:
-    """When a file of any question set was last published, new or in place of another; 0 if none is."""
-    published = (asked.asset for asked in question_sets(settings) if asked.asset.published_keys())
-    return max((asset.published.stat().st_mtime for asset in published), default=0.0)
-
-
 def judged_state(settings: Settings) -> str:
     """A digest of what the quality depends on: publications, labels and promises; empty before the first."""
-    published = last_publication(settings)
+    published = last_publication(asked.asset for asked in question_sets(settings))
     own = ResultsSettings.part_of(settings)
     labels = [signature_at(path) for path in (settings.home / REVIEWS, own.truth)]
     promises = [own.guarantee_targets, own.guarantee_risk, str(own.truth)]

@@ -19,6 +19,7 @@ from vlm_durable.files.seen_files import signature_at
 from vlm_durable.state.pause import pause_of
 from vlm_results.guarantee import FILE, promised_shares
 from vlm_results.known_tables import has_table
+from vlm_results.published_table import last_publication
 from vlm_results.results_settings import ResultsSettings
 
 ASSET = "described_properties"
@@ -71,19 +72,11 @@ def build_described_properties(settings: Settings) -> dg.AssetsDefinition:
     return described_properties
 
 
-def last_publication(settings: Settings) -> float:
-    """When a file of descriptions or vectors was last published; 0 if none is."""
-    times = [
-        asset.published.stat().st_mtime for asset in settings.partitioned_assets if asset.published.is_dir()
-    ]
-    return max(times, default=0.0)
-
-
 def shown_state(settings: Settings) -> str:
     """A digest of what the table depends on: publications, and which answers are shown."""
     targets, risk = promised_shares(settings)
     kept = signature_at(settings.state_directory / FILE)
-    return digest_of([last_publication(settings), targets, risk, kept])
+    return digest_of([last_publication(settings.partitioned_assets), targets, risk, kept])
 
 
 def build_table_sensor(settings: Settings, table: dg.AssetsDefinition) -> dg.SensorDefinition:

@@ -106,11 +106,6 @@ class _Task:
     raw_cells: bool
     embedded: Mapping[str, PublishedRecord]
 
-    @property
-    def images(self) -> ExportedImages:
-        """The images of these rows."""
-        return self.rows.images
-
 
 def export(
     settings: Settings,
@@ -214,7 +209,7 @@ def _write_shards(
             table, read = task.rows.read(key)
             sources = task.rows.sources(key, read.described, read.embedded, read.further_records)
             _refuse_other_schema(schemas, key, table.schema)
-            table, images = task.images.place(table, key)
+            table, images = task.rows.images.place(table, key)
             _unfinish(folder)
             size, sha256 = _write(task, folder / name, table, images)
             missing = pc.sum(pc.and_(pc.equal(table["status"], "ok"), pc.is_null(table["embedding"]))).as_py()
@@ -228,7 +223,7 @@ def _write_shards(
                 **images.note(),
             }
             write_sealed(folder / _SHARDS / f"{key}.json", note, format_=_NOTE_FORMAT)
-            task.images.remove_others(key, images)
+            task.rows.images.remove_others(key, images)
         # The names may be many, and all notes are held.
         notes[name] = {field: value for field, value in note.items() if field != "unread"}
         doing("writing partitions", number + 1, len(records))
@@ -289,7 +284,7 @@ def _read_note(folder: Path, key: str) -> dict[str, Any] | None:
 
 def _is_complete(task: _Task, name: str, note: Mapping[str, Any]) -> bool:
     """Whether a shard and its copies are what the note says, and no image is to be tried again."""
-    return _holds(task, name, note) and not task.images.readable(note["unread"])
+    return _holds(task, name, note) and not task.rows.images.readable(note["unread"])
 
 
 def _holds(task: _Task, name: str, note: Mapping[str, Any]) -> bool:
@@ -299,7 +294,7 @@ def _holds(task: _Task, name: str, note: Mapping[str, Any]) -> bool:
         is_whole = path.stat().st_size == note["bytes"] and sha256_of(path) == note["sha256"]
     except OSError:
         return False
-    return is_whole and task.images.holds(_key_of(name), note)
+    return is_whole and task.rows.images.holds(_key_of(name), note)
 
 
 def _shard_name(format_: Format, key: str) -> str:
@@ -335,8 +330,8 @@ def _write(task: _Task, path: Path, table: pa.Table, images: ShardImages) -> tup
     """Write a shard durably, read it back, and give it its name. Returns its size and SHA-256."""
     table = in_order(table)
     parts = iter([table])
-    if task.images.mode is Images.embed:
-        parts = task.images.embedded(table, images, as_text=task.format is Format.jsonl)
+    if task.rows.images.mode is Images.embed:
+        parts = task.rows.images.embedded(table, images, as_text=task.format is Format.jsonl)
     make_directory(path.parent)
     file = TemporaryFile(path)
     try:
@@ -406,10 +401,10 @@ def _remove_others(task: _Task, names: set[str]) -> None:
             path.unlink()
             note.unlink()
     keys = {_key_of(name) for name in names}
-    for key in task.images.copied_keys():
+    for key in task.rows.images.copied_keys():
         if key not in keys:
             _unfinish(folder)
-            task.images.remove(key)
+            task.rows.images.remove(key)
 
 
 def _unfinish(folder: Path) -> None:

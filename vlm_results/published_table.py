@@ -114,6 +114,12 @@ def readable_records(
     return records, unread
 
 
+def last_publication(assets: Iterable[AssetFolders]) -> float:
+    """When a file of these assets was last published, new or in place of another; 0 if none is."""
+    published = (asset.published for asset in assets if asset.published_keys())
+    return max((folder.stat().st_mtime for folder in published), default=0.0)
+
+
 def lacking_rows(settings: Settings, catalog: Catalog, rows: Mapping[str, int]) -> dict[str, int]:
     """How many properties have no row of each further set. rows: those of each partition, by its key.
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -85,12 +85,6 @@ class Reviewed:
     def digests(self) -> str:
         """The digests of all sets' answers, which a verdict on it names."""
         return " ".join(dict.fromkeys(self.answers.values()))
-
-    def judged_by(self, answer: str) -> Self:
-        """The part of it whose answers these digests name."""
-        answers, named = self.answers, answer.split()
-        part = {name: value for name, value in self.description.items() if answers[name] in named}
-        return replace(self, description=part)
 
 
 class _Drawing(NamedTuple):
@@ -388,12 +382,16 @@ def take_verdicts(settings: Settings, catalog: Catalog, path: Path) -> TakenVerd
     known = 0
     for number, line in lines.items():
         reviewed = published.get(line["property_id"])
-        if reviewed is None or not (part := reviewed.judged_by(line["answer"])).description:
+        if reviewed is None:
             continue
         # The line names no answer of the other sets: their fields are left open.
-        open_fields = reviewed.description.keys() - part.description.keys()
+        named = line["answer"].split()
+        open_fields = {name for name, digest in reviewed.answers.items() if digest not in named}
+        part = {name: value for name, value in reviewed.description.items() if name not in open_fields}
+        if not part:
+            continue
+        reviewed = replace(reviewed, description=part)
         given = {name: value for name, value in line["description"].items() if name not in open_fields}
-        reviewed = part
         fields = typed_fields(reviewed, given)
         corrections = {
             name: fields[name] for name in fields if reviewed.description.get(name) != fields[name]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from vlm_assets.catalog.ranges import DESCRIPTIONS
+from vlm_assets.config.filled_fields import FieldSources
 from vlm_assets.config.question_sets import further_set
 from vlm_assets.config.settings import Settings, SettingsError
 from vlm_assets.services.trial import Trial
@@ -93,8 +94,9 @@ class SecondOpinion:
         )
         if second.description is None:
             return both
-        answers = {name: second.description.get(name) for name in self.fills}
-        filled = {name: value for name, value in answers.items() if value is not None}
+        sources = (FieldSources(name, DESCRIPTIONS, (self.name,)) for name in self.fills)
+        answers = {self.name: second.description}
+        filled = {of.field: second.description[of.field] for of in sources if of.filler(answers)}
         sure = {name: (second.confidence or {}).get(name) for name in filled}
         return replace(
             both,

@@ -7,10 +7,10 @@ from vlm_results.dataset_quality import (
     build_dataset_quality,
     check_results,
     judged_state,
-    last_publication,
     quality_picture,
     why_due,
 )
+from vlm_results.published_table import last_publication
 from vlm_results.quality import FieldAnswers, Quality, Suspicion
 
 DAY = 86_400.0
@@ -46,10 +46,10 @@ def test_a_check_names_what_a_stranger_wrote_as_text():
 
 def test_a_partition_that_was_published_anew_is_looked_at(dataset):
     """A new model's answers are judged too, though there are as many partitions as before."""
-    before = last_publication(dataset.settings)
-    assert last_publication(dataset.settings) == before > 0
+    before = last_publication([dataset.settings.descriptions])
+    assert last_publication([dataset.settings.descriptions]) == before > 0
     dataset.describe(dataset.keys[1], settings="another model")
-    assert last_publication(dataset.settings) != before
+    assert last_publication([dataset.settings.descriptions]) != before
 
 
 def test_labels_that_change_are_looked_at(dataset):
