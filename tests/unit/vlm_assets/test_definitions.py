@@ -61,9 +61,15 @@ def loaded(home):
 
 
 @pytest.fixture(scope="module")
-def loaded_otherwise(home):
-    """A process without DAGSTER_HOME that asked for another pool of memory."""
-    return load(home, ARROW_DEFAULT_MEMORY_POOL="mimalloc")
+def fresh(tmp_path_factory):
+    """A home without a catalogue."""
+    return tmp_path_factory.mktemp("fresh") / "home"
+
+
+@pytest.fixture(scope="module")
+def loaded_otherwise(fresh):
+    """A process without DAGSTER_HOME and catalogue that asked for another pool of memory."""
+    return load(fresh, ARROW_DEFAULT_MEMORY_POOL="mimalloc")
 
 
 def test_loading_is_quiet_and_light(loaded):
@@ -86,9 +92,9 @@ def test_both_assets_have_the_ranges_of_the_catalogue(loaded):
     assert keys["property_catalog"] is None
 
 
-def test_without_dagster_home_the_person_is_told_what_to_export(home, loaded_otherwise):
+def test_without_dagster_home_the_person_is_told_what_to_export(fresh, loaded_otherwise):
     """A throwaway instance forgets its history: the definitions say what keeps it."""
-    assert f"export DAGSTER_HOME={home}/dagster" in loaded_otherwise.stderr
+    assert f"export DAGSTER_HOME={fresh}/dagster" in loaded_otherwise.stderr
 
 
 def test_dagster_state_of_another_catalogue_is_refused(home, tmp_path):
@@ -100,12 +106,11 @@ def test_dagster_state_of_another_catalogue_is_refused(home, tmp_path):
     assert "belongs to catalogue another" in done.stderr
 
 
-def test_without_a_catalogue_the_definitions_load_and_say_what_to_do(tmp_path):
+def test_without_a_catalogue_the_definitions_load_and_say_what_to_do(loaded_otherwise):
     """A fresh home shows the catalogue's asset, which can be materialized, and no partitions."""
-    done = load(tmp_path / "fresh")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["keys"]["property_descriptions"] == []
-    assert "vlm-assets ingest" in done.stderr
+    assert loaded_otherwise.returncode == 0, loaded_otherwise.stderr
+    assert json.loads(loaded_otherwise.stdout)["keys"]["property_descriptions"] == []
+    assert "vlm-assets ingest" in loaded_otherwise.stderr
 
 
 def test_twenty_thousand_partitions_cost_a_load_nothing_each(home, tmp_path, monkeypatch):
