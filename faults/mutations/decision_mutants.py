@@ -26,6 +26,7 @@ _GUARANTEE = "vlm_results/guarantee.py"
 _CERTIFICATION = "vlm_results/certification.py"
 _LABELS = "vlm_results/labels.py"
 _WHERE = "vlm_assets/config/where.py"
+_FILLED = "vlm_assets/config/filled_fields.py"
 _CHECKS = "vlm_assets/assets/checks.py"
 _FINGERPRINT = "vlm_assets/assets/fingerprint.py"
 _INTERVALS = "vlm_assets/services/intervals.py"
@@ -119,6 +120,7 @@ TESTS = {
     _CERTIFICATION: ["tests/unit/vlm_results/test_guarantee.py"],
     _LABELS: ["tests/unit/vlm_results/test_calibration.py", "tests/unit/vlm_results/test_filled_fields.py"],
     _WHERE: ["tests/unit/vlm_assets/config/test_where.py"],
+    _FILLED: ["tests/unit/vlm_results/test_filled_fields.py"],
     _CHECKS: [
         "tests/unit/vlm_assets/assets/test_checks.py",
         "tests/integration/vlm_assets/assets/test_asked_where.py",
@@ -295,7 +297,7 @@ MUTANTS = (
     Mutant(_TABLE, "if vectors_record is not None and not are_vectors_of(vectors_record, record):", "if False:",
            "a vector of another text is not given on"),
     Mutant(_JOINED, 'RAW if _has(of.rows, RAW) else "description"', '"description"', "a withheld answer lets no worse one through"),
-    Mutant(_JOINED, "has if before is None else pc.and_not(has, before)", "has", "the last set that fills a field gives its answer"),
+    Mutant(_FILLED, "above), fillers, first)", "above), list(fillers)[::-1], first)", "the last set that fills a field gives its answer"),
     Mutant(_JOINED, "pc.if_else(is_same, at, pa.scalar(None, at.type))", "at", "a row under another id is not joined"),
     Mutant(_JOINED, 'return "".join((described.sha256, guarantee.version_of(described), *of_sets))',
            "return described.sha256 + guarantee.version_of(described)", "words follow every question set"),
@@ -311,10 +313,10 @@ MUTANTS = (
            "positions = pa.chunked_array([pa.array(range(rows.num_rows))])", "each row gets its own vector"),
     Mutant(_ROWS, "rows = rows.filter(chosen)", "pass", "only chosen rows are exported"),
     Mutant(_EXPORT, "elif pa.types.is_string(field.type) and not raw_cells:", "elif False:", "a cell of a CSV is no formula"),
-    Mutant(_EXPORT, " and task.images.holds(_key_of(name), note)", "", "an export has each copy of an image, and no other"),
-    Mutant(_EXPORT, ' and not task.images.readable(note["unread"])', "", "an image that is back is exported"),
-    Mutant(_EXPORT, "            task.images.remove(key)\n", "            pass\n", "copies of what is exported no more are removed"),
-    Mutant(_REVIEW, "if answers[name] in named}", "}", "a verdict is of the answer that was judged"),
+    Mutant(_EXPORT, " and task.rows.images.holds(_key_of(name), note)", "", "an export has each copy of an image, and no other"),
+    Mutant(_EXPORT, ' and not task.rows.images.readable(note["unread"])', "", "an image that is back is exported"),
+    Mutant(_EXPORT, "            task.rows.images.remove(key)\n", "            pass\n", "copies of what is exported no more are removed"),
+    Mutant(_REVIEW, "if digest not in named}", "if False}", "a verdict is of the answer that was judged"),
     Mutant(_REVIEW, "before.judgement == verdict.judgement", "False", "a verdict is not taken twice"),
     Mutant(_DESCRIBED, "    return are_vectors_of(embedded, described)\n", "    return True\n", "the table has no vectors of other texts"),
     Mutant(_DESCRIBED, "expires_all=withdraws,", "expires_all=False,", "a table forgets a withdrawn property with its snapshots"),
@@ -344,9 +346,9 @@ MUTANTS = (
     Mutant(_IMAGES, "        _remove(self._folder / key, except_for=shard.copies)\n", "        pass\n", "no copy is left of what no row names"),
     Mutant(_IMAGES, 'raise ImageError("unreadable", f"{name} is not an image that is known here.")', 'return ("", "")',
            "only images are copied"),
-    Mutant(_QUALITY, "_ERROR_RATE * rank / len(tested)", "_ERROR_RATE", "many comparisons name few by chance"),
-    Mutant(_QUALITY, "_ERROR_RATE * rank / len(tested)", "_ERROR_RATE / len(tested)", "many odd partitions are found together"),
-    Mutant(_QUALITY, " if comparison.distance >= LEAST_DISTANCE]", "]", "a small difference is not named"),
+    Mutant(_QUALITY, "false_discovery_control([comparison.chance for comparison, _ in tested])", "[comparison.chance for comparison, _ in tested]", "many comparisons name few by chance"),
+    Mutant(_QUALITY, "false_discovery_control([comparison.chance for comparison, _ in tested])", "[comparison.chance * len(tested) for comparison, _ in tested]", "many odd partitions are found together"),
+    Mutant(_QUALITY, " if test[0].distance >= LEAST_DISTANCE]", "]", "a small difference is not named"),
     Mutant(_QUALITY, "telling.sum(axis=1) - 1, 1)", "telling.sum(axis=1), 1)", "the chance of a partition is a chance"),
     Mutant(_QUALITY, "telling = expected >= 5\n", "telling = expected >= 0\n", "a rare value tells nothing"),
     Mutant(_QUALITY, "np.bincount(partitions, counts) >= _ENOUGH_ROWS // 2", "np.bincount(partitions, counts) >= 0",
@@ -363,7 +365,7 @@ MUTANTS = (
     Mutant(_CERTIFICATION, "if look.labels > promise.labels:", "if look.labels > 2 * promise.labels:", "nothing is promised by too few labels"),
     Mutant(_LABELS, "weight, is_random = verdict.weight, verdict.by_chance", "weight, is_random = verdict.weight, True",
            "what was chosen for being unsure certifies nothing"),
-    Mutant(_LABELS, "if name not in filled and not (", "if not (", "a label is of the answer that is shown"),
+    Mutant(_LABELS, "of.filler(answers) or of.first", "of.first", "a label is of the answer that is shown"),
     Mutant(_LABELS, "may_certify = file is None or not names_a_model(file)", "may_certify = True", "a model certifies nothing"),
     Mutant(_INTERVALS, "for sign in (1, -1))", "for sign in (-1, 1))", "the first contender is the better one, and not the second"),
     Mutant(_INTERVALS, " if self.differing else ", " if True else ", "without a difference nobody is called better"),
@@ -395,7 +397,7 @@ MUTANTS = (
     Mutant(_LEASES, "                _refuse_if_locks_do_not_hold(path)\n", "", "a file system without locks is refused"),
     Mutant(_LEASES, "            if reasons and device.given:\n", "            if False:\n", "what a cluster gave is taken"),
     Mutant(_WHERE, "({self.text}\\n), false)", "({self.text}\\n), true)", "what is not known does not hold"),
-    Mutant(_WHERE, "for of in reversed(fillers)", "for of in reversed(fillers[:0])", "a condition looks at the better answer"),
+    Mutant(_WHERE, "for of in fillers)", "for of in fillers[:0])", "a condition looks at the better answer"),
     Mutant(_WHERE, 'node["function_name"] in unsteady', "False", "a condition says the same each time"),
     Mutant(_WHERE, "above = names[: names.index(SET_PREFIX + name)]", "above = names", "no two sets wait for each other"),
     Mutant(_CHECKS, "        passed=not differing,\n        expected=f\"{counted(len(left_out)", "        passed=True,\n        expected=f\"{counted(len(left_out)",
