@@ -43,7 +43,9 @@ class Newcomer:
 
 
 @pytest.fixture(scope="module")
-def newcomer(listing: Path, tmp_path_factory: pytest.TempPathFactory) -> Newcomer:
+def newcomer(
+    listing: Path, tmp_path_factory: pytest.TempPathFactory, scripted_runs: dict[str, str]
+) -> Newcomer:
     """The home of all tests of this file: four ranges of four, and what Dagster keeps of it."""
     home = tmp_path_factory.mktemp("newcomer") / "home"
     dagster_home = home / "dagster"
@@ -51,6 +53,7 @@ def newcomer(listing: Path, tmp_path_factory: pytest.TempPathFactory) -> Newcome
     prepare_dagster_home(dagster_home, catalog_id=Catalog.open(home).catalog_id, slots=1)
     environment = {
         **os.environ,
+        **scripted_runs,
         "DAGSTER_HOME": str(dagster_home),
         "VLM_ASSETS_HOME": str(home),
         "VLM_ASSETS_ENV_FILE": "/dev/null",
