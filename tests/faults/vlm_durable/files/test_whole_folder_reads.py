@@ -64,6 +64,6 @@ def test_the_folder_reads_after_kills(memory_path: Path, seed: int) -> None:
         for _ in range(2):
             killed += live_until_operation(home, **random_end(chance, OPERATIONS)).killed
             assert len(read(partition_life.asset(home).published)) <= 1, f"seed {seed}, home {number}"
-    assert killed > len(homes)
+    assert killed > len(homes) / 2
     assert live_to_the_end(home).finished
     assert read(partition_life.asset(home).published) == {"version 2"}
