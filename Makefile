@@ -25,8 +25,8 @@ COMPILE := $(BIN)/python -c 'import dagster_webserver.app, duckdb, pyarrow.parqu
 VLLM_VERSION := 0.32.0
 VLLM_BUILD ?= $(if $(shell command -v nvidia-smi 2>/dev/null),cuda,cpu)
 VLLM := .venv-vllm/$(VLLM_BUILD)-$(VLLM_VERSION)
-# Four parts side by side: the two that start servers mostly wait, the other two mostly compute, and two cores are
-# enough for all. The fault tests fork this process some thousand times: first, while it is small.
+# Four parts side by side: those that start servers mostly wait, the others mostly compute, and two cores are enough for
+# all. The fault tests fork their process some thousand times, so they have a small one of their own.
 LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 COMPUTING := tests/faults tests/unit
 # The core's own tests run once, and without extensions: tests/support/core_alone hides them.
@@ -35,11 +35,11 @@ MAIN_JOB := tests/integration/vlm_assets/test_core_alone.py
 CORE_ALONE := PYTHONPATH=$(CURDIR)/tests/support/core_alone$(if $(PYTHONPATH),:$(PYTHONPATH))
 TEST_CORE := $(CORE_ALONE) $(BIN)/pytest $(CORE_TESTS) $(MAIN_JOB)
 STARTING := tests/browser tests/integration
-SERVING := -m 'serves and not long and not vllm' tests/integration
-# Unit tests are in three parts, so that the parts take about as long.
-EXTENSION_TESTS := $(patsubst %,tests/unit/%,vlm_results vlm_training vlm_cluster)
-BROWSING := -m 'not long and not vllm' tests/unit $(patsubst %,--ignore=%,$(CORE_TESTS) $(EXTENSION_TESTS)) tests/browser
-NOT_SERVING := -m 'not serves and not long and not vllm' tests/integration --ignore $(MAIN_JOB) $(EXTENSION_TESTS)
+SERVING := -m 'serves and not long and not vllm' tests/integration/vlm_assets
+NOT_SERVING := -m 'not serves and not long and not vllm' tests/integration/vlm_assets --ignore $(MAIN_JOB)
+BROWSING := -m 'not long and not vllm' tests/unit $(CORE_TESTS:%=--ignore=%) tests/browser
+# They take the place of the browser's.
+AROUND_THE_CORE := -m 'not long and not vllm' tests/integration --ignore tests/integration/vlm_assets
 
 .PHONY: help run rehearse explore test test-core-alone test-long test-gpu test-vllm test-deps vllm faults cluster-demo test-training test-store test-bare test-bare-if-changed gpu-wheels gpu-hour mutations example-embedder example-model example-larger-model bench bench-environments bench-gpu clean
 
@@ -79,14 +79,16 @@ rehearse: .venv/installed
 test: .venv/installed-dev
 	@told=$$(mktemp -d); \
 	$(BIN)/pytest $(SERVING) > $$told/serving 2>&1 & serving=$$!; \
-	$(BIN)/pytest $(BROWSING) > $$told/browsing 2>&1 & browsing=$$!; \
 	$(BIN)/pytest $(NOT_SERVING) > $$told/others 2>&1 & others=$$!; \
-	trap 'kill $$serving $$browsing $$others 2>/dev/null; rm -rf $$told' EXIT INT TERM; \
+	$(BIN)/pytest $(BROWSING) > $$told/browsing 2>&1 & browsing=$$!; \
+	trap 'kill $$serving $$others $$browsing $$around 2>/dev/null; rm -rf $$told' EXIT INT TERM; \
 	$(LINT) || exit; \
 	$(BIN)/pytest tests/faults; ended=$$?; \
+	wait $$browsing || ended=1; cat $$told/browsing; \
+	$(BIN)/pytest $(AROUND_THE_CORE) > $$told/around 2>&1 & around=$$!; \
 	$(TEST_CORE) || ended=1; \
 	echo "Waiting for $(STARTING) ..."; \
-	wait $$browsing || ended=1; cat $$told/browsing; \
+	wait $$around || ended=1; cat $$told/around; \
 	wait $$others || ended=1; cat $$told/others; \
 	wait $$serving || ended=1; cat $$told/serving; exit $$ended
 
