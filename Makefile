@@ -25,30 +25,30 @@ COMPILE := $(BIN)/python -c 'import dagster_webserver.app, duckdb, pyarrow.parqu
 VLLM_VERSION := 0.32.0
 VLLM_BUILD ?= $(if $(shell command -v nvidia-smi 2>/dev/null),cuda,cpu)
 VLLM := .venv-vllm/$(VLLM_BUILD)-$(VLLM_VERSION)
-# Four parts side by side: those that start servers mostly wait, the others mostly compute, and two cores are enough for
-# all. The fault tests fork their process some thousand times, so they have a small one of their own.
-LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
-COMPUTING := tests/faults tests/unit
-# The core's own tests run once, and without extensions: tests/support/core_alone hides them.
-CORE_TESTS := $(patsubst %,tests/unit/%,vlm_durable vlm_engine resources sensors vlm_assets)
+# The parts of `make test`, the longest first: as each ends the next begins. Four at a time keep two cores busy, for those
+# that start servers mostly wait. The fault tests fork their process some thousand times, so they have a small one of
+# their own. The core's own tests run once, and without extensions: tests/support/core_alone hides them.
+PARTS := serving others faults around browsing units core lint
+CORE := $(patsubst %,tests/unit/%,vlm_durable vlm_engine resources sensors vlm_assets)
 MAIN_JOB := tests/integration/vlm_assets/test_core_alone.py
-CORE_ALONE := PYTHONPATH=$(CURDIR)/tests/support/core_alone$(if $(PYTHONPATH),:$(PYTHONPATH))
-TEST_CORE := $(CORE_ALONE) $(BIN)/pytest $(CORE_TESTS) $(MAIN_JOB)
-STARTING := tests/browser tests/integration
-SERVING := -m 'serves and not long and not vllm' tests/integration/vlm_assets
-NOT_SERVING := -m 'not serves and not long and not vllm' tests/integration/vlm_assets --ignore $(MAIN_JOB)
-BROWSING := -m 'not long and not vllm' tests/unit $(CORE_TESTS:%=--ignore=%) tests/browser
-# They take the place of the browser's.
-AROUND_THE_CORE := -m 'not long and not vllm' tests/integration --ignore tests/integration/vlm_assets
+IN_CI := not long and not vllm
+tests-serving = -m 'serves and $(IN_CI)' tests/integration/vlm_assets
+tests-others = -m 'not serves and $(IN_CI)' tests/integration/vlm_assets --ignore $(MAIN_JOB)
+tests-faults = tests/faults
+tests-around = -m '$(IN_CI)' tests/integration --ignore tests/integration/vlm_assets
+tests-browsing = -m '$(IN_CI)' tests/browser
+tests-units = -m '$(IN_CI)' tests/unit $(CORE:%=--ignore=%)
+tests-core = $(CORE) $(MAIN_JOB)
+environment-core = PYTHONPATH=$(CURDIR)/tests/support/core_alone$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: help run rehearse explore test test-core-alone test-long test-gpu test-vllm test-deps vllm faults cluster-demo test-training test-store test-bare test-bare-if-changed gpu-wheels gpu-hour mutations example-embedder example-model example-larger-model bench bench-environments bench-gpu clean
+.PHONY: help run rehearse explore test $(PARTS:%=test-%) test-long test-gpu test-vllm test-deps vllm faults cluster-demo test-training test-store test-bare test-bare-if-changed gpu-wheels gpu-hour mutations example-embedder example-model example-larger-model bench bench-environments bench-gpu clean
 
 help:
 	@echo "make run            environment, example properties, Dagster UI and a backfill; ARGS='--exit --seed 7'"
 	@echo "make rehearse       the whole run on a simulated clock, with faults; ARGS='--days 25 --devices 10'"
 	@echo "make explore        charts, a table and a map of what was described; ARGS='--home DIR'"
 	@echo "make test           environment, lint, types and all tests"
-	@echo "make test-core-alone  the core's tests and its main job with no extension installed"
+	@echo "make test-core      a part of them: the core's, with no extension installed; so each of $(PARTS)"
 	@echo "make test-long      the tests that take many minutes, and all cases of the sweeps that make test takes in shares"
 	@echo "make test-gpu       devices, engine and embedder on a GPU, then its benchmark (half an hour)"
 	@echo "make test-bare      the engine and its benchmark with the packages of a lent GPU machine, on a CPU"
@@ -77,30 +77,20 @@ rehearse: .venv/installed
 	@$(BIN)/python -m faults.rehearsal $(ARGS)
 
 test: .venv/installed-dev
-	@told=$$(mktemp -d); \
-	$(BIN)/pytest $(SERVING) > $$told/serving 2>&1 & serving=$$!; \
-	$(BIN)/pytest $(NOT_SERVING) > $$told/others 2>&1 & others=$$!; \
-	$(BIN)/pytest $(BROWSING) > $$told/browsing 2>&1 & browsing=$$!; \
-	trap 'kill $$serving $$others $$browsing $$around 2>/dev/null; rm -rf $$told' EXIT INT TERM; \
-	$(LINT) || exit; \
-	$(BIN)/pytest tests/faults; ended=$$?; \
-	wait $$browsing || ended=1; cat $$told/browsing; \
-	$(BIN)/pytest $(AROUND_THE_CORE) > $$told/around 2>&1 & around=$$!; \
-	$(TEST_CORE) || ended=1; \
-	echo "Waiting for $(STARTING) ..."; \
-	wait $$around || ended=1; cat $$told/around; \
-	wait $$others || ended=1; cat $$told/others; \
-	wait $$serving || ended=1; cat $$told/serving; exit $$ended
+	@echo "Each of these parts is shown when it ends: $(PARTS)"
+	@$(MAKE) -j4 -k -O --no-print-directory $(PARTS:%=test-%)
 
-# The core as who installs no extension has it: its tests and its main job.
-test-core-alone: .venv/installed-dev
-	$(TEST_CORE)
+test-lint: .venv/installed-dev
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+$(patsubst %,test-%,$(filter-out lint,$(PARTS))): test-%: .venv/installed-dev
+	$(environment-$*) $(BIN)/pytest $(tests-$*)
 
 # What waits for real daemons for many minutes, and all cases of the sweeps of which `make test` takes a share each day:
 # for a change of what they do, and before a release.
 test-long: .venv/installed-dev
 	@$(PIP) -c constraints.txt 'vlm-assets-results[explore]'
-	TESTS_SHARE=all $(BIN)/pytest -m '(long or shared) and not vllm' $(COMPUTING) $(STARTING)
+	TESTS_SHARE=all $(BIN)/pytest -m '(long or shared) and not vllm' tests/faults tests/unit tests/browser tests/integration
 
 # On a machine with a GPU: without one these tests fail, none is skipped.
 test-gpu: .venv/installed-dev

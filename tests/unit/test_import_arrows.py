@@ -136,7 +136,7 @@ UNIT_TESTS = [
 
 
 def test_the_cores_unit_tests_need_no_extension():
-    """They run where none is installed (`make test-core-alone`)."""
+    """They run where none is installed (`make test-core`)."""
     assert len(UNIT_TESTS) > 100
     importing = {str(path.relative_to(CHECKOUT)): tops(path) & set(EXTENSIONS) for path in UNIT_TESTS}
     assert {path: names for path, names in importing.items() if names} == {}
