@@ -131,10 +131,12 @@ def make_forecast(
     devices_here: of this machine; more are taken for further machines like it. asked: the share of each
     partition's properties that is asked; 1 unless given.
     """
-    try:
-        vector_width: int | None = build_text_embedding_model(settings).width()
-    except ModelLoadError:
-        vector_width = None
+    vector_width: int | None = 0
+    if settings.embedding_model is not None:
+        try:
+            vector_width = build_text_embedding_model(settings).width()
+        except ModelLoadError:
+            vector_width = None
     partitions = _images_left(settings, catalog, asked)
     is_anew = not partitions
     partitions = partitions or all_images(settings, catalog)
@@ -297,7 +299,7 @@ def _notes(measured: Measurement, catalog: Catalog, vector_width: int | None) ->
     if measured.run is None:
         notes.append("With a model server the start of a run is estimated, not measured.")
     if vector_width is None:
-        notes.append("No embedding model is named, or it does not load: vectors are not counted on disk.")
+        notes.append("The embedding model does not load: vectors are not counted on disk.")
     if len(measured.batches) < 4:
         more = min(catalog.rows, 8 * max(properties for properties, _, _ in measured.batches))
         notes.append(

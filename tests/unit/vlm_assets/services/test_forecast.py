@@ -66,7 +66,7 @@ def test_a_plan_stands_on_images_partitions_and_what_a_run_takes(uneven, monkeyp
     """34 images at 0.1 s, four runs of 12 s, 1.5 s between; all figures are named."""
     embedder = SimpleNamespace(width=lambda: 250)
     monkeypatch.setattr(forecast, "build_text_embedding_model", lambda _: embedder)
-    made = plan_of(uneven, price_per_hour=3600.0)
+    made = plan_of(uneven.model_copy(update={"embedding_model": "an/embedder"}), price_per_hour=3600.0)
     images = sum(min(count, uneven.max_images) for count in (1, 1, 3, 20, 2, 2, 1, 4))
     assert (made.properties, made.images, made.partitions) == (8, images, 4)
     seconds = made.days * 86_400
@@ -260,6 +260,14 @@ def test_batches_that_differ_widen_the_band(uneven) -> None:
     jumping = replace(MEASURED, batches=((10, 100, 14.0), (10, 100, 5.0), (10, 100, 15.0), (10, 100, 10.0)))
     calm, wild = plan_of(uneven).days_band, plan_of(uneven, jumping).days_band
     assert wild[0] < calm[0] < calm[1] < wild[1]
+
+
+def test_without_an_embedding_model_no_vectors_are_counted_and_none_is_missed(uneven) -> None:
+    """A set by itself has no vectors: the plan speaks of them only where a named model does not load."""
+    alone = plan_of(uneven.model_copy(update={"embedding_model": None}))
+    assert (alone.disk_bytes, [note for note in alone.notes if "vectors" in note]) == (2 * 1000 * 8, [])
+    lacks = plan_of(uneven.model_copy(update={"embedding_model": "no/such/embedder"}))
+    assert [note for note in lacks.notes if "does not load" in note]
 
 
 @pytest.mark.parametrize("embeds", [True, False])
