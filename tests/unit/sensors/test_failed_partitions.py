@@ -1,4 +1,4 @@
-"""The scheduled re-materialization against a real Dagster instance, with the clock moved on by hand."""
+"""The scheduled re-materialization: what a real Dagster shows, then a table of ticks over one in memory."""
 
 import time
 from dataclasses import replace
@@ -7,11 +7,12 @@ import dagster as dg
 import pytest
 from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
 
-from resources.dagster_names import NEEDS_PERSON, NO_ATTEMPT, tag_value
+from faults.rehearsal.dagster_in_memory import INTERRUPTED
+from resources.dagster_names import NEEDS_PERSON
+from sensors.cancels import Cancel, Cancelled, updated
 from sensors.dagster_internals.events import DagsterFacts
-from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY
+from sensors.dagster_internals.runs import GOES_ON_WITH, LAUNCHED_BY, RETRY, RunState
 from sensors.retry_ledger import (
-    Attempts,
     TickRequest,
     done_again_since,
     forget_request,
@@ -24,239 +25,72 @@ from vlm_durable.state.database import open_state
 from vlm_durable.state.pause import pause, resume
 
 HOUR = 3600.0
-
-
-def test_nothing_is_done_where_all_is_well(orchestrator):
-    """A dataset that was not started, or is complete, is left alone."""
-    assert orchestrator.look().sentence == "Every partition is as it should be."
-    orchestrator.materialize("a")
-    assert orchestrator.tick() == []
-    assert orchestrator.told == []
+ASSETS = ("first", "beside", "second")
+S = dg.DagsterRunStatus
 
 
 def test_a_failed_partition_is_tried_again_after_the_back_off(orchestrator):
-    """Not before the back-off, then once, with what stands downstream; a success ends the matter."""
+    """Not before the back-off, then once, with what is made from it; a success ends the matter."""
     orchestrator.behaviour.of_key["a"] = "fail"
     orchestrator.materialize("a")
     assert orchestrator.tick() == []
     orchestrator.ahead += 11 * 60
     (launch,) = orchestrator.look().launches
-    assert (launch.key, launch.assets) == ("a", ("first", "beside", "second"))
+    assert (launch.key, launch.assets) == ("a", ASSETS)
     orchestrator.behaviour.of_key.clear()
     orchestrator.launch(launch)
     orchestrator.ahead += HOUR
     assert orchestrator.tick() == []
-    assert Attempts(open_state(orchestrator.state)).read() == {}
+    assert orchestrator.ledger == {}
 
 
-def remembered(orchestrator):
-    return {one.key: one for one in done_again_since(open_state(orchestrator.state), 0.0)}
+def test_what_dagster_notes_of_an_end_decides(orchestrator):
+    """Interrupted, no device: resumed at once. A crash is left to Dagster's run retries for five minutes.
 
-
-def test_what_was_tried_again_and_is_done_is_remembered(orchestrator):
-    """The ledger forgets what is well; in the morning a person reads what was retried, and why."""
-    orchestrator.behaviour.of_key.update(a="fail", b="fail", c="fail")
-    for key in "abc":
-        orchestrator.materialize(key)
-    orchestrator.behaviour.of_key = {"b": "fail"}
-    orchestrator.materialize("c")
-    orchestrator.ahead += HOUR
-    assert orchestrator.tick() == ["b", "a"]
-    orchestrator.ahead += 10 * HOUR
-    orchestrator.restart()
-    orchestrator.tick()
-    seen = remembered(orchestrator)
-    assert list(seen) == ["a"], "b is not done, and c was put right by a person"
-    assert seen["a"].runs == 1
-    assert seen["a"].why.startswith("first: run ")
-    orchestrator.behaviour.of_key.clear()
-    orchestrator.materialize("b")
-    orchestrator.tick()
-    assert sorted(remembered(orchestrator)) == ["a", "b"]
-    orchestrator.behaviour.missing.add("a")
-    assert orchestrator.tick() == ["a"]
-    assert remembered(orchestrator)["a"] == seen["a"]
-    orchestrator.ahead += 40 * 24 * HOUR
-    orchestrator.behaviour.missing.clear()
-    orchestrator.tick()
-    assert list(remembered(orchestrator)) == ["a"], "b was a month ago"
-
-
-def test_what_dagster_started_again_after_a_crash_is_remembered(orchestrator):
-    """No tick of ours had a part in it, and it was retried all the same."""
-    orchestrator.materialize("a", tags={"dagster/retry_number": "2"})
-    orchestrator.materialize("b")
-    orchestrator.tick()
-    (done,) = remembered(orchestrator).values()
-    assert (done.key, done.runs, done.why) == ("a", 2, "its run crashed: Dagster's run retries")
-    orchestrator.ahead += HOUR
-    orchestrator.tick()
-    assert remembered(orchestrator) == {"a": done}
-
-
-def test_what_commits_no_new_row_is_given_up_until_a_person_wants_it(orchestrator):
-    """After five such attempts one alert, then nothing; a launch by hand, or the button, begins anew."""
-    orchestrator.behaviour.of_key["a"] = "fail"
-    orchestrator.materialize("a")
-
-    def ticks(count):
-        """What is launched at so many ticks, each half a day after the one before."""
-        launched = []
-        for _ in range(count):
-            orchestrator.ahead += 12 * HOUR
-            launched += orchestrator.tick()
-        return len(launched)
-
-    for row in range(1, 4):
-        assert ticks(2) == 2
-        orchestrator.behaviour.rows["a"] = row
-    assert orchestrator.told == [], "what gets on is never given up, however often it fails"
-    assert ticks(5) == 5
-    assert ticks(5) == 0
-    assert orchestrator.told == [("partition_given_up", "a")]
-    orchestrator.ahead = 0.0
-    orchestrator.materialize("a")
-    assert orchestrator.tick(at_once=False) == []
-    assert orchestrator.tick(at_once=True) == ["a"], "the button waits for no back-off"
-    assert ticks(7) == 4
-    assert orchestrator.tick(at_once=True) == ["a"], "and tries what was given up"
-    orchestrator.behaviour.of_key.clear()
-    orchestrator.materialize("a")
-    assert orchestrator.tick() == []
-    assert orchestrator.told == []
-    assert Attempts(open_state(orchestrator.state)).read() == {}
-
-
-@pytest.mark.parametrize("end", ["interrupt", "outage"])
-def test_interruptions_are_resumed_at_once_and_told_only_if_they_repeat(orchestrator, end):
-    """A SIGTERM from outside, or no server, is no attempt: resumed at once, told after three without rows."""
-    orchestrator.behaviour.of_key["a"] = end
-    orchestrator.materialize("a")
-    assert orchestrator.tick() == ["a"]
-    assert orchestrator.told == []
-    for _ in range(5):
-        orchestrator.ahead += 12 * HOUR
-        assert orchestrator.tick() == ["a"]
-    assert orchestrator.told == [("interrupted_again", "a")]
-    assert Attempts(open_state(orchestrator.state)).read()["a"].attempts == 0
+    A refusing check that says so goes to a person, once; a file that is not what was published is put right.
+    """
+    for key, does in (("a", "interrupt"), ("b", "outage"), ("c", "check"), ("d", "fail")):
+        orchestrator.ends(orchestrator.created(key), does)
+    refused, crashed = orchestrator.instance.get_runs(limit=2)[::-1]
+    orchestrator.instance.add_run_tags(refused.run_id, {NEEDS_PERSON: refused.run_id})
+    orchestrator.instance.add_run_tags(crashed.run_id, {"dagster/will_retry": "true"})
+    orchestrator.materialize("e")
+    orchestrator.instance.report_runless_asset_event(
+        dg.AssetCheckEvaluation(dg.AssetKey("first"), "file", passed=False, metadata={}, partition="e")
+    )
+    ticked = orchestrator.look()
+    assert [launch.key for launch in ticked.launches] == ["e", "b", "a"]
+    assert ticked.sentence == "3 tried again; 1 left to Dagster's run retries, 1 left to a person."
+    assert orchestrator.told == [("partition_needs_person", "c")]
 
 
 def test_what_a_person_cancelled_stays_so_until_launched_by_hand(orchestrator):
-    """Through restarts and a lost memory; a new launch by hand makes it everyone's business again."""
-    orchestrator.behaviour.of_key["a"] = "fail"
-    orchestrator.materialize("a")
-    orchestrator.cancelled("a")
-    orchestrator.cancelled("b")
-    orchestrator.behaviour.interrupted.add("b")
-    assert orchestrator.tick() == []
-    orchestrator.restart()
-    orchestrator.ahead += 24 * HOUR
-    ticked = orchestrator.look()
-    assert not ticked.launches
-    assert "2 cancelled by a person" in ticked.sentence
+    """Through a restart and a lost memory. A re-execution of a run of ours is a launch by hand.
 
-
-def test_a_cancel_ends_with_a_launch_by_hand_and_not_with_one_of_ours(orchestrator):
-    """A person who launches a cancelled partition wants it; what we launched says nothing."""
-    orchestrator.behaviour.of_key["a"] = "fail"
-    orchestrator.cancelled("a")
-    orchestrator.tick()
-    stands = orchestrator.failed_partitions.cancels.read
-    assert set(stands()) == {"a"}
-    # Seconds are what the database keeps of a run's creation.
-    started = stands()["a"].at
-    orchestrator.materialize("a", tags={"vlm-assets/launched-by": "retry"})
-    orchestrator.tick()
-    assert set(stands()) == {"a"}
-    wait_for_second_after(orchestrator, started)
-    orchestrator.materialize("a")
-    orchestrator.tick()
-    assert stands() == {}
-    orchestrator.ahead += HOUR
-    assert orchestrator.tick() == ["a"]
-
-
-def wait_for_second_after(orchestrator, at):
-    """Runs are created until the database's clock, which counts seconds, is past ``at``."""
-    while True:
-        run = orchestrator.created("f")
-        record = orchestrator.instance.get_run_record_by_id(run.run_id)
-        orchestrator.instance.delete_run(run.run_id)
-        if record.create_timestamp.timestamp() > at:
-            return
-
-
-def test_a_failed_run_that_a_person_deletes_hides_nothing(orchestrator):
-    """What the disk says of the partition counts then: an interrupted one is resumed."""
-    orchestrator.behaviour.of_key["a"] = "fail"
-    orchestrator.materialize("a")
-    (run,) = orchestrator.instance.get_runs(limit=1)
-    orchestrator.materialize("b")
-    orchestrator.look()
-    orchestrator.behaviour.interrupted.add("a")
-    orchestrator.instance.delete_run(run.run_id)
-    orchestrator.ahead += HOUR
-    assert orchestrator.tick() == ["a"]
-
-
-def test_a_persons_cancel_of_a_stuck_worker_wins(orchestrator):
-    """Terminated in the seconds after it was called stuck, or after it found no device: it is not resumed."""
-    outside = {"dagster/failure_reason": "UNEXPECTED_TERMINATION"}
-    orchestrator.cancelled("a", **outside)
-    run = orchestrator.created("b")
-    orchestrator.instance.add_run_tags(run.run_id, {NO_ATTEMPT: run.run_id})
-    orchestrator.instance.report_run_canceled(run)
-    orchestrator.instance.report_run_failed(orchestrator.created("c", **outside))
-    assert orchestrator.tick() == ["c"], "what nobody cancelled is"
-
-
-def test_a_re_execution_by_hand_of_a_run_of_ours_is_a_launch_by_hand(orchestrator):
-    """It inherits the schedule's tags; the cancel ends with it all the same."""
+    A stuck worker that a person cancels in the seconds before its end is cancelled; what nobody cancelled
+    is resumed.
+    """
     orchestrator.behaviour.of_key["a"] = "fail"
     orchestrator.materialize("a")
     (launch,) = orchestrator.look(at_once=True).launches
     tags = {LAUNCHED_BY: RETRY, "dagster/run_key": launch.run_key}
-    ours = orchestrator.created("a", **tags)
-    orchestrator.instance.report_run_canceled(ours)
-    assert orchestrator.look().launches == ()
-    stands = orchestrator.failed_partitions.cancels.read
-    wait_for_second_after(orchestrator, stands()["a"].at)
-    orchestrator.materialize("a", tags={**tags, "dagster/parent_run_id": ours.run_id})
-    orchestrator.look()
-    assert stands() == {}
-
-
-def test_cancelled_runs_that_are_deleted_take_no_place_of_those_tried_again(orchestrator):
-    """Three of three places were waited for that nobody would ever take: nothing was tried again any more."""
-    for key in "abc":
-        orchestrator.behaviour.of_key[key] = "fail"
-        orchestrator.materialize(key)
-    launches = orchestrator.look(at_once=True).launches
-    assert len(launches) == orchestrator.cap
-    runs = [
-        orchestrator.created(one.key, **{LAUNCHED_BY: RETRY, "dagster/run_key": one.run_key})
-        for one in launches
-    ]
-    for run in runs:
-        orchestrator.instance.report_run_canceled(run)
-    orchestrator.look()
-    for run in runs:
-        orchestrator.instance.delete_run(run.run_id)
-    orchestrator.behaviour.of_key["d"] = "fail"
-    orchestrator.materialize("d")
-    (launch,) = orchestrator.look(at_once=True).launches
-    assert launch.key == "d"
-
-
-def test_what_runs_or_is_queued_is_left_alone(orchestrator):
-    """By Dagster's word, or because a living process holds its heartbeat's lock."""
-    orchestrator.behaviour.of_key.update(a="fail", b="fail")
-    orchestrator.materialize("a")
-    orchestrator.materialize("b")
-    orchestrator.created("a")
-    orchestrator.behaviour.working.add("b")
-    orchestrator.ahead += HOUR
+    ours = orchestrator.cancelled("a", **tags)
+    orchestrator.cancelled("b", **INTERRUPTED)
+    orchestrator.behaviour.interrupted.add("b")
+    assert "2 cancelled by a person" in orchestrator.look().sentence
+    for path in [orchestrator.state / "state.db", *(orchestrator.state / "copies").iterdir()]:
+        path.unlink()
+    orchestrator.restart()
+    resume(open_state(orchestrator.state))
     assert orchestrator.tick() == []
+    assert set(orchestrator.failed_partitions.cancels.read()) == {"a", "b"}
+    again = orchestrator.created("a", **tags, **{"dagster/parent_run_id": ours.run_id})
+    orchestrator.ends(again, "fail")
+    orchestrator.postpone(again)
+    orchestrator.look()
+    assert set(orchestrator.failed_partitions.cancels.read()) == {"b"}
+    orchestrator.ahead += HOUR
+    assert orchestrator.tick() == ["a"]
 
 
 def test_what_a_backfill_will_launch_is_queued(orchestrator):
@@ -282,44 +116,18 @@ def test_what_a_backfill_will_launch_is_queued(orchestrator):
     assert orchestrator.tick() == ["a"]
 
 
-@pytest.mark.parametrize("goes_on", [False, True])
-def test_a_run_goes_on_with_the_one_before_where_that_was_asked_for_more(orchestrator, goes_on):
+def test_a_run_goes_on_with_the_one_before_where_that_was_asked_for_more(orchestrator):
     """Under the root run of the first, so that its generation is resumed; else it is a run of its own."""
     orchestrator.behaviour.of_key["a"] = "interrupt"
     orchestrator.materialize("a")
     (before,) = orchestrator.instance.get_runs()
     (launch,) = orchestrator.look().launches
     assert launch.after == before.run_id
-    made = run_request(orchestrator.dagster, launch, lambda key, assets, config: ({"ops": {}}, goes_on))
-    assert (made.partition_key, made.run_key) == ("a", launch.run_key)
-    assert made.tags.get("dagster/root_run_id") == (before.run_id if goes_on else None)
-
-
-def test_dagster_retries_a_crash_first(orchestrator):
-    """A run that Dagster says it retries is left to it for five minutes, then taken over."""
-    run = orchestrator.created("a")
-    orchestrator.instance.add_run_tags(run.run_id, {"dagster/will_retry": "true"})
-    orchestrator.instance.report_run_failed(run)
-    orchestrator.ahead += 4 * 60
-    ticked = orchestrator.look()
-    assert "left to Dagster's run retries" in ticked.sentence
-    orchestrator.ahead += HOUR
-    assert orchestrator.tick() == ["a"]
-
-
-def test_launches_stay_under_the_cap_heaviest_first(orchestrator):
-    """All that fails at once is tried a few at a time, and no more are queued beside those that run."""
-    for key in "abcdef":
-        orchestrator.behaviour.of_key[key] = "fail"
-        orchestrator.materialize(key)
-    orchestrator.ahead += HOUR
-    launches = orchestrator.look().launches
-    assert [launch.key for launch in launches] == ["f", "e", "d"]
-    for launch in launches:
-        orchestrator.created(launch.key, **{"dagster/run_key": launch.run_key})
-    ticked = orchestrator.look()
-    assert not ticked.launches
-    assert "3 waiting for their turn" in ticked.sentence
+    for goes_on in (False, True):
+        made = run_request(orchestrator.dagster, launch, lambda *_, on=goes_on: ({"ops": {}}, on))
+        assert (made.partition_key, made.run_key) == ("a", launch.run_key)
+        for tag in ("dagster/root_run_id", "dagster/parent_run_id", GOES_ON_WITH):
+            assert made.tags.get(tag) == (before.run_id if goes_on else None)
 
 
 @pytest.mark.parametrize("created", [False, True], ids=["before the run", "before its queueing"])
@@ -330,7 +138,7 @@ def test_a_tick_that_was_killed_launches_nothing_twice(orchestrator, created):
     orchestrator.ahead += HOUR
     (launch,) = orchestrator.look(tick="killed").launches
     if created:
-        orchestrator.created("a", **{"dagster/run_key": launch.run_key, "vlm-assets/launched-by": "retry"})
+        orchestrator.created("a", **{"dagster/run_key": launch.run_key, LAUNCHED_BY: RETRY})
     orchestrator.restart()
     (again,) = orchestrator.look(tick="killed").launches
     assert again.run_key == launch.run_key
@@ -345,193 +153,6 @@ def test_a_tick_that_was_killed_launches_nothing_twice(orchestrator, created):
     assert orchestrator.look(tick="the next").launches == ()
 
 
-def refuse(orchestrator, **tags):
-    """A run of partition a that a check refuses."""
-    orchestrator.behaviour.of_key["a"] = "check"
-    orchestrator.materialize("a")
-    (run,) = orchestrator.instance.get_runs(limit=1)
-    orchestrator.instance.add_run_tags(run.run_id, dict.fromkeys(tags.values(), run.run_id))
-    return run
-
-
-def test_a_refused_partition_is_tried_again_while_rows_have_a_try_left(orchestrator):
-    """A failed check is a failed partition; the launch goes on with what that run was asked for."""
-    run = refuse(orchestrator)
-    orchestrator.ahead += HOUR
-    (launch,) = orchestrator.look().launches
-    assert (launch.key, launch.after) == ("a", run.run_id)
-
-
-def test_a_refused_partition_whose_tries_are_spent_goes_to_a_person_once(orchestrator):
-    """Missing images come back by no number of retries: one alert, no run."""
-    refuse(orchestrator, tag=NEEDS_PERSON)
-    for _ in range(5):
-        orchestrator.ahead += HOUR
-        assert orchestrator.tick() == []
-    assert orchestrator.told == [("partition_needs_person", "a")]
-    assert orchestrator.instance.get_runs_count() == 1
-
-
-def ends_partly(orchestrator, key, made=(), for_person=()):
-    """A run of all assets that makes some, and fails with others left to a person."""
-    run = orchestrator.created(key)
-    orchestrator.made(key, *made)
-    orchestrator.instance.add_run_tags(run.run_id, {NEEDS_PERSON: tag_value(run.run_id, for_person)})
-    orchestrator.ends(run, "fail")
-
-
-def test_what_needs_a_person_keeps_no_other_asset_of_its_run_from_being_tried_again(orchestrator):
-    """What Dagster skipped is made by itself, and what needs a person is told once and stays."""
-    ends_partly(orchestrator, "a", made=["first"], for_person=["beside"])
-    ends_partly(orchestrator, "b", made=["second"], for_person=["first"])
-    orchestrator.ahead += HOUR
-    launches = {launch.key: launch for launch in orchestrator.look().launches}
-    assert {key: launch.assets for key, launch in launches.items()} == {"a": ("second",), "b": ("beside",)}
-    needed = [("partition_needs_person", "a"), ("partition_needs_person", "b")]
-    assert orchestrator.told == needed
-    run = orchestrator.created("a", of=["second"], **{"dagster/run_key": launches["a"].run_key})
-    orchestrator.ends(run, "fail")
-    orchestrator.made("a", "second")
-    orchestrator.ahead += HOUR
-    assert [launch.key for launch in orchestrator.look().launches] == ["b"]
-    assert orchestrator.told == needed
-    entry = Attempts(open_state(orchestrator.state)).read()["a"]
-    assert [asset for asset in ("first", "beside", "second") if entry.needs_person(asset)] == ["beside"]
-
-
-def test_a_persons_button_tries_all_that_is_wrong_again(orchestrator):
-    """Also what needs a person; what is made from it follows."""
-    ends_partly(orchestrator, "a", made=["beside"], for_person=["first"])
-    orchestrator.ahead += HOUR
-    assert orchestrator.tick() == []
-    (launch,) = orchestrator.look(at_once=True).launches
-    assert launch.assets == ("first", "second")
-
-
-def drifted(orchestrator, key, severity=dg.AssetCheckSeverity.ERROR):
-    """What the drift sensor reports: a failed check of a partition, without a run."""
-    orchestrator.instance.report_runless_asset_event(
-        dg.AssetCheckEvaluation(
-            asset_key=dg.AssetKey("first"),
-            check_name="file",
-            passed=False,
-            metadata={},
-            severity=severity,
-            partition=key,
-        )
-    )
-
-
-def test_a_file_that_is_not_what_was_published_is_put_right(orchestrator):
-    """Failed checks with severity ERROR and missing files count; warnings and stale output are a person's."""
-    for key in "abcd":
-        orchestrator.materialize(key)
-    drifted(orchestrator, "a")
-    drifted(orchestrator, "b", dg.AssetCheckSeverity.WARN)
-    orchestrator.behaviour.missing.update("cd")
-    orchestrator.behaviour.stale.add("d")
-    ticked = orchestrator.look()
-    assert [launch.key for launch in ticked.launches] == ["c", "a"]
-    assert "1 made under other settings" in ticked.sentence
-
-
-def test_a_failed_run_over_what_is_stale_by_now_is_left_to_a_person(orchestrator):
-    """Its settings changed since: tried again by itself, it would make everything anew under others."""
-    orchestrator.behaviour.of_key["a"] = "fail"
-    orchestrator.materialize("a")
-    orchestrator.behaviour.stale.add("a")
-    orchestrator.ahead += HOUR
-    ticked = orchestrator.look()
-    assert ticked.launches == ()
-    assert "1 made under other settings" in ticked.sentence
-    orchestrator.behaviour.decides = True
-    assert [one.key for one in orchestrator.look().launches] == ["a"], "the run itself leaves it alone"
-
-
-def test_a_materialization_ends_a_failed_check_of_the_one_before(orchestrator):
-    """The result of a check for older output is none for the new."""
-    orchestrator.materialize("a")
-    drifted(orchestrator, "a")
-    orchestrator.materialize("a")
-    assert orchestrator.tick() == []
-
-
-def test_work_on_disk_that_dagster_has_forgotten_is_resumed(orchestrator):
-    """The database was lost: a journal without a published file tells that it was started."""
-    orchestrator.behaviour.interrupted.add("a")
-    assert orchestrator.tick() == ["a"]
-
-
-def test_paused_nothing_starts_and_the_page_says_why(orchestrator):
-    """The pause is the first thing that a tick looks at."""
-    orchestrator.behaviour.of_key["a"] = "fail"
-    orchestrator.materialize("a")
-    orchestrator.ahead += HOUR
-    pause(open_state(orchestrator.state), "the machine is moved", now=1_800_000_000.0)
-    ticked = orchestrator.look()
-    assert not ticked.launches
-    assert "paused since 2027-" in ticked.sentence
-    assert "because the machine is moved" in ticked.sentence
-    resume(open_state(orchestrator.state))
-    assert orchestrator.tick() == ["a"]
-
-
-def test_with_every_device_left_out_nothing_starts_and_the_page_says_why(orchestrator):
-    """A run would wait for a device and end; asked for by hand too. What was to be tried again is kept."""
-    orchestrator.behaviour.of_key["a"] = "fail"
-    orchestrator.materialize("a")
-    orchestrator.ahead += HOUR
-    orchestrator.behaviour.no_device = "GPU-0 is left out: vlm-assets devices --take-back GPU-0"
-    for at_once in (False, True):
-        ticked = orchestrator.look(at_once=at_once)
-        assert not ticked.launches
-        assert "every device is left out" in ticked.sentence
-        assert "--take-back GPU-0" in ticked.sentence
-    orchestrator.behaviour.no_device = None
-    assert orchestrator.tick() == ["a"]
-
-
-def test_what_is_under_way_is_not_launched_twice_where_the_ledger_lost_it(orchestrator):
-    """A restored database may be an hour old: the runs that Dagster knows are believed."""
-    orchestrator.behaviour.of_key.update(a="fail", b="fail")
-    orchestrator.materialize("a")
-    orchestrator.ahead += HOUR
-    (launch,) = orchestrator.look().launches
-    orchestrator.created("a", **{"dagster/run_key": launch.run_key})
-    (orchestrator.state / "state.db").unlink()
-    assert orchestrator.tick() == []
-    assert Attempts(open_state(orchestrator.state)).read() == {}
-
-
-def test_lost_cancels_are_read_again_from_dagster(orchestrator):
-    """Dagster's own runs still say what a person cancelled."""
-    orchestrator.cancelled("a")
-    orchestrator.behaviour.interrupted.add("a")
-    orchestrator.tick()
-    for path in [orchestrator.state / "state.db", *(orchestrator.state / "copies").iterdir()]:
-        path.unlink()
-    orchestrator.restart()
-    resume(open_state(orchestrator.state))
-    assert orchestrator.tick() == []
-    assert list(orchestrator.failed_partitions.cancels.read()) == ["a"]
-
-
-def test_nothing_is_decided_while_committed_rows_cannot_be_counted(orchestrator):
-    """A store that is away makes no attempt look fruitless, and is asked once a tick."""
-    for key in ("a", "b"):
-        orchestrator.behaviour.of_key[key] = "fail"
-        orchestrator.materialize(key)
-    orchestrator.ahead += HOUR
-    watched = orchestrator.failed_partitions.watched
-    asked = []
-    orchestrator.failed_partitions.watched = replace(watched, rows=asked.append)
-    away = orchestrator.look()
-    assert away.launches == () and "2 decided when the store answers" in away.sentence, away
-    assert len(asked) == 1
-    orchestrator.failed_partitions.watched = watched
-    assert {one.key for one in orchestrator.look().launches} == {"a", "b"}
-
-
 def test_two_looks_at_once_launch_a_partition_once_and_leave_no_wish_unanswered(orchestrator):
     """The button is pressed while the schedule ticks: what one wrote down, the other does not launch.
 
@@ -540,10 +161,11 @@ def test_two_looks_at_once_launch_a_partition_once_and_leave_no_wish_unanswered(
     orchestrator.behaviour.of_key["a"] = "fail"
     orchestrator.materialize("a")
     orchestrator.ahead += HOUR
+    other = replace(orchestrator)
     launched = []
     orchestrator.failed_partitions.watched = replace(
         orchestrator.failed_partitions.watched,
-        rows=lambda key: launched or launched.extend(another_look(orchestrator)) or 0,
+        rows=lambda key: launched or launched.extend(other.look(tick="the button").launches) or 0,
     )
     state, wish = open_state(orchestrator.state), TickRequest("pressed", at_once=True)
     request_tick(state, wish)
@@ -556,11 +178,35 @@ def test_two_looks_at_once_launch_a_partition_once_and_leave_no_wish_unanswered(
     assert pending_request(state) is None
 
 
-def another_look(orchestrator):
-    other = type(orchestrator)(
-        orchestrator.instance, orchestrator.state, orchestrator.behaviour, orchestrator.ahead
-    )
-    return other.look(tick="the button").launches
+def test_a_run_that_a_person_deletes_hides_nothing(orchestrator):
+    """What the disk says counts then. A cancelled run that is deleted takes no place of those tried again."""
+    orchestrator.behaviour.of_key["a"] = "fail"
+    orchestrator.materialize("a")
+    (run,) = orchestrator.instance.get_runs()
+    orchestrator.look()
+    orchestrator.behaviour.interrupted.add("a")
+    orchestrator.instance.delete_run(run.run_id)
+    orchestrator.cap = 1
+    orchestrator.restart()
+    (launch,) = orchestrator.look(at_once=True).launches
+    assert launch.key == "a"
+    run = orchestrator.cancelled("a", **{LAUNCHED_BY: RETRY, "dagster/run_key": launch.run_key})
+    orchestrator.look()
+    orchestrator.instance.delete_run(run.run_id)
+    orchestrator.behaviour.interrupted.add("b")
+    assert orchestrator.tick() == ["b"]
+
+
+def test_what_is_under_way_is_not_launched_twice_where_the_ledger_lost_it(orchestrator):
+    """A restored database may be an hour old: the runs that Dagster knows are believed."""
+    orchestrator.behaviour.of_key["a"] = "fail"
+    orchestrator.materialize("a")
+    orchestrator.ahead += HOUR
+    (launch,) = orchestrator.look().launches
+    orchestrator.created("a", **{"dagster/run_key": launch.run_key})
+    (orchestrator.state / "state.db").unlink()
+    assert orchestrator.tick() == []
+    assert orchestrator.ledger == {}
 
 
 def test_a_new_database_is_read_from_its_start(orchestrator, another_instance):
@@ -574,9 +220,276 @@ def test_a_new_database_is_read_from_its_start(orchestrator, another_instance):
     assert orchestrator.tick() == []
 
 
-def test_a_wish_for_a_look_is_answered_once(orchestrator):
+def fails(home, keys="a", seconds=HOUR, **how):
+    """Runs of these partitions that fail, and the time that passes then."""
+    for key in keys:
+        home.ends(key, **how)
+    home.clock.now += seconds
+
+
+def does(home, **told):
+    """What the disk, the settings and the processes say from now on."""
+    for name, value in told.items():
+        setattr(home.behaviour, name, value)
+
+
+def starts(home, keys):
+    """Runs of these partitions that are under way."""
+    for key in keys:
+        home.dagster.launch(key, ASSETS)
+
+
+def checks(home, keys, severity=dg.AssetCheckSeverity.ERROR):
+    """Partitions that are made, and whose file fails a check afterwards."""
+    for key in keys:
+        home.materialize(key)
+        home.evaluated(key, severity)
+
+
+def lets_the_store_count(home, rows):
+    """Committed rows cannot be counted."""
+    watched = replace(home.failed_partitions.watched, rows=rows)
+    home.failed_partitions.watched = watched
+
+
+WELL = "Every partition is as it should be."
+LEFT_OUT = "GPU-0 is left out: vlm-assets devices --take-back GPU-0"
+STALE = "1 made under other settings, left to a person"
+CRASHED = {"dagster/will_retry": "true"}
+TICKS = {
+    "nothing was started": (lambda home: None, "", WELL),
+    "all is made": (lambda home: home.materialize("a"), "", WELL),
+    "it failed just now": (lambda home: fails(home, seconds=1), "", "Nothing to try again now: 1 wait."),
+    "it failed an hour ago": (lambda home: fails(home), "a", "1 tried again."),
+    "interrupted": (lambda home: fails(home, seconds=1, **INTERRUPTED), "a", "1 tried again."),
+    "made by hand since": (lambda home: (fails(home), home.materialize("a")), "", WELL),
+    "no partition of this catalogue": (lambda home: fails(home, "z"), "", WELL),
+    "a run of it is under way": (lambda home: (fails(home), starts(home, "a")), "", WELL),
+    "a process works on it": (lambda home: (fails(home), does(home, working={"a"})), "", WELL),
+    "a backfill will launch it": (
+        lambda home: (fails(home), home.dagster.awaited.add("a")),
+        "",
+        "Nothing to try again now: 1 waiting for their turn.",
+    ),
+    "Dagster retries it": (
+        lambda home: fails(home, seconds=240, **CRASHED),
+        "",
+        "Nothing to try again now: 1 left to Dagster's run retries.",
+    ),
+    "Dagster was to retry it": (lambda home: fails(home, **CRASHED), "a", "1 tried again."),
+    "the heaviest first, under the cap": (
+        lambda home: fails(home, "abcdef"),
+        "fed",
+        "3 tried again; 3 waiting for their turn.",
+    ),
+    "the cap is reached": (
+        lambda home: (fails(home, "abcdef"), home.look()),
+        "",
+        "Nothing to try again now: 3 being launched, 3 waiting for their turn.",
+    ),
+    "paused": (
+        lambda home: (fails(home), pause(open_state(home.state), "it is moved", now=1_800_000_000.0)),
+        "",
+        "Nothing is started: paused since 2027-",
+    ),
+    "every device is left out": (
+        lambda home: (fails(home), does(home, no_device=LEFT_OUT)),
+        "",
+        f"Nothing is started, because every device is left out. {LEFT_OUT}",
+    ),
+    "its journal is on disk, unpublished": (
+        lambda home: does(home, interrupted={"a"}),
+        "a",
+        "1 tried again.",
+    ),
+    "its file is missing": (
+        lambda home: (home.materialize("a"), does(home, missing={"a"})),
+        "a",
+        "1 tried again.",
+    ),
+    "a check failed": (lambda home: checks(home, "a"), "a", "1 tried again."),
+    "a check warned": (lambda home: checks(home, "a", dg.AssetCheckSeverity.WARN), "", WELL),
+    "made again after the check": (lambda home: (checks(home, "a"), home.materialize("a")), "", WELL),
+    "a file of other settings is missing": (
+        lambda home: (home.materialize("a"), does(home, missing={"a"}, stale={"a"})),
+        "",
+        f"Nothing to try again now: {STALE}, 1 waiting for their turn.",
+    ),
+    "the settings changed since it failed": (
+        lambda home: (fails(home), does(home, stale={"a"})),
+        "",
+        f"Nothing to try again now: {STALE}, 1 waiting for their turn.",
+    ),
+    "its run says what happens to it": (
+        lambda home: (fails(home), does(home, stale={"a"}, decides=True)),
+        "a",
+        "1 tried again.",
+    ),
+    "cancelled": (
+        lambda home: (fails(home), home.ends("a", status=S.CANCELED), does(home, interrupted={"a"})),
+        "",
+        "Nothing to try again now: 1 cancelled by a person.",
+    ),
+    "it needs a person": (
+        lambda home: fails(home, for_person=ASSETS),
+        "",
+        "Nothing to try again now: 1 left to a person.",
+    ),
+    "the store is away": (
+        lambda home: (fails(home, "ab"), lets_the_store_count(home, lambda key: None)),
+        "",
+        "Nothing to try again now: 2 decided when the store answers again, 2 waiting for their turn.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TICKS)
+def test_a_tick_launches_and_says_why_not(home, case):
+    """Paused, stale, queued, cancelled, left to another: what is not as it should be is launched or named."""
+    arrange, launched, sentence = TICKS[case]
+    arrange(home)
+    ticked = home.look()
+    assert "".join(launch.key for launch in ticked.launches) == launched
+    assert ticked.sentence.startswith(sentence), ticked.sentence
+
+
+def test_a_button_starts_nothing_either_where_there_is_no_device_and_nothing_is_lost(home):
+    """What was to be tried again is tried when a device is back, the store answers, or the pause ends."""
+    fails(home)
+    does(home, no_device=LEFT_OUT)
+    assert not home.look(at_once=True).launches
+    does(home, no_device=None)
+    pause(open_state(home.state), "the machine is moved", now=home.now)
+    assert "because the machine is moved" in home.look(at_once=True).sentence
+    resume(open_state(home.state))
+    counted = home.failed_partitions.watched.rows
+    asked = []
+    fails(home, "b")
+    lets_the_store_count(home, asked.append)
+    home.look()
+    assert len(asked) == 1, "a store that is away is asked once a tick"
+    lets_the_store_count(home, counted)
+    assert home.tick() == ["b", "a"]
+
+
+def test_what_commits_no_new_row_is_given_up_until_a_person_wants_it(home):
+    """One alert that says so, then nothing; the button and a launch by hand begin anew, a success ends it."""
+    home.behaviour.of_key["a"] = "fail"
+    home.materialize("a")
+
+    def ticks(count):
+        """How many runs are launched at so many ticks, each half a day after the one before."""
+        launched = []
+        for _ in range(count):
+            home.clock.now += 12 * HOUR
+            launched += home.tick()
+        return len(launched)
+
+    assert ticks(2) == 2
+    home.behaviour.rows["a"] = 1
+    assert (ticks(5), home.told) == (5, []), "what gets on is not given up"
+    assert (ticks(5), home.told) == (0, [("partition_given_up", "a")])
+    assert home.tick(at_once=True) == ["a"], "the button tries what was given up, without a back-off"
+    assert ticks(7) == 4
+    home.materialize("a")
+    assert ticks(1) == 1
+    home.behaviour.of_key.clear()
+    home.materialize("a")
+    assert (home.tick(), home.told, home.ledger) == ([], [], {})
+
+
+def test_interruptions_are_resumed_and_told_once_if_they_repeat(home):
+    """No attempt is counted; three without a new row are one warning, and the next tick goes on."""
+    home.behaviour.of_key["a"] = "interrupt"
+    home.materialize("a")
+    assert (home.tick(), home.told) == (["a"], [])
+    for _ in range(5):
+        home.clock.now += 12 * HOUR
+        assert home.tick() == ["a"]
+    assert home.told == [("interrupted_again", "a")]
+    assert home.ledger["a"].attempts == 0
+
+
+def remembered(home):
+    return {done.key: done for done in done_again_since(open_state(home.state), 0.0)}
+
+
+def test_what_was_tried_again_and_is_done_is_remembered_for_a_month(home):
+    """In the morning a person reads what was retried, by us or by Dagster after a crash, and why."""
+    home.materialize("d", tags={"dagster/retry_number": "2"})
+    home.behaviour.of_key.update(a="fail", b="fail", c="fail")
+    for key in "abc":
+        home.materialize(key)
+    home.behaviour.of_key = {"b": "fail"}
+    home.materialize("c")
+    home.clock.now += HOUR
+    assert home.tick() == ["b", "a"]
+    home.clock.now += 10 * HOUR
+    home.restart()
+    home.tick()
+    seen = remembered(home)
+    assert sorted(seen) == ["a", "d"], "b is not done, and c was put right by a person"
+    assert (seen["a"].runs, seen["a"].why[:11]) == (1, "first: run ")
+    assert (seen["d"].runs, seen["d"].why) == (2, "its run crashed: Dagster's run retries")
+    home.behaviour.missing.add("a")
+    home.tick()
+    assert remembered(home) == seen
+    home.clock.now += 40 * 24 * HOUR
+    home.behaviour.missing.clear()
+    home.tick()
+    assert list(remembered(home)) == ["a"], "d was a month ago"
+
+
+def test_what_needs_a_person_keeps_no_other_asset_of_its_run_from_being_tried_again(home):
+    """What Dagster skipped is made by itself; what needs a person is told once, until the button."""
+    home.ends("a", made=["first"], for_person=["beside"])
+    home.ends("b", made=["second"], for_person=["first"])
+    home.ends("c", made=["beside"], for_person=["first"])
+    home.clock.now += HOUR
+    launches = {launch.key: launch for launch in home.look().launches}
+    assert {key: launch.assets for key, launch in launches.items()} == {"a": ("second",), "b": ("beside",)}
+    needed = [("partition_needs_person", key) for key in "abc"]
+    assert home.told == needed
+    home.ends("a", of=["second"], made=["second"], **{"dagster/run_key": launches["a"].run_key})
+    home.clock.now += HOUR
+    assert [launch.key for launch in home.look().launches] == ["b"]
+    assert home.told == needed
+    assert [asset for asset in ASSETS if home.ledger["a"].needs_person(asset)] == ["beside"]
+    by_hand = {launch.key: launch.assets for launch in home.look(at_once=True).launches}
+    assert by_hand["c"] == ("first", "second"), "what is made from it follows"
+
+
+OURS = {LAUNCHED_BY: RETRY, "dagster/run_key": "a:1:0"}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "tags", "stands"),
+    [
+        (2, {}, False),
+        (0, {}, True),
+        (2, OURS, True),
+        (2, {"dagster/retry_number": "1"}, True),
+        (2, {**OURS, "dagster/parent_run_id": "ours"}, False),
+        (2, {"dagster/partition": "b"}, True),
+    ],
+    ids=["by hand", "in the second of the cancel", "ours", "Dagster's", "our run, re-executed", "another"],
+)
+def test_a_cancel_ends_with_a_launch_by_hand(seconds, tags, stands):
+    """A person who launches a cancelled partition wants it; what we launched says nothing."""
+    of_a = {"dagster/partition": "a"}
+    cancelled = RunState("r", S.CANCELED, 90.0, 100.0, of_a)
+    later = RunState("l", S.STARTED, 100.0 + seconds, None, {**of_a, **tags})
+    before = updated(Cancelled(), [cancelled], [], 105.0)
+    assert before.partitions == {"a": Cancel("r", 100.0)}
+    for after in (updated(before, [], [later], 110.0), updated(Cancelled(), [cancelled], [later], 110.0)):
+        assert set(after.partitions) == ({"a"} if stands else set())
+    failed = replace(cancelled, status=S.FAILURE, tags={**of_a, **INTERRUPTED})
+    assert updated(Cancelled(), [failed], [], 105.0).partitions == {}
+
+
+def test_a_wish_for_a_look_is_answered_once(tmp_path):
     """A wish that comes while one is being answered is not forgotten with it."""
-    state = open_state(orchestrator.state)
+    state = open_state(tmp_path)
     first, second = TickRequest("r1", at_once=False), TickRequest("r2", at_once=True)
     assert pending_request(state) is None
     request_tick(state, first)

@@ -149,40 +149,40 @@ TestRetryStates = RetryStates.TestCase
 TestRetryStates.settings = settings(max_examples=60, stateful_step_count=20)
 
 
-def test_a_crash_is_dagsters_first_and_an_attempt_when_it_comes_here():
-    """Run retries own it while they say so; for a backfill that ended they never come, and we do."""
-    crashed = run({**CRASH, "dagster/will_retry": "true"})
-    assert decide(entry(), facts(crashed), POLICY, now=ENDED + 60).action is Action.DAGSTER
-    later = decide(entry(), facts(crashed), POLICY, now=ENDED + 600)
-    assert (later.action, later.entry.attempts) == (Action.WAIT, 1)
-    put_back = decide(entry(), facts(crashed), POLICY, now=ENDED - 1e8)
-    assert put_back.action is not Action.DAGSTER, "a clock that was put back holds nothing up"
+RETRIED = {**CRASH, "dagster/will_retry": "true"}
+OUTAGE = {**STEP, NO_ATTEMPT: tag_value("run", ["a", "c"])}
+FAILED = (Action.WAIT, 1)
+RESUMED = (Action.LAUNCH, 0)
 
 
 @pytest.mark.parametrize(
-    ("tags", "attempts"),
+    ("tags", "assets", "seconds", "decided"),
     [
-        (OUTSIDE, 0),
-        ({"dagster/failure_reason": NEVER_STARTED}, 0),
-        ({**STEP, NO_ATTEMPT: "run"}, 0),
-        ({**STEP, NO_ATTEMPT: "another run"}, 1),
-        (STEP, 1),
+        pytest.param(STEP, (), 1, FAILED, id="failed"),
+        pytest.param(RETRIED, (), 60, (Action.DAGSTER, 0), id="Dagster retries it"),
+        pytest.param(RETRIED, (), 600, FAILED, id="Dagster forgot it: its backfill had ended"),
+        pytest.param(RETRIED, (), -1e8, (Action.LAUNCH, 1), id="a clock that was put back holds nothing up"),
+        pytest.param(OUTSIDE, (), 1, RESUMED, id="ended from outside"),
+        pytest.param({"dagster/failure_reason": NEVER_STARTED}, (), 1, RESUMED, id="never started"),
+        pytest.param({**STEP, NO_ATTEMPT: "run"}, (), 1, RESUMED, id="no device"),
+        pytest.param({**STEP, NO_ATTEMPT: "another run"}, (), 1, FAILED, id="a tag that it inherited"),
+        pytest.param(OUTAGE, "a", 1, RESUMED, id="an outage of its asset"),
+        pytest.param(OUTAGE, "ac", 1, RESUMED, id="an outage of both"),
+        pytest.param(OUTAGE, "ab", 1, FAILED, id="an outage, and a fault of its own beside it"),
+        pytest.param(OUTAGE, "b", 1, FAILED, id="an outage of another"),
+        pytest.param(OUTAGE, (), 1, RESUMED, id="an outage, of what is not known"),
     ],
-    ids=["ended from outside", "never started", "no device", "a tag that it inherited", "failed"],
 )
-def test_what_says_nothing_of_the_partition_is_no_attempt(tags, attempts):
-    """It is resumed at once the first time. Dagster's own name of a run that never started is checked."""
+def test_who_owns_the_end_of_a_run(tags, assets, seconds, decided):
+    """Dagster, nobody (it is resumed at once), or the partition, as an attempt that is backed off from."""
+    ended = replace(facts(run(tags)), assets=frozenset(assets))
+    decision = decide(entry(), ended, POLICY, now=ENDED + seconds)
+    assert (decision.action, decision.entry.attempts) == decided
+
+
+def test_dagsters_own_name_of_a_run_that_never_started():
+    """It would be an attempt under another name."""
     assert RunFailureReason.START_TIMEOUT.value == NEVER_STARTED
-    decision = decide(entry(), facts(run(tags)), POLICY, now=ENDED + 1)
-    assert (decision.entry.attempts, decision.action is Action.LAUNCH) == (attempts, not attempts)
-
-
-def test_an_outage_of_one_asset_is_an_attempt_at_another_that_failed_beside_it():
-    """Otherwise what fails by a fault of its own would be tried for ever, as long as a disk is away."""
-    waited = run({**STEP, NO_ATTEMPT: tag_value("run", ["a", "c"])})
-    for assets, attempts in (({"a"}, 0), ({"a", "c"}, 0), ({"a", "b"}, 1), ({"b"}, 1), ((), 0)):
-        told = Facts("key", "why", waited, 0, frozenset(assets))
-        assert decide(entry(), told, POLICY, now=ENDED + 1).entry.attempts == attempts, assets
 
 
 def test_a_tag_goes_on_to_hold_for_the_assets_that_it_named():
