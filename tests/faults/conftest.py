@@ -55,9 +55,3 @@ def rounds() -> int:
 def seed() -> int:
     """Seed of the random part; a failure prints it in its assertion."""
     return int(os.environ.get("FAULTS_SEED", "20240229"))
-
-
-@pytest.fixture(scope="session")
-def stride(rounds: int) -> int:
-    """The costlier sweeps take every third operation in the short form, every one in a campaign."""
-    return 3 if rounds == 1 else 1

@@ -57,9 +57,3 @@ def server(fork_server):
 def posters(server, receiver) -> Posters:
     """Processes that are killed, and a real receiver that they deliver to."""
     return Posters(server, receiver.url())
-
-
-@pytest.fixture(scope="session")
-def stride(rounds) -> int:
-    """The sweeps take every fifth step in the short form, every one in a campaign."""
-    return 5 if rounds == 1 else 1

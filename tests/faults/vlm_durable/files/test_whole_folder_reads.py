@@ -9,6 +9,7 @@ from typing import Any
 import duckdb
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
+import pytest
 
 from faults import partition_life
 from faults.file_operations import FileOperations
@@ -35,6 +36,7 @@ def read(folder: Path) -> set[str]:
     return {text.partition(" of ")[0] for text in texts}
 
 
+@pytest.mark.promise("Readers see the whole old file or the whole new one")
 def test_the_folder_reads_before_every_file_operation(memory_path: Path) -> None:
     """Commits, staging, publishing twice and retiring never show a reader anything but one whole version."""
     folder = partition_life.asset(memory_path).published
