@@ -24,6 +24,8 @@ from vlm_durable.state.workers import Workers
 from vlm_durable.versions.published import PublishedPartitions
 
 HERE = {".dagster/grpc_info": json.dumps({"host": "localhost", "socket": "/somewhere"})}
+GONE = 2**22 + 1
+"""A pid that no process has."""
 HOLDER = """
 import sys
 from pathlib import Path
@@ -86,116 +88,87 @@ def sleeper(processes):
     return process
 
 
-def status(instance, run_id):
-    return instance.get_run_by_id(run_id).status
+def end_dead(instance, workers, seen=()):
+    """The runs that were ended, and the processes of the others."""
+    return end_dead_runs(DagsterFacts(instance), workers, dict(seen))
 
 
-def test_a_killed_materialization_is_ended_as_interrupted(instance, workers, processes):
-    """Its heartbeat's lock is free: the run ends, as one that was interrupted, and its record goes."""
-    run_id = started_run(instance)
-    process = holder(workers, run_id, processes)
-    assert end_dead_runs(DagsterFacts(instance), workers, {}) == ([], {})
+def kill(process):
     process.kill()
     process.wait()
-    assert end_dead_runs(DagsterFacts(instance), workers, {}) == ([run_id], {})
+
+
+def test_a_killed_materialization_is_ended_as_interrupted_and_a_living_one_never(
+    instance, workers, processes
+):
+    """Whatever pid its run has told, the heartbeat's lock decides; its record goes with it, once."""
+    run_id = started_run(instance, pid=GONE)
+    process = holder(workers, run_id, processes)
+    assert end_dead(instance, workers) == ([], {})
+    kill(process)
+    assert end_dead(instance, workers) == ([run_id], {})
     run = instance.get_run_by_id(run_id)
     assert run.status is DagsterRunStatus.FAILURE
     assert run.tags["dagster/failure_reason"] == "UNEXPECTED_TERMINATION"
     assert not workers.dead()
-    assert end_dead_runs(DagsterFacts(instance), workers, {}) == ([], {}), "once"
+    assert end_dead(instance, workers) == ([], {})
 
 
-def test_a_living_worker_is_never_ended(instance, workers, processes):
-    """Whatever pid its run has said: the lock decides. Nor is a process that has no heartbeat yet."""
-    run_id = started_run(instance, pid=2**22 + 1)
-    holder(workers, run_id, processes)
+def test_a_process_without_a_heartbeat_is_known_by_its_start_and_boot(instance, workers, processes):
+    """Fault 16: before its heartbeat the process decides; no clock that jumps, no pid that comes twice."""
     process = sleeper(processes)
     starting = started_run(instance, pid=process.pid)
-    ended, seen = end_dead_runs(DagsterFacts(instance), workers, {})
-    assert ended == []
-    assert seen == {starting: ProcessIdentity.from_pid(process.pid)}
-    process.kill()
-    process.wait()
-    ended, _ = end_dead_runs(DagsterFacts(instance), workers, seen)
-    assert ended == [starting]
-    assert status(instance, run_id) is DagsterRunStatus.STARTED
-
-
-def test_a_clock_that_jumps_ends_nobody(processes):
-    """Fault 16: once seen, a process is told by its start and its boot; before, jumps forward harm nobody."""
-    process = sleeper(processes)
-    seen = ProcessIdentity.from_pid(process.pid)
-    assert seen.lives()
-    said_at = time.time()
-    assert ProcessIdentity.started_before(process.pid, said_at) == seen
-    assert ProcessIdentity.started_before(process.pid, said_at, clock=lambda: said_at - 3600) == seen
-    inherited = ProcessIdentity.started_before(process.pid, said_at - 3600)
+    ended, seen = end_dead(instance, workers)
+    identity = ProcessIdentity.from_pid(process.pid)
+    assert (ended, seen) == ([], {starting: identity})
+    told_at = time.time()
+    for clock in (time.time, lambda: told_at - 3600):
+        assert ProcessIdentity.started_before(process.pid, told_at, clock=clock) == identity
+    inherited = ProcessIdentity.started_before(process.pid, told_at - 3600)
     assert inherited is None, "a process that began an hour after the word has inherited the pid"
-    process.kill()
-    process.wait()
-    assert not seen.lives()
-
-
-def test_a_reused_pid_is_not_signalled(processes):
-    """A process of another start or boot with the same pid is another process."""
-    process = sleeper(processes)
-    seen = ProcessIdentity.from_pid(process.pid)
-    for other in (dataclasses.replace(seen, start=seen.start - 1), dataclasses.replace(seen, boot_id="x")):
-        assert not other.send(signal.SIGKILL)
+    for other in ({"start": identity.start - 1}, {"boot_id": "x"}):
+        assert not dataclasses.replace(identity, **other).send(signal.SIGKILL)
     assert process.poll() is None
-    assert seen.send(signal.SIGKILL)
+    assert identity.send(signal.SIGKILL)
     process.wait()
+    assert not identity.lives()
+    assert end_dead(instance, workers, seen) == ([starting], {})
 
 
 def test_a_run_being_cancelled_ends_as_cancelled(instance, workers):
     """What a person cancelled stays cancelled, though its process died before it could say so."""
-    run_id = started_run(instance, pid=2**22 + 1)
+    run_id = started_run(instance, pid=GONE)
     instance.report_run_canceling(instance.get_run_by_id(run_id))
-    assert end_dead_runs(DagsterFacts(instance), workers, {})[0] == [run_id]
-    assert status(instance, run_id) is DagsterRunStatus.CANCELED
+    assert end_dead(instance, workers)[0] == [run_id]
+    assert instance.get_run_by_id(run_id).status is DagsterRunStatus.CANCELED
 
 
 def test_runs_of_other_machines_are_left_to_their_launcher(instance, workers):
-    """Ray or Kubernetes look after their own runs: no pid of theirs means anything here."""
+    """Ray or Kubernetes look after their own: no pid of theirs means anything here, nor does a step's."""
     remote = {".dagster/grpc_info": json.dumps({"host": "code.example", "port": 4000})}
-    runs = [
-        started_run(instance, 2**22 + 1, {}),
-        started_run(instance, 2**22 + 1, remote),
-        started_run(instance),
-    ]
-    assert end_dead_runs(DagsterFacts(instance), workers, {})[0] == []
-    assert {status(instance, run) for run in runs} == {DagsterRunStatus.STARTED}
-
-
-def test_the_pid_is_that_of_the_run_and_not_of_a_step(instance):
-    """Only the run's own process says that the run lives."""
+    started_run(instance, GONE, {})
+    started_run(instance, GONE, remote)
     run_id = started_run(instance)
-    assert DagsterFacts(instance).process_of(run_id) is None
     run = instance.get_run_by_id(run_id)
-    instance.report_engine_event("A step's", run, EngineEventData.in_process(1), step_key="step")
+    instance.report_engine_event("A step's", run, EngineEventData.in_process(GONE), step_key="step")
+    assert end_dead(instance, workers)[0] == []
     instance.report_engine_event("Started process for run.", run, EngineEventData.in_process(77))
     assert DagsterFacts(instance).process_of(run_id)[0] == 77
 
 
-@pytest.fixture
-def sqlite():
-    """An instance that keeps pools; the one in memory does not."""
-    with dg.DagsterInstance.local_temp() as instance:
-        yield instance
-
-
-def test_pool_slots_of_ended_runs_are_freed(sqlite):
+def test_pool_slots_of_ended_runs_are_freed():
     """Fault 21: no slot stays held by a run that is over or that the database does not know."""
-    instance = sqlite
-    storage = instance.event_log_storage
-    storage.set_concurrency_slots("gpu", 2)
-    living, over = started_run(instance), started_run(instance)
-    for run_id in (living, over, "unknown"):
-        storage.claim_concurrency_slot("gpu", run_id, "step")
-    instance.report_run_failed(instance.get_run_by_id(over))
-    assert DagsterFacts(instance).free_slots_of_ended() == sorted([over, "unknown"])
-    assert storage.get_concurrency_run_ids() == {living}
-    assert DagsterFacts(instance).free_slots_of_ended() == []
+    # The instance in memory keeps no pools.
+    with dg.DagsterInstance.local_temp() as instance:
+        storage = instance.event_log_storage
+        storage.set_concurrency_slots("gpu", 2)
+        living, over = started_run(instance), started_run(instance)
+        for run_id in (living, over, "unknown"):
+            storage.claim_concurrency_slot("gpu", run_id, "step")
+        instance.report_run_failed(instance.get_run_by_id(over))
+        assert DagsterFacts(instance).free_slots_of_ended() == sorted([over, "unknown"])
+        assert storage.get_concurrency_run_ids() == {living}
+        assert DagsterFacts(instance).free_slots_of_ended() == []
 
 
 def published(asset, key):
@@ -215,10 +188,6 @@ def report(instance, folders, keys, workers, **more):
     return report_published(DagsterFacts(instance), [folders], keys, workers, tags_of=tags_of, **more)
 
 
-def known(instance):
-    return instance.get_materialized_partitions(dg.AssetKey("a"))
-
-
 def test_a_lost_database_is_told_what_is_on_disk(instance, workers, tmp_path, processes):
     """Fault 20: published partitions are reported once, with their rows; one that is worked on is not."""
     folders = Home(tmp_path).asset("a")
@@ -227,7 +196,7 @@ def test_a_lost_database_is_told_what_is_on_disk(instance, workers, tmp_path, pr
     holder(workers, "r", processes)
     keys = ("k0", "k1", "k", "k9")
     assert report(instance, folders, keys, workers) == [("a", "k0"), ("a", "k1")]
-    assert known(instance) == {"k0", "k1"}
+    assert instance.get_materialized_partitions(dg.AssetKey("a")) == {"k0", "k1"}
     (record, *_) = instance.fetch_materializations(dg.AssetKey("a"), limit=1).records
     metadata = record.asset_materialization.metadata
     assert metadata["dagster/partition_row_count"].value == 3
@@ -240,17 +209,11 @@ def test_a_lost_database_is_told_what_is_on_disk(instance, workers, tmp_path, pr
 
 
 def test_ten_thousand_lost_partitions_are_told_in_several_ticks(instance, workers, tmp_path):
-    """A tick has a minute: what does not fit is told by the next ones."""
-    folders = Home(tmp_path).asset("a")
-    keys = tuple(f"k{n}" for n in range(4))
+    """A tick has a minute: what does not fit is told by the next ones. A home without output has none."""
+    folders, keys = Home(tmp_path).asset("a"), tuple(f"k{n}" for n in range(4))
+    assert report(instance, folders, keys, workers) == []
     for key in keys:
         published(folders, key)
     times = iter([0.0, 1.0, 2.0, 30.0])
     assert len(report(instance, folders, keys, workers, clock=lambda: next(times))) == 2
     assert len(report(instance, folders, keys, workers)) == 2
-
-
-def test_nothing_published_is_nothing_to_tell(instance, workers, tmp_path):
-    """A home without output, and one whose folder is not there."""
-    folders, keys = Home(tmp_path / "none").asset("a"), ("k",)
-    assert report(instance, folders, keys, workers) == []
