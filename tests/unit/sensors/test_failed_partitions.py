@@ -179,22 +179,22 @@ def test_two_looks_at_once_launch_a_partition_once_and_leave_no_wish_unanswered(
 
 
 def test_a_run_that_a_person_deletes_hides_nothing(orchestrator):
-    """What the disk says counts then. A cancelled run that is deleted takes no place of those tried again."""
-    orchestrator.behaviour.of_key["a"] = "fail"
-    orchestrator.materialize("a")
+    """What the disk says counts then. A cancelled run that is deleted stays so and takes no place."""
+    orchestrator.behaviour.of_key["b"] = "fail"
+    orchestrator.materialize("b")
     (run,) = orchestrator.instance.get_runs()
     orchestrator.look()
-    orchestrator.behaviour.interrupted.add("a")
+    orchestrator.behaviour.interrupted.add("b")
     orchestrator.instance.delete_run(run.run_id)
     orchestrator.cap = 1
     orchestrator.restart()
     (launch,) = orchestrator.look(at_once=True).launches
-    assert launch.key == "a"
-    run = orchestrator.cancelled("a", **{LAUNCHED_BY: RETRY, "dagster/run_key": launch.run_key})
+    assert launch.key == "b"
+    run = orchestrator.cancelled("b", **{LAUNCHED_BY: RETRY, "dagster/run_key": launch.run_key})
     orchestrator.look()
     orchestrator.instance.delete_run(run.run_id)
-    orchestrator.behaviour.interrupted.add("b")
-    assert orchestrator.tick() == ["b"]
+    orchestrator.behaviour.interrupted.add("a")
+    assert orchestrator.tick() == ["a"], "b stays cancelled"
 
 
 def test_what_is_under_way_is_not_launched_twice_where_the_ledger_lost_it(orchestrator):

@@ -6,7 +6,7 @@ import base64
 import io
 import itertools
 import time
-from dataclasses import replace
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from vlm_assets.automation.dataset_progress import (
     Drawn,
     build_dataset_progress,
     build_progress_sensor,
-    picture_of,
     progress_metadata,
 )
 from vlm_assets.catalog.catalog import Catalog
@@ -65,6 +64,19 @@ DRAWN = "drawn"
 RESTS = "Nothing has moved, or the picture is young."
 
 
+@pytest.fixture
+def sketches(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """The pause that each picture was given. Pictures are quick to draw: test_picture.py looks at them."""
+    paused: list[str | None] = []
+
+    def draw(*_: object, **more: str | None) -> bytes:
+        paused.append(more["paused"])
+        return b"png"
+
+    monkeypatch.setattr("vlm_assets.automation.dataset_progress.progress_picture", draw)
+    return paused
+
+
 def test_page_has_the_picture_and_the_figures(dataset) -> None:
     """Materialize: the picture inline, what happens next, and numbers that Dagster plots over time."""
     progress = build_dataset_progress(dataset.settings)
@@ -85,6 +97,7 @@ def test_page_has_the_picture_and_the_figures(dataset) -> None:
     assert "vlm-assets audit" in metadata["what happens next"].value
 
 
+@pytest.mark.usefixtures("sketches")
 def test_rows_that_a_check_keeps_back_are_not_counted_as_described(uneven: Settings, commit, refuse) -> None:
     """Three rows are committed, two of them refused: the page does not say that they are there to be used."""
     for key, rows in (("000000002-000000003", 1), ("000000004-000000005", 2)):
@@ -98,60 +111,66 @@ def test_rows_that_a_check_keeps_back_are_not_counted_as_described(uneven: Setti
     assert (refused.percent, refused.usable_rows) == (100.0, 0)
 
 
-def test_a_picture_is_drawn_where_something_moved_and_came_to_rest(dataset) -> None:
-    """The first at once; then only after a publication or a worker, and not while the last one is young."""
+@pytest.mark.usefixtures("sketches")
+def test_a_picture_is_drawn_where_something_moved_and_came_to_rest(dataset, monkeypatch) -> None:
+    """The first at once; then only after a publication or a worker, and not while the last one is young.
+
+    Where nothing is drawn, ten thousand partitions cost no more than three: no record is opened.
+    """
     ticks = Ticks(dataset.settings)
     assert [ticks.tick(), ticks.tick()] == [DRAWN, RESTS]
     dataset.describe(dataset.keys[0], text="another house")
     assert [ticks.tick() for _ in range(3)] == [RESTS, DRAWN, RESTS]
-    workers = Workers(open_state(dataset.settings.state_directory))
-    with workers.begin(run_id="r", asset="property_descriptions", partition=dataset.keys[0], expected=3):
+    with at_work(dataset.settings, dataset.keys[0]):
         assert ticks.tick() == RESTS, "the last picture is not a minute old"
     # The worker is gone, and a picture may still show it: one more, when the next tick finds all at rest.
     assert [ticks.tick() for _ in range(3)] == [RESTS, DRAWN, RESTS]
 
+    def refuse(*_: object) -> None:
+        raise AssertionError("a tick opened a partition")
 
+    monkeypatch.setattr(Catalog, "open", refuse)
+    monkeypatch.setattr(PublishedPartitions, "record", refuse)
+    assert ticks.tick() == RESTS
+
+
+@pytest.mark.usefixtures("sketches")
 def test_a_pause_is_drawn_once_when_all_is_at_rest_and_its_end_too(dataset) -> None:
     """While it drains the picture would show partitions as running for all of the pause."""
     ticks = Ticks(dataset.settings)
     assert ticks.tick() == DRAWN
-    state = dataset.settings.state_directory
-    with Workers(open_state(state)).begin(
-        run_id="r", asset="property_descriptions", partition=dataset.keys[0], expected=3
-    ):
+    with at_work(dataset.settings, dataset.keys[0]):
         pause(control_state(dataset.settings), "the night", now=time.time())
         assert "the night" in ticks.tick(), "it still commits"
     assert ticks.tick() == DRAWN, "drawn without waiting"
-    assert all("Nothing is started: paused since" in ticks.tick() for _ in range(3)), "drawn once"
+    assert "Nothing is started: paused since" in ticks.tick(), "drawn once"
     resume(control_state(dataset.settings))
-    assert ticks.tick() == DRAWN, "it does not say that it is paused for longer than it is"
-    assert ticks.tick() == RESTS
+    assert [ticks.tick(), ticks.tick()] == [DRAWN, RESTS], "it is not paused for longer than it is"
 
 
-def test_page_says_since_when_and_why_it_is_paused(uneven: Settings, commit) -> None:
+def test_page_says_since_when_and_why_it_is_paused(uneven: Settings, commit, sketches) -> None:
     """Asleep on purpose looks like nothing else, and what was interrupted for it is not shown as running."""
     key = "000000002-000000003"
     commit(uneven, key, 1)
     catalog = Catalog.open(uneven.home)
-    with Workers(open_state(uneven.state_directory)).begin(
-        run_id="r", asset="property_descriptions", partition=key, expected=2
-    ):
+    with at_work(uneven, key):
         metadata = progress_metadata(read_status(uneven, catalog))
         assert "paused" not in metadata
         assert metadata["partitions running"].value == 1
     since = datetime(2026, 1, 1, 10, 0, tzinfo=UTC).timestamp()
     pause(control_state(uneven), "the night", now=since)
-    status = read_status(uneven, catalog)
-    metadata = progress_metadata(status)
-    said = str(metadata["paused"].value)
-    assert said.startswith(f"Paused since {datetime.fromtimestamp(since).astimezone():%Y-%m-%d %H:%M}")
-    assert "because the night" in said
+    metadata = progress_metadata(read_status(uneven, catalog))
+    sentence = str(metadata["paused"].value)
+    assert sentence.startswith(f"Paused since {datetime.fromtimestamp(since).astimezone():%Y-%m-%d %H:%M}")
+    assert "because the night" in sentence
+    assert sketches[0] is None and sentence.startswith(sketches[1] or "?"), "it stands on the picture too"
     assert (metadata["partitions running"].value, metadata["partitions interrupted"].value) == (0, 1)
-    assert _height(picture_of(status)) > _height(picture_of(replace(status, paused=None)))
 
 
-def _height(png: bytes) -> int:
-    return Image.open(io.BytesIO(png)).height
+def at_work(settings: Settings, key: str) -> AbstractContextManager[object]:
+    """A worker on a partition."""
+    workers = Workers(open_state(settings.state_directory))
+    return workers.begin(run_id="r", asset="property_descriptions", partition=key, expected=3)
 
 
 def test_a_new_home_says_what_to_do_first(tmp_path: Path) -> None:
@@ -168,19 +187,6 @@ def test_a_new_home_says_what_to_do_first(tmp_path: Path) -> None:
     assert f"`vlm-assets compare --home '{home}' --html tried.html`" in said
     assert f"`vlm-assets run --home '{home}'`" in said
     assert ticks.tick() == "Nothing was ever started.", "said once"
-
-
-def test_a_tick_opens_no_partition(dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing is drawn, ten thousand partitions cost no more than three: no record is opened."""
-    ticks = Ticks(dataset.settings)
-    assert ticks.tick() == DRAWN
-
-    def refuse(*_: object) -> None:
-        raise AssertionError("a tick opened a partition")
-
-    monkeypatch.setattr(Catalog, "open", refuse)
-    monkeypatch.setattr(PublishedPartitions, "record", refuse)
-    assert ticks.tick() == RESTS
 
 
 def test_a_picture_is_right_within_a_minute_or_two_of_the_first_hours_progress() -> None:
@@ -200,12 +206,18 @@ def test_a_picture_is_right_within_a_minute_or_two_of_the_first_hours_progress()
     assert len(pictures) < 100
 
 
-def test_while_something_works_a_picture_is_drawn_every_half_hour() -> None:
+@pytest.mark.parametrize(
+    ("moved", "works", "now", "pause", "is_due"),
+    [
+        ("b", True, 2799.0, "", False),
+        ("b", True, 2800.0, "", True),
+        ("a", True, 2800.0, "", True),
+        ("a", False, 9999.0, "", False),
+        ("a", False, 1001.0, "since noon", True),
+        ("b", True, 1001.0, "since noon", False),
+    ],
+)
+def test_while_something_works_a_picture_is_drawn_every_half_hour(moved, works, now, pause, is_due) -> None:
     """Not at every tick: the event log keeps each of them."""
     drawn = Drawn("a", "a", at=1000.0, began=1000.0 - 36_000)
-    assert not drawn.is_due("b", works=True, now=2799.0)
-    assert drawn.is_due("b", works=True, now=2800.0)
-    assert drawn.is_due("a", works=True, now=2800.0)
-    assert not drawn.is_due("a", works=False, now=9999.0)
-    assert drawn.is_due("a", works=False, now=1001.0, pause="since noon")
-    assert not drawn.is_due("b", works=True, now=1001.0, pause="since noon")
+    assert drawn.is_due(moved, works=works, now=now, pause=pause) is is_due

@@ -7,15 +7,12 @@ import dagster as dg
 import pytest
 
 from sensors.failed_partitions import FailedPartitions
-from sensors.published_file_drift import DriftWatcher
 from sensors.ticks import Ticks
-from sensors.worker_health import HealthWatcher
 from tests.support.listings import list_properties
 from vlm_assets.automation.retries import build_retries
 from vlm_assets.automation.sensors import (
     _untouched,
     build_health_watcher,
-    build_sensors,
     close_old_tail,
     worker_limits,
 )
@@ -27,28 +24,15 @@ from vlm_assets.home_definitions import build_defs
 from vlm_durable.state.tables import cancels
 from vlm_engine.server.running_server import PATIENCE_SECONDS
 
-NAMES = [
-    "failed_partitions_again",
-    "failed_partitions_asked",
-    "reconciliation",
-    "published_file_drift",
-    "worker_health",
-]
 
+def test_a_tick_of_the_schedule_that_fails_is_not_noted_and_a_note_that_fails_stops_no_work(
+    dataset, monkeypatch
+):
+    """A schedule that fails each time counts as silent; with a full disk the work is done all the same."""
+    ticks = Ticks(control_state(dataset.settings))
+    schedule = build_retries(dataset.settings, dg.StaticPartitionsDefinition(list(dataset.keys))).schedule
 
-@pytest.fixture
-def tick(dataset):
-    """Ticks one of them, by name."""
-    partitions = dg.StaticPartitionsDefinition(list(dataset.keys))
-    retrying = build_retries(dataset.settings, partitions)
-    schedule = retrying.schedule
-    built = [retrying.sensor, *build_sensors(dataset.settings, dataset.keys)]
-    sensors = {one.name: one for one in built}
-
-    def tick(name):
-        if name in sensors:
-            with dg.DagsterInstance.ephemeral() as instance:
-                return sensors[name](dg.build_sensor_context(instance))
+    def tick():
         # Dagster hands a schedule no instance that is in memory only.
         with dg.DagsterInstance.local_temp() as instance:
             at = datetime.now(UTC)
@@ -57,39 +41,22 @@ def tick(dataset):
             with dg.build_schedule_context(instance, scheduled_execution_time=at) as context:
                 return schedule(context)
 
-    return tick
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_tick_that_fails_is_not_noted(tick, dataset, monkeypatch, name):
-    """One that fails each time must count as silent: a tick is noted when its work is done."""
-    ticks = Ticks(control_state(dataset.settings))
-
     def fail(*_, **__):
         raise RuntimeError("no work was done")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(FailedPartitions, "tick", fail)
-        patched.setattr("sensors.retry_schedule.pending_request", fail)
-        patched.setattr("sensors.reconciliation.report_published", fail)
-        patched.setattr(DriftWatcher, "check", fail)
-        patched.setattr(HealthWatcher, "check", fail)
-        with pytest.raises(RuntimeError, match="no work"):
-            tick(name)
-    assert ticks.last() == {}
-    tick(name)
-    assert list(ticks.last()) == [name]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_note_that_cannot_be_written_stops_no_work(tick, monkeypatch, name):
-    """With the disk of the home full, dead runs are ended and stuck workers killed all the same."""
 
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Ticks, "record", full)
-    assert tick(name).skip_message
+    with monkeypatch.context() as patched:
+        patched.setattr(FailedPartitions, "tick", fail)
+        with pytest.raises(RuntimeError, match="no work"):
+            tick()
+    with monkeypatch.context() as patched:
+        patched.setattr(Ticks, "record", full)
+        assert tick().skip_message
+    assert ticks.last() == {}
+    tick()
+    assert list(ticks.last()) == ["failed_partitions_again"]
 
 
 def test_what_a_person_cancelled_is_not_started_as_new(dataset):
