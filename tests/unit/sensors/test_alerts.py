@@ -10,11 +10,21 @@ import pytest
 from faults.rehearsal.dagster_in_memory import INTERRUPTED, DagsterInMemory, SimulatedClock
 from resources.alerts.alert import DAY_SECONDS, Alert
 from resources.alerts.outbox import Outbox
-from sensors.alerts import RESTORED, STANDSTILL_SECONDS, AlertScan, Cursor, build_alerts_sensor
+from sensors.alerts import (
+    RESTORED,
+    STANDSTILL_SECONDS,
+    AlertScan,
+    Cursor,
+    alert_of,
+    build_alerts_sensor,
+)
 from sensors.device_health import NONE_LEFT
+from sensors.published_file_drift import evaluation
 from sensors.ticks import Ticks
 from vlm_durable.state.database import ControlState
 from vlm_durable.state.pause import pause
+from vlm_durable.versions.findings import Finding, FindingKind
+from vlm_durable.versions.published import Verification
 
 NOW = 1_790_000_000.0
 DAY = 24 * 3600
@@ -195,6 +205,17 @@ def test_what_was_told_is_told_by_no_other_process_or_history_again(bench):
         bench.evaluated(passed=passed)
         assert bench.told() == [f"{'recovered' if passed else 'raised'} {CHECK}"]
         assert bench.told() == []
+
+
+def test_a_verdict_that_is_told_twice_is_one_alert(bench):
+    """A tick of the drift sensor that died after telling tells it again; seen another time it is another."""
+    truncated = Finding(FindingKind.TRUNCATED, "rows", KEY, "a truncated file.")
+    for at in (NOW + 0.25, NOW + 0.25, NOW + 60):
+        bench.dagster.report_evaluation(evaluation("rows", KEY, Verification(KEY, None, (truncated,)), at))
+        bench.clock.now += 20
+    results, _ = bench.dagster.evaluations_since(0)
+    first, again, later = [alert_of(result).id for result in results]
+    assert first == again != later
 
 
 def test_an_alert_of_a_check_that_says_no_next_step_points_to_no_page_below(bench):

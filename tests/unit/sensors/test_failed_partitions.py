@@ -186,8 +186,7 @@ def test_a_run_that_a_person_deletes_hides_nothing(orchestrator):
     orchestrator.look()
     orchestrator.behaviour.interrupted.add("b")
     orchestrator.instance.delete_run(run.run_id)
-    orchestrator.cap = 1
-    orchestrator.restart()
+    orchestrator.failed_partitions.cap = 1
     (launch,) = orchestrator.look(at_once=True).launches
     assert launch.key == "b"
     run = orchestrator.cancelled("b", **{LAUNCHED_BY: RETRY, "dagster/run_key": launch.run_key})
@@ -272,7 +271,7 @@ TICKS = [
     ("interrupted", lambda home: fails(home, seconds=1, **INTERRUPTED), "a", "1 tried again"),
     ("made by hand since", lambda home: (fails(home), home.materialize("a")), "", WELL),
     ("no partition of this catalogue", lambda home: fails(home, "z"), "", WELL),
-    ("a run is under way", lambda home: (fails(home), home.dagster.launch("a", ASSETS)), "", WELL),
+    ("a run is under way", lambda home: (checks(home), home.dagster.launch("a", ["beside"])), "", WELL),
     ("a process works on it", lambda home: (fails(home), does(home, working={"a"})), "", WELL),
     ("a backfill will run it", lambda home: (fails(home), awaits(home)), "", "1 waiting for their turn"),
     (

@@ -116,13 +116,40 @@ def test_damage_is_told_once_and_so_is_its_end(desk, key, damage, kind):
     assert desk.tick() == []
 
 
-def test_a_file_that_was_not_published_here_is_foreign(desk, key):
-    """A file under a partition's name without a record is no output of ours."""
+def foreign(desk, key):
+    """A file under a partition's name, without a record."""
     published = desk.dataset.descriptions
     content = published.path(key).read_bytes()
     published.set_aside(key)
     published.path(key).write_bytes(content)
-    assert desk.tick()[0] == (DESCRIPTIONS, key, "unrecorded", "ERROR")
+
+
+def vanish(desk, key):
+    """File and record are both gone; the high-water mark says that it was published once."""
+    marks = desk.settings.state_directory / "high_water_marks" / DESCRIPTIONS / key
+    make_directory(marks)
+    write_mark(marks / "g.json", HighWaterMark(key, "g", 3, 1, 1, None, retired=True))
+    desk.dataset.descriptions.set_aside(key)
+
+
+@pytest.mark.parametrize(
+    ("change", "kinds"),
+    [
+        (foreign, {"unrecorded": "ERROR", "descriptions_differ": "WARN"}),
+        (vanish, {"vanished": "ERROR", "descriptions_differ": "WARN"}),
+        (
+            lambda desk, key: desk.dataset.describe(key, lambda rows: rows[:-1]),
+            {"ids": "ERROR"},
+        ),
+    ],
+    ids=["not published here", "vanished with its record", "fewer rows than the catalogue's range"],
+)
+def test_what_is_no_partitions_output_is_told(desk, key, change, kinds):
+    """A file that nobody recorded, a record that is gone, or a published file against the catalogue."""
+    change(desk, key)
+    told = desk.tick()
+    assert {kind: severity for _, _, kind, severity in told} == kinds
+    assert {told_key for _, told_key, *_ in told} == {key}
 
 
 def test_a_file_among_the_partitions_that_is_none_is_an_alert_that_recovers(desk):
@@ -272,45 +299,28 @@ def test_a_lost_snapshot_does_not_forget_what_a_run_was_at_work_on(desk, key):
     assert desk.tick() == []
 
 
-def test_what_could_not_be_noted_as_told_is_told_again_as_the_same(desk, key, monkeypatch):
-    """A tick that dies after telling repeats itself with the same time: the same alert; then it ends."""
+@pytest.mark.parametrize(("write", "restored"), [(2, False), (2, True), (1, False)])
+def test_with_a_full_disk_nothing_is_told_twice_or_left_standing(desk, key, monkeypatch, write, restored):
+    """The first write of a tick comes before the telling: nothing is told at each tick anew.
+
+    What was told and not noted is told again with the same time, so as the same alert; if it was restored
+    before that, it is called off.
+    """
     published = desk.dataset.descriptions
     truncate(published.path(key))
     with monkeypatch.context() as patched:
-        fail_write(patched, number=2)
-        with pytest.raises(OSError, match="No space"):
-            desk.tick()
-    first = desk.times
-    assert set(first) == {(DESCRIPTIONS, key)}
-    desk.begin()
-    assert desk.tick() == [(DESCRIPTIONS, key, "truncated", "ERROR")]
-    assert desk.times == first
-    assert desk.tick() == []
-
-
-def test_what_may_have_been_told_is_called_off_where_it_is_sound_again(desk, key, monkeypatch):
-    """Told, not noted, and restored before the next tick: the check must not stand failed for ever."""
-    published = desk.dataset.descriptions
-    truncate(published.path(key))
-    with monkeypatch.context() as patched:
-        fail_write(patched, number=2)
-        with pytest.raises(OSError, match="No space"):
-            desk.tick()
-    published.restore(key)
-    assert desk.tick() == [(DESCRIPTIONS, key, "sound", None)]
-    assert desk.tick() == []
-
-
-def test_with_a_full_disk_nothing_is_told_rather_than_the_same_at_each_tick(desk, key, monkeypatch):
-    """The write that fails comes before the telling, and once it works it is told."""
-    truncate(desk.dataset.descriptions.path(key))
-    with monkeypatch.context() as patched:
-        fail_write(patched, number=1)
-        for _ in range(2):
+        fail_write(patched, number=write)
+        for _ in range(2 if write == 1 else 1):
             with pytest.raises(OSError, match="No space"):
                 desk.tick()
-            assert desk.times == {}
-    assert desk.tick() == [(DESCRIPTIONS, key, "truncated", "ERROR")]
+    first = desk.times
+    assert set(first) == ({(DESCRIPTIONS, key)} if write == 2 else set())
+    if restored:
+        published.restore(key)
+    desk.begin()
+    assert desk.tick() == [(DESCRIPTIONS, key, *(("sound", None) if restored else ("truncated", "ERROR")))]
+    assert restored or write == 1 or desk.times == first
+    assert desk.tick() == []
 
 
 def fail_write(patched, *, number):
@@ -326,45 +336,14 @@ def fail_write(patched, *, number):
     patched.setattr(Snapshot, "write", counted)
 
 
-def test_a_first_look_that_is_cut_short_goes_on(dataset, monkeypatch):
-    """A tick has a minute: what it does not reach is looked at by the next ones, absent partitions too."""
-    key = dataset.keys[2]
-    truncate(dataset.descriptions.path(key))
-    times = iter(range(0, 10_000, 10))
-    desk = Desk(dataset, monkeypatch)
-    object.__setattr__(desk.watcher, "monotonic", lambda: next(times))
-    told = [desk.tick() for _ in range(4)]
-    assert [one for tick in told for one in tick] == [(DESCRIPTIONS, key, "truncated", "ERROR")]
-    assert told[0] == [], "not reached by the first"
-
-
-def test_a_first_look_gets_on_where_a_tick_has_no_time_at_all(dataset, monkeypatch):
-    """On a machine that starves it, one partition a tick of each asset: it comes to its end all the same."""
-    times = iter(range(0, 100_000, 100))
+@pytest.mark.parametrize(("seconds", "told"), [(10, [0, 1, 0]), (100, [0, 0, 1])])
+def test_a_first_look_that_is_cut_short_goes_on(dataset, monkeypatch, seconds, told):
+    """A tick has a minute: the next ones go on, a partition of each asset a tick on a starved machine."""
+    times = itertools.count(0, seconds)
     desk = Desk(dataset, monkeypatch)
     object.__setattr__(desk.watcher, "monotonic", lambda: next(times))
     truncate(dataset.descriptions.path(dataset.keys[2]))
-    assert [len(desk.tick()) for _ in dataset.keys] == [0, 0, 1]
-
-
-def test_what_vanished_with_its_record_is_told(desk, key):
-    """A partition whose file and record are both gone was published once: its high-water mark says so."""
-    marks = desk.settings.state_directory / "high_water_marks" / DESCRIPTIONS / key
-    make_directory(marks)
-    write_mark(marks / "g.json", HighWaterMark(key, "g", 3, 1, 1, None, retired=True))
-    published = desk.dataset.descriptions
-    published.set_aside(key)
-    assert desk.tick() == [
-        (DESCRIPTIONS, key, "vanished", "ERROR"),
-        (EMBEDDINGS, key, "descriptions_differ", "WARN"),
-    ]
-
-
-def test_rows_against_the_catalogue(desk, key):
-    """A published file with another number of rows than the catalogue's range is no partition's output."""
-    desk.dataset.describe(key, lambda rows: rows[:-1])
-    told = desk.tick()
-    assert (DESCRIPTIONS, key, "ids", "ERROR") in told
+    assert [len(desk.tick()) for _ in told] == told
 
 
 def test_a_server_that_is_down_at_the_first_look_is_asked_again():

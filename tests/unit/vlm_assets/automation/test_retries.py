@@ -1,12 +1,10 @@
 """What the re-materialization is told of our assets is what lies on disk."""
 
-import time
 from dataclasses import replace
 
-import dagster as dg
 import pytest
 
-from sensors.dagster_internals.events import DagsterFacts
+from faults.rehearsal.dagster_in_memory import DagsterInMemory, SimulatedClock
 from vlm_assets.assets import fingerprint
 from vlm_assets.assets.partition_state import PartitionStates
 from vlm_assets.automation.retries import (
@@ -107,15 +105,35 @@ def test_work_that_is_begun_under_the_settings_of_now_goes_on(dataset, files, mo
     assert not files.is_stale(DESCRIPTIONS, key)
 
 
-def test_what_was_said_of_stale_partitions_is_said_to_the_next_run(dataset):
-    """A retry makes nothing anew that the run before it was to keep."""
-    before = {"ops": {DESCRIPTIONS: {"config": {"stale": "keep"}}, EMBEDDINGS: {"config": {}}}}
-    assert decides_on_stale(dataset.settings, DESCRIPTIONS, before)
-    assert not decides_on_stale(dataset.settings, EMBEDDINGS, before), "that is another asset's"
-    recomputes = {"ops": {DESCRIPTIONS: {"config": {"recompute": True}}}}
-    assert not decides_on_stale(dataset.settings, DESCRIPTIONS, recomputes)
-    again = retry_config(dataset.settings, dataset.keys[0], (DESCRIPTIONS, EMBEDDINGS), before)
-    assert again == (before, False)
+KEPT = {"ops": {DESCRIPTIONS: {"config": {"stale": "keep"}}, EMBEDDINGS: {"config": {}}}}
+ANEW = {"ops": {DESCRIPTIONS: {"config": {"recompute": True}}}}
+
+
+@pytest.mark.parametrize(
+    ("assets", "before", "config", "goes_on"),
+    [
+        ([EMBEDDINGS], {}, {}, False),
+        ([DESCRIPTIONS, EMBEDDINGS], KEPT, KEPT, False),
+        ([DESCRIPTIONS, EMBEDDINGS], ANEW, {"ops": {**ANEW["ops"], EMBEDDINGS: {"config": {}}}}, True),
+        ([EMBEDDINGS], ANEW, None, False),
+    ],
+    ids=["nothing was asked", "what is stale is kept", "a recomputation stays one", "it is published"],
+)
+def test_what_a_person_asked_of_the_run_before_is_asked_of_the_next(dataset, assets, before, config, goes_on):
+    """A retry makes nothing anew that was to be kept, and goes on with a recomputation that was cut short."""
+    retried = retry_config(dataset.settings, dataset.keys[0], assets, before)
+    assert retried[1] is goes_on
+    assert config is None or retried[0] == config
+
+
+def test_a_run_config_decides_on_the_stale_partitions_of_its_own_asset(dataset):
+    """What another asset was told, and a recomputation, say nothing of it."""
+    for asset, before, decides in (
+        (DESCRIPTIONS, KEPT, True),
+        (EMBEDDINGS, KEPT, False),
+        (DESCRIPTIONS, ANEW, False),
+    ):
+        assert decides_on_stale(dataset.settings, asset, before) is decides
 
 
 def test_a_stale_set_beside_what_is_wrong_is_left_to_a_person(two_sets, monkeypatch):
@@ -139,21 +157,8 @@ def test_a_stale_set_beside_what_is_wrong_is_left_to_a_person(two_sets, monkeypa
     assert retry_config(settings, key, [condition], {}) == ({}, False), "what is wrong is decided on before"
 
 
-def test_a_recomputation_that_was_cut_short_stays_one(dataset):
-    """What a person asked of the run that failed is asked of the next, and nothing else."""
-    asked = {"ops": {DESCRIPTIONS: {"config": {"recompute": True}}}}
-    key = dataset.keys[0]
-    carried, goes_on = retry_config(dataset.settings, key, (DESCRIPTIONS, EMBEDDINGS), asked)
-    assert goes_on
-    assert carried == {"ops": {DESCRIPTIONS: {"config": {"recompute": True}}, EMBEDDINGS: {"config": {}}}}
-    assert not retry_config(dataset.settings, key, [EMBEDDINGS], asked)[1], (
-        "what was recomputed is published: the rest is as ever"
-    )
-
-
-def test_the_run_config_and_the_settings_reach_the_runs(dataset):
-    """Finished rows are kept without any option; the back-off is the setting's."""
-    assert retry_config(dataset.settings, dataset.keys[0], [EMBEDDINGS], {}) == ({}, False)
+def test_the_settings_reach_the_schedule(dataset):
+    """The back-off is the setting's."""
     settings = dataset.settings.model_copy(update={"retry_minutes": 2.0})
     made = build_failed_partitions(settings, dataset.keys)
     assert (made.cap, made.policy.attempts, made.policy.backoff_seconds) == (RETRY_RUNS, 5, 120.0)
@@ -164,21 +169,17 @@ def test_the_schedule_knows_that_no_device_is_left(dataset):
     """From the file of the devices left out; a driver that does not answer is told elsewhere."""
     settings = dataset.settings.model_copy(update={"devices": "cpu:1"})
     left_out = build_gpu(settings).left_out_devices()
-    failed_partitions = build_failed_partitions(settings, dataset.keys)
-    with dg.DagsterInstance.local_temp() as instance:
-        assert (
-            "left out"
-            not in failed_partitions.tick(DagsterFacts(instance), tick="1", now=time.time()).sentence
-        )
-        for occurrence in "12":
-            left_out.note_failure("cpu-0", occurrence=occurrence, why="It is lost.")
-        said = failed_partitions.tick(DagsterFacts(instance), tick="2", now=time.time()).sentence
-        assert "Nothing is started" in said
-        assert "--take-back cpu-0" in said
-        lost = build_failed_partitions(settings.model_copy(update={"devices": "7"}), dataset.keys)
-        assert "left out" not in lost.tick(DagsterFacts(instance), tick="3", now=time.time()).sentence
-        left_out.take_back("cpu-0")
-        assert (
-            "left out"
-            not in failed_partitions.tick(DagsterFacts(instance), tick="4", now=time.time()).sentence
-        )
+    dagster = DagsterInMemory(SimulatedClock())
+
+    def sentence(devices):
+        of_devices = settings.model_copy(update={"devices": devices})
+        return build_failed_partitions(of_devices, dataset.keys).tick(dagster, tick="1", now=0.0).sentence
+
+    assert "left out" not in sentence("cpu:1")
+    for occurrence in "12":
+        left_out.note_failure("cpu-0", occurrence=occurrence, why="It is lost.")
+    assert sentence("cpu:1").startswith("Nothing is started")
+    assert "--take-back cpu-0" in sentence("cpu:1")
+    assert "left out" not in sentence("7")
+    left_out.take_back("cpu-0")
+    assert "left out" not in sentence("cpu:1")
