@@ -429,22 +429,27 @@ def test_what_was_tried_again_and_is_done_is_remembered_for_a_month(home):
 
 
 def test_what_needs_a_person_keeps_no_other_asset_of_its_run_from_being_tried_again(home):
-    """What Dagster skipped is made by itself; what needs a person is told once, until the button."""
+    """What Dagster skipped is made by itself; what needs a person is told once."""
     home.ends("a", made=["first"], for_person=["beside"])
     home.ends("b", made=["second"], for_person=["first"])
-    home.ends("c", made=["beside"], for_person=["first"])
     home.clock.now += HOUR
     launches = {launch.key: launch for launch in home.look().launches}
     assert {key: launch.assets for key, launch in launches.items()} == {"a": ("second",), "b": ("beside",)}
-    needed = [("partition_needs_person", key) for key in "abc"]
+    needed = [("partition_needs_person", key) for key in "ab"]
     assert home.told == needed
     home.ends("a", of=["second"], made=["second"], **{"dagster/run_key": launches["a"].run_key})
     home.clock.now += HOUR
     assert [launch.key for launch in home.look().launches] == ["b"]
     assert home.told == needed
     assert [asset for asset in ASSETS if home.ledger["a"].needs_person(asset)] == ["beside"]
-    by_hand = {launch.key: launch.assets for launch in home.look(at_once=True).launches}
-    assert by_hand["c"] == ("first", "second"), "what is made from it follows"
+
+
+def test_a_persons_button_tries_all_that_is_wrong_again(home):
+    """Also what needs a person; what is made from it follows, and what is made already does not."""
+    home.ends("a", made=["beside"], for_person=["first"])
+    home.ends("b", made=["second"], for_person=["first"])
+    launches = {launch.key: launch.assets for launch in home.look(at_once=True).launches}
+    assert launches == {"a": ("first", "second"), "b": ASSETS}
 
 
 OURS = {LAUNCHED_BY: RETRY, "dagster/run_key": "a:1:0"}
