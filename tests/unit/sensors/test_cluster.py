@@ -64,9 +64,10 @@ class Cluster:
         return ClusterSnapshot(self.now, nodes)
 
     def passes(self, seconds, *, beating=("one", "two")):
-        """Let time pass, with a look every five seconds."""
-        for _ in range(int(seconds // 5)):
-            self.now += 5
+        """Let time pass, with a look every five seconds; in long times as seldom as is no gap."""
+        every = 15 if seconds > 60 and not seconds % 15 else 5
+        for _ in range(int(seconds // every)):
+            self.now += every
             self.beats |= dict.fromkeys(beating, self.now)
             self.looks()
 
@@ -133,55 +134,37 @@ def test_a_process_that_is_gone_from_a_node_that_beats_is_ended_at_once(cluster)
     assert cluster.status is DagsterRunStatus.FAILURE
 
 
-@pytest.mark.parametrize(("says_ended", "seconds"), [(False, STARTING_SECONDS + 5), (True, 10)])
-def test_no_run_stands_in_starting(tmp_path, monkeypatch, says_ended, seconds):
-    """No node began it: it went to a machine that died, or its command was not found there."""
-    cluster = Cluster(tmp_path, monkeypatch)
-    cluster.runs["one"] = set()
-    cluster.starts(DagsterRunStatus.STARTING)
-    cluster.ended |= {JOB} if says_ended else set()
-    cluster.looks()
-    cluster.passes(seconds - 5)
-    assert cluster.status is DagsterRunStatus.STARTING
-    cluster.passes(5)
-    assert cluster.status is DagsterRunStatus.FAILURE
-    assert cluster.stopped == [JOB], "it must not begin later"
-
-
-@pytest.mark.parametrize("tags", [{"a": "b"}, {RAY_JOB: "dagster-run-0c9f1d0e-0000-4000-8000-000000000002"}])
-def test_a_launch_that_was_cut_short_is_ended_and_no_other_runs_job_is_stopped(tmp_path, monkeypatch, tags):
-    """The daemon died before it wrote the tag; its parent's tag, or a person's, names another run's job."""
-    cluster = Cluster(tmp_path, monkeypatch)
-    cluster.runs["one"] = set()
-    cluster.starts(DagsterRunStatus.STARTING, tags)
-    cluster.looks()
-    cluster.passes(STARTING_SECONDS + 5)
-    assert cluster.status is DagsterRunStatus.FAILURE
-    assert cluster.stopped == [JOB]
-
-
 OF_THIS_MACHINE = {".dagster/grpc_info": json.dumps({"host": "localhost"})}
 """What the launcher of this machine's processes tags a run with, before it starts one."""
+OF_ANOTHER_RUN = {RAY_JOB: "dagster-run-0c9f1d0e-0000-4000-8000-000000000002"}
+S = DagsterRunStatus
 
 
 @pytest.mark.parametrize(
-    ("status", "then"),
+    ("status", "tags", "seconds", "then", "stopped"),
     [
-        (DagsterRunStatus.STARTING, DagsterRunStatus.FAILURE),
-        (DagsterRunStatus.CANCELING, DagsterRunStatus.CANCELED),
+        pytest.param(S.STARTING, {RAY_JOB: JOB}, STARTING_SECONDS, S.FAILURE, [JOB], id="on no node"),
+        pytest.param(S.STARTING, {RAY_JOB: JOB}, 5, S.FAILURE, [JOB], id="Ray says that it ended"),
+        pytest.param(S.STARTING, {"a": "b"}, STARTING_SECONDS, S.FAILURE, [JOB], id="before it was tagged"),
+        pytest.param(S.STARTING, OF_ANOTHER_RUN, STARTING_SECONDS, S.FAILURE, [JOB], id="its parent's tag"),
+        pytest.param(S.STARTING, OF_THIS_MACHINE, STARTING_SECONDS, S.FAILURE, [], id="of this machine"),
+        pytest.param(S.CANCELING, OF_THIS_MACHINE, STARTING_SECONDS, S.CANCELED, [], id="cancelled here"),
     ],
 )
-def test_no_run_of_this_machine_stands_in_starting(tmp_path, monkeypatch, status, then):
-    """What has no partition runs beside Dagster: killed before it said its pid, nobody else would end it."""
+def test_no_run_stands_in_starting(tmp_path, monkeypatch, status, tags, seconds, then, stopped):
+    """It went to a machine that died, or its launch was cut short: its job alone must not begin later.
+
+    What has no partition runs beside Dagster: killed before it said its pid, nobody else would end it.
+    """
     cluster = Cluster(tmp_path, monkeypatch)
     cluster.runs["one"] = set()
-    cluster.starts(status, OF_THIS_MACHINE)
+    cluster.starts(status, tags)
+    cluster.ended |= {JOB} if seconds < STARTING_SECONDS else set()
     cluster.looks()
-    cluster.passes(STARTING_SECONDS)
+    cluster.passes(seconds)
     assert cluster.status is status
     cluster.passes(5)
-    assert cluster.status is then
-    assert not cluster.stopped, "Ray never had it"
+    assert (cluster.status, cluster.stopped) == (then, stopped)
 
 
 def test_a_run_of_this_machine_that_has_begun_is_the_reconciliations(tmp_path, monkeypatch):
@@ -202,7 +185,7 @@ def test_a_run_that_a_person_starts_by_hand_is_no_run_of_rays(tmp_path, monkeypa
     cluster.starts(tags={"a": "b"})
     for worker in (f"{RUN}.property_descriptions", None, f"{RUN}.property_embeddings"):
         cluster.workers["one"] = {worker} - {None} if is_node else set()
-        cluster.passes(100)
+        cluster.passes(105)
         assert cluster.status is DagsterRunStatus.STARTED
     cluster.passes(30, beating=("two",))
     assert cluster.status is (DagsterRunStatus.FAILURE if is_node else DagsterRunStatus.STARTED)

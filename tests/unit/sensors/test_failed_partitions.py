@@ -320,12 +320,6 @@ TICKS = [
     ),
     ("cancelled", lambda home: (fails(home), cancels(home)), "", "1 cancelled by a person"),
     ("it needs a person", lambda home: fails(home, for_person=ASSETS), "", "1 left to a person"),
-    (
-        "the store is away",
-        lambda home: (fails(home, "ab"), counts(home, lambda key: None)),
-        "",
-        "2 decided when the store answers again, 2 waiting for their turn",
-    ),
 ]
 """What happened before, the partitions that are launched (the heaviest first), and what the page says."""
 
@@ -342,7 +336,7 @@ def test_a_tick_launches_and_says_why_not(home, arrange, launched, words):
 
 
 def test_a_button_starts_nothing_either_where_there_is_no_device_and_nothing_is_lost(home):
-    """What was to be tried again is tried when a device is back, the store answers, or the pause ends."""
+    """What was to be tried again is tried when a device is back, or the pause ends."""
     fails(home)
     does(home, no_device=LEFT_OUT)
     assert not home.look(at_once=True).launches
@@ -350,12 +344,18 @@ def test_a_button_starts_nothing_either_where_there_is_no_device_and_nothing_is_
     pause(open_state(home.state), "the machine is moved", now=home.now)
     assert "because the machine is moved" in home.look(at_once=True).sentence
     resume(open_state(home.state))
-    counted = home.failed_partitions.watched.rows
-    asked = []
-    fails(home, "b")
-    counts(home, asked.append)
+    assert home.tick() == ["a"]
+
+
+def test_nothing_is_decided_while_committed_rows_cannot_be_counted(home):
+    """A store that is away makes no attempt look fruitless, and is asked once a tick."""
+    fails(home, "ab", seconds=1)
     home.look()
-    assert len(asked) == 1, "a store that is away is asked once a tick"
+    fails(home, "ab", **{LAUNCHED_BY: RETRY})
+    counted, asked, before = home.failed_partitions.watched.rows, [], home.ledger
+    counts(home, asked.append)
+    assert "2 decided when the store answers" in home.look().sentence
+    assert (len(asked), home.ledger) == (1, before)
     counts(home, counted)
     assert home.tick() == ["b", "a"]
 
@@ -395,6 +395,7 @@ def test_interruptions_are_resumed_and_told_once_if_they_repeat(home):
         home.clock.now += 12 * HOUR
         assert home.tick() == ["a"]
     assert home.told == [("interrupted_again", "a")]
+    assert [event.happening for event in home.failed_partitions.outbox.recent(9)] == ["raised"]
     assert home.ledger["a"].attempts == 0
 
 
@@ -442,6 +443,10 @@ def test_what_needs_a_person_keeps_no_other_asset_of_its_run_from_being_tried_ag
     assert [launch.key for launch in home.look().launches] == ["b"]
     assert home.told == needed
     assert [asset for asset in ASSETS if home.ledger["a"].needs_person(asset)] == ["beside"]
+    home.dagster.materialize("first", "b")
+    home.ends("b", of=["beside"], **{"dagster/run_key": launches["b"].run_key})
+    home.look()
+    assert home.ledger["b"].told is None, "nothing is left to a person any more"
 
 
 def test_a_persons_button_tries_all_that_is_wrong_again(home):
