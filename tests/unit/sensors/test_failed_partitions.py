@@ -237,6 +237,12 @@ def awaits(home):
     home.dagster.awaited.add("a")
 
 
+def launches(home):
+    """The runs of a tick are under way."""
+    for launch in home.look().launches:
+        home.dagster.launch(launch.key, ASSETS, **{"dagster/run_key": launch.run_key})
+
+
 def pauses(home):
     """A person pauses everything."""
     pause(open_state(home.state), "it is moved", now=1_800_000_000.0)
@@ -283,10 +289,16 @@ TICKS = [
     ("Dagster was to retry it", lambda home: fails(home, **CRASHED), "a", "1 tried again"),
     ("the cap", lambda home: fails(home, "abcdef"), "fed", "3 tried again; 3 waiting for their turn"),
     (
-        "the cap is reached",
+        "as many are being launched",
         lambda home: (fails(home, "abcdef"), home.look()),
         "",
         "3 being launched, 3 waiting for their turn",
+    ),
+    (
+        "as many are under way",
+        lambda home: (fails(home, "abcdef"), launches(home)),
+        "",
+        "3 under way, 3 waiting for their turn",
     ),
     ("paused", lambda home: (fails(home), pauses(home)), "", "Nothing is started: paused since 2027-"),
     (
@@ -406,18 +418,19 @@ def remembered(home):
 def test_what_was_tried_again_and_is_done_is_remembered_for_a_month(home):
     """In the morning a person reads what was retried, by us or by Dagster after a crash, and why."""
     home.materialize("d", tags={"dagster/retry_number": "2"})
-    home.behaviour.of_key.update(a="fail", b="fail", c="fail")
-    for key in "abc":
-        home.materialize(key)
-    home.behaviour.of_key = {"b": "fail"}
+    fails(home, "abce", seconds=1)
+    home.tick()
+    home.behaviour.of_key = {"b": "fail", "e": "fail"}
     home.materialize("c")
     home.clock.now += HOUR
-    assert home.tick() == ["b", "a"]
+    assert home.tick() == ["e", "b", "a"]
+    for run_id in [run.run_id for run in home.dagster.runs.values() if run.partition == "e"]:
+        home.dagster.delete_run(run_id)
     home.clock.now += 10 * HOUR
     home.restart()
     home.tick()
     seen = remembered(home)
-    assert sorted(seen) == ["a", "d"], "b is not done, and c was put right by a person"
+    assert sorted(seen) == ["a", "d"], "b is not done, c was put right by a person, e is forgotten"
     assert (seen["a"].runs, seen["a"].why[:11]) == (1, "first: run ")
     assert (seen["d"].runs, seen["d"].why) == (2, "its run crashed: Dagster's run retries")
     home.behaviour.missing.add("a")

@@ -129,14 +129,6 @@ def test_a_process_that_hangs_after_its_run_is_ended_and_its_device_freed(desk, 
     assert not desk.tick(5), "told that it is over"
 
 
-def test_the_process_of_a_living_run_is_never_ended(desk):
-    """Between two steps it has no heartbeat, and at an end it may publish for long."""
-    desk.run(DagsterRunStatus.STARTED)
-    desk.tick(0)
-    assert not desk.tick(10 * SILENCE)
-    assert desk.is_left_alone()
-
-
 @pytest.mark.parametrize("status", [DagsterRunStatus.CANCELED, DagsterRunStatus.FAILURE])
 def test_a_stopped_process_is_killed_after_the_grace_though_it_holds_its_heartbeat(desk, status):
     """A person ended its run by force: its heartbeat's lock is held for ever, and no SIGTERM reaches it."""
@@ -202,37 +194,46 @@ def test_a_device_whose_holder_outlives_sigkill_is_left_out(desk, monkeypatch):
     assert desk.tick(5), "told as long as it is held"
 
 
-@pytest.mark.parametrize("home", [HOME, ""], ids=["this home's", "a record of format 1"])
-def test_a_run_that_dagster_does_not_know_is_waited_for_as_long_as_anything_may_load(desk, home):
-    """With its database lost, or the run deleted by hand, only a process that is silent for so long hangs."""
-    desk.hold(str(uuid.uuid4()), home=home)
+OTHER_HOME = "/data/houses/.state"
+
+
+@pytest.mark.parametrize(
+    ("arrange", "seconds"),
+    [
+        pytest.param(lambda desk: desk.hold(str(uuid.uuid4())), SILENCE, id="Dagster does not know it"),
+        pytest.param(lambda desk: desk.hold(str(uuid.uuid4()), home=""), SILENCE, id="a record of format 1"),
+        pytest.param(lambda desk: desk.run(home=OTHER_HOME), GRACE + 60, id="another home's run has ended"),
+    ],
+)
+def test_a_process_without_a_living_run_is_ended(desk, arrange, seconds):
+    """With its database lost, or the run deleted by hand, only who is silent for as long as a load hangs.
+
+    Of two components of one project either frees a device: the other one's sensors may be off.
+    """
+    arrange(desk)
     desk.tick(0)
-    assert not desk.tick(SILENCE)
+    assert not desk.tick(seconds)
     assert desk.is_left_alone()
     assert desk.tick(1)
     assert desk.ended_by() is signal.SIGTERM
     assert not desk.tick(5)
 
 
-def test_a_run_of_another_home_and_another_dagster_is_left_alone(desk):
-    """Homes share the devices of a machine: its heartbeats are in its own home, and nobody is told of it."""
-    desk.hold(str(uuid.uuid4()), home="/data/houses/.state")
-    desk.tick(0)
-    assert not desk.tick(10 * SILENCE)
-    assert desk.is_left_alone()
-
-
-def test_a_process_of_another_home_is_ended_if_this_dagster_says_that_its_run_has_ended(desk):
-    """Two components of one project: the device is freed though the other one's sensors are off."""
-    desk.run(home="/data/houses/.state")
-    desk.tick(0)
-    assert desk.tick(GRACE + 61)
-    assert desk.ended_by() is signal.SIGTERM
-
-
-def test_a_trial_on_the_command_line_is_left_alone(desk):
-    """It holds a device without a run and without a heartbeat, in front of the person who started it."""
-    desk.hold("trial")
+@pytest.mark.parametrize(
+    "arrange",
+    [
+        pytest.param(
+            lambda desk: desk.run(DagsterRunStatus.STARTED), id="between two steps, or it publishes"
+        ),
+        pytest.param(lambda desk: desk.hold("trial"), id="a trial, in front of who started it"),
+        pytest.param(
+            lambda desk: desk.hold(str(uuid.uuid4()), home=OTHER_HOME), id="another home's, another Dagster's"
+        ),
+    ],
+)
+def test_who_may_work_is_left_alone(desk, arrange):
+    """Nobody is told of it either: what has no heartbeat here may have one in its own home, or none."""
+    arrange(desk)
     desk.tick(0)
     assert not desk.tick(10 * SILENCE)
     assert desk.is_left_alone()

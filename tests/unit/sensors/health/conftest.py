@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dagster as dg
 import pytest
 
 from faults.rehearsal.dagster_in_memory import DagsterInMemory, SimulatedClock
@@ -10,7 +11,8 @@ from sensors.device_health import DeviceWatcher
 from sensors.health_watch import Watch
 from sensors.leases_after_end import LeasesAfterEnd
 from sensors.run_end import RunEnder
-from sensors.worker_health import HealthWatcher
+from sensors.ticks import Ticks
+from sensors.worker_health import HealthWatcher, build_worker_health_sensor
 from vlm_durable.files.processes import boot_id
 from vlm_durable.state.database import ControlState, open_state
 from vlm_durable.state.workers import Workers
@@ -94,3 +96,22 @@ def tick(watcher, look, clock):
         return [(one.kind, subject) for subject, one in watcher.outbox.open_subjects().items()]
 
     return tick
+
+
+@pytest.fixture
+def sense(watcher, leases, clock):
+    """Ticks the sensor as Dagster does, 15 seconds after the last time; gives the pool's limit."""
+    ticks, cursor = Ticks(watcher.outbox.state), None
+
+    def sense(instance, *, prepared=0):
+        nonlocal cursor
+        sensor = build_worker_health_sensor(
+            watcher, leases, pool="gpu", ticks=ticks, clock=clock, prepared=lambda: prepared
+        )
+        context = dg.build_sensor_context(instance=instance, cursor=cursor)
+        sensor(context)
+        cursor = context.cursor
+        clock.now += 15
+        return {pool.name: pool.limit for pool in instance.event_log_storage.get_pool_limits()}.get("gpu")
+
+    return sense

@@ -12,7 +12,6 @@ from dagster._core.storage.dagster_run import RunOpConcurrency
 from sensors.device_health import NONE_LEFT, usable_devices
 from sensors.health_watch import Watch
 from sensors.ticks import Ticks
-from sensors.worker_health import build_worker_health_sensor
 
 HOT = "GPU-1 is throttled: it is too hot."
 SICK = ("device_sick", "devices/GPU-1")
@@ -64,9 +63,7 @@ def test_a_device_that_throttles_on_and_off_is_not_left_out(tick, machine, watch
 
 def test_that_every_device_is_left_out_is_told_once_and_that_one_is_taken_back(tick, watcher, machine):
     """Each device's own alert says that the others take over: here none does, and all stands still."""
-    for gpu in machine.listed:
-        for run in "12":
-            watcher.devices.left_out.note_failure(gpu.id, occurrence=run, why=f"{gpu.id} is lost.")
+    leave_out(watcher, *(gpu.id for gpu in machine.listed))
     opened = tick()
     assert ("all_devices_left_out", NONE_LEFT) in opened
     alert = watcher.outbox.open_subjects()[NONE_LEFT]
@@ -80,8 +77,7 @@ def test_that_every_device_is_left_out_is_told_once_and_that_one_is_taken_back(t
     assert ("all_devices_left_out", NONE_LEFT) not in tick()
     told = [one.alert.kind for one in watcher.outbox.recent(50) if one.happening == "raised"]
     assert told.count("all_devices_left_out") == 1
-    for run in "34":
-        watcher.devices.left_out.note_failure("GPU-2", occurrence=run, why="It is lost again.")
+    leave_out(watcher, "GPU-2", runs="34")
     assert ("all_devices_left_out", NONE_LEFT) in tick(), "another time"
 
 
@@ -153,21 +149,23 @@ def test_a_silence_of_the_driver_is_told_once_though_the_watch_is_lost(watcher, 
     assert len(watcher.outbox.recent(10)) == 1
 
 
+def leave_out(watcher, *ids, runs="12"):
+    """Two failures, of two runs, leave a device out."""
+    for device in ids:
+        for run in runs:
+            watcher.devices.left_out.note_failure(device, occurrence=run, why=f"{device} is lost.")
+
+
 def test_with_every_device_left_out_the_queue_waits_and_goes_on_by_itself(
-    watcher, leases, machine, new_instance, tmp_path
+    watcher, machine, sense, new_instance
 ):
     """Else one run after the other would wait for a device and end, for all of the night."""
-    sensor = build_worker_health_sensor(watcher, leases, pool="gpu", ticks=Ticks(watcher.outbox.state))
     with new_instance("dagster") as instance:
-        cursor = None
+        storage = instance.event_log_storage
 
         def starts_after_tick():
             """Whether Dagster would take a run from its queue."""
-            nonlocal cursor
-            context = dg.build_sensor_context(instance=instance, cursor=cursor)
-            sensor(context)
-            cursor = context.cursor
-            storage = instance.event_log_storage
+            sense(instance)
             counter = GlobalOpConcurrencyLimitsCounter(
                 instance,
                 [queued],
@@ -180,62 +178,40 @@ def test_with_every_device_left_out_the_queue_waits_and_goes_on_by_itself(
 
         needs = RunOpConcurrency(root_key_counts={}, has_unconstrained_root_nodes=False, all_pools={"gpu"})
         queued = instance.create_run_for_job(nothing)._replace(run_op_concurrency=needs)
-        instance.event_log_storage.set_concurrency_slots("gpu", 3)
+        storage.set_concurrency_slots("gpu", 3)
         assert starts_after_tick()
-        for gpu in machine.listed:
-            for run in "12":
-                watcher.devices.left_out.note_failure(gpu.id, occurrence=run, why="It is lost.")
-        assert not starts_after_tick()
-        assert not starts_after_tick()
+        leave_out(watcher, *(gpu.id for gpu in machine.listed))
+        assert [starts_after_tick(), starts_after_tick()] == [False, False]
         watcher.devices.left_out.take_back("GPU-2")
         assert starts_after_tick()
-        (limit,) = instance.event_log_storage.get_pool_limits()
-        assert limit.limit == 1
+        assert sense(instance) == 1
 
 
-def test_the_pool_has_room_for_a_run_that_is_prepared(watcher, leases, machine, new_instance):
+def test_the_pool_has_room_for_a_run_that_is_prepared(watcher, machine, sense, new_instance):
     """One run more than devices in use, whichever are left out; none where no device is left."""
-    ticks = Ticks(watcher.outbox.state)
-    sensor = build_worker_health_sensor(watcher, leases, pool="gpu", ticks=ticks, prepared=lambda: 1)
+    limits = []
     with new_instance("dagster") as instance:
         instance.event_log_storage.set_concurrency_slots("gpu", 4)
-        cursor, limits = None, []
         for gpu in machine.listed:
-            for run in "12":
-                watcher.devices.left_out.note_failure(gpu.id, occurrence=run, why="It is lost.")
-            context = dg.build_sensor_context(instance=instance, cursor=cursor)
-            sensor(context)
-            cursor = context.cursor
-            limits += [pool.limit for pool in instance.event_log_storage.get_pool_limits()]
+            leave_out(watcher, gpu.id)
+            limits.append(sense(instance, prepared=1))
     assert limits == [3, 2, 0]
 
 
-def test_the_pool_follows_the_devices_in_use(watcher, leases, new_instance, tmp_path):
+def test_the_pool_follows_the_devices_in_use(watcher, sense, new_instance):
     """A device left out takes no run; a lower limit that a person set stays theirs."""
-    sensor = build_worker_health_sensor(watcher, leases, pool="gpu", ticks=Ticks(watcher.outbox.state))
     with new_instance("dagster") as instance:
-        cursor = None
-
-        def limit_after_tick():
-            nonlocal cursor
-            context = dg.build_sensor_context(instance=instance, cursor=cursor)
-            sensor(context)
-            cursor = context.cursor
-            return {one.name: one.limit for one in instance.event_log_storage.get_pool_limits()}["gpu"]
-
         instance.event_log_storage.set_concurrency_slots("gpu", 3)
-        assert limit_after_tick() == 3
-        for run in "12":
-            watcher.devices.left_out.note_failure("GPU-1", occurrence=run, why="It is lost.")
-        assert limit_after_tick() == 2
+        assert sense(instance) == 3
+        leave_out(watcher, "GPU-1")
+        assert sense(instance) == 2
         instance.event_log_storage.set_concurrency_slots("gpu", 3)
-        assert limit_after_tick() == 2, "a new start had set it for all devices"
+        assert sense(instance) == 2, "a new start had set it for all devices"
         watcher.devices.left_out.take_back("GPU-1")
-        assert limit_after_tick() == 3
+        assert sense(instance) == 3
         instance.event_log_storage.set_concurrency_slots("gpu", 1)
-        for run in "34":
-            watcher.devices.left_out.note_failure("GPU-1", occurrence=run, why="It is lost.")
-        assert limit_after_tick() == 1
+        leave_out(watcher, "GPU-1", runs="34")
+        assert sense(instance) == 1
         watcher.devices.left_out.take_back("GPU-1")
-        assert limit_after_tick() == 1
+        assert sense(instance) == 1
     assert "worker_health" in Ticks(watcher.outbox.state).last()

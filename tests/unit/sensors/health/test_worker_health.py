@@ -18,8 +18,7 @@ from sensors.dagster_internals.events import DagsterFacts
 from sensors.health_watch import Watch
 from sensors.progress_judge import ProgressLimits, Standstill
 from sensors.run_end import RunToEnd
-from sensors.ticks import Ticks
-from sensors.worker_health import build_worker_health_sensor, slow_workers, stuck_workers
+from sensors.worker_health import slow_workers, stuck_workers
 from vlm_durable.files.processes import ProcessIdentity, boot_id
 from vlm_durable.state.database import open_state
 from vlm_durable.state.workers import Phase, Workers
@@ -128,24 +127,14 @@ def test_a_cancel_is_not_overruled_by_the_end_of_a_stuck_worker():
     assert marked == {DagsterRunStatus.STARTING, DagsterRunStatus.STARTED}
 
 
-def test_a_cancel_of_a_stuck_worker_stands_though_it_has_to_be_killed(
-    watcher, leases, clock, standing, tmp_path
-):
+def test_a_cancel_of_a_stuck_worker_stands_though_it_has_to_be_killed(standing, sense):
     """The code server calls a killed run failed, and Dagster would start it again: it is cancelled before."""
-    sensor = build_worker_health_sensor(
-        watcher, leases, pool="gpu", ticks=Ticks(watcher.outbox.state), clock=clock
-    )
-    cursor = None
     with dg.DagsterInstance.ephemeral() as instance:
         run = instance.create_run_for_job(nothing, status=DagsterRunStatus.STARTED)
         standing.begin(run.run_id, stopped=True)
 
         def tick():
-            nonlocal cursor
-            context = dg.build_sensor_context(instance=instance, cursor=cursor)
-            sensor(context)
-            cursor = context.cursor
-            clock.now += 15
+            sense(instance)
             return instance.get_run_by_id(run.run_id).status
 
         assert [tick() for _ in range(4)] == [DagsterRunStatus.STARTED] * 4
@@ -156,21 +145,12 @@ def test_a_cancel_of_a_stuck_worker_stands_though_it_has_to_be_killed(
         assert DagsterFacts(instance).run_states([run.run_id])[run.run_id].interrupted_by is None
 
 
-def test_a_stuck_worker_is_ended_though_dagster_does_not_know_its_run(
-    watcher, leases, clock, standing, tmp_path
-):
+def test_a_stuck_worker_is_ended_though_dagster_does_not_know_its_run(watcher, standing, sense):
     """After a lost database or a deleted run the device is freed all the same."""
-    sensor = build_worker_health_sensor(
-        watcher, leases, pool="gpu", ticks=Ticks(watcher.outbox.state), clock=clock
-    )
     standing.begin("unknown")
     with dg.DagsterInstance.ephemeral() as instance:
-        cursor = None
         while not watcher.outbox.open_subjects():
-            context = dg.build_sensor_context(instance=instance, cursor=cursor)
-            sensor(context)
-            cursor = context.cursor
-            clock.now += 15
+            sense(instance)
     assert standing.ended_by("unknown") is signal.SIGTERM
 
 
