@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner, Result
 
 from vlm_assets.commands.main import app
+
+
+def run_command(home: Path, *words: str) -> Result:
+    """Run a command on a home; an error of it is raised."""
+    return CliRunner().invoke(app, [*words, "--home", str(home)], catch_exceptions=False)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,14 +14,16 @@ import pytest
 from pydantic import BaseModel, Field
 
 from tests.support.journals import open_journal
+from tests.support.listings import write_listing
 from vlm_assets.assets.partition import NOT_ASKED, Refusal
 from vlm_assets.assets.property_descriptions import description_rows
 from vlm_assets.assets.published_rows import COUNTED, row_counts
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
+from vlm_assets.catalog.ingest import IngestReport, ingest
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.settings import Settings, load_settings
+from vlm_assets.services.withdrawal import prepare_withdrawal, withdraw
 from vlm_durable.versions.partition_files import PublishedRecord
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_engine.schema import load_schema
@@ -235,6 +236,33 @@ class Dataset:
         parts = {"texts": texts, "embedder": "m"}
         return publish(self.embeddings, key, rows, EMBEDDINGS, f"fp-{texts[:8]}", parts)
 
+    def withdraw(self, *ids: str) -> list[str]:
+        """Withdraw properties; gives what is said."""
+        return list(withdraw(self.settings, prepare_withdrawal(self.settings, ids)))
+
+    def replace_images(self, property_id: str) -> IngestReport:
+        """Take another image of a property in: its range is stale."""
+        folder = self.settings.home.parent
+        (folder / "new.jpg").write_bytes(b"not a picture, but there")
+        update = write_listing(folder / "update.jsonl", {property_id: ["new.jpg"]})
+        return ingest(update, self.settings.home, update=True)
+
+    def put_back(self, key: str, *, wholly: bool = True) -> PublishedRecord:
+        """Publish other descriptions, then put the version before, or its record alone, back.
+
+        Gives the record of the newest.
+        """
+        paths = self.settings.descriptions.partition(key)
+        names = (paths.record, paths.record_copy, *((paths.published, paths.version(0)) if wholly else ()))
+        before = {path: path.read_bytes() for path in names}
+        newest = self.describe(key, text="a villa")
+        self.embed(key)
+        for path, content in before.items():
+            path.write_bytes(content)
+        if wholly:
+            paths.version(1).unlink()
+        return newest
+
     def copy_of(self, key: str, number: int = 0) -> Path:
         """A backup of a range's descriptions."""
         return self.settings.descriptions.partition(key).version(number)
@@ -307,10 +335,7 @@ def commit() -> Callable[..., None]:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two homes over nine properties whose images do not exist, in ranges of three: empty and published."""
     folder = tmp_path_factory.mktemp("made")
-    listing = folder / "listing.jsonl"
-    listing.write_text(
-        "".join(json.dumps({"property_id": f"p{n}", "images": [f"{n}.jpg"]}) + "\n" for n in range(9))
-    )
+    listing = write_listing(folder / "listing.jsonl", {f"p{n}": [f"{n}.jpg"] for n in range(9)})
     ingest(listing, folder / "empty", range_size=3)
     shutil.copytree(folder / "empty", folder / "published")
     dataset = Dataset(load_settings(model="example", home=folder / "published"))
@@ -364,13 +389,9 @@ def asked_again(two_sets: Dataset, tmp_path: Path) -> Dataset:
 @pytest.fixture
 def uneven(tmp_path: Path) -> Settings:
     """Four ranges of two properties, with 2, 23, 4 and 5 images, none described."""
-    listing = tmp_path / "listing.jsonl"
-    lines = [
-        {"property_id": f"p{number}", "images": [f"{number}/{image}.jpg" for image in range(count)]}
-        for number, count in enumerate((1, 1, 3, 20, 2, 2, 1, 4))
-    ]
-    listing.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    ingest(listing, tmp_path / "home", range_size=2)
+    counts = enumerate((1, 1, 3, 20, 2, 2, 1, 4))
+    images = {f"p{number}": [f"{number}/{image}.jpg" for image in range(count)] for number, count in counts}
+    ingest(write_listing(tmp_path / "listing.jsonl", images), tmp_path / "home", range_size=2)
     return load_settings(model="example", home=tmp_path / "home")
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from tests.support.homes import Dataset
+from tests.support.listings import write_listing
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.settings import load_settings
 
@@ -35,9 +35,7 @@ def pictures(tmp_path: Path) -> Dataset:
     Image.new("RGB", (8, 8), "black").save(tmp_path / "secret.jpg")
     (root / "c" / "out.jpg").write_bytes(b"soon")
     (root / "c" / "inside.jpg").symlink_to(root / "a" / "1.jpg")
-    listing = tmp_path / "listing.jsonl"
-    rows = ({"property_id": name, "images": images} for name, images in LISTED.items())
-    listing.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    listing = write_listing(tmp_path / "listing.jsonl", LISTED)
     ingest(listing, tmp_path / "home", range_size=2, image_root=root)
     (root / "b" / "gone.jpg").unlink()
     (root / "c" / "out.jpg").unlink()

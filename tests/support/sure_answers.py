@@ -9,6 +9,7 @@ import pyarrow as pa
 from pydantic import BaseModel
 
 from tests.support.homes import DESCRIPTIONS, Dataset, publish
+from tests.support.listings import write_listing
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.settings import load_settings
 
@@ -67,9 +68,7 @@ class SureDataset(Dataset):
 
 def sure_dataset(folder: Path, **settings) -> SureDataset:
     """Four ranges of 500 properties, published. settings: more of them."""
-    listing = folder / "listing.jsonl"
-    lines = [{"property_id": f"p{number}", "images": [f"{number}.jpg"]} for number in range(2000)]
-    listing.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    listing = write_listing(folder / "listing.jsonl", {f"p{n}": [f"{n}.jpg"] for n in range(2000)})
     ingest(listing, folder / "home", range_size=500)
     schema = "tests.support.sure_answers:House"
     dataset = SureDataset(

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.damage import damage_rows
-from tests.support.listings import list_properties
+from tests.support.listings import list_properties, write_listing
 from vlm_assets.catalog.catalog import Catalog, CatalogUnreadableError
 from vlm_assets.catalog.catalog_copies import (
     backup_paths,
@@ -54,9 +54,7 @@ READERS = {
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("damage", ["rows", "footer", "gone"])
-def test_a_damaged_catalogue_is_put_back_by_whoever_reads_it(
-    template: Path, home: Path, tmp_path: Path, damage: str, reader: str
-) -> None:
+def test_a_damaged_catalogue_is_put_back_by_whoever_reads_it(template, home, tmp_path, damage, reader):
     """With an intact second copy no reader sees the damage, the damaged file is kept, and it is told once."""
     path = catalog_path(home)
     whole = path.read_bytes()
@@ -146,9 +144,8 @@ def test_a_catalogue_of_the_previous_format_is_read_and_grows(tmp_path: Path) ->
     rows = before.slice(before.ranges[0]).to_pylist()
     assert rows[1]["image_uris"] == ["1/a.jpg", "1/b.jpg"]
     assert len(rows[1]["inputs_digest"]) == 32
-    listing = tmp_path / "more.jsonl"
-    listing.write_text("".join(f'{{"property_id": "q{n}", "images": ["q.jpg"]}}\n' for n in range(2)))
-    ingest(listing, home, image_root=Path("/srv"))
+    more = write_listing(tmp_path / "more.jsonl", {"q0": ["q.jpg"], "q1": ["q.jpg"]})
+    ingest(more, home, image_root=Path("/srv"))
     after = Catalog.open(home)
     after.verify()
     assert after.ranges[:3] == before.ranges

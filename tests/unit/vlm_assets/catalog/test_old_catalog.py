@@ -60,6 +60,18 @@ def home(versions: dict[int, Path], tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
+@pytest.fixture(scope="module")
+def strangers(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Another home after one ingest and after four: fewer, and more, than the three of this home."""
+    folder = tmp_path_factory.mktemp("strangers")
+    homes = {}
+    for number in (1, 2, 3, 4):
+        add(list_properties(folder, number), folder / "home")
+        homes[number] = folder / str(number)
+        shutil.copytree(folder / "home", homes[number])
+    return homes
+
+
 FILES: dict[str, Callable[[Path], tuple[Path, ...]]] = {
     "catalogue": lambda home: (catalog_path(home),),
     "second copy": lambda home: (backup_paths(home)[0],),
@@ -97,9 +109,7 @@ READS: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("read", READS)
 @pytest.mark.parametrize("names", _SETS, ids=str)
 @pytest.mark.promise("Of two valid versions the newer is true")
-def test_what_is_put_back_is_put_right_or_stops_everything(
-    home: Path, versions: dict[int, Path], names: tuple[str, ...], read: str, number: int
-) -> None:
+def test_what_is_put_back_is_put_right_or_stops_everything(home, versions, names, read, number) -> None:
     """As long as the catalogue or its second copy is the newest, it wins; else the mark stops everything."""
     newest = catalog_path(home).read_bytes()
     put_back(home, versions[number], *names)
@@ -122,9 +132,7 @@ def test_what_is_put_back_is_put_right_or_stops_everything(
         assert ".quarantine" in sentence
 
 
-def test_a_kill_between_the_catalogue_and_its_mark_is_explained(
-    home: Path, versions: dict[int, Path], tmp_path: Path
-) -> None:
+def test_a_kill_between_the_catalogue_and_its_mark_is_explained(home, versions, tmp_path) -> None:
     """A mark that is one version behind is raised in silence; one that is further behind is told, once."""
     put_back(home, versions[2], "mark")
     Catalog.open(home)
@@ -219,12 +227,10 @@ def test_a_mark_that_cannot_be_written_stops_no_reader(home: Path, monkeypatch: 
     assert Catalog.open(home).rows == 30
 
 
-def test_the_catalogue_of_another_home_is_not_believed(home: Path, tmp_path: Path) -> None:
+def test_the_catalogue_of_another_home_is_not_believed(home: Path, strangers: dict[int, Path]) -> None:
     """However new it is: the mark says which catalogue this home's is; without a mark nothing is taken."""
     mine = catalog_path(home).read_bytes()
-    for count in (1, 2, 3, 4):
-        add(list_properties(tmp_path, count), tmp_path / "other")
-    foreign = catalog_path(tmp_path / "other").read_bytes()
+    foreign = catalog_path(strangers[4]).read_bytes()
     catalog_path(home).write_bytes(foreign)
     assert Catalog.open(home).rows == 30
     assert catalog_path(home).read_bytes() == mine
@@ -246,17 +252,15 @@ def copy_marks(source: Path, home: Path, *numbers: int) -> None:
 
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.promise("Of two valid versions the newer is true")
-def test_a_mark_of_another_home_stops_no_sound_catalogue(home: Path, tmp_path: Path, number: int) -> None:
+def test_a_mark_of_another_home_stops_no_sound_catalogue(home, strangers, number) -> None:
     """One copy of it does not count, however high, and is written over; of the other nothing is forgotten."""
-    for count in (1, 2, 3, 4):
-        add(list_properties(tmp_path, count), tmp_path / "other")
-    copy_marks(tmp_path / "other", home, number)
+    copy_marks(strangers[4], home, number)
     assert Catalog.open(home).rows == 30
     add(list_properties(home.parent, 40), home)
     assert [path.read_bytes() for path in mark_copies(mark_path(home))] == [mark_path(home).read_bytes()] * 2
     newest = {path: path.read_bytes() for path in FILES["mark"](home)}
     older = backup_paths(home)[1].read_bytes()
-    copy_marks(tmp_path / "other", home, number)
+    copy_marks(strangers[4], home, number)
     for path in (catalog_path(home), backup_paths(home)[0]):
         path.write_bytes(older)
     with pytest.raises(CatalogUnreadableError, match="is an older version: ingest 3"):
@@ -268,14 +272,12 @@ def test_a_mark_of_another_home_stops_no_sound_catalogue(home: Path, tmp_path: P
 
 @pytest.mark.parametrize("with_version_before", [False, True])
 def test_two_marks_of_another_home_stop_until_a_person_names_the_catalogue(
-    home: Path, tmp_path: Path, with_version_before: bool
+    home: Path, strangers: dict[int, Path], with_version_before: bool
 ) -> None:
     """Nobody can tell which of them is this home's: the command in the sentence settles it."""
-    for count in (1, 2, 3, 4):
-        add(list_properties(tmp_path, count), tmp_path / "other")
-    copy_marks(tmp_path / "other", home, 0, 1)
+    copy_marks(strangers[4], home, 0, 1)
     if with_version_before:
-        shutil.copyfile(backup_paths(tmp_path / "other")[1], backup_paths(home)[1])
+        shutil.copyfile(backup_paths(strangers[4])[1], backup_paths(home)[1])
     with pytest.raises(CatalogUnreadableError, match=f"--catalog {catalog_path(home)}"):
         Catalog.open(home)
     chosen = check_catalog(home, str(catalog_path(home)))
@@ -283,14 +285,13 @@ def test_two_marks_of_another_home_stop_until_a_person_names_the_catalogue(
     put_in_place(home, chosen)
     assert Catalog.open(home).rows == 30
     with pytest.raises(CatalogError, match="is the catalogue of another home"):
-        check_catalog(home, str(catalog_path(tmp_path / "other")))
+        check_catalog(home, str(catalog_path(strangers[4])))
 
 
-def test_another_homes_catalogue_beside_a_mark_alone_is_not_offered(home: Path, tmp_path: Path) -> None:
+def test_another_homes_catalogue_beside_a_mark_alone_is_not_offered(home, strangers, tmp_path) -> None:
     """The command that a sentence names does not put the catalogue of strangers in place."""
-    add(list_properties(tmp_path, 1), tmp_path / "other")
     mine = catalog_path(home).read_bytes()
-    shutil.copyfile(catalog_path(tmp_path / "other"), catalog_path(home))
+    shutil.copyfile(catalog_path(strangers[1]), catalog_path(home))
     backup_paths(home)[0].write_bytes(b"damaged")
     backup_paths(home)[1].unlink()
     mark_path(home).write_bytes(b"damaged")
@@ -305,12 +306,9 @@ def test_another_homes_catalogue_beside_a_mark_alone_is_not_offered(home: Path, 
 
 @pytest.mark.parametrize("whose", ["another's", "older"])
 @pytest.mark.promise("Of two valid versions the newer is true")
-def test_a_second_copy_with_damaged_rows_has_nobody_believe_what_the_mark_refuses(
-    home: Path, tmp_path: Path, whose: str
-) -> None:
+def test_a_second_copy_with_damaged_rows_has_nobody_believe_what_the_mark_refuses(home, strangers, whose):
     """Its footer reads, so it is taken for whole until its rows are read: then everything stops."""
-    add(list_properties(tmp_path, 1), tmp_path / "other")
-    wrong = catalog_path(tmp_path / "other") if whose == "another's" else backup_paths(home)[1]
+    wrong = catalog_path(strangers[1]) if whose == "another's" else backup_paths(home)[1]
     shutil.copyfile(wrong, catalog_path(home))
     copy = bytearray(backup_paths(home)[0].read_bytes())
     copy[200:208] = bytes(255 - byte for byte in copy[200:208])
@@ -323,13 +321,11 @@ def test_a_second_copy_with_damaged_rows_has_nobody_believe_what_the_mark_refuse
 
 
 @pytest.mark.parametrize("of_the_mark", [0, 1])
-def test_files_of_two_homes_beside_marks_of_both_stop(home: Path, tmp_path: Path, of_the_mark: int) -> None:
+def test_files_of_two_homes_beside_marks_of_both_stop(home, strangers, of_the_mark) -> None:
     """A foreign catalogue with a copy of its mark is not believed for its higher number."""
-    for count in (1, 2, 3, 4):
-        add(list_properties(tmp_path, count), tmp_path / "other")
-    copy_marks(tmp_path / "other", home, of_the_mark)
+    copy_marks(strangers[4], home, of_the_mark)
     mine = backup_paths(home)[0].read_bytes()
-    shutil.copyfile(catalog_path(tmp_path / "other"), catalog_path(home))
+    shutil.copyfile(catalog_path(strangers[4]), catalog_path(home))
     with pytest.raises(CatalogUnreadableError, match="are those of two homes"):
         Catalog.open(home)
     put_in_place(home, check_catalog(home, str(backup_paths(home)[0])))
@@ -340,13 +336,12 @@ def test_files_of_two_homes_beside_marks_of_both_stop(home: Path, tmp_path: Path
 @pytest.mark.parametrize("of_the_mark", [0, 1])
 @pytest.mark.parametrize("lost", ["damaged", "gone"])
 def test_a_foreign_catalogue_beside_one_foreign_mark_stops_where_no_second_copy_reads(
-    home: Path, tmp_path: Path, of_the_mark: int, lost: str
+    home: Path, strangers, tmp_path, of_the_mark: int, lost: str
 ) -> None:
     """One file and one mark of each home: which of the two homes this is nothing says."""
-    add(list_properties(tmp_path, 1), tmp_path / "other")
     kept = shutil.copy(catalog_path(home), tmp_path / "kept.parquet")
-    copy_marks(tmp_path / "other", home, of_the_mark)
-    shutil.copyfile(catalog_path(tmp_path / "other"), catalog_path(home))
+    copy_marks(strangers[1], home, of_the_mark)
+    shutil.copyfile(catalog_path(strangers[1]), catalog_path(home))
     backup_paths(home)[0].write_bytes(b"damaged") if lost == "damaged" else backup_paths(home)[0].unlink()
     for read in (Catalog.open, check_copies):
         with pytest.raises(CatalogUnreadableError, match="are those of two homes"):
@@ -356,20 +351,19 @@ def test_a_foreign_catalogue_beside_one_foreign_mark_stops_where_no_second_copy_
     assert Catalog.open(home).rows == 30
 
 
-def test_the_id_of_a_catalogue_is_told_as_long_as_its_files_agree(home: Path, tmp_path: Path) -> None:
+def test_the_id_of_a_catalogue_is_told_as_long_as_its_files_agree(home, strangers, tmp_path) -> None:
     """What partitions belong to is never another home's: where its files do not agree nobody is told."""
-    add(list_properties(tmp_path, 1), tmp_path / "other")
-    own, other = (Catalog.open(one).catalog_id for one in (home, tmp_path / "other"))
+    own, other = (Catalog.open(one).catalog_id for one in (home, strangers[1]))
     assert own != other
     assert catalog_id_of(tmp_path / "none") is None
     assert catalog_id_of(home) == own
-    copy_marks(tmp_path / "other", home, 0)
+    copy_marks(strangers[1], home, 0)
     assert catalog_id_of(home) == own
-    copy_marks(tmp_path / "other", home, 1)
+    copy_marks(strangers[1], home, 1)
     assert catalog_id_of(home) is None
     shutil.rmtree(mark_path(home).parent)
     assert catalog_id_of(home) == own
-    shutil.copyfile(catalog_path(tmp_path / "other"), catalog_path(home))
+    shutil.copyfile(catalog_path(strangers[1]), catalog_path(home))
     assert catalog_id_of(home) is None
     catalog_path(home).unlink()
     assert catalog_id_of(home) == own
@@ -394,13 +388,11 @@ def test_a_home_that_lost_its_catalogue_keeps_its_id(dataset: Dataset, made: Pat
 
 @pytest.mark.parametrize("of_the_mark", [0, 1])
 def test_an_older_catalogue_beside_marks_of_two_homes_gets_a_number_that_nobody_had(
-    home: Path, versions: dict[int, Path], tmp_path: Path, of_the_mark: int
+    home: Path, versions: dict[int, Path], strangers: dict[int, Path], of_the_mark: int
 ) -> None:
     """The mark of this home counts, though the other copy is another home's: one command settles it."""
-    for count in (1, 2, 3, 4):
-        add(list_properties(tmp_path, count), tmp_path / "other")
-    copy_marks(tmp_path / "other", home, of_the_mark)
-    shutil.copyfile(catalog_path(tmp_path / "other"), catalog_path(home))
+    copy_marks(strangers[4], home, of_the_mark)
+    shutil.copyfile(catalog_path(strangers[4]), catalog_path(home))
     put_back(home, versions[2], "second copy")
     chosen = check_catalog(home, str(backup_paths(home)[0]))
     assert any("the newest that is known of is ingest 3" in one for one in chosen.sentences())
@@ -409,17 +401,13 @@ def test_an_older_catalogue_beside_marks_of_two_homes_gets_a_number_that_nobody_
 
 
 @pytest.mark.parametrize("marks", ["damaged", "the first another's", "the second another's"])
-def test_a_copy_of_ones_own_comes_back_when_nothing_here_reads(
-    home: Path, tmp_path: Path, marks: str
-) -> None:
+def test_a_copy_of_ones_own_comes_back_when_nothing_here_reads(home, strangers, tmp_path, marks) -> None:
     """Whatever the marks are, the command that the sentence names takes it, and its number never falls."""
-    for count in (1, 2, 3, 4):
-        add(list_properties(tmp_path, count), tmp_path / "other")
     kept = shutil.copyfile(catalog_path(home), tmp_path / "kept.parquet")
     if marks == "damaged":
         damage_marks(home)
     else:
-        copy_marks(tmp_path / "other", home, 0 if "first" in marks else 1)
+        copy_marks(strangers[4], home, 0 if "first" in marks else 1)
     for path in (catalog_path(home), *backup_paths(home)):
         path.write_bytes(b"damaged")
     with pytest.raises(CatalogUnreadableError, match="--catalog FILE"):
@@ -448,9 +436,7 @@ def test_damaged_marks_are_written_anew_beside_two_copies_that_are_alike(home: P
 @pytest.mark.parametrize("harm", ["older", "damaged", "gone"])
 @pytest.mark.parametrize("name", ["catalogue", "second copy"])
 @pytest.mark.promise("Of two valid versions the newer is true")
-def test_damaged_marks_beside_copies_that_differ_stop(
-    home: Path, versions: dict[int, Path], name: str, harm: str
-) -> None:
+def test_damaged_marks_beside_copies_that_differ_stop(home, versions, name, harm) -> None:
     """Nobody can tell which version was the newest: nothing changes until a person names it."""
     (path,) = FILES[name](home)
     other = backup_paths(home)[0] if name == "catalogue" else catalog_path(home)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
+from tests.support.command_line import run_command
 from tests.support.homes import Dataset
+from tests.support.listings import write_listing
 from vlm_assets.catalog.catalog import Catalog, CatalogError, CatalogUnreadableError
 from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path, check_copies, mark_path, quarantine
 from vlm_assets.catalog.ingest import close_tail, ingest
-from vlm_assets.commands.main import app
 from vlm_assets.config.settings import load_settings
 from vlm_assets.services.home_audit import audit
 from vlm_assets.services.repairs import Remedy, find_repairs
@@ -26,11 +26,7 @@ IDS = [f"p{number}" for number in range(24)]
 
 def add(home: Path, ids: list[str], **options: bool) -> None:
     """Ingest these properties, in this order."""
-    listing = home.parent / "listing.jsonl"
-    listing.parent.mkdir(exist_ok=True)
-    listing.write_text(
-        "".join(json.dumps({"property_id": one, "images": [f"{one}.jpg"]}) + "\n" for one in ids)
-    )
+    listing = write_listing(home.parent / "listing.jsonl", {one: [f"{one}.jpg"] for one in ids})
     ingest(listing, home, range_size=8, image_root=Path("/"), **options)
 
 
@@ -66,19 +62,22 @@ def dataset(homes: tuple[Path, Path], tmp_path: Path) -> Dataset:
     return Dataset(load_settings(model="example", home=tmp_path / "home"))
 
 
+def forget(home: Path, older: Path) -> None:
+    """Have all that says which catalogue a home has be that of an earlier day."""
+    for files in (catalog_path, lambda home: backup_paths(home)[0], mark_path):
+        shutil.rmtree(files(home).parent)
+        shutil.copytree(files(older).parent, files(home).parent)
+
+
 @pytest.fixture
 def forgetful(dataset: Dataset, older: Path) -> Dataset:
     """The home of today with all that says which catalogue it has from the earlier day."""
-    for files in (catalog_path, lambda home: backup_paths(home)[0], mark_path):
-        path = files(dataset.settings.home)
-        shutil.rmtree(path.parent)
-        shutil.copytree(files(older).parent, path.parent)
+    forget(dataset.settings.home, older)
     return dataset
 
 
 def call(dataset: Dataset, *arguments: str) -> Result:
-    """Run a command as a script does."""
-    return CliRunner().invoke(app, [*arguments, "--home", str(dataset.settings.home)], catch_exceptions=False)
+    return run_command(dataset.settings.home, *arguments)
 
 
 def test_the_catalogue_of_an_earlier_day_is_put_back_by_every_command(dataset: Dataset, older: Path) -> None:
@@ -116,9 +115,7 @@ def test_no_published_file_is_ever_foreign(forgetful: Dataset) -> None:
 
 
 @pytest.mark.parametrize("order", ["same", "reversed", "more", "with more before"])
-def test_an_ingest_gives_published_properties_their_ordinals_again(
-    forgetful: Dataset, homes: tuple[Path, Path], order: str
-) -> None:
+def test_an_ingest_gives_published_properties_their_ordinals_again(forgetful, homes, order) -> None:
     """Whatever the order of the listing, the rows of the published range are those of the day before."""
     home = forgetful.settings.home
     listed = {
@@ -134,9 +131,7 @@ def test_an_ingest_gives_published_properties_their_ordinals_again(
     assert audit(forgetful.settings, forgetful.catalog, deep=True).ok
 
 
-def test_ranges_between_are_filled_and_published_ones_keep_their_bounds(
-    dataset: Dataset, older: Path
-) -> None:
+def test_ranges_between_are_filled_and_published_ones_keep_their_bounds(dataset, older) -> None:
     """Ranges that nobody computed yet may hold other properties now; a closed tail stays as it was."""
     home = dataset.settings.home
     add(home, [*IDS, *(f"q{number}" for number in range(11))], close=True)
@@ -144,9 +139,7 @@ def test_ranges_between_are_filled_and_published_ones_keep_their_bounds(
     assert (last.start, last.stop) == (32, 35)
     dataset.describe(last.key)
     before = numbers(home)
-    for files in (catalog_path, lambda home: backup_paths(home)[0], mark_path):
-        shutil.rmtree(files(home).parent)
-        shutil.copytree(files(older).parent, files(home).parent)
+    forget(home, older)
     with pytest.raises(CatalogError, match=r"of its properties are not new in .*, such as 'q10'"):
         add(home, IDS)
     with pytest.raises(CatalogError, match="has no property for the number 24 before it"):
@@ -167,9 +160,7 @@ def test_a_tail_is_not_closed_over_a_published_range(dataset: Dataset, older: Pa
     home = dataset.settings.home
     shutil.copytree(older, tmp_path / "with tail" / "home")
     add(tmp_path / "with tail" / "home", IDS[:20])
-    for files in (catalog_path, lambda home: backup_paths(home)[0], mark_path):
-        shutil.rmtree(files(home).parent)
-        shutil.copytree(files(tmp_path / "with tail" / "home").parent, files(home).parent)
+    forget(home, tmp_path / "with tail" / "home")
     with pytest.raises(CatalogError, match="Ingest your listings again first"):
         close_tail(home)
     add(home, IDS[::-1])
@@ -200,9 +191,7 @@ def test_an_older_catalogue_is_accepted_by_a_person_alone(dataset: Dataset, olde
     assert audit(dataset.settings, dataset.catalog, deep=True).ok
 
 
-def test_the_newest_catalogue_comes_back_from_a_copy_of_ones_own(
-    dataset: Dataset, older: Path, tmp_path: Path
-) -> None:
+def test_the_newest_catalogue_comes_back_from_a_copy_of_ones_own(dataset, older, tmp_path) -> None:
     """It is taken as it is once every byte was read; damage and another home's catalogue are refused."""
     home = dataset.settings.home
     today = catalog_path(home).read_bytes()

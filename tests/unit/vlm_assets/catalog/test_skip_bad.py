@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.listings import catalogued
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.catalog.listing import ListingError
@@ -16,14 +17,6 @@ def rejected(path: Path) -> list[tuple[str, str]]:
     """Line and reason of each rejected entry."""
     with path.open(newline="", encoding="utf-8") as stream:
         return [(row["line"], row["reason"]) for row in csv.DictReader(stream)]
-
-
-def catalogued(home: Path) -> dict[str, list[str]]:
-    return {
-        row["property_id"]: row["image_uris"]
-        for _, table in Catalog.open(home).slices(with_tail=True)
-        for row in table.to_pylist()
-    }
 
 
 def test_a_property_is_taken_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -47,11 +40,7 @@ def test_a_property_is_taken_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(CatalogMissingError):
         Catalog.open(home)
     report = ingest(source, home, skip_bad=True)
-    assert catalogued(home) == {
-        "good": ["a.jpg", "b.jpg"],
-        "twice": ["a.jpg", "b.jpg"],
-        "last": ["z.jpg"],
-    }
+    assert catalogued(home) == {"good": ["a.jpg", "b.jpg"], "twice": ["a.jpg", "b.jpg"], "last": ["z.jpg"]}
     assert report.refused == 6
     assert report.rejects is not None
     assert sorted(line for line, _ in rejected(report.rejects)) == ["3", "4", "5", "6", "7", "8"]

@@ -23,9 +23,7 @@ def test_without_a_store_the_catalogue_is_this_homes_alone(dataset: Dataset):
     assert pull_catalog(home, NO_MIRROR) is None
 
 
-def test_a_catalogue_whose_mark_is_lost_may_have_been_in_the_store(
-    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_catalogue_whose_mark_is_lost_may_have_been_in_the_store(dataset, monkeypatch):
     """A store that was emptied is not filled from a home that no longer knows what the store had."""
     home = dataset.settings.home
     store = S3Folder("bucket", "before/")

@@ -6,22 +6,10 @@ import shutil
 import time
 from pathlib import Path
 
-import pytest
-
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import inputs_digest
 from vlm_assets.catalog.ingest import close_tail, ingest
 from vlm_assets.catalog.ranges import PropertyRange
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    """A folder tree of five properties with two images each, of 1 and 2 bytes."""
-    for name in ("a", "b b", "00123", "ü", "x"):
-        (tmp_path / "tree" / name).mkdir(parents=True)
-        (tmp_path / "tree" / name / "1.jpg").write_bytes(b"1")
-        (tmp_path / "tree" / name / "2.jpg").write_bytes(b"22")
-    return tmp_path / "tree"
 
 
 def test_an_unfilled_tail_is_no_partition_until_it_is_full(tree: Path, tmp_path: Path) -> None:
@@ -46,9 +34,7 @@ def test_an_unfilled_tail_is_no_partition_until_it_is_full(tree: Path, tmp_path:
     assert ids == ["00123", "a", "b b", "x", "ü", "0"]
 
 
-def test_the_age_of_a_tail_is_that_of_its_first_property(
-    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_age_of_a_tail_is_that_of_its_first_property(tree, tmp_path, monkeypatch) -> None:
     """New properties every hour must not keep the first ones waiting for ever."""
     home = tmp_path / "home"
 

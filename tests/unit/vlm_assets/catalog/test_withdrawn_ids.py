@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import stat
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from faults.file_operations import FileOperations, Operation
+from tests.support.command_line import run_command
 from tests.support.homes import Dataset
-from vlm_assets.catalog.catalog import Catalog
+from tests.support.listings import catalogued, write_listing
 from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path, mark_path
 from vlm_assets.catalog.catalog_file import WITHDRAWN
 from vlm_assets.catalog.chosen_catalog import check_catalog
@@ -25,12 +25,11 @@ from vlm_assets.catalog.withdrawn_ids import (
     restore_withdrawn,
     save_withdrawn,
 )
-from vlm_assets.commands.main import app
 from vlm_assets.config.settings import load_settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.home_audit import audit
 from vlm_assets.services.repairs import Remedy, find_repairs
-from vlm_assets.services.withdrawal import prepare_withdrawal, returned_ids, withdraw
+from vlm_assets.services.withdrawal import prepare_withdrawal, returned_ids
 from vlm_durable.versions.findings import FindingKind
 
 IDS = [f"p{number}" for number in range(6)]
@@ -38,10 +37,7 @@ IDS = [f"p{number}" for number in range(6)]
 
 def add(home: Path, ids: list[str]) -> IngestReport:
     """Ingest these properties, in this order."""
-    listing = home.parent / "listing.jsonl"
-    listing.write_text(
-        "".join(json.dumps({"property_id": one, "images": [f"{one}.jpg"]}) + "\n" for one in ids)
-    )
+    listing = write_listing(home.parent / "listing.jsonl", {one: [f"{one}.jpg"] for one in ids})
     return ingest(listing, home, range_size=3, image_root=Path("/"))
 
 
@@ -51,8 +47,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("withdrawn")
     add(folder / "home", IDS)
     shutil.copytree(folder / "home", folder / "before")
-    settings = load_settings(model="example", home=folder / "home")
-    list(withdraw(settings, prepare_withdrawal(settings, ["p1"])))
+    Dataset(load_settings(model="example", home=folder / "home")).withdraw("p1")
     return folder
 
 
@@ -64,14 +59,12 @@ def dataset(template: Path, tmp_path: Path) -> Dataset:
 
 
 def call(dataset: Dataset, *arguments: str) -> Result:
-    """Run a command as a script does."""
-    return CliRunner().invoke(app, [*arguments, "--home", str(dataset.settings.home)], catch_exceptions=False)
+    return run_command(dataset.settings.home, *arguments)
 
 
 def ids(home: Path) -> list[str]:
     """The ids of the catalogue, by ordinal."""
-    tables = [table for _, table in Catalog.open(home).slices(with_tail=True)]
-    return [one for table in tables for one in table["property_id"].to_pylist()]
+    return list(catalogued(home))
 
 
 def put_catalog_back(home: Path, older: Path) -> None:
@@ -125,7 +118,7 @@ def test_a_catalogue_from_before_the_property_takes_it_not_in_again(dataset: Dat
     home = dataset.settings.home
     shutil.copytree(home, tmp_path / "earlier")
     add(home, [*IDS, "p6", "p7", "p8"])
-    list(withdraw(dataset.settings, prepare_withdrawal(dataset.settings, ["p7"])))
+    dataset.withdraw("p7")
     put_catalog_back(home, tmp_path / "earlier")
     assert not any(one.startswith(WITHDRAWN) for one in ids(home)[2:])
     report = add(home, [*IDS, "p8", "p7", "p6"])
@@ -139,7 +132,7 @@ def test_a_published_tombstone_keeps_its_number(dataset: Dataset, tmp_path: Path
     home = dataset.settings.home
     shutil.copytree(home, tmp_path / "earlier")
     add(home, [*IDS, "p6", "p7", "p8"])
-    list(withdraw(dataset.settings, prepare_withdrawal(dataset.settings, ["p7"])))
+    dataset.withdraw("p7")
     dataset.describe(dataset.keys[2])
     before = ids(home), dataset.catalog.slice(dataset.catalog.ranges[2])
     put_catalog_back(home, tmp_path / "earlier")
@@ -159,7 +152,7 @@ def test_an_id_that_is_taken_off_the_list_comes_in_again_and_may_be_withdrawn_ag
     assert add(home, IDS).restored == ()
     assert ids(home)[6:] == ["p1"]
     assert wrong(dataset) == []
-    list(withdraw(dataset.settings, prepare_withdrawal(dataset.settings, ["p1"])))
+    dataset.withdraw("p1")
     assert add(home, IDS).restored == ()
     assert len(set(ids(home))) == 7
     assert "p1" not in ids(home)
@@ -173,7 +166,7 @@ def test_one_copy_of_the_list_is_enough(dataset: Dataset, number: int, damage: s
     home = dataset.settings.home
     path, other = list_paths(home)[number], list_paths(home)[1 - number]
     older = path.read_bytes()
-    list(withdraw(dataset.settings, prepare_withdrawal(dataset.settings, ["p2"])))
+    dataset.withdraw("p2")
     if damage == "gone":
         path.unlink()
     else:
@@ -190,7 +183,7 @@ def test_a_list_that_forgot_is_completed_from_the_tombstones(dataset: Dataset) -
     """With both copies from an earlier day the catalogue still says what was withdrawn since."""
     home = dataset.settings.home
     older = [path.read_bytes() for path in list_paths(home)]
-    list(withdraw(dataset.settings, prepare_withdrawal(dataset.settings, ["p2"])))
+    dataset.withdraw("p2")
     for path, data in zip(list_paths(home), older, strict=True):
         path.write_bytes(data)
     report = add(home, IDS)
