@@ -10,6 +10,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from tests.support.listings import write_listing
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.catalog.ranges import cut_ranges
 from vlm_assets.config.resource_settings import build_resources
@@ -32,10 +33,7 @@ print(json.dumps({"keys": keys, "heavy": heavy, "pool": pyarrow.default_memory_p
 def home(tmp_path_factory):
     """A catalogue of five properties whose images do not exist, in ranges of two."""
     folder = tmp_path_factory.mktemp("definitions")
-    listing = folder / "listing.jsonl"
-    listing.write_text(
-        "".join(json.dumps({"property_id": f"p{n}", "images": [f"{n}.jpg"]}) + "\n" for n in range(5))
-    )
+    listing = write_listing(folder / "listing.jsonl", {f"p{n}": [f"{n}.jpg"] for n in range(5)})
     ingest(listing, folder / "home", range_size=2, close=True)
     return folder / "home"
 
@@ -133,8 +131,6 @@ def test_twenty_thousand_partitions_cost_a_load_nothing_each(home, tmp_path, mon
 
 def test_a_range_run_is_refused_clearly(home):
     """A partition is a run of its own: one run over several is refused with the way to do it."""
-    import dagster as dg
-
     settings = load_settings(home=home, devices="cpu:1")
     defs = build_defs(settings)
     job = defs.resolve_implicit_global_asset_job_def()
@@ -165,8 +161,6 @@ def test_every_check_has_the_partitions_of_its_asset_and_a_sentence(home):
 
 def test_definitions_load_as_a_code_server_loads_them(home):
     """Names of jobs, ops, sensors and schedules do not collide: a server would refuse them all."""
-    import dagster as dg
-
     dg.Definitions.validate_loadable(build_defs(load_settings(home=home)))
 
 

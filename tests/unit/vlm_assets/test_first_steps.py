@@ -70,18 +70,14 @@ def sizes(home: Path) -> list[int]:
     return [len(one) for one in Catalog.open(home).ranges]
 
 
-def test_settings_are_listed_with_whole_names(
-    said: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_are_listed_with_whole_names(said, monkeypatch) -> None:
     """Names are copied and searched for: a narrow terminal, or a pipe, cuts none of them."""
     monkeypatch.setenv("COLUMNS", "40")
     listed = said("settings")
     assert [f"{PREFIX}{name.upper()}=" in listed for name in Settings.model_fields].count(False) == 0
 
 
-def test_the_range_size_of_the_settings_holds_for_every_way_in(
-    said: Callable[..., str], source: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_range_size_of_the_settings_holds_for_every_way_in(said, source, home, monkeypatch) -> None:
     """VLM_ASSETS_RANGE_SIZE is no matter of `make run` alone; an option goes before it."""
     monkeypatch.setenv(f"{PREFIX}RANGE_SIZE", "2")
     said("ingest", str(source), "--close")
@@ -90,13 +86,7 @@ def test_the_range_size_of_the_settings_holds_for_every_way_in(
     assert sizes(home.with_name("other")) == [4]
 
 
-def test_a_start_keeps_the_range_size_that_was_ingested_with(
-    said: Callable[..., str],
-    source: Path,
-    home: Path,
-    started: list[dict[str, Any]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_start_keeps_the_range_size_that_was_ingested_with(said, source, home, started, monkeypatch):
     """`ingest --range-size N` once: new properties that `make run` takes in come in ranges of N too."""
     said("ingest", str(source), "--range-size", "2")
     for name in "fghi":
@@ -109,9 +99,7 @@ def test_a_start_keeps_the_range_size_that_was_ingested_with(
     assert len(started) == 1
 
 
-def test_a_start_without_a_source_goes_on_with_what_is_catalogued(
-    said: Callable[..., str], source: Path, home: Path, started: list[dict[str, Any]]
-) -> None:
+def test_a_start_without_a_source_goes_on_with_what_is_catalogued(said, source, home, started) -> None:
     """In a shell without VLM_ASSETS_SOURCE no example is mixed into a person's own home, nor judged."""
     ingest(source, home)
     told = said("demo")
@@ -121,14 +109,7 @@ def test_a_start_without_a_source_goes_on_with_what_is_catalogued(
 
 
 @pytest.mark.parametrize(("chosen", "devices", "slots"), [(None, "cpu:3", 3), ("cpu:1", "cpu:1", 1)])
-def test_the_example_keeps_every_core_busy(
-    chosen: str | None,
-    devices: str,
-    slots: int,
-    said: Callable[..., str],
-    started: list[dict[str, Any]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_example_keeps_every_core_busy(chosen, devices, slots, said, started, monkeypatch) -> None:
     """Its partitions are start-up and little else: a slot a core, unless a setting says how many."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})

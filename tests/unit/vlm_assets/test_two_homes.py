@@ -1,6 +1,5 @@
 """Two homes in one Dagster project do not meet: neither in names, nor in what their sensors see and do."""
 
-import json
 import time
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from pydantic import SecretStr
 
 from resources.dagster_names import DagsterNames
 from sensors.dagster_internals.events import DagsterFacts
+from tests.support.listings import write_listing
 from vlm_assets import home_definitions
 from vlm_assets.automation.retries import retry_config
 from vlm_assets.catalog.ingest import ingest
@@ -25,9 +25,7 @@ DESCRIPTIONS, EMBEDDINGS = "property_descriptions", "property_embeddings"
 def definitions(tmp_path_factory):
     """Houses and flats, and an asset of the project's own, as a code server loads them."""
     folder = tmp_path_factory.mktemp("two")
-    listing = folder / "listing.jsonl"
-    rows = [{"property_id": f"p{number}", "images": [f"{number}.jpg"]} for number in range(4)]
-    listing.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    listing = write_listing(folder / "listing.jsonl", {f"p{n}": [f"{n}.jpg"] for n in range(4)})
 
     def of(prefix: str) -> dg.Definitions:
         home: Path = folder / prefix
@@ -121,8 +119,7 @@ def test_a_database_is_the_control_state_of_one_catalogue(tmp_path, monkeypatch)
     shared = open_state(tmp_path / "state")
     monkeypatch.setattr(home_definitions, "control_state", lambda settings: shared)
     url = {"state_url": SecretStr("postgresql+psycopg2://u:secret@h/db")}
-    listing = tmp_path / "listing.jsonl"
-    listing.write_text('{"property_id": "p", "images": ["p.jpg"]}\n')
+    listing = write_listing(tmp_path / "listing.jsonl", {"p": ["p.jpg"]})
     homes = [tmp_path / "first", tmp_path / "second"]
     for home in homes:
         ingest(listing, home, range_size=1)

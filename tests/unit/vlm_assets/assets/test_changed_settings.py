@@ -34,10 +34,7 @@ PROMPT = {"text": "Describe the house.", "made_from_schema": False}
             "schema: d added; a removed; b (text -> whole number), c changed",
         ),
         (words("schema", schema(a=TEXT, b=NUMBER), schema(b=NUMBER, d=TEXT)), "schema: a renamed to d"),
-        (
-            words("schema", schema(a=TEXT, b=TEXT), schema(c=TEXT, d=TEXT)),
-            "schema: c, d added; a, b removed",
-        ),
+        (words("schema", schema(a=TEXT, b=TEXT), schema(c=TEXT, d=TEXT)), "schema: c, d added; a, b removed"),
         (
             words("schema", schema(roof=one_of("flat")), schema(roof=one_of("flat", "hip"))),
             'schema: roof (values added: "hip") changed',

@@ -104,14 +104,7 @@ def unreadable(state):
     raise ControlStateError("the database does not answer")
 
 
-SPENT = Spent(
-    model=60.0,
-    validating=1.0,
-    waiting=30.0,
-    reading=50.0,
-    decoding=300.0,
-    preparing=90.0,
-)
+SPENT = Spent(model=60.0, validating=1.0, waiting=30.0, reading=50.0, decoding=300.0, preparing=90.0)
 WORK = WorkTime(
     SPENT, {"processor": 4.0, "prefill": 15.0, "generation": 38.0}, rows=2.0, commit=3.0, total=100.0
 )

@@ -20,10 +20,7 @@ MAKES_ROWS = {
         "vlm_assets/assets/property_descriptions.py",
         "vlm_assets/__init__.py",
     ),
-    "property_embeddings": (
-        "resources/text_embedding.py",
-        "vlm_assets/assets/property_embeddings.py",
-    ),
+    "property_embeddings": ("resources/text_embedding.py", "vlm_assets/assets/property_embeddings.py"),
 }
 
 

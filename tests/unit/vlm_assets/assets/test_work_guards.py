@@ -10,24 +10,15 @@ import numpy as np
 import pytest
 
 from resources.gpu import GpuResource
+from tests.support.trials import described
 from vlm_assets.assets.property_embeddings import refuse_unsound
-from vlm_assets.assets.run_watch import (
-    WHOLE_RANGE,
-    ImagesAwayError,
-    ImagesWatch,
-)
+from vlm_assets.assets.run_watch import WHOLE_RANGE, ImagesAwayError, ImagesWatch
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_engine.devices.find import Device
 from vlm_engine.devices.left_out import ImpossibleResultError
 from vlm_engine.images.images import ImageFailure, LoadedProperty
-from vlm_engine.ladder import (
-    WINDOW,
-    AnswerGuard,
-    Described,
-    GarbageOutputError,
-    describe_batch,
-)
+from vlm_engine.ladder import WINDOW, AnswerGuard, Described, GarbageOutputError, describe_batch
 
 
 @dataclass
@@ -126,7 +117,7 @@ def test_a_small_range_may_be_deleted_and_a_large_one_is_asked_about(shelf):
         shelf.watch(1, range_may_be_gone=True).raise_if_away()
 
 
-GOOD = Described("p", 0, "ok", None, None, {}, None, 1, 3, (), 10, 5, "stop", 0.1)
+GOOD = described(0, {})
 INVALID = dataclasses.replace(
     GOOD, status="failed", error_kind="invalid_json", error="no JSON.", raw_text="!!!!", description=None
 )

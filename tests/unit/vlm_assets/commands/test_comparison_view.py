@@ -4,17 +4,11 @@ import re
 
 import pytest
 
+from tests.support.trials import described
 from vlm_assets.commands.comparison_view import _show
 from vlm_assets.services.trial import Trial
-from vlm_engine.ladder import Described
 
-DESCRIBED = tuple(
-    Described(
-        f"p{number}", number, "ok", None, None, {"floors": 2}, None, attempts=1, images_seen=3,
-        images_failed=(), prompt_tokens=100, output_tokens=20, finish_reason="stop", seconds=1.0,
-    )
-    for number in range(4)
-)  # fmt: skip
+DESCRIBED = tuple(described(number, {"floors": 2}, images_seen=3) for number in range(4))
 TRIAL = Trial(
     DESCRIBED, 1000, "cpu-0 (slot)", 2, load_seconds=6.0, seconds=8.0, bytes=400, batches=((4, 12, 8.0),),
     start_seconds=4.0, partition_rows=10,

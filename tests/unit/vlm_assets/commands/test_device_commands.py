@@ -44,35 +44,32 @@ def test_a_left_out_device_is_shown_with_the_way_back_and_taken_back(home):
 
 
 @pytest.mark.parametrize("command", ["pause", "resume"])
-def test_a_folder_without_a_data_set_is_not_paused(command, tmp_path, monkeypatch):
+def test_a_folder_without_a_data_set_is_not_paused(command, home):
     """With a misspelt home a person would read that all is paused, and reboot while it works elsewhere."""
-    monkeypatch.setenv("VLM_ASSETS_DEVICES", "cpu:1")
-    misspelt = tmp_path / "hoem"
-    refused = CliRunner().invoke(app, ["devices", command, "--home", str(misspelt)])
+    misspelt = home / "hoem"
+    refused = run(misspelt, command)
     assert isinstance(refused.exception, CommandError)
     assert str(misspelt) in str(refused.exception)
     assert not misspelt.exists()
 
 
-def test_a_home_is_paused_and_resumed(tmp_path, monkeypatch):
+def test_a_home_is_paused_and_resumed(home):
     """Where anything was ever done, the commands do what they say, catalogue or not."""
-    monkeypatch.setenv("VLM_ASSETS_DEVICES", "cpu:1")
-    state = tmp_path / ".state"
+    state = home / ".state"
     state.mkdir()
-    paused = CliRunner().invoke(app, ["devices", "pause", "--home", str(tmp_path)])
+    paused = run(home, "pause")
     assert paused.exit_code == 0, paused.output
     assert pause_of(open_state(state)) is not None
-    assert CliRunner().invoke(app, ["devices", "resume", "--home", str(tmp_path)]).exit_code == 0
+    assert run(home, "resume").exit_code == 0
     assert pause_of(open_state(state)) is None
 
 
-def test_a_pause_waits_for_a_run_that_has_no_device_yet(tmp_path, monkeypatch):
+def test_a_pause_waits_for_a_run_that_has_no_device_yet(home, monkeypatch):
     """It would take the device that comes free, while a person already reboots."""
-    monkeypatch.setenv("VLM_ASSETS_DEVICES", "cpu:1")
     monkeypatch.setattr(device_commands, "DRAIN_SECONDS", 0.1)
-    state = open_state(tmp_path / ".state")
+    state = open_state(home / ".state")
     with Workers(state).begin(run_id="r1", asset="property_descriptions", partition="k", expected=2):
-        paused = CliRunner().invoke(app, ["devices", "pause", "--home", str(tmp_path)])
+        paused = run(home, "pause")
     assert "k is worked on" in paused.output
     assert "can be rebooted" not in paused.output
 
@@ -81,19 +78,15 @@ def test_one_node_is_drained_and_taken_back(home, monkeypatch):
     """The others go on; a misspelt name changes nothing. Only a dead one is forgotten: its runs end."""
     state = open_state(home / ".state")
     Nodes(state).beat(NodeRecord("one", "boot", 1, "10.0.0.1", 1))
-
-    def ask(*arguments):
-        return CliRunner().invoke(app, [*arguments, "--home", str(home)])
-
-    assert "There is no node onne" in str(ask("devices", "pause", "--node", "onne").exception)
-    assert "holds no run" in ask("devices", "pause", "--node", "one").output
+    assert "There is no node onne" in str(run(home, "pause", "--node", "onne").exception)
+    assert "holds no run" in run(home, "pause", "--node", "one").output
     assert not Nodes(state).snapshot().slots
     assert pause_of(state) is None
-    assert "takes work again" in ask("devices", "resume", "--node", "one").output
+    assert "takes work again" in run(home, "resume", "--node", "one").output
     assert Nodes(state).snapshot().slots == 1
-    assert "is not dead" in str(ask("devices", "--forget-node", "one").exception)
+    assert "is not dead" in str(run(home, "--forget-node", "one").exception)
     assert Nodes(state).snapshot().nodes, "all its runs would be ended"
-    assert "No node onne" in str(ask("devices", "--forget-node", "onne").exception)
+    assert "No node onne" in str(run(home, "--forget-node", "onne").exception)
     before = nodes_module._now
     monkeypatch.setattr(nodes_module, "_now", lambda connection: before(connection) + DEAD_SECONDS + 1)
     assert "is forgotten" in run(home, "--forget-node", "one").output

@@ -12,7 +12,7 @@ import click
 import pytest
 from typer.testing import CliRunner
 
-from tests.support.activity import Steps, Told, check_steps, commands_of
+from tests.support.activity import Told, check_steps, commands_of
 from tests.support.homes import Dataset
 from tests.support.measurements import MEASURED
 from tests.support.scripted_engine import scripted_engine  # noqa: F401 - a fixture
@@ -151,9 +151,7 @@ TELLS: Mapping[str, Told | str] = {
     ),
     "doctor": Told("doctor --quick", {"trying what a run will need (state), checks": 0}),
     "ingest": Told(
-        "ingest FOLDER/listing.jsonl",
-        {"reading (100%): 1 property, 1 image": 0},
-        without_dagster,
+        "ingest FOLDER/listing.jsonl", {"reading (100%): 1 property, 1 image": 0}, without_dagster
     ),
     "plan": Told(
         "plan --limit 4",
@@ -202,14 +200,7 @@ def test_each_command_is_quick_or_tells_how_far_it_is() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, told in TELLS.items() if isinstance(told, Told)])
-def test_a_command_says_what_it_does_and_how_far_it_is(
-    name: str,
-    dataset: Dataset,
-    steps: Steps,
-    monkeypatch: pytest.MonkeyPatch,
-    receiver: Any,
-    request: pytest.FixtureRequest,
-) -> None:
+def test_a_command_says_what_it_does_and_how_far_it_is(name, dataset, steps, monkeypatch, receiver, request):
     """Each command over a small home: what takes long is said, up to the last of what can be counted."""
     told = TELLS[name]
     assert isinstance(told, Told)

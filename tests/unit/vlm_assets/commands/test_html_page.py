@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 from PIL import Image
-from typer.testing import CliRunner
 
+from tests.support.command_line import run_command
+from tests.support.listings import write_listing
+from tests.support.trials import described
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands.comparison_view import cards
 from vlm_assets.commands.html_page import Card, ModelValue, page, thumbnails
-from vlm_assets.commands.main import app
 from vlm_assets.services.trial import Trial
 from vlm_engine.images.images import ImageFailure
-from vlm_engine.ladder import Described
 
 
 def home_of(folder: Path, uris: list[str]) -> Path:
-    listing = folder / "listing.jsonl"
-    listing.write_text(json.dumps({"property_id": "p <b>", "images": uris}) + "\n")
-    home = folder / "home"
-    ingest(listing, home, range_size=1)
-    return home
+    ingest(write_listing(folder / "listing.jsonl", {"p <b>": uris}), folder / "home", range_size=1)
+    return folder / "home"
 
 
 def test_an_image_that_cannot_be_shown_is_named_in_its_place(tmp_path):
@@ -73,8 +69,7 @@ def test_show_writes_its_page(tmp_path):
     """The pictures of a property can be sent to somebody, as one file with nothing to run in it."""
     Image.new("RGB", (64, 48), "red").save(tmp_path / "1.jpg")
     home, file = home_of(tmp_path, ["1.jpg", "2.jpg"]), tmp_path / "p.html"
-    arguments = ["show", "p <b>", "--home", str(home), "--html", str(file)]
-    said = CliRunner().invoke(app, arguments, catch_exceptions=False).output
+    said = run_command(home, "show", "p <b>", "--html", str(file)).output
     text = file.read_text()
     assert f"Page: {file}" in said
     assert text.count("data:image/jpeg;base64,") == 1 and "2.jpg cannot be shown" in text
@@ -85,11 +80,8 @@ def test_a_page_of_a_trial_says_of_how_many_images_an_answer_is(tmp_path):
     """4 of 9 images is another answer than one from all of them."""
     home = home_of(tmp_path, [f"{number}.jpg" for number in range(9)])
     left_out = ImageFailure("1.jpg", "missing", "<u>it is gone")
-    answer = {"floors": 2}
-    one = Described("p <b>", 0, "ok", None, None, answer, None, 1, 4, (left_out,), 0, 0, "stop", 1.0)
-    trial = Trial(
-        (one,), 1, "cpu-0", 1, 1.0, 1.0, 10, ((1, 4, 1.0),), images_listed={"p <b>": 9}
-    )  # fmt: skip
+    one = described(0, {"floors": 2}, property_id="p <b>", images_seen=4, images_failed=(left_out,))
+    trial = Trial((one,), 1, "cpu-0", 1, 1.0, 1.0, 10, ((1, 4, 1.0),), images_listed={"p <b>": 9})
     text = page("tried", cards(trial, Catalog.open(home)))
     assert "raw confidence" not in text
     sure = replace(trial, described=(replace(one, confidence={"floors": 0.5}),))

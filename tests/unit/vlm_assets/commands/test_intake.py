@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.support.command_line import run_command
+from tests.support.listings import write_listing
 from vlm_assets.assets.fingerprint import Meanings
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import IngestBusyError, ingest, only_ingest
@@ -32,45 +34,27 @@ def test_an_installed_package_says_that_the_example_needs_a_checkout(words, monk
 
 def test_the_example_is_found_from_any_working_directory(tmp_path):
     """`examples` is not installed, so the command looks for it beside the package."""
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "from vlm_assets.commands.main import main; main()",
-            "demo",
-            "--no-run",
-            "--properties",
-            "2",
-        ],
-        cwd=tmp_path,
-        env={**os.environ, "VLM_ASSETS_HOME": str(tmp_path / "home"), "PYTHONSAFEPATH": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    program = "from vlm_assets.commands.main import main; main()"
+    command = [sys.executable, "-c", program, "demo", "--no-run", "--properties", "2"]
+    environment = {**os.environ, "VLM_ASSETS_HOME": str(tmp_path / "home"), "PYTHONSAFEPATH": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert [len(one) for one in Catalog.open(tmp_path / "home").ranges] == [2]
 
 
 def test_the_example_does_not_mix_with_own_properties(tmp_path):
     """A home that describes a person's images gets no rendered ones, and keeps no trace of the attempt."""
-    (tmp_path / "list.jsonl").write_text('{"property_id": "p", "images": ["p.jpg"]}\n')
-    ingest(tmp_path / "list.jsonl", tmp_path / "home")
+    ingest(write_listing(tmp_path / "list.jsonl", {"p": ["p.jpg"]}), tmp_path / "home")
     with pytest.raises(intake.CommandError, match="--home DIR"):
-        CliRunner().invoke(
-            app, ["demo", "--no-run", "--home", str(tmp_path / "home")], catch_exceptions=False
-        )
+        run_command(tmp_path / "home", "demo", "--no-run")
     assert not (tmp_path / "home" / "example").exists()
 
 
 def test_an_ingest_as_json(tmp_path) -> None:
     """Counts and partitions are values, and what a person would read is there as sentences."""
-    listing = tmp_path / "listing.jsonl"
-    listing.write_text(
-        "".join(json.dumps({"property_id": f"p{n}", "images": ["a.jpg"]}) + "\n" for n in range(5))
-    )
-    arguments = ["ingest", str(listing), "--home", str(tmp_path / "home"), "--range-size", "2", "--json"]
-    told = json.loads(CliRunner().invoke(app, arguments, catch_exceptions=False).stdout)
+    listing = write_listing(tmp_path / "listing.jsonl", {f"p{n}": ["a.jpg"] for n in range(5)})
+    done = run_command(tmp_path / "home", "ingest", str(listing), "--range-size", "2", "--json")
+    told = json.loads(done.stdout)
     assert (told["new"], told["rows"], told["waiting"]) == (5, 5, 1)
     assert told["new_ranges"] == ["000000000-000000001", "000000002-000000003"]
     assert any("new partitions" in sentence for sentence in told["said"])
@@ -82,8 +66,7 @@ def update(dataset, tmp_path, monkeypatch):
     """The words of an update of a published home: the images of one of its nine properties are new."""
     monkeypatch.setenv("VLM_ASSETS_MODEL", "example")
     (tmp_path / "new.jpg").write_bytes(b"not a picture, but there")
-    listing = tmp_path / "an update.jsonl"
-    listing.write_text(json.dumps({"property_id": "p7", "images": ["new.jpg"]}) + "\n")
+    listing = write_listing(tmp_path / "an update.jsonl", {"p7": ["new.jpg"]})
     return ["ingest", str(listing), "--home", str(dataset.settings.home), "--update"]
 
 
@@ -159,8 +142,7 @@ def test_an_update_beside_another_schema_tells_both_apart(dataset, update, monke
 @pytest.mark.parametrize("changes", [False, True])
 def test_nobody_waits_for_the_one_who_is_asked(dataset, update, tmp_path, monkeypatch, changes: bool) -> None:
     """While a person thinks, another ingest may run. Then what was agreed to is of a former catalogue."""
-    other = tmp_path / "other.jsonl"
-    other.write_text(json.dumps({"property_id": "p99" if changes else "p1", "images": ["1.jpg"]}) + "\n")
+    other = write_listing(tmp_path / "other.jsonl", {"p99" if changes else "p1": ["1.jpg"]})
     root = dataset.catalog.images.path
 
     def agreed(question: str, yes: bool) -> bool:

@@ -45,8 +45,7 @@ def test_all_files_of_a_removed_set_are_deleted_when_a_person_says_so(two_sets, 
         return CliRunner().invoke(app, [*words, "--home", str(home)])
 
     def files() -> dict[str, bytes]:
-        tables = (path for path in home.rglob("*.parquet") if path.is_file())
-        return {str(path.relative_to(home)): path.read_bytes() for path in tables}
+        return {str(path.relative_to(home)): path.read_bytes() for path in home.rglob("*.parquet")}
 
     before = files()
     monkeypatch.setenv("VLM_ASSETS_QUESTIONS", str(two_sets.settings.questions))

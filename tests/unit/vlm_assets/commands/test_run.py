@@ -1,7 +1,6 @@
 """What ``publish`` says and ``run`` chooses before a launch, and how a backfill is followed to its end."""
 
 import io
-import json
 from dataclasses import replace
 
 import pyarrow as pa
@@ -12,7 +11,6 @@ from typer.testing import CliRunner
 from resources.dagster_names import FAILURE_REASON, NEVER_STARTED
 from tests.support.journals import open_journal
 from vlm_assets.assets.fingerprint import Meaning, Meanings
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands import run as run_module
 from vlm_assets.commands.main import app
 from vlm_assets.commands.run import Patience, ProgressLine, _follow, _wait_for, show_summary
@@ -55,11 +53,9 @@ def accept_failed(dataset, *arguments):
 def refused(empty, refuse):
     """The first of the three ranges is finished and not published: two of three properties failed."""
     paths = empty.settings.descriptions.partition(empty.keys[0])
-    failed = {"status": "failed", "error_kind": "io_error", "error": "the disk is bad", "tries": 3}
+    failed = {"status": "failed", "error_kind": "io_error", "error": "the disk is bad", "tries": 1}
     ok = {"status": "ok", "error_kind": None, "error": None, "tries": 1}
     first = [{"property_id": f"p{n}", "ordinal": n, **(ok if n == 0 else failed)} for n in range(3)]
-    for row in first[1:]:
-        row["tries"] = 1
     with open_journal(paths, "g", ["p0", "p1", "p2"], schema=ROWS) as journal:
         journal.submit(pa.Table.from_pylist(first, schema=ROWS))
         journal.flush()
@@ -68,19 +64,12 @@ def refused(empty, refuse):
     return empty
 
 
-def test_the_failed_rows_are_named_before_anything_is_accepted(refused):
-    """How many of how many, of which kinds, and the first with its reason, that of its last try."""
+def test_the_failed_rows_are_named_and_without_a_yes_nothing_is_published(refused):
+    """How many, of which kinds, and the first with the reason of its last try; only --yes accepts."""
     said = accept_failed(refused)
     assert said.exit_code == 1
     assert "2 of 3 properties failed (2 io_error). First: p1: io_error: still bad." in said.output
-
-
-def test_without_a_yes_nothing_is_published(refused):
-    """Without a terminal to ask in, only --yes accepts."""
-    said = accept_failed(refused)
-    assert said.exit_code == 1
-    assert "Nothing was changed" in said.output
-    assert "--yes" in said.output
+    assert "Nothing was changed" in said.output and "--yes" in said.output
     assert not refused.settings.descriptions.partition(refused.keys[0]).published.exists()
 
 
@@ -168,12 +157,9 @@ class LaunchedKeys(DagsterApi):
 
 
 @pytest.fixture
-def launched_by(dataset, monkeypatch, tmp_path):
+def launched_by(dataset, monkeypatch):
     """Runs `run` with some arguments where the third range alone is stale; gives its output and launches."""
-    (tmp_path / "new.jpg").write_bytes(b"not a picture, but there")
-    update = tmp_path / "update.jsonl"
-    update.write_text(json.dumps({"property_id": "p7", "images": ["new.jpg"]}) + "\n")
-    ingest(update, dataset.settings.home, update=True)
+    dataset.replace_images("p7")
     monkeypatch.setattr(run_module, "require_models", lambda settings: None)
     monkeypatch.setenv("VLM_ASSETS_MODEL", "example")
 

@@ -102,23 +102,7 @@ def cut_short(home):
 
 
 def put_back(home):
-    """A partition as it was before its newest version, with its copies and all that knows of the newest."""
-    dataset = Dataset(load_settings(model="example", home=home))
-    older = {path: path.read_bytes() for path in partition_paths(dataset)}
-    dataset.describe(KEY, text="another house")
-    for path in partition_paths(dataset):
-        path.unlink()
-    for path, content in older.items():
-        path.write_bytes(content)
-
-
-def partition_paths(dataset):
-    paths = dataset.settings.descriptions.partition(KEY)
-    return [
-        path
-        for path in (paths.published, paths.record, paths.record_copy, *map(paths.version, range(3)))
-        if path.exists()
-    ]
+    Dataset(load_settings(model="example", home=home)).put_back(KEY)
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,7 @@ from pathlib import Path
 import pytest
 
 from vlm_assets.config import engine_choice
-from vlm_assets.config.engine_choice import (
-    ChosenEngine,
-    chosen_engine,
-    keep_engine,
-    vllm_command,
-)
+from vlm_assets.config.engine_choice import ChosenEngine, chosen_engine, keep_engine, vllm_command
 from vlm_assets.config.resource_settings import build_model_server
 from vlm_assets.config.settings import SettingsError, load_settings
 from vlm_durable.files.sealed_json import seal

@@ -10,10 +10,9 @@ from pathlib import Path
 import dagster as dg
 import pytest
 import sqlalchemy as sa
-from typer.testing import CliRunner
 
+from tests.support.command_line import run_command
 from tests.support.homes import Dataset
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import withdrawal_note
 from vlm_assets.commands import main as cli
 from vlm_assets.config import extensions
@@ -136,9 +135,7 @@ def test_assets_and_sensors_of_an_extension_are_the_projects(neighbours: None, d
     assert "neighbours_moved" in {one.name for one in definitions.get_repository_def().sensor_defs}
 
 
-def test_a_command_of_an_extension_is_listed_and_its_errors_are_sentences(
-    neighbours: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_of_an_extension_is_listed_and_its_errors_are_sentences(neighbours, capsys, monkeypatch):
     """A person sees no difference between a command of the core and one of an extension."""
     assert cli.commands()["neighbours"][1] == "Say who lives there."
     monkeypatch.setattr("sys.argv", ["vlm-assets", "neighbours"])
@@ -155,7 +152,7 @@ def test_settings_of_an_extension_are_listed_and_refused_as_all_others(
 ) -> None:
     """They come from the environment, checked; a secret one is shown nowhere; without it none is known."""
     home = tmp_path / "home"
-    listed = CliRunner().invoke(cli.app, ["settings", "--home", str(home)], catch_exceptions=False).output
+    listed = run_command(home, "settings").output
     assert listed.partition("\nWith neighbours\n")[2].split()[:5] == [
         "VLM_ASSETS_RINGS=3",
         *["How", "often", "to", "ring."],
@@ -188,31 +185,22 @@ def test_two_extensions_cannot_declare_one_setting() -> None:
 
 def test_status_shows_what_an_extension_tells(neighbours: None, dataset: Dataset) -> None:
     """As a table for people, and as facts for programs."""
-    home = ["--home", str(dataset.settings.home)]
-    shown = CliRunner().invoke(cli.app, ["status", *home], catch_exceptions=False).output
-    assert "neighbours" in shown
-    assert "1815" in shown
-    told = json.loads(CliRunner().invoke(cli.app, ["status", "--json", *home]).output)
-    (table,) = told["extensions"]
+    shown = run_command(dataset.settings.home, "status").output
+    assert "neighbours" in shown and "1815" in shown
+    (table,) = json.loads(run_command(dataset.settings.home, "status", "--json").output)["extensions"]
     assert table["facts"] == [{"who": "Ada"}]
 
 
 def test_the_doctor_makes_the_checks_of_an_extension(neighbours: None, dataset: Dataset) -> None:
     """They run among the quick ones, and one that fails itself is a finding too."""
-    home = ["--home", str(dataset.settings.home)]
-    told = CliRunner().invoke(cli.app, ["doctor", "--quick", "--json", *home])
-    of_it = [
-        (one["level"], one["message"]) for one in json.loads(told.output) if one["check"] == "who is home"
-    ]
-    assert of_it == [
+    told = json.loads(run_command(dataset.settings.home, "doctor", "--quick", "--json").output)
+    assert [(one["level"], one["message"]) for one in told if one["check"] == "who is home"] == [
         ("warning", "Ada is not at home. Ring again."),
         ("error", "The bell is broken. Knock."),
     ]
 
 
-def test_a_backup_takes_along_what_an_extension_keeps(
-    neighbours: None, dataset: Dataset, tmp_path: Path
-) -> None:
+def test_a_backup_takes_along_what_an_extension_keeps(neighbours, dataset, tmp_path) -> None:
     """A finished file of an asset that the core does not know is in the backup."""
     theirs = dataset.settings.layout.asset("neighbourhoods").published / "ada.txt"
     theirs.parent.mkdir()
@@ -222,14 +210,10 @@ def test_a_backup_takes_along_what_an_extension_keeps(
     assert any(path.read_bytes() == b"1815" for path in copies)
 
 
-def test_an_extension_is_asked_before_a_withdrawal_and_forgets_in_it(
-    neighbours: None, dataset: Dataset
-) -> None:
+def test_an_extension_is_asked_before_a_withdrawal_and_forgets_in_it(neighbours, dataset) -> None:
     """A run of theirs holds it up, and what they keep of the properties goes with them."""
     settings = dataset.settings
-    catalog = Catalog.open(settings.home)
-    first = catalog.slice(catalog.ranges[0])["property_id"].to_pylist()[0]
-    wanted = prepare_withdrawal(settings, [first])
+    wanted = prepare_withdrawal(settings, ["p0"])
     with (
         Workers(control_state(settings)).begin(
             run_id="r", asset="neighbourhoods", partition="ada", expected=1
@@ -237,22 +221,17 @@ def test_an_extension_is_asked_before_a_withdrawal_and_forgets_in_it(
         pytest.raises(CommandError, match="A run works on ada"),
     ):
         list(withdraw(settings, wanted))
-    assert f"Forgot the neighbours of 1 in {catalog.ranges[0].key}." in list(withdraw(settings, wanted))
+    assert f"Forgot the neighbours of 1 in {dataset.keys[0]}." in list(withdraw(settings, wanted))
 
 
-def test_the_core_works_with_no_extension(
-    with_extensions: Callable[..., None], dataset: Dataset, tmp_path: Path
-) -> None:
+def test_the_core_works_with_no_extension(with_extensions, dataset, tmp_path) -> None:
     """Definitions load, status answers, properties are withdrawn, and other commands are unknown."""
     with_extensions()
     settings = dataset.settings
     assert "property_descriptions" in keys_of(build_defs(settings))
     assert "search" not in cli.commands()
-    told = CliRunner().invoke(cli.app, ["status", "--json", "--home", str(settings.home)])
-    assert json.loads(told.output)["extensions"] == []
-    catalog = Catalog.open(settings.home)
-    first = catalog.slice(catalog.ranges[0])["property_id"].to_pylist()[0]
-    assert list(withdraw(settings, prepare_withdrawal(settings, [first])))
+    assert json.loads(run_command(settings.home, "status", "--json").output)["extensions"] == []
+    assert dataset.withdraw("p0")
     back_up(settings, tmp_path / "backup")
 
 
@@ -261,33 +240,27 @@ LOOKED_AT = ("review.jsonl", ".state/explore/table.parquet", ".state/search/word
 
 
 @pytest.mark.parametrize("name", [*TRAINED, *LOOKED_AT])
-def test_what_a_missing_extension_keeps_stops_a_withdrawal(
-    with_extensions: Callable[..., None], dataset: Dataset, name: str
-) -> None:
+def test_what_a_missing_extension_keeps_stops_a_withdrawal(with_extensions, dataset, name) -> None:
     """The core cannot remove it: a person reads what to install, and nothing is withdrawn by half."""
     with_extensions()
     settings = dataset.settings
-    catalog = Catalog.open(settings.home)
-    first = catalog.slice(catalog.ranges[0])["property_id"].to_pylist()[0]
-    wanted = prepare_withdrawal(settings, [first])
+    wanted = prepare_withdrawal(settings, ["p0"])
     theirs = settings.home / name
     theirs.parent.mkdir(parents=True, exist_ok=True)
     theirs.write_text("")
-    before = Catalog.open(settings.home).header
+    before = dataset.catalog.header
     missing = "vlm-assets-training" if name in TRAINED else "vlm-assets-results"
-    for attempt in (lambda: prepare_withdrawal(settings, [first]), lambda: list(withdraw(settings, wanted))):
+    for attempt in (lambda: prepare_withdrawal(settings, ["p0"]), lambda: list(withdraw(settings, wanted))):
         with pytest.raises(CommandError, match=rf"Nothing was changed\. Install {missing}"):
             attempt()
-    assert Catalog.open(settings.home).header == before
+    assert dataset.catalog.header == before
     assert not withdrawal_note(settings.state_directory).exists()
     theirs.unlink()  # Empty folders hold up nothing.
     assert list(withdraw(settings, wanted))
 
 
 @pytest.mark.parametrize("name", [*TRAINED, *LOOKED_AT])
-def test_a_backup_never_drops_the_models_of_a_missing_extension(
-    with_extensions: Callable[..., None], dataset: Dataset, tmp_path: Path, name: str
-) -> None:
+def test_a_backup_never_drops_the_models_of_a_missing_extension(with_extensions, dataset, tmp_path, name):
     """The backup before has them, and stays; what the core copies itself or nobody needs stops nothing."""
     with_extensions()
     back_up(dataset.settings, tmp_path / "backup")
@@ -304,25 +277,19 @@ def test_a_backup_never_drops_the_models_of_a_missing_extension(
     assert after == before
 
 
-def test_a_withdrawal_forgets_summaries_with_no_extension(
-    with_extensions: Callable[..., None], dataset: Dataset
-) -> None:
+def test_a_withdrawal_forgets_summaries_with_no_extension(with_extensions, dataset) -> None:
     """They lie in the core's control state, and may name who is withdrawn."""
     with_extensions()
     settings = dataset.settings
-    state, catalog = control_state(settings), Catalog.open(settings.home)
-    keys = [one.key for one in catalog.ranges]
+    state, keys = control_state(settings), dataset.keys
     rows = [{"key": key, "made_of": "", "summary": {}} for key in keys]
     state.beat(lambda connection: connection.execute(quality_summaries.insert(), rows))
-    first = catalog.slice(catalog.ranges[0])["property_id"].to_pylist()[0]
-    assert list(withdraw(settings, prepare_withdrawal(settings, [first])))
+    assert dataset.withdraw("p0")
     left = state.read_beats(lambda connection: connection.execute(sa.select(quality_summaries.c.key)).all())
     assert sorted(key for (key,) in left) == sorted(keys[1:])
 
 
-def test_work_for_several_machines_is_refused_where_nothing_launches_it(
-    with_extensions: Callable[..., None], dataset: Dataset
-) -> None:
+def test_work_for_several_machines_is_refused_where_nothing_launches_it(with_extensions, dataset) -> None:
     """Without an extension that knows the other machines, all would run on this one, and nobody be told."""
     with_extensions()
     assert extensions.launcher_settings(dataset.settings) is None
@@ -331,9 +298,7 @@ def test_work_for_several_machines_is_refused_where_nothing_launches_it(
         extensions.launcher_settings(dataset.settings.model_copy(update=clustered))
 
 
-def test_a_model_of_an_extension_describes(
-    neighbours: None, with_extensions: Callable[..., None], dataset: Dataset
-) -> None:
+def test_a_model_of_an_extension_describes(neighbours, with_extensions, dataset) -> None:
     """By its name; one that is not there yet stops no definitions, and work with a sentence."""
     settings = dataset.settings.model_copy(update={"model": "neighbour:ada"})
     folder = settings.home / "neighbourhoods" / "ada"

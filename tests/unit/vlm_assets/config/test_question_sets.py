@@ -40,63 +40,38 @@ def load(tmp_path, monkeypatch):
     return load
 
 
-@pytest.mark.parametrize(
-    ("text", "refusal"),
-    [
-        pytest.param("catalog:\n  schema: schemas_of_sets:Access\n", "'catalog' is reserved", id="reserved"),
-        pytest.param("descriptions:\n  schema: a:B\n", "'descriptions' is reserved", id="the first set"),
-        pytest.param("Ramp Here:\n  schema: a:B\n", "'Ramp Here' is no name of a set", id="name"),
-        pytest.param(
-            "a:\n  schema: a:B\na:\n  schema: a:B\n", "'a' stands twice, again in line 3", id="twice"
-        ),
-        pytest.param("a:\n  schema: a:B\n  schema: a:C\n", "'schema' stands twice", id="key twice"),
-        pytest.param("a:\n  schma: a:B\n", r"the set a, .*schema", id="misspelt key"),
-        pytest.param(
-            "a:\n  schema: schemas_of_sets:Access\n  promt: Is there a ramp?\n",
-            "the set a, promt: there is no such key; the keys are schema, prompt",
-            id="misspelt key that may be left out",
-        ),
-        pytest.param("a: schemas_of_sets:Access\n", "the set a says nothing", id="no mapping"),
-        pytest.param("[1]\n", "names no set", id="list"),
-        pytest.param("", "names no set", id="empty"),
-        pytest.param("a: [\n", "is no YAML", id="no YAML"),
-        pytest.param("a: !!python/object:os.system {}\n", "is no YAML", id="code"),
-        pytest.param("a:\n  schema: schemas_of_sets:Nothing\n", "the set a: .*Nothing", id="no such schema"),
-        pytest.param(
-            "a:\n  schema: schemas_of_sets:Twice\n", "has_pool, and so has the set desc", id="field"
-        ),
-        pytest.param(
-            "a:\n  schema: schemas_of_sets:Access\nb:\n  schema: schemas_of_sets:Access\n",
-            "the set b has the field has_ramp, and so has the set a",
-            id="field of two sets",
-        ),
-        pytest.param(
-            "a:\n  schema: schemas_of_sets:Access\n  fills: [has_pool]\n",
-            "fills: has_pool is to be filled, and the set a",
-            id="fills what it does not ask",
-        ),
-        pytest.param(
-            "a:\n  schema: schemas_of_sets:Access\n  fills: [has_ramp]\n",
-            "fills: has_ramp is to be filled, and no set above",
-            id="fills what nobody asks",
-        ),
-        pytest.param(
-            "a:\n  schema: schemas_of_sets:Counted\n  fills: [has_pool]\n",
-            "fills: has_pool is of the type int64, and of bool in the set descriptions",
-            id="fills with another type",
-        ),
-        pytest.param(
-            "a:\n  schema: schemas_of_sets:Access\n  model: /no/such/folder\n",
-            "the set a, model.*there is no folder /no/such/folder",
-            id="model",
-        ),
-        pytest.param(
-            "a:\n  schema: schemas_of_sets:Access\n  processor_options: nonsense\n",
-            "the set a, processor_options.*give a JSON object",
-            id="options",
-        ),
-    ],
-)
+A = "a:\n  schema: schemas_of_sets:Access\n"
+REFUSED = {
+    "a reserved name": (A.replace("a:", "catalog:"), "'catalog' is reserved"),
+    "the name of the first set": ("descriptions:\n  schema: a:B\n", "'descriptions' is reserved"),
+    "no name": ("Ramp Here:\n  schema: a:B\n", "'Ramp Here' is no name of a set"),
+    "a set twice": (f"{A}{A}", "'a' stands twice, again in line 3"),
+    "a key twice": (f"{A}  schema: a:C\n", "'schema' stands twice"),
+    "a misspelt key": ("a:\n  schma: a:B\n", r"the set a, .*schema"),
+    "a misspelt key that may be left out": (
+        f"{A}  promt: Is there a ramp?\n",
+        "the set a, promt: there is no such key; the keys are schema, prompt",
+    ),
+    "no mapping": ("a: schemas_of_sets:Access\n", "the set a says nothing"),
+    "a list": ("[1]\n", "names no set"),
+    "an empty file": ("", "names no set"),
+    "no YAML": ("a: [\n", "is no YAML"),
+    "code": ("a: !!python/object:os.system {}\n", "is no YAML"),
+    "no such schema": ("a:\n  schema: schemas_of_sets:Nothing\n", "the set a: .*Nothing"),
+    "a field of the descriptions": (A.replace("Access", "Twice"), "has_pool, and so has the set desc"),
+    "a field of two sets": (f"{A}b{A[1:]}", "the set b has the field has_ramp, and so has the set a"),
+    "fills what it does not ask": (f"{A}  fills: [has_pool]\n", "has_pool is to be filled, and the set a"),
+    "fills what nobody asks": (f"{A}  fills: [has_ramp]\n", "has_ramp is to be filled, and no set above"),
+    "fills with another type": (
+        A.replace("Access", "Counted") + "  fills: [has_pool]\n",
+        "fills: has_pool is of the type int64, and of bool in the set descriptions",
+    ),
+    "no model": (f"{A}  model: /no/such/folder\n", "the set a, model.*there is no folder /no/such/folder"),
+    "no options": (f"{A}  processor_options: x\n", "the set a, processor_options.*give a JSON object"),
+}
+
+
+@pytest.mark.parametrize(("text", "refusal"), REFUSED.values(), ids=REFUSED)
 def test_a_file_that_cannot_be_asked_is_refused_in_one_sentence(load, text, refusal):
     """A wrong set is refused at start: found after days it would have cost them."""
     with pytest.raises(SettingsError, match=refusal):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.trials import described
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands import comparison_view
 from vlm_assets.commands.comparison_view import tables
@@ -15,7 +16,6 @@ from vlm_assets.config.settings import Settings
 from vlm_assets.services import comparison as comparison_module
 from vlm_assets.services.comparison import Comparison, Contender, compare
 from vlm_assets.services.trial import Trial
-from vlm_engine.ladder import Described
 
 Answers = list[dict[str, Any] | None]
 SURE = {"first": 0.96, "second": 0.55}
@@ -45,18 +45,12 @@ def compared(
     truth.write_text("id,floors,has_pool,note\n" + "".join(f"p{n},2,true,x\n" for n in range(8)))
 
     def trial(settings: Settings, *_: object, **__: object) -> Trial:
-        described = tuple(
-            Described(
-                f"p{number}", number, "ok" if answer else "failed", None, None, answer, None,
-                attempts=1, images_seen=1, images_failed=(), prompt_tokens=100, output_tokens=20,
-                finish_reason="stop", seconds=1.0,
-                confidence=dict.fromkeys(answer or {}, SURE[settings.prompt]) or None,
-            )
+        sure = SURE[settings.prompt]
+        rows = tuple(
+            described(number, answer, confidence=dict.fromkeys(answer or {}, sure) or None)
             for number, answer in enumerate(answers[settings.prompt])
-        )  # fmt: skip
-        return Trial(
-            described, 8, "cpu-0", 2, load_seconds=0.0, seconds=80.0, bytes=1, batches=((8, 8, 80.0),)
         )
+        return Trial(rows, 8, "cpu-0", 2, load_seconds=0.0, seconds=80.0, bytes=1, batches=((8, 8, 80.0),))
 
     monkeypatch.setattr(comparison_module, "run_trial", trial)
     contenders = [Contender(name, settings.model_copy(update={"prompt": name})) for name in answers]
@@ -76,9 +70,7 @@ def test_contenders_with_the_same_answers_are_not_told_apart(uneven, tmp_path, m
     assert comparison.disagreements == ()
 
 
-def test_the_better_contender_is_named_and_all_right_is_surer_than_an_error(
-    uneven, tmp_path, monkeypatch
-) -> None:
+def test_the_better_contender_is_named_and_all_right_is_surer_than_an_error(uneven, tmp_path, monkeypatch):
     """A property that failed has all of its fields wrong; a field wrong in one property counts a half."""
     second = [RIGHT | {"floors": 3}, None, *[RIGHT] * 6]
     comparison = compared(uneven, tmp_path, monkeypatch, [RIGHT] * 8, second)
@@ -130,13 +122,8 @@ def test_a_clear_difference_is_beyond_chance(uneven, tmp_path, monkeypatch) -> N
 
 def test_a_first_answer_that_was_invalid_is_counted_and_costs_one_prompt(uneven) -> None:
     """Asked again, a property has two prompts behind it; the figure is that of one."""
-    described = [
-        Described(
-            "p", 0, "ok", None, None, RIGHT, None, attempts, 1, (), 100 * attempts, 20, "stop", 1.0
-        )
-        for attempts in (1, 2, 0)
-    ]  # fmt: skip
-    trial = Trial(tuple(described), 8, "", 1, load_seconds=0.0, seconds=3.0, bytes=1, batches=((3, 3, 3.0),))
-    result = comparison_module._result(Contender("a", uneven), [trial], {"p": RIGHT}, {}, None)
+    rows = tuple(described(0, RIGHT, attempts=times, prompt_tokens=100 * times) for times in (1, 2, 0))
+    trial = Trial(rows, 8, "", 1, load_seconds=0.0, seconds=3.0, bytes=1, batches=((3, 3, 3.0),))
+    result = comparison_module._result(Contender("a", uneven), [trial], {"p0": RIGHT}, {}, None)
     assert (result.invalid.share, result.invalid.total) == (0.5, 2), "one was never asked: it has no image"
     assert result.prompt_tokens == 100.0

@@ -25,7 +25,7 @@ from vlm_assets.services.expected_cost import (
 from vlm_assets.services.status import read_status
 from vlm_assets.webserver.api import DagsterApi
 from vlm_durable.state.database import open_state
-from vlm_durable.state.rate import GAP_SECONDS, Rate, Stretch
+from vlm_durable.state.rate import GAP_SECONDS, Stretch
 from vlm_durable.state.workers import Phase, Workers
 
 LIGHT, HEAVY, MIDDLE, LAST = (f"{start:09d}-{start + 1:09d}" for start in (0, 2, 4, 6))
@@ -74,9 +74,7 @@ def test_images_are_counted_once_a_catalogue(uneven: Settings, monkeypatch: pyte
     assert cost_of(uneven.model_copy(update={"max_images": 1})).whole == {"counted": 1}
 
 
-def test_an_unreadable_catalogue_gives_plain_order_and_says_so(
-    uneven: Settings, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unreadable_catalogue_gives_plain_order_and_says_so(uneven, caplog) -> None:
     """Ordering never stops a retry: without a catalogue the keys come in plain order, and that is logged."""
     order = heaviest_first(uneven)
     assert order([LIGHT, HEAVY, "unknown"]) == [HEAVY, LIGHT, "unknown"]
@@ -93,13 +91,6 @@ def rows_of(
     return PublishedRows(rows, {}, (Stretch(device, first, last, rows),), began, not_asked)
 
 
-def test_start_up_and_waiting_between_runs_are_part_of_the_rate() -> None:
-    """Two partitions of 50 rows, each described in 10 s, are not 5 a second if they took 100 s."""
-    rate = measure([rows_of("a", 40, 50, 50, began=0), rows_of("a", 90, 100, 50, began=55)], [], now=500)
-    assert rate.per_second == pytest.approx(1.0)
-    assert rate.seconds_left([10, 20]) == pytest.approx(30)
-
-
 def test_a_run_that_waits_for_a_device_is_no_work(tmp_path: Path) -> None:
     """It may wait for hours behind a training: the rate is that of the work before."""
     with Workers(open_state(tmp_path)).begin(run_id="r", asset="a", partition="k", expected=9) as beat:
@@ -108,34 +99,41 @@ def test_a_run_that_waits_for_a_device_is_no_work(tmp_path: Path) -> None:
     assert measure([rows_of("a", 0, 100, 100)], [waiting], now=9_999).per_second == 1.0
 
 
+NIGHT = GAP_SECONDS + 1
+RATES = {
+    # Published partitions, rows a second of all devices, and the seconds that rows in partitions then take.
+    "start-up and waiting between runs count: 100 rows, described in 20 s, took 100 s": (
+        [rows_of("a", 40, 50, 50, began=0), rows_of("a", 90, 100, 50, began=55)],
+        1.0,
+        {(10, 20): 30},
+    ),
+    "two devices: the last partition goes at the rate of one": (
+        [rows_of("a", 0, 100, 100), rows_of("b", 0, 100, 100)],
+        2.0,
+        {(50,): 50, (50, 50, 0): 50, (50, 50, 50, 50): 100},
+    ),
+    "a night without work ends a stretch of work: the rate is that of the latest": (
+        [rows_of("a", 0, 100, 1), rows_of("a", 100 + NIGHT, 200 + NIGHT, 100)],
+        1.0,
+        {},
+    ),
+    "no figure is invented before the first row": ([], None, {(5,): None, (0,): 0.0}),
+}
+
+
+@pytest.mark.parametrize(("published", "per_second", "times"), RATES.values(), ids=RATES)
+def test_the_rate_is_that_of_wall_time(published, per_second, times) -> None:
+    """The time left is that of the rows left at the rate of the devices that work on them."""
+    rate = measure(published, [], now=500)
+    assert rate.per_second == pytest.approx(per_second)
+    assert {rows: rate.seconds_left(rows) for rows in times} == pytest.approx(times)
+
+
 def test_devices_side_by_side_share_the_wall_time() -> None:
     """The rate of all is the sum of the devices' rates."""
     rate = measure([rows_of("a", 0, 100, 100), rows_of("b", 0, 100, 50)], [], now=100)
     assert (rate.of_device("a"), rate.of_device("b"), rate.of_device("c")) == (1.0, 0.5, None)
     assert rate.per_second == 1.5
-
-
-def test_the_last_partition_goes_at_the_rate_of_one_device() -> None:
-    """With two devices and one partition left, half of the rate stands still: the time is not half of it."""
-    rate = measure([rows_of("a", 0, 100, 100), rows_of("b", 0, 100, 100)], [], now=100)
-    assert rate.seconds_left([50]) == pytest.approx(50)
-    assert rate.seconds_left([50, 50, 0]) == pytest.approx(50)
-    assert rate.seconds_left([50, 50, 50, 50]) == pytest.approx(100)
-
-
-def test_a_night_without_work_does_not_count() -> None:
-    """A pause ends a stretch of work: the rate is that of the latest one."""
-    night = GAP_SECONDS + 1
-    rate = measure([rows_of("a", 0, 100, 1), rows_of("a", 100 + night, 200 + night, 100)], [], now=0)
-    assert rate.per_second == pytest.approx(1.0)
-
-
-def test_nothing_committed_has_no_rate() -> None:
-    """No figure is invented before the first row."""
-    assert measure([], [], now=0) == Rate()
-    assert Rate().per_second is None
-    assert Rate().seconds_left([5]) is None
-    assert Rate().seconds_left([0]) == 0.0
 
 
 def test_a_property_that_is_not_asked_takes_no_time() -> None:

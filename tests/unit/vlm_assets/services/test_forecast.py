@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 
@@ -36,6 +36,23 @@ from vlm_engine.batches import BATCH_SECONDS
 def plan_of(settings, measured=MEASURED, **more):
     chosen = {"devices": 1, "devices_here": 1, **more}
     return make_forecast(settings, Catalog.open(settings.home), measured, **chosen)
+
+
+@pytest.fixture
+def published_at(monkeypatch):
+    """Has partitions be published: when each began, and how long it took. more: what its record says."""
+
+    def publish(times, more=MappingProxyType({})):
+        def record(_: PublishedPartitions, key: str) -> PublishedRecord | None:
+            if key not in times:
+                return None
+            began, seconds = times[key]
+            ended = datetime.fromtimestamp(began + seconds).astimezone().isoformat()
+            return PublishedRecord(key, 1, "", 0, 2, "", "", ended, {"began": began, **more.get(key, {})})
+
+        monkeypatch.setattr(PublishedPartitions, "record", record)
+
+    return publish
 
 
 def test_the_best_interval_is_dalys() -> None:
@@ -209,17 +226,10 @@ def test_the_band_holds_in_nine_of_ten_first_plans_on_a_machine_with_neighbours(
     assert inside >= 54
 
 
-def test_the_band_holds_in_nine_of_ten_plans_that_know_the_ones_before(uneven, monkeypatch) -> None:
+def test_the_band_holds_in_nine_of_ten_plans_that_know_the_ones_before(uneven, published_at) -> None:
     """Thirty times planned, run and compared, where 52% is usual: a band learns how far plans were off."""
     spans: dict[str, tuple[float, float]] = {}
-
-    def record(_: PublishedPartitions, key: str) -> PublishedRecord | None:
-        if key not in spans:
-            return None
-        ended = datetime.fromtimestamp(spans[key][1]).astimezone().isoformat()
-        return PublishedRecord(key, 1, "", 0, 2, "", "", ended, {"began": spans[key][0]})
-
-    monkeypatch.setattr(PublishedPartitions, "record", record)
+    published_at(spans)
     for repetition in range(30):
         machine = SharedMachine(100 + repetition)
         spans.clear()
@@ -227,7 +237,7 @@ def test_the_band_holds_in_nine_of_ten_plans_that_know_the_ones_before(uneven, m
         keep_forecast(uneven, made)
         times = machine.run([23, 5, 4, 2])
         at = time.time() + 10 - times[0][0]
-        spans.update(zip(made.keys, ((at + began, at + ended) for began, ended in times), strict=True))
+        spans.update(zip(made.keys, ((at + began, ended - began) for began, ended in times), strict=True))
         assert compare_with_run(uneven) is not None
     compared = comparisons(uneven)
     assert len(compared) == 30
@@ -271,7 +281,7 @@ def test_without_an_embedding_model_no_vectors_are_counted_and_none_is_missed(un
 
 
 @pytest.mark.parametrize("embeds", [True, False])
-def test_a_prediction_is_compared_once_all_of_its_partitions_were_made(uneven, embeds, monkeypatch) -> None:
+def test_a_prediction_is_compared_once_all_of_its_partitions_were_made(uneven, embeds, published_at) -> None:
     """After the run, the plan is compared with it, without the pauses; the result widens the next band."""
     embedder = uneven.embedding_model or "an/embedder"
     uneven = uneven.model_copy(update={"embedding_model": embedder if embeds else None})
@@ -280,13 +290,8 @@ def test_a_prediction_is_compared_once_all_of_its_partitions_were_made(uneven, e
     assert compare_with_run(uneven) is None
     at = datetime.now().timestamp() + 10
     # One after the other with two seconds between, and a night before the last.
-    begins = dict(zip(made.keys, (at, at + 32, at + 64, at + 50_000), strict=True))
-
-    def record(_: PublishedPartitions, key: str) -> PublishedRecord:
-        ended = datetime.fromtimestamp(begins[key] + 30).astimezone().isoformat()
-        return PublishedRecord(key, 1, "", 0, 2, "", "", ended, {"began": begins[key]})
-
-    monkeypatch.setattr(PublishedPartitions, "record", record)
+    begins = (at, at + 32, at + 64, at + 50_000)
+    published_at({key: (began, 30) for key, began in zip(made.keys, begins, strict=True)})
     found = compare_with_run(uneven)
     assert found is not None
     assert found.actual == pytest.approx(4 * 30 + 2 * 2, abs=0.1)
@@ -299,20 +304,14 @@ def test_a_prediction_is_compared_once_all_of_its_partitions_were_made(uneven, e
     assert after.days_band[1] / after.days > 1.5 * made.days_band[1] / made.days
 
 
-def test_the_next_plan_stands_on_what_real_partitions_took(uneven, monkeypatch) -> None:
+def test_the_next_plan_stands_on_what_real_partitions_took(uneven, monkeypatch, published_at) -> None:
     """A run that took twice as long as was measured: the next plan says so, whatever devices were named."""
     monkeypatch.setattr(small_runs, "STEADY_RUNS", 3)
     keep_measurement(uneven, MEASURED)
     made = plan_of(uneven, devices=8)
     keep_forecast(uneven, made)
     at = datetime.now().timestamp() + 10
-
-    def record(_: PublishedPartitions, key: str) -> PublishedRecord:
-        began = at + 61.0 * made.keys.index(key)
-        ended = datetime.fromtimestamp(began + 60).astimezone().isoformat()
-        return PublishedRecord(key, 1, "", 0, 2, "", "", ended, {"began": began})
-
-    monkeypatch.setattr(PublishedPartitions, "record", record)
+    published_at({key: (at + 61.0 * number, 60) for number, key in enumerate(made.keys)})
     assert compare_with_run(uneven) is not None
     (learned,) = read_measurements(uneven)
     assert learned.run is not None
@@ -320,47 +319,35 @@ def test_the_next_plan_stands_on_what_real_partitions_took(uneven, monkeypatch) 
     assert plan_of(uneven, learned).days * 86_400 == pytest.approx(4 * 60 + 3 * 1, rel=0.02)
 
 
-def test_what_was_resumed_does_not_say_what_a_partition_takes(uneven, monkeypatch) -> None:
+def test_what_was_resumed_does_not_say_what_a_partition_takes(uneven, monkeypatch, published_at) -> None:
     """Half of its rows were there: its second run was over soon, and the next plan would be too short."""
     monkeypatch.setattr(small_runs, "STEADY_RUNS", 1)
     keep_measurement(uneven, MEASURED)
     made = plan_of(uneven)
     keep_forecast(uneven, made)
     at = datetime.now().timestamp() + 10
-
-    def record(_: PublishedPartitions, key: str) -> PublishedRecord:
-        number = made.keys.index(key)
-        began = at + 61.0 * number
-        first, seconds = (began - 500, 6) if number == 1 else (began, 60)
-        ended = datetime.fromtimestamp(began + seconds).astimezone().isoformat()
-        counted = {
-            "kinds": {"ok": 2},
-            "stretches": [{"device": "d", "first": first, "last": began, "rows": 2}],
-        }
-        return PublishedRecord(key, 1, "", 0, 2, "", "", ended, {"began": began, COUNTED: counted})
-
-    monkeypatch.setattr(PublishedPartitions, "record", record)
+    times, counted = {}, {}
+    for number, key in enumerate(made.keys):
+        began, is_resumed = at + 61.0 * number, number == 1
+        times[key] = began, 6 if is_resumed else 60
+        stretch = {"device": "d", "first": began - 500 * is_resumed, "last": began, "rows": 2}
+        counted[key] = {COUNTED: {"kinds": {"ok": 2}, "stretches": [stretch]}}
+    published_at(times, counted)
     assert compare_with_run(uneven) is not None
     (learned,) = read_measurements(uneven)
     assert learned.run is not None
     assert round(learned.run.seconds) == 60
 
 
-def test_a_short_last_partition_says_nothing_of_how_devices_share(uneven, monkeypatch) -> None:
+def test_a_short_last_partition_says_nothing_of_how_devices_share(uneven, monkeypatch, published_at) -> None:
     """A tail is over sooner because it is small: the other devices are not as much slower for that."""
     monkeypatch.setattr(small_runs, "STEADY_RUNS", 0)
     keep_measurement(uneven, MEASURED)
     made = plan_of(uneven)
     keep_forecast(uneven, made)
     at = datetime.now().timestamp() + 10
-    times = dict(zip(made.keys, ((0, 60), (0, 60), (61, 60), (62, 6)), strict=True))
-
-    def record(_: PublishedPartitions, key: str) -> PublishedRecord:
-        began, seconds = at + times[key][0], times[key][1]
-        ended = datetime.fromtimestamp(began + seconds).astimezone().isoformat()
-        return PublishedRecord(key, 1, "", 0, 2, "", "", ended, {"began": began})
-
-    monkeypatch.setattr(PublishedPartitions, "record", record)
+    times = ((at, 60), (at, 60), (at + 61, 60), (at + 62, 6))
+    published_at(dict(zip(made.keys, times, strict=True)))
     compare_with_run(uneven)
     (learned,) = read_measurements(uneven)
     assert learned.run is not None

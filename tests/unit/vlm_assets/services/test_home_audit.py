@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from vlm_durable.journal.high_water_mark import HighWaterMark, write_mark
 from vlm_durable.versions.findings import OF_THE_FILE, FindingKind
 from vlm_durable.versions.version_mark import mark_copies
 
+WARNINGS = {FindingKind.EARLIER_VERSION, FindingKind.SETTINGS_DIFFER, FindingKind.STALE}
 FIRST, SECOND, THIRD = "000000000-000000002", "000000003-000000005", "000000006-000000008"
 DESCRIBED, EMBEDDED = "property_descriptions", "property_embeddings"
 
@@ -138,42 +140,24 @@ def test_a_row_without_an_id(dataset):
     assert "(no id)" in counts.first_ids
 
 
-def damage(name: str) -> Callable[[Path], None]:
-    def truncate(path: Path) -> None:
-        path.write_bytes(path.read_bytes()[:-50])
-
-    def overwrite_footer(path: Path) -> None:
-        path.write_bytes(path.read_bytes()[:-20] + bytes(20))
-
-    def rewrite(path: Path) -> None:
-        table = pq.read_table(path)
-        pq.write_table(table.slice(0, 2), path)
-
-    return {
-        "deleted": Path.unlink,
-        "truncated": truncate,
-        "empty": lambda path: path.write_bytes(b""),
-        "footer": overwrite_footer,
-        "rewritten": rewrite,
-        "a folder": lambda path: (path.unlink(), path.mkdir()),
-    }[name]
+DAMAGES = {
+    "deleted": (Path.unlink, FindingKind.MISSING),
+    "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-50]), FindingKind.TRUNCATED),
+    "empty": (lambda path: path.write_bytes(b""), FindingKind.TRUNCATED),
+    "footer": (lambda path: path.write_bytes(path.read_bytes()[:-20] + bytes(20)), FindingKind.UNREADABLE),
+    "rewritten": (
+        lambda path: pq.write_table(pq.read_table(path).slice(0, 2), path),
+        FindingKind.ROWS_DIFFER,
+    ),
+    "a folder": (lambda path: (path.unlink(), path.mkdir()), FindingKind.UNREADABLE),
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("deleted", FindingKind.MISSING),
-        ("truncated", FindingKind.TRUNCATED),
-        ("empty", FindingKind.TRUNCATED),
-        ("footer", FindingKind.UNREADABLE),
-        ("rewritten", FindingKind.ROWS_DIFFER),
-        ("a folder", FindingKind.UNREADABLE),
-    ],
-)
+@pytest.mark.parametrize(("damage", "kind"), DAMAGES.values(), ids=DAMAGES)
 @pytest.mark.parametrize("asset", [DESCRIBED, EMBEDDED])
-def test_a_damaged_file_is_found_without_reading_every_byte(dataset, name, kind, asset):
+def test_a_damaged_file_is_found_without_reading_every_byte(dataset, damage, kind, asset):
     """Size, footer and rows alone show a file that is gone, cut, overwritten or replaced."""
-    damage(name)(dataset.settings.home / asset / f"{SECOND}.parquet")
+    damage(dataset.settings.home / asset / f"{SECOND}.parquet")
     found = look(dataset)
     assert (kind, asset, SECOND) in wrong(found)
     assert partition(found, asset, SECOND).state is State.DAMAGED
@@ -205,20 +189,64 @@ def test_a_file_that_does_not_read_takes_no_other_down(dataset):
     assert found.partitions_in(DESCRIBED, State.DONE) == 2
 
 
-def test_a_second_copy_that_is_gone(dataset):
-    """A published file without its second copy is called wrong while it can still be put right."""
-    dataset.copy_of(THIRD).unlink()
-    assert wrong(look(dataset)) == {(FindingKind.SECOND_COPY, DESCRIBED, THIRD)}
-
-
-def test_an_earlier_version_that_is_gone_is_a_warning(dataset):
-    """The versions before are a convenience: losing one is said, and makes nothing wrong."""
+def lose_the_version_before(dataset):
     dataset.describe(FIRST, text="a villa")
     dataset.embed(FIRST)
     dataset.copy_of(FIRST, 1).unlink()
-    found = look(dataset)
-    assert found.ok
-    assert warned(found) == {(FindingKind.EARLIER_VERSION, DESCRIBED, FIRST)}
+
+
+def mix_generations(rows):
+    return [{**rows[0], "fingerprint": "another"}, *rows[1:]]
+
+
+def all_ok(rows):
+    return [{**row, "status": "ok"} for row in rows]
+
+
+DIFFER = FindingKind.DESCRIPTIONS_DIFFER, EMBEDDED
+CHANGES = {
+    # What was done, and the one finding, with words of its sentence.
+    "a second copy is gone": (
+        lambda dataset: dataset.copy_of(THIRD).unlink(),
+        (FindingKind.SECOND_COPY, DESCRIBED, THIRD, ""),
+    ),
+    "an earlier version is gone: a convenience": (
+        lose_the_version_before,
+        (FindingKind.EARLIER_VERSION, DESCRIBED, FIRST, ""),
+    ),
+    "rows of two generations are in one file": (
+        lambda dataset: (dataset.describe(FIRST, mix_generations), dataset.embed(FIRST)),
+        (FindingKind.MIXED, DESCRIBED, FIRST, ""),
+    ),
+    "a partition was made with other settings": (
+        lambda dataset: (dataset.describe(THIRD, settings="other"), dataset.embed(THIRD)),
+        (FindingKind.SETTINGS_DIFFER, DESCRIBED, None, f"maker.*{THIRD}"),
+    ),
+    "the images of a range were updated": (
+        lambda dataset: dataset.replace_images("p7"),
+        (FindingKind.STALE, DESCRIBED, THIRD, ""),
+    ),
+    "the descriptions of embeddings are not there": (
+        lambda dataset: dataset.descriptions.set_aside(THIRD),
+        (*DIFFER, THIRD, ""),
+    ),
+    "a failed row is ok in the embeddings": (
+        lambda dataset: dataset.embed(SECOND, all_ok),
+        (*DIFFER, SECOND, "'p4'"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "expected"), CHANGES.values(), ids=CHANGES)
+def test_each_change_is_one_finding(dataset, change, expected):
+    """What readers must not read, or nobody could put right, is wrong; what is sound all the same warns."""
+    change(dataset)
+    report = look(dataset)
+    (found,) = report.findings
+    *where, words = expected
+    assert [found.kind, found.asset, found.key] == where
+    assert re.search(words, found.sentence)
+    assert report.ok == (found.kind in WARNINGS)
 
 
 def test_records_that_are_damaged(dataset):
@@ -278,24 +306,6 @@ def test_a_file_that_was_not_published_here(empty):
     assert {(FindingKind.UNRECORDED, DESCRIBED, SECOND), (FindingKind.IDS, DESCRIBED, SECOND)} == wrong(found)
 
 
-def test_a_second_fingerprint_inside_a_file(empty):
-    """Rows of two generations in one file are mixed, and that is wrong."""
-    empty.describe(FIRST, lambda rows: [{**rows[0], "fingerprint": "another"}, *rows[1:]])
-    assert wrong(look(empty)) == {(FindingKind.MIXED, DESCRIBED, FIRST)}
-
-
-def test_partitions_of_different_settings_are_a_warning(empty):
-    """A dataset half made with other settings is sound and says so."""
-    empty.describe(FIRST)
-    empty.describe(SECOND)
-    empty.describe(THIRD, settings="other")
-    found = look(empty)
-    assert found.ok
-    assert warned(found) == {(FindingKind.SETTINGS_DIFFER, DESCRIBED, None)}
-    assert "maker" in found.warnings[0].sentence
-    assert THIRD in found.warnings[0].sentence
-
-
 def test_embeddings_of_other_descriptions(dataset):
     """Embeddings are wrong once the descriptions that they were made from are replaced."""
     dataset.describe(SECOND, text="a villa")
@@ -319,14 +329,6 @@ def test_both_assets_published_between_the_two_looks_at_them_are_whole(dataset, 
     assert published
 
 
-def test_embeddings_with_another_status(dataset):
-    """Row for row the same property and status: a failed one cannot be ok in the embeddings."""
-    dataset.embed(SECOND, lambda rows: [{**row, "status": "ok"} for row in rows])
-    found = look(dataset)
-    assert wrong(found) == {(FindingKind.DESCRIPTIONS_DIFFER, EMBEDDED, SECOND)}
-    assert "'p4'" in found.wrong[0].sentence
-
-
 def test_vectors_that_do_not_fit_their_status_are_found_deep(dataset):
     """An ok row without a vector, or a failed one with one, is found where all columns are read."""
     dataset.embed(SECOND, lambda rows: [{**rows[0], "embedding": None}, *rows[1:]])
@@ -334,25 +336,6 @@ def test_vectors_that_do_not_fit_their_status_are_found_deep(dataset):
     found = look(dataset, deep=True)
     assert wrong(found) == {(FindingKind.DESCRIPTIONS_DIFFER, EMBEDDED, SECOND)}
     assert "'p3'" in found.wrong[0].sentence
-
-
-def test_embeddings_without_descriptions(dataset):
-    """Embeddings of descriptions that are not there are wrong."""
-    dataset.descriptions.set_aside(THIRD)
-    assert wrong(look(dataset)) == {(FindingKind.DESCRIPTIONS_DIFFER, EMBEDDED, THIRD)}
-
-
-def test_a_range_whose_images_were_updated_is_a_warning(dataset, tmp_path):
-    """After an update of the catalogue the stale partition is named, and its rows are sound."""
-    from vlm_assets.catalog.ingest import ingest
-
-    listing = tmp_path / "update.jsonl"
-    (tmp_path / "new.jpg").write_bytes(b"not a picture, but there")
-    listing.write_text(json.dumps({"property_id": "p7", "images": ["new.jpg"]}) + "\n")
-    ingest(listing, dataset.settings.home, update=True)
-    found = look(dataset)
-    assert found.ok
-    assert warned(found) == {(FindingKind.STALE, DESCRIBED, THIRD)}
 
 
 def test_it_changes_nothing(dataset, monkeypatch):

@@ -46,9 +46,7 @@ def test_the_interval_of_a_share_is_wilsons() -> None:
         (6, 16, 161, -0.124, -0.0054),
     ],
 )
-def test_the_interval_of_a_difference_is_tangos(
-    better: int, worse: int, of: int, low: float, high: float
-) -> None:
+def test_the_interval_of_a_difference_is_tangos(better, worse, of, low, high) -> None:
     """The values of a textbook, in both directions."""
     forth, back = difference_of(better, worse, of), difference_of(worse, better, of)
     digits = 4 if of > 100 else 3

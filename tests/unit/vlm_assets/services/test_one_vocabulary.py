@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pyarrow.parquet as pq
@@ -36,39 +37,6 @@ def meanings(monkeypatch):
     return parts
 
 
-def remove_file(dataset, paths):
-    paths.published.unlink()
-
-
-def truncate(dataset, paths):
-    paths.published.write_bytes(paths.published.read_bytes()[:100])
-
-
-def overwrite(dataset, paths):
-    paths.published.write_bytes(b"x" * paths.published.stat().st_size)
-
-
-def drop_a_row(dataset, paths):
-    pq.write_table(pq.read_table(paths.published).slice(1), paths.published)
-
-
-def flip_in_a_row(dataset, paths):
-    flip_bit(paths.published, 40)
-
-
-def remove_second_copy(dataset, paths):
-    paths.version(0).unlink()
-
-
-def remove_record_copy(dataset, paths):
-    paths.record_copy.unlink()
-
-
-def remove_records(dataset, paths):
-    paths.record.unlink()
-    paths.record_copy.unlink()
-
-
 def damage_records_and_marks(dataset, paths):
     for path in (paths.record, paths.record_copy, *mark_copies(paths.version_mark)):
         path.write_bytes(b"?")
@@ -87,28 +55,27 @@ def forget_record(dataset, paths):
     paths.published.write_bytes(content)
 
 
-def put_back(dataset, paths):
-    files = (paths.record, paths.record_copy, paths.published, paths.version(0))
-    before = {path: path.read_bytes() for path in files}
-    dataset.describe(FIRST, text="a villa")
-    for path, content in before.items():
-        path.write_bytes(content)
-    paths.version(1).unlink()
+def overwrite(_, paths):
+    paths.published.write_bytes(b"x" * paths.published.stat().st_size)
+
+
+def drop_a_row(_, paths):
+    pq.write_table(pq.read_table(paths.published).slice(1), paths.published)
 
 
 STATES = [
-    (remove_file, FindingKind.MISSING),
-    (truncate, FindingKind.TRUNCATED),
+    (lambda _, paths: paths.published.unlink(), FindingKind.MISSING),
+    (lambda _, paths: os.truncate(paths.published, 100), FindingKind.TRUNCATED),
     (overwrite, FindingKind.UNREADABLE),
     (drop_a_row, FindingKind.ROWS_DIFFER),
-    (flip_in_a_row, FindingKind.DIGEST_DIFFERS),
-    (remove_second_copy, FindingKind.SECOND_COPY),
-    (remove_record_copy, FindingKind.RECORD_COPY),
-    (remove_records, FindingKind.RECORD_BEHIND),
+    (lambda _, paths: flip_bit(paths.published, 40), FindingKind.DIGEST_DIFFERS),
+    (lambda _, paths: paths.version(0).unlink(), FindingKind.SECOND_COPY),
+    (lambda _, paths: paths.record_copy.unlink(), FindingKind.RECORD_COPY),
+    (lambda _, paths: (paths.record.unlink(), paths.record_copy.unlink()), FindingKind.RECORD_BEHIND),
     (damage_records_and_marks, FindingKind.RECORD),
     (forget_all, FindingKind.VANISHED),
     (forget_record, FindingKind.UNRECORDED),
-    (put_back, FindingKind.PUT_BACK),
+    (lambda dataset, _: dataset.put_back(FIRST), FindingKind.PUT_BACK),
 ]
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
 
 from tests.support.damage import damage_rows
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.services.home_audit import audit
 from vlm_assets.services.repairs import Remedy, find_repairs, put_right, recomputations
 from vlm_durable.journal.high_water_mark import HighWaterMark, write_mark
@@ -25,12 +23,6 @@ def plan(dataset, *, deep=False, failed=False):
 
 def remedies(repairs):
     return {(one.asset, one.key): one.remedy for one in repairs}
-
-
-def mark(dataset, asset, key, *, rows, retired):
-    path = dataset.settings.state_directory / "high_water_marks" / asset / key / "g.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_mark(path, HighWaterMark(key, "g", rows, 4, 1, None, retired=retired))
 
 
 def test_a_sound_dataset_needs_nothing(dataset):
@@ -93,23 +85,9 @@ def test_embeddings_of_other_descriptions_are_computed_alone(dataset):
     assert (wanted.assets, wanted.keys) == ((EMBEDDED,), (SECOND,))
 
 
-def put_back(dataset, key, *, wholly):
-    """Publish other descriptions, then put the version before, or its record alone, back."""
-    paths = dataset.settings.descriptions.partition(key)
-    names = (paths.record, paths.record_copy, *((paths.published, paths.version(0)) if wholly else ()))
-    before = {path: path.read_bytes() for path in names}
-    newest = dataset.describe(key, text="a villa")
-    dataset.embed(key)
-    for path, content in before.items():
-        path.write_bytes(content)
-    if wholly:
-        paths.version(1).unlink()
-    return newest
-
-
 def test_an_older_record_beside_a_newer_file_is_brought_up_to_it(dataset):
     """Finished work is never computed again while a whole file of it is there."""
-    newest = put_back(dataset, FIRST, wholly=False)
+    newest = dataset.put_back(FIRST, wholly=False)
     repairs = plan(dataset)
     assert remedies(repairs) == {(DESCRIBED, FIRST): Remedy.RESTORE}
     put_right(dataset.settings, repairs[0])
@@ -147,7 +125,9 @@ def test_a_record_lost_twice_is_set_aside_and_computed(dataset):
 
 def test_what_vanished_is_computed_as_a_new_generation(dataset):
     """The generation that was published and vanished is closed: a plain start would stop at its mark."""
-    mark(dataset, DESCRIBED, FIRST, rows=3, retired=True)
+    mark = dataset.settings.descriptions.partition(FIRST).high_water_mark("g")
+    mark.parent.mkdir(parents=True)
+    write_mark(mark, HighWaterMark(FIRST, "g", 3, 4, 1, None, retired=True))
     dataset.descriptions.set_aside(FIRST)
     assert remedies(plan(dataset))[DESCRIBED, FIRST] is Remedy.COMPUTE
 
@@ -186,11 +166,9 @@ def test_failed_properties_are_tried_again_only_when_asked(dataset):
     assert wanted.assets == (DESCRIBED, EMBEDDED)
 
 
-def test_failed_properties_of_a_stale_partition_are_for_a_person(dataset, tmp_path):
+def test_failed_properties_of_a_stale_partition_are_for_a_person(dataset):
     """What is stale would be described anew as a whole, which may take days: never by `--failed`."""
-    (tmp_path / "new.jpg").write_bytes(b"not a picture, but there")
-    (tmp_path / "update.jsonl").write_text(json.dumps({"property_id": "p4", "images": ["new.jpg"]}) + "\n")
-    ingest(tmp_path / "update.jsonl", dataset.settings.home, update=True)
+    dataset.replace_images("p4")
     (stale,) = plan(dataset, failed=True)
     assert (stale.key, stale.remedy) == (SECOND, Remedy.BY_HAND)
     assert "`vlm-assets run --stale`" in stale.sentence()

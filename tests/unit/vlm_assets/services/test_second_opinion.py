@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.support.trials import described
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands.comparison_view import tables
 from vlm_assets.config.settings import Settings, SettingsError, load_settings
@@ -14,7 +14,6 @@ from vlm_assets.services import comparison as comparison_module
 from vlm_assets.services.comparison import Comparison, Contender, compare
 from vlm_assets.services.second_opinion import SecondOpinion
 from vlm_assets.services.trial import Trial
-from vlm_engine.ladder import Described
 
 SCHEMA = "vlm_assets.config.property_description:PropertyDescription[floors,has_pool]"
 RIGHT = {"floors": 2, "has_pool": True}
@@ -43,15 +42,6 @@ def asking(home: Path, tmp_path: Path) -> Settings:
     return load_settings(model="example", home=home, prompt="first", questions=file)
 
 
-def row(number: int, description: dict[str, Any] | None, sure: float) -> Described:
-    return Described(
-        f"p{number}", number, "ok" if description else "failed", None, None, description, None,
-        attempts=1, images_seen=1, images_failed=(), prompt_tokens=100, output_tokens=20,
-        finish_reason="stop", seconds=1.0,
-        confidence={"floors": sure, "has_pool": 0.9} if description else None,
-    )  # fmt: skip
-
-
 def compared(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Comparison:
     """The first is wrong where it is unsure, the second never; its sample takes four times as long."""
     first = [
@@ -62,14 +52,13 @@ def compared(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     def trial(settings: Settings, *_: object, **__: object) -> Trial:
         is_first = settings.prompt == "first"
-        rows = [
-            row(number, answer, 0.5 if is_first and answer == WRONG else 0.96)
-            for number, answer in enumerate(first if is_first else second)
-        ]
-        seconds = 80.0 if is_first else 320.0
+        rows = []
+        for number, answer in enumerate(first if is_first else second):
+            sure = {"floors": 0.5 if is_first and answer == WRONG else 0.96, "has_pool": 0.9}
+            rows.append(described(number, answer, confidence=sure if answer else None))
         return Trial(
-            tuple(rows), 8, "cpu-0", 1, load_seconds=4.0, seconds=seconds, bytes=1, batches=(),
-            start_seconds=1.0, partition_rows=2,
+            tuple(rows), 8, "cpu-0", 1, load_seconds=4.0, seconds=80.0 if is_first else 320.0, bytes=1,
+            batches=(), start_seconds=1.0, partition_rows=2,
         )  # fmt: skip
 
     monkeypatch.setattr(comparison_module, "run_trial", trial)

@@ -1,13 +1,10 @@
 """What is stale, why, and what making it anew takes: one answer in the same words."""
 
-import json
-
 import pytest
 
 from vlm_assets.assets.fingerprint import Meanings
 from vlm_assets.assets.partition_state import PartitionState, State
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.question_sets import question_sets
 from vlm_assets.services.expected_cost import SetProgress
 from vlm_assets.services.stale_work import stale_among, stale_work
@@ -82,12 +79,9 @@ def test_nothing_is_guessed_where_nothing_was_measured_or_priced(dataset, stale)
     assert of(dataset.settings).sentences() == []
 
 
-def test_status_and_an_update_of_the_catalogue_say_the_same(dataset, tmp_path):
+def test_status_and_an_update_of_the_catalogue_say_the_same(dataset):
     """The images of one property were replaced: its partition alone is stale, and both say so."""
-    (tmp_path / "new.jpg").write_bytes(b"not a picture, but there")
-    update = tmp_path / "update.jsonl"
-    update.write_text(json.dumps({"property_id": "p7", "images": ["new.jpg"]}) + "\n")
-    report = ingest(update, dataset.settings.home, update=True)
+    report = dataset.replace_images("p7")
     catalog = Catalog.open(dataset.settings.home)
     after_update = stale_among(dataset.settings, catalog, [one.key for one in report.stale_ranges])
     assert after_update.keys == (dataset.keys[2],)

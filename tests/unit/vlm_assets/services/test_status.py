@@ -21,7 +21,7 @@ from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
 from sensors.retry_ledger import Attempts, DoneAgain, Entry, note_done_again
 from vlm_assets.assets import partition_state
-from vlm_assets.assets.partition_state import State
+from vlm_assets.assets.partition_state import PartitionState, State
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands.main import app
 from vlm_assets.commands.status_view import view, watch_status
@@ -51,8 +51,13 @@ def status_of(settings: Settings) -> Status:
     return read_status(chosen, Catalog.open(settings.home))
 
 
+def described(status: Status) -> dict[str, PartitionState]:
+    """The partitions of the descriptions, by key."""
+    return {one.key: one for one in status.partitions if one.asset == "property_descriptions"}
+
+
 def states(status: Status) -> dict[str, State]:
-    return {one.key: one.state for one in status.partitions if one.asset == "property_descriptions"}
+    return {key: partition.state for key, partition in described(status).items()}
 
 
 def text(status: Status) -> str:
@@ -91,9 +96,7 @@ def test_after_a_reboot_everything_waits_heaviest_first(uneven: Settings, commit
 
 
 @pytest.mark.parametrize("generation", [None, "another"])
-def test_finished_rows_that_no_check_refused_are_interrupted(
-    uneven: Settings, commit, refuse, generation: str | None
-) -> None:
+def test_finished_rows_that_no_check_refused_are_interrupted(uneven, commit, refuse, generation) -> None:
     """Stopped between the last commit and publication: it goes on at 100%, and nothing is computed again."""
     commit(uneven, MIDDLE, 2)
     if generation is not None:
@@ -124,11 +127,7 @@ def test_a_worker_that_lives_is_running_and_tells_its_rate(uneven: Settings) -> 
     """A heartbeat whose lock is held: running, on its device, from its launch on; afterwards it is not."""
     workers = Workers(open_state(uneven.state_directory))
     with workers.begin(
-        run_id="r1",
-        asset="property_descriptions",
-        partition=HEAVY,
-        expected=2,
-        began=time.time() - 100.0,
+        run_id="r1", asset="property_descriptions", partition=HEAVY, expected=2, began=time.time() - 100.0
     ) as beat:
         beat.enter(Phase.WORKING, device="cpu-1")
         beat.beat(computed=1, committed=1)
@@ -266,9 +265,7 @@ def test_watch_follows_until_ctrl_c(uneven: Settings, commit) -> None:
     assert "at 50% (1 of 2)" in console.file.getvalue()
 
 
-def test_each_published_file_is_read_once_and_not_again_at_the_next_look(
-    dataset: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_published_file_is_read_once_and_not_again_at_the_next_look(dataset, monkeypatch) -> None:
     """A look at thousands of partitions reads what is new; of each other one it reads the record, once."""
     monkeypatch.setattr(seen_files, "_SETTLED_NS", 0)
     read: Counter[str] = Counter()
@@ -300,7 +297,7 @@ def test_what_was_given_up_says_so_in_words(uneven: Settings) -> None:
         HEAVY: Entry(HEAVY, attempts=1, given_up=True, told="person: 1f2e3d"),
     }
     assert Attempts(control_state(uneven)).write(entries, read={})
-    found = {one.key: one for one in status_of(uneven).partitions if one.asset == "property_descriptions"}
+    found = described(status_of(uneven))
     for key, times in ((LIGHT, "5 times"), (HEAVY, "once")):
         said = (
             f"needs you: failed {times} in a row without progress. It is not tried again by itself: put that"
@@ -317,7 +314,7 @@ def test_a_first_failure_says_when_and_why_it_is_tried_again(uneven: Settings) -
         MIDDLE: Entry(MIDDLE, reckoned="r3", told="person: r3", why="the answers are garbage"),
     }
     assert Attempts(control_state(uneven)).write(entries, read={})
-    found = {one.key: one for one in status_of(uneven).partitions if one.asset == "property_descriptions"}
+    found = described(status_of(uneven))
     failed, interrupted, left = (found[key] for key in entries)
     assert (failed.state, interrupted.state) == (State.FAILED, State.NOT_STARTED)
     assert left.state is State.GIVEN_UP
@@ -336,8 +333,7 @@ def test_a_refusal_that_needs_a_person_is_told_whole(uneven: Settings, commit, r
     refuse(uneven, LIGHT)
     entry = Entry(LIGHT, reckoned="r1", told="person: r1", why="the beginning of")
     assert Attempts(control_state(uneven)).write({LIGHT: entry}, read={})
-    status = status_of(uneven)
-    found = next(one for one in status.partitions if one.key == LIGHT)
+    found = described(status_of(uneven))[LIGHT]
     assert found.state is State.GIVEN_UP
     assert re.search("^needs you: .*: failed_share: 2 of 2 properties failed", found.note)
     assert "the beginning of" not in found.note

@@ -164,9 +164,7 @@ def started_dagster(home: Path) -> tuple[subprocess.Popen[str], int, psutil.Proc
     return starter, watchdog, psutil.Process(daemon)
 
 
-def test_a_daemon_whose_starter_and_watchdog_were_killed_is_ended_before_another_starts(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_daemon_whose_starter_and_watchdog_were_killed_is_ended_before_another_starts(tmp_path, caplog):
     """Two daemons on one home would launch each run twice: the lock is held by what runs."""
     starter, watchdog, daemon = started_dagster(tmp_path)
     with (
