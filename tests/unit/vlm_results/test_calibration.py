@@ -60,6 +60,12 @@ def judge(dataset, drawn, **changed):
         append_verdict(dataset.settings.home, verdict)
 
 
+def judged_of(dataset):
+    """The labels of the one kind of answers that there is."""
+    (judged,) = read_judged(dataset.settings, dataset.catalog).values()
+    return judged
+
+
 def described(dataset):
     """All published answers."""
     paths = [dataset.settings.descriptions.partition(key).published for key in dataset.keys]
@@ -126,7 +132,7 @@ def test_a_truth_file_and_a_larger_model_teach_but_a_model_does_not_certify(tmp_
         dataset.write_truth(dataset.settings.truth, ids, **columns)
         curves = learn(dataset)
         assert {len(one.labels) for one in curves} == {len(ids)}
-        (judged,) = read_judged(dataset.settings, dataset.catalog).values()
+        judged = judged_of(dataset)
         assert len(certifying_labels(judged, "floors")) == certifying
 
 
@@ -145,7 +151,7 @@ def test_labels_that_the_describing_model_learned_neither_teach_nor_certify(tmp_
     for certifying, answering in ((400, "sha256:another"), (100, revision)):
         for key in dataset.keys:
             dataset.answer(key, model=answering, revision=answering)
-        (judged,) = read_judged(dataset.settings, dataset.catalog).values()
+        judged = judged_of(dataset)
         assert len(certifying_labels(judged, "floors")) == certifying
         assert len(teaching_labels(judged, "floors")) == certifying
     assert {label.name for label in judged if not label.is_learned} == set(map(digest_of, ids[300:]))
@@ -169,8 +175,7 @@ def test_what_a_model_learned_is_known_after_its_folder_is_gone_and_of_its_stude
     keep_learned(describing, revision)
     shutil.rmtree(folder)
     (kept,) = (dataset.settings.state_directory / "learned").iterdir()
-    (judged,) = read_judged(dataset.settings, dataset.catalog).values()
-    assert len(certifying_labels(judged, "floors")) == 100
+    assert len(certifying(dataset)) == 100
     student = TrainingWork.of(dataset.settings, "student", Variant(base="a:b", epochs=1))
     assert [name for name in ids if name in student.labels] == ids[:300]
     earlier = sealed({"learned": [digest_of(name) for name in ids[:300]]})
@@ -197,7 +202,7 @@ def test_only_what_chance_drew_certifies_and_stays_in_the_sample_as_it_was_judge
         )
         append_verdict(dataset.settings.home, again)
     judge_sample(dataset, 40, why="floors: 0.61", weight=0.0, by_chance=False)
-    (judged,) = read_judged(dataset.settings, dataset.catalog).values()
+    judged = judged_of(dataset)
     assert len(certified) == len(teaching_labels(judged, "floors")) == len(drawn)
     assert certifying(dataset).digest == certified.digest
     assert not certified.right.all()
@@ -205,8 +210,7 @@ def test_only_what_chance_drew_certifies_and_stays_in_the_sample_as_it_was_judge
 
 
 def certifying(dataset):
-    (judged,) = read_judged(dataset.settings, dataset.catalog).values()
-    return certifying_labels(judged, "floors")
+    return certifying_labels(judged_of(dataset), "floors")
 
 
 def test_verdicts_from_a_file_neither_certify_nor_teach_nor_change_what_chance_drew(tmp_path):
@@ -225,7 +229,7 @@ def test_verdicts_from_a_file_neither_certify_nor_teach_nor_change_what_chance_d
     assert take_verdicts(settings, catalog, path) == TakenVerdicts(len(others), len(drawn), 0)
     assert certifying(dataset).digest == certified.digest
     assert accuracy(settings.home, published_answers(settings, catalog)) == right
-    (judged,) = read_judged(settings, catalog).values()
+    judged = judged_of(dataset)
     assert len(judged) == len(drawn) + len(others)
     assert len(teaching_labels(judged, "floors")) == len(drawn)
 
@@ -247,7 +251,7 @@ def test_a_property_that_is_drawn_after_it_was_chosen_is_the_last_label(tmp_path
     judge_sample(dataset, 10)
     before = certifying(dataset)
     judge(dataset, chosen)
-    (judged,) = read_judged(dataset.settings, dataset.catalog).values()
+    judged = judged_of(dataset)
     assert certifying_labels(judged, "floors", len(before)).digest == before.digest
     assert len(certifying(dataset)) == len(before) + 1
 
@@ -258,8 +262,7 @@ def test_verdicts_as_truth_file_do_not_let_suspicious_ones_certify(tmp_path, kep
     truth = tmp_path / "home" / REVIEWS if kept == "verdicts as truth" else None
     dataset = sure_dataset(tmp_path, truth=truth)
     judge_sample(dataset, 60, weight=0.0, by_chance=False)
-    (judged,) = read_judged(dataset.settings, dataset.catalog).values()
-    assert len(certifying_labels(judged, "floors")) == 0
+    assert len(certifying(dataset)) == 0
 
 
 def test_rows_without_confidence_teach_nothing_and_stop_nothing(tmp_path):
@@ -304,7 +307,7 @@ def test_unsure_properties_are_drawn_with_a_random_share_and_the_accuracy_stays_
     assert {one.why for one in drawn if one.by_chance} == {""}
     assert drawn != sorted(drawn, key=lambda one: one.ordinal)
     judge(dataset, drawn)
-    (judged,) = read_judged(settings, catalog).values()
+    judged = judged_of(dataset)
     assert len(certifying_labels(judged, "floors")) == 200
     assert len(teaching_labels(judged, "floors")) == len(drawn)
     answers = [one.description for one in chosen], described(dataset)

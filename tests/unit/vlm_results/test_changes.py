@@ -11,7 +11,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.exports import list_changes
 from tests.support.homes import Dataset
+from tests.support.listings import write_listing
 from vlm_assets.catalog.catalog_file import is_tombstone
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.services.command_error import CommandError
@@ -38,19 +40,15 @@ def told(call, dataset, tmp_path):
 def tell(dataset: Dataset, tmp_path: Path):
     """Lists the changes and writes the next snapshot."""
 
-    def list_changes(since: Path | datetime | None, following: str) -> list[changes_module.Change]:
-        catalog = dataset.catalog
+    def tell_since(since: Path | datetime | None, following: str) -> list[changes_module.Change]:
         before: changes_module.Since = changes_module.Since()
         if isinstance(since, datetime):
             before = changes_module.PointInTime(dataset.settings, since)
         elif since is not None:
-            before = changes_module.RowSnapshot(since, catalog)
-        with changes_module.SnapshotWriter.opened(tmp_path / following, catalog) as writer:
-            listed = list(changes_module.changes(dataset.settings, catalog, before, writer))
-            writer.finish()
-        return listed
+            before = changes_module.RowSnapshot(since, dataset.catalog)
+        return list_changes(dataset, before, tmp_path / following)
 
-    return list_changes
+    return tell_since
 
 
 def ids_by_kind(listed) -> dict[str, set]:
@@ -113,8 +111,7 @@ def test_a_withdrawn_id_is_told_by_the_snapshot_alone_and_is_in_none_after(datas
     """The home has forgotten it; the caller's own file names it once. A time can give its ordinal."""
     before = datetime.now(UTC)
     tell(None, "1")
-    for _ in withdraw(dataset.settings, prepare_withdrawal(dataset.settings, ["p5"])):
-        pass
+    dataset.withdraw("p5")
     (change,) = tell(tmp_path / "1", "2")
     assert (change.change, change.property_id, change.ordinal) == ("withdrawn", "p5", 5)
     assert b"p5" not in (tmp_path / "2").read_bytes() and b"withdrawn" not in (tmp_path / "2").read_bytes()
@@ -152,8 +149,7 @@ def test_a_time_is_compared_with_the_version_of_then(dataset, tell, tmp_path, mo
     for floors in (3, 4, 5):
         p7 = {"description": {"floors": floors, "has_pool": False}}
         dataset.describe(
-            key,
-            lambda rows, p7=p7: [{**row, **(p7 if row["property_id"] == "p7" else {})} for row in rows],
+            key, lambda rows, p7=p7: [{**row, **(p7 if row["property_id"] == "p7" else {})} for row in rows]
         )
         times.append(datetime.now(UTC) + timedelta(milliseconds=2))
         while datetime.now(UTC) < times[-1]:
@@ -187,8 +183,7 @@ def test_what_a_follower_has_is_what_is_published(dataset, tell, tmp_path):
         dataset.describe(key, changed, text=f"text {floors}")
         if number in (8, 16):
             gone = chance.choice([name for name in followed if not is_tombstone(name)])
-            for _ in withdraw(dataset.settings, prepare_withdrawal(dataset.settings, [gone])):
-                pass
+            dataset.withdraw(gone)
         listed = tell(snapshot, f"s{number}")
         if chance.random() < 0.3:
             continue  # The follower died: it asks from its last snapshot once more.
@@ -256,9 +251,7 @@ def test_the_command_writes_a_line_a_change_and_refuses_what_is_no_cursor(told, 
     }  # fmt: skip
     assert told(since=tmp_path / "1")[0] == []
     assert told(since="2026-01-01")[1]["new"] == 9
-    listing = tmp_path / "listing.jsonl"
-    listing.write_text('{"property_id": "x", "images": ["x.jpg"]}\n')
-    ingest(listing, tmp_path / "other", range_size=1)
+    ingest(write_listing(tmp_path / "x.jsonl", {"x": ["x.jpg"]}), tmp_path / "other", range_size=1)
     other = Dataset(dataset.settings.model_copy(update={"home": tmp_path / "other"}))
     with pytest.raises(CommandError, match="another catalogue"):
         changes_module.RowSnapshot(tmp_path / "1", other.catalog)

@@ -18,6 +18,7 @@ from pyiceberg.table import Table
 from faults.file_operations import FileOperations, fail_at
 from tests.support.forking import ForkServer, StartForkServer, fork_server  # noqa: F401 - a fixture
 from tests.support.homes import DESCRIPTIONS, Dataset, publish
+from tests.support.listings import write_listing
 from tests.support.shares import count_share, share_of
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.settings import load_settings
@@ -135,8 +136,7 @@ def change_behind(dataset: Dataset) -> str:
     folder, away = dataset.settings.described_table, dataset.settings.home.parent / "away"
     folder.rename(away)
     note_of(dataset.settings, folder).unlink()
-    for _ in withdraw(dataset.settings, prepare_withdrawal(dataset.settings, ["p7"])):
-        pass
+    dataset.withdraw("p7")
     away.rename(folder)
     remember(dataset.settings, folder)
     dataset.describe(dataset.keys[0], text="another house", settings="other")
@@ -284,7 +284,7 @@ def test_nothing_of_a_withdrawn_property_is_left_on_the_disk(dataset):
     dataset.describe(second, text="it waits for vectors")
     folder = dataset.settings.described_table
     assert len(has_text(folder, "p1")) == 2 and len(has_text(folder, "p3")) == 1
-    said = [*withdraw(dataset.settings, prepare_withdrawal(dataset.settings, ["p1", "p3"]))]
+    said = dataset.withdraw("p1", "p3")
     assert any(str(folder) in line for line in said)
     assert has_text(folder, "p1") == has_text(folder, "p3") == []
     table = table_of(dataset)
@@ -303,7 +303,7 @@ def test_another_folder_forgets_with_its_next_run(dataset, tmp_path):
     """A table that is not the asset's has the ids until its command runs again, as the withdrawal says."""
     folder = tmp_path / "out"
     follow(dataset, folder)
-    said = [*withdraw(dataset.settings, prepare_withdrawal(dataset.settings, ["p1"]))]
+    said = dataset.withdraw("p1")
     assert any(f"export {folder} --format iceberg" in line for line in said)
     assert has_text(folder, "p1")
     assert follow(dataset, folder).snapshots == 1
@@ -377,8 +377,7 @@ def test_another_type_begins_another_table(dataset):
         before = opened._load("described_properties_1")
         assert len(rows_at(before)) == 9
     assert follow(dataset).written == 0
-    for _ in withdraw(dataset.settings, prepare_withdrawal(dataset.settings, ["p1", "p8"])):
-        pass
+    dataset.withdraw("p1", "p8")
     assert has_text(place.folder, "p1") == has_text(place.folder, "p8") == []
     with place.opened() as opened:
         assert len(rows_at(opened._load("described_properties_1"))) == 7
@@ -449,9 +448,7 @@ def test_a_table_of_another_catalogue_or_place_is_refused(dataset, tmp_path):
     """Ranges of another catalogue would replace its partitions; a moved table names files that are gone."""
     folder = tmp_path / "out"
     follow(dataset, folder)
-    listing = tmp_path / "listing.jsonl"
-    listing.write_text(json.dumps({"property_id": "x", "images": ["x.jpg"]}) + "\n")
-    ingest(listing, tmp_path / "other", range_size=1)
+    ingest(write_listing(tmp_path / "x.jsonl", {"x": ["x.jpg"]}), tmp_path / "other", range_size=1)
     other = Dataset(load_settings(model="example", home=tmp_path / "other"))
     other.describe(other.keys[0])
     with pytest.raises(CommandError, match="the table of another catalogue"):
@@ -482,8 +479,7 @@ def test_a_table_on_a_disk_that_is_not_mounted_is_missed(dataset):
     folder.rmdir()
     folder.with_name("disk").rename(folder)
     assert has_text(folder, "p1")
-    for _ in withdraw(dataset.settings, withdrawal):
-        pass
+    list(withdraw(dataset.settings, withdrawal))
     assert has_text(folder, "p1") == []
     shutil.rmtree(folder)
     note_of(dataset.settings, folder).unlink()
@@ -546,8 +542,7 @@ def test_changes_between_two_snapshots(dataset, call, tmp_path):
     ]
     assert told("--since", after["next"])[0] == []
     assert told("--since", "2026-01-01")[1]["new"] == 9
-    for _ in withdraw(dataset.settings, prepare_withdrawal(dataset.settings, ["p3"])):
-        pass
+    dataset.withdraw("p3")
     with pytest.raises(CommandError, match=r"has no snapshot .* any more"):
         TableChanges(table_of(dataset), after["next"])
     with pytest.raises(CommandError, match="leave out --next"):

@@ -12,6 +12,8 @@ import pyarrow as pa
 import pytest
 
 from tests.support.damage import flip_bit
+from tests.support.exports import exported_rows
+from tests.support.listings import write_listing
 from tests.support.shares import count_share
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands.main import find_command
@@ -136,31 +138,23 @@ def test_the_card_has_the_whole_schema_and_names_nothing_that_is_not_missing(dat
     assert "none yet" not in card
 
 
-def rows_of(folder: Path) -> dict[str, dict]:
-    """Every row of an export as JSON lines, by id."""
-    lines = [line for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
-    rows = {one["property_id"]: one for one in map(json.loads, lines)}
-    assert len(rows) == len(lines)
-    return rows
-
-
 def test_a_vector_is_given_on_with_the_text_that_it_was_made_from_alone(dataset, tmp_path):
     """Described anew, three properties have no vector until they are embedded again; their shard follows."""
     folder, key = tmp_path / "out", dataset.keys[1]
     asked = dataset.settings, dataset.catalog, folder, Format.jsonl
     assert export(*asked).without_vector == 0
-    assert rows_of(folder)["p3"]["embedding"] == [1.0, 3.0]
+    assert exported_rows(folder)["p3"]["embedding"] == [1.0, 3.0]
     dataset.describe(key, text="another house")
     after = export(*asked)
     # p4 failed: it is not described, so that no vector is missing.
     assert (after.rows, after.without_vector, after.kept) == (9, 2, 2)
-    rows = rows_of(folder)
+    rows = exported_rows(folder)
     assert [rows[name]["embedding"] for name in ("p2", "p3", "p5", "p6")] == [[1, 2], None, None, [1, 6]]
     assert rows["p3"]["embedding_model"] is None
     dataset.embed(key)
     again = export(*asked)
     assert (again.without_vector, again.kept) == (0, 2)
-    assert rows_of(folder)["p3"]["embedding"] == [1.0, 3.0]
+    assert exported_rows(folder)["p3"]["embedding"] == [1.0, 3.0]
 
 
 def test_each_row_gets_its_own_vector_whatever_order_they_lie_in(dataset, tmp_path):
@@ -171,7 +165,7 @@ def test_each_row_gets_its_own_vector_whatever_order_they_lie_in(dataset, tmp_pa
     found = export(
         dataset.settings, dataset.catalog, tmp_path / "out", Format.jsonl, where="chosen", mask=mask
     )
-    vectors = {name: row["embedding"] for name, row in rows_of(tmp_path / "out").items()}
+    vectors = {name: row["embedding"] for name, row in exported_rows(tmp_path / "out").items()}
     assert vectors == {"p0": [1, 0], "p2": [1, 2], "p4": None, "p6": None, "p7": [1, 7]}
     assert (found.rows, found.without_vector) == (5, 1)
 
@@ -211,9 +205,8 @@ def test_fewer_rows_than_were_chosen_end_the_export(dataset, tmp_path):
 
 def test_no_cell_of_a_csv_is_a_formula(dataset, tmp_path):
     """A model's text, an id or a path that begins like a formula is a text in a spreadsheet too."""
-    listing = tmp_path / "listing.jsonl"
     ids = ["=HYPERLINK(A1)", "+1", "-1", "@SUM(A1)", "\tx", "a=b", "'=x", "plain"]
-    listing.write_text("".join(json.dumps({"property_id": one, "images": ["-a.jpg"]}) + "\n" for one in ids))
+    listing = write_listing(tmp_path / "listing.jsonl", {one: ["-a.jpg"] for one in ids})
     ingest(listing, tmp_path / "odd", range_size=len(ids))
     dataset = type(dataset)(load_settings(model="example", home=tmp_path / "odd"))
     (key,) = dataset.keys

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from tests.support.exports import exported_rows
 from tests.support.homes import DESCRIPTIONS, Dataset, publish
 from tests.support.pictures import LISTED, OPENED
 from tests.support.shares import count_share
@@ -32,14 +33,11 @@ def exported(pictures: Dataset, folder: Path, format_: Format = Format.jsonl, **
     return export(pictures.settings, pictures.catalog, folder, format_, **more)
 
 
-def rows_of(folder: Path) -> dict[str, dict]:
-    lines = [line for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
-    return {row["property_id"]: row for row in map(json.loads, lines)}
-
-
 def uris_of(folder: Path) -> dict[str, str | None]:
     """The URI of each image by its name."""
-    pairs = (zip(row["image_names"], row["image_uris"], strict=True) for row in rows_of(folder).values())
+    pairs = (
+        zip(row["image_names"], row["image_uris"], strict=True) for row in exported_rows(folder).values()
+    )
     return {name: uri for row in pairs for name, uri in row}
 
 
@@ -133,7 +131,7 @@ def test_the_embedded_images_of_one_property_are_bounded_together(pictures, tmp_
     monkeypatch.setattr(exported_images, "_ROW_BYTES", first.stat().st_size)
     monkeypatch.setattr(exported_images, "IMAGES_TOGETHER", 1)
     exported(pictures, tmp_path / "out", images=Images.embed)
-    images = rows_of(tmp_path / "out")["a"]["images"]
+    images = exported_rows(tmp_path / "out")["a"]["images"]
     assert images[0] is not None
     assert set(images[1:]) == {None}
 
@@ -142,7 +140,7 @@ def test_embedded_images_of_json_lines_are_texts_that_a_browser_shows(pictures, 
     """A data URI is what pages, pandas and Label Studio take; a CSV, whose cells are no place, refuses."""
     folder = tmp_path / "out"
     exported(pictures, folder, images=Images.embed)
-    row = rows_of(folder)["b"]
+    row = exported_rows(folder)["b"]
     head, _, body = row["images"][0].partition(",")
     assert head == "data:image/jpeg;base64"
     assert colour_of(io.BytesIO(base64.b64decode(body)))[2] > 200
@@ -200,7 +198,7 @@ def test_what_was_used_and_what_failed_is_exported(pictures, tmp_path):
     rows = [{**one, **(row if one["property_id"] == "b" else {})} for one in published]
     publish(pictures.descriptions, key, rows, schema, "fp-other", {}, texts="other")
     exported(pictures, folder, images=Images.copy)
-    found = rows_of(folder)
+    found = exported_rows(folder)
     assert found["b"]["images_used"] == [found["b"]["image_uris"][0]]
     assert found["b"]["images_failed"] == [
         {"name": "b/gone.jpg", "kind": "missing", "error": "it is not there"}
@@ -297,19 +295,27 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-def test_images_on_s3_are_linked_by_their_address_without_a_request(pictures, monkeypatch, tmp_path):
+class Bucket:
+    """A store with the pictures of a folder, or one that is asked for none."""
+
+    places = ("s3://bucket/pictures",)
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = root
+
+    def locate(self, name: str) -> str:
+        return f"s3://bucket/pictures/{name}"
+
+    def fetch(self, address: str) -> bytes:
+        assert self.root is not None, address
+        name = address.removeprefix("s3://bucket/pictures/")
+        if name not in OPENED:
+            raise exported_images.ImageError("missing", f"{address} is not there.")
+        return (self.root / name).read_bytes()
+
+
+def test_images_on_s3_are_linked_by_their_address_without_a_request(pictures, tmp_path):
     """Millions of objects are not asked for; what their names hold is kept."""
-
-    class Bucket:
-        places = ("s3://bucket/pictures",)
-
-        @staticmethod
-        def fetch(address):
-            raise AssertionError(address)
-
-        def locate(self, name):
-            return f"s3://bucket/pictures/{name}"
-
     catalog = pictures.catalog
     catalog.__dict__["images"] = Bucket()
     done = export(pictures.settings, catalog, tmp_path / "out", Format.jsonl)
@@ -319,22 +325,8 @@ def test_images_on_s3_are_linked_by_their_address_without_a_request(pictures, mo
 
 def test_fetched_images_are_copied_as_they_came(pictures, tmp_path):
     """From a store they come through the bounded fetcher, whose fault of one image costs that image."""
-    root = tmp_path / "pictures"
-
-    class Bucket:
-        places = ("s3://bucket/pictures",)
-
-        def fetch(self, address):
-            name = address.removeprefix("s3://bucket/pictures/")
-            if name not in OPENED:
-                raise exported_images.ImageError("missing", f"{address} is not there.")
-            return (root / name).read_bytes()
-
-        def locate(self, name):
-            return f"s3://bucket/pictures/{name}"
-
-    catalog = pictures.catalog
-    catalog.__dict__["images"] = Bucket()
+    root, catalog = tmp_path / "pictures", pictures.catalog
+    catalog.__dict__["images"] = Bucket(root)
     images = ExportedImages(catalog, tmp_path / "out", Images.copy)
     export(pictures.settings, catalog, tmp_path / "out", Format.jsonl, images=Images.copy)
     assert images.copied_keys()

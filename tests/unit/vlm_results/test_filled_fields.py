@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import random
 from collections import Counter
 from pathlib import Path
@@ -14,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import BaseModel, Field
 
+from tests.support.exports import exported_rows, list_changes
 from tests.support.homes import Again, Dataset
 from tests.support.sure_answers import sure_dataset
 from vlm_assets.assets.fingerprint import settings_digest
@@ -26,7 +26,7 @@ from vlm_assets.config.questions_file import QuestionsFile
 from vlm_assets.config.settings import load_settings
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_engine.schema import load_schema
-from vlm_results.changes import RowSnapshot, Since, SnapshotWriter, changes
+from vlm_results.changes import RowSnapshot, Since
 from vlm_results.dataset_quality import quality_metadata
 from vlm_results.described_table import TableChanges, TablePlace, bring_up_to_date
 from vlm_results.export import Format, export
@@ -156,21 +156,26 @@ def test_both_views_show_the_same_answers_and_say_alike_whose_they_are(seed, tmp
 
 
 def sorted_rows(rows: pa.Table, names: list[str]) -> list[dict[str, Any]]:
-    rows = rows.sort_by("ordinal").select(names)
-    return rows.to_pylist()
+    return rows.sort_by("ordinal").select(names).to_pylist()
+
+
+def three_floors(folder: Path) -> Path:
+    """A truth file: each of the nine properties has three floors."""
+    line = '{{"property_id": "p{}", "description": {{"floors": 3}}}}\n'
+    (folder / "truth.jsonl").write_text("".join(map(line.format, range(9))))
+    return folder / "truth.jsonl"
 
 
 def shown_floors(dataset: Dataset, folder: Path) -> dict[str, tuple[Any, Any, Any]]:
     """What an export shows of the floors of each property, how sure, and which fields ``again`` filled."""
     export(dataset.settings, dataset.catalog, folder, Format.jsonl)
-    rows = [json.loads(line) for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
     return {
-        row["property_id"]: (
+        name: (
             row["description"] and row["description"]["floors"],
             row["confidence"] and row["confidence"]["floors"],
             (row["sets"]["again"] or {}).get("filled"),
         )
-        for row in rows
+        for name, row in exported_rows(folder).items()
     }
 
 
@@ -203,10 +208,7 @@ def test_every_reader_shows_the_better_answer_where_there_is_one(asked_again, tm
 
 def told(dataset: Dataset, since: Since, following: Path) -> set[str]:
     """The properties that changed since then; writes the next snapshot."""
-    with SnapshotWriter.opened(following, dataset.catalog) as writer:
-        listed = list(changes(dataset.settings, dataset.catalog, since, writer))
-        writer.finish()
-    return {change.property_id for change in listed}
+    return {change.property_id for change in list_changes(dataset, since, following)}
 
 
 def test_properties_that_are_not_asked_are_no_change_and_no_failure(asked_again, tmp_path):
@@ -264,10 +266,7 @@ def test_a_withheld_answer_does_not_let_the_worse_one_through(asked_again):
 
 def test_the_quality_is_that_of_the_answers_that_are_shown(asked_again, tmp_path):
     """Each property counts once in a filled field, by the answer that is shown."""
-    truth = tmp_path / "truth.jsonl"
-    lines = [{"property_id": f"p{number}", "description": {"floors": 3}} for number in range(9)]
-    truth.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    settings = asked_again.settings.model_copy(update={"truth": truth})
+    settings = asked_again.settings.model_copy(update={"truth": three_floors(tmp_path)})
     quality = assess_quality(settings, asked_again.catalog)
     floors = quality.fields["floors"]
     assert (floors.rows, floors.nulls, floors.counts) == (9, 0, {"2": 7, "3": 1, "5": 1})
@@ -333,10 +332,8 @@ def test_all_readers_decide_alike_whose_answer_is_shown(asked_again, tmp_path, s
         f"{file.read_text()}once_more:\n  schema: {schemas['OnceMore']}\n  fills: [floors]\n"
         f"last:\n  schema: {schemas['Pool']}\n  where: floors > 3\n"
     )
-    truth = tmp_path / "truth.jsonl"
-    lines = [{"property_id": f"p{number}", "description": {"floors": 3}} for number in range(9)]
-    truth.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    settings = load_settings(model="example", home=asked_again.settings.home, questions=file, truth=truth)
+    home, truth = asked_again.settings.home, three_floors(tmp_path)
+    settings = load_settings(model="example", home=home, questions=file, truth=truth)
     dataset = Dataset(settings)
     answers: dict[str, dict[str, Any]] = {f"p{number}": {} for number in range(9)}
     for key in dataset.keys:

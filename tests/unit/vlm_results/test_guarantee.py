@@ -9,13 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.exports import exported_rows, list_changes
 from tests.support.sure_answers import sure_dataset
 from vlm_assets.config.settings import SettingsError, load_settings
 from vlm_assets.services.command_error import CommandError
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_results import certification, confidence_statistics, explore
 from vlm_results.certification import certify_published
-from vlm_results.changes import RowSnapshot, Since, SnapshotWriter, changes
+from vlm_results.changes import RowSnapshot, Since, changes
 from vlm_results.confidence_statistics import GRID, cell_counts
 from vlm_results.export import Format, export
 from vlm_results.exported_images import Images
@@ -32,13 +33,30 @@ PROMISE = {"guarantee": "has_pool>=0.9", "guarantee_risk": 0.05}
 COLUMNS = ("property_id", "ordinal", "status", "description", "inputs_digest")
 
 
+def labelled(folder, numbers, **settings):
+    """A home with a truth file of these properties, and a promise that they may show."""
+    dataset = sure_dataset(folder, truth=folder / "truth.jsonl", **PROMISE | settings)
+    label(dataset, numbers)
+    return dataset
+
+
+def label(dataset, numbers):
+    dataset.write_truth(dataset.settings.truth, [f"p{number}" for number in numbers])
+
+
+def certify(dataset, numbers=None):
+    """Look at the labels, of these properties from now on; gives the promise."""
+    if numbers is not None:
+        label(dataset, numbers)
+    (promise,) = certify_published(dataset.settings, dataset.catalog)
+    return promise
+
+
 @pytest.fixture(scope="module")
 def promised(tmp_path_factory):
     """A home whose truth file, of a random sample of 700, has shown the promise."""
-    folder = tmp_path_factory.mktemp("promised")
-    dataset = sure_dataset(folder, truth=folder / "truth.jsonl", guarantee="has_pool>=0.95")
-    dataset.write_truth(dataset.settings.truth, [f"p{number}" for number in range(0, 2000, 3)])
-    (promise,) = certify_published(dataset.settings, dataset.catalog)
+    dataset = labelled(tmp_path_factory.mktemp("promised"), range(0, 2000, 3), guarantee="has_pool>=0.95")
+    promise = certify(dataset)
     assert promise.threshold is not None
     return dataset, promise
 
@@ -93,13 +111,11 @@ def test_every_reader_shows_the_same_nulls_and_keeps_the_raw_answer(promised, tm
 
     exported = tmp_path / "out"
     export(settings, catalog, exported, Format.jsonl, images=Images.none)
-    lines = [json.loads(line) for path in exported.glob("*.jsonl") for line in path.read_text().splitlines()]
-    assert {line["property_id"]: line["description"]["has_pool"] for line in lines} == expected
-    assert {line["property_id"]: line["raw_description"] for line in lines} == raw
-    assert all(
-        ("has_pool" in json.loads(line["text"])) is (expected[line["property_id"]] is not None)
-        for line in lines
-    )
+    lines = exported_rows(exported)
+    assert {name: line["description"]["has_pool"] for name, line in lines.items()} == expected
+    assert {name: line["raw_description"] for name, line in lines.items()} == raw
+    in_texts = {name for name, line in lines.items() if "has_pool" in json.loads(line["text"])}
+    assert in_texts == {name for name, shown in expected.items() if shown is not None}
     about = json.loads((exported / "export.json").read_text())
     assert about["guarantee"] == {"shares": {"has_pool": 0.95}, "risk": 0.05}
 
@@ -108,11 +124,8 @@ def test_every_reader_shows_the_same_nulls_and_keeps_the_raw_answer(promised, tm
     explored = dict(zip(drawn["property_id"].to_pylist(), drawn["has_pool"].to_pylist(), strict=True))
     assert explored == {name: expected[name] for name in explored}
     sure = dict(zip(drawn["property_id"].to_pylist(), drawn["has_pool_confidence"].to_pylist(), strict=True))
-    assert sure == {
-        row["property_id"]: row["confidence"]["has_pool"]
-        for row in raw_rows(dataset)
-        if row["property_id"] in sure
-    }
+    raw_sure = {row["property_id"]: row["confidence"]["has_pool"] for row in raw_rows(dataset)}
+    assert sure == {name: raw_sure[name] for name in sure}
 
     assert Counter(change.change for change in changes(settings, catalog, Since())) == {"new": 2000}
 
@@ -129,8 +142,7 @@ def test_without_the_setting_every_answer_is_shown_as_it_is(promised):
 
 def test_answers_of_another_model_or_without_confidence_are_promised_nothing(tmp_path):
     """The labels are on the first model's answers. Both kinds of rows are null until there are labels."""
-    dataset = sure_dataset(tmp_path, truth=tmp_path / "truth.jsonl", **PROMISE)
-    dataset.write_truth(dataset.settings.truth, [f"p{number}" for number in range(1000)])
+    dataset = labelled(tmp_path, range(1000))
     dataset.answer(dataset.keys[2], model="other")
     dataset.answer(dataset.keys[3], without_confidence=True)
     certify_published(dataset.settings, dataset.catalog)
@@ -147,9 +159,8 @@ def test_answers_of_another_model_or_without_confidence_are_promised_nothing(tmp
 
 def test_with_too_few_labels_nothing_is_promised_and_their_number_is_said(tmp_path):
     """120 of the 300 of the first look: all is null, and 180 are missing."""
-    dataset = sure_dataset(tmp_path, truth=tmp_path / "truth.jsonl", **PROMISE)
-    dataset.write_truth(dataset.settings.truth, [f"p{number}" for number in range(120)])
-    (promise,) = certify_published(dataset.settings, dataset.catalog)
+    dataset = labelled(tmp_path, range(120))
+    promise = certify(dataset)
     assert (promise.threshold, promise.missing) == (None, 180)
     assert "180 labels of a random sample are missing" in promise.sentence()
     rows = read_described(dataset.settings, dataset.keys[0], COLUMNS).rows.to_pylist()
@@ -176,15 +187,13 @@ def test_a_look_is_done_once_and_again_only_when_its_labels_change(promised):
 
 def test_a_look_is_done_again_when_its_labels_are_as_sure_as_others(tmp_path):
     """Partitions that were described anew with the same answers: the threshold was that of other numbers."""
-    dataset = sure_dataset(tmp_path, truth=tmp_path / "truth.jsonl", guarantee="has_pool>=0.95")
-    dataset.write_truth(dataset.settings.truth, [f"p{number}" for number in range(320)])
+    dataset = labelled(tmp_path, range(320), guarantee="has_pool>=0.95")
     kept = dataset.settings.state_directory / FILE
 
     def threshold(moved):
         for key in dataset.keys:
             dataset.answer(key, moved=moved)
-        (promise,) = certify_published(dataset.settings, dataset.catalog)
-        return promise.threshold, kept.stat().st_ino
+        return certify(dataset).threshold, kept.stat().st_ino
 
     before = threshold(0.0)
     # Of 320 labels, this moves dozens over a threshold of the grid.
@@ -196,11 +205,9 @@ def test_a_look_is_done_again_when_its_labels_are_as_sure_as_others(tmp_path):
 
 def test_labels_that_are_gone_promise_nothing_any_more(tmp_path):
     """A withdrawal takes labels away: the look that they were enough for does not count."""
-    dataset = sure_dataset(tmp_path, truth=tmp_path / "truth.jsonl", **PROMISE)
+    dataset = labelled(tmp_path, ())
     for labels, promises in ((300, True), (299, False)):
-        dataset.write_truth(dataset.settings.truth, [f"p{number}" for number in range(labels)])
-        (promise,) = certify_published(dataset.settings, dataset.catalog)
-        assert (promise.threshold is not None) is promises
+        assert (certify(dataset, range(labels)).threshold is not None) is promises
         shown = Guarantee.read(dataset.settings).of(dataset.descriptions.record(dataset.keys[0]))
         assert (shown["has_pool"] is not None) is promises
 
@@ -262,50 +269,34 @@ def test_a_partition_that_cannot_be_read_stops_certification_and_changes_nothing
 
 def test_a_look_is_kept_while_labels_are_away_and_done_again_when_one_changes(tmp_path):
     """Labels that come back are not tested once more; a corrected one is."""
-    dataset = sure_dataset(tmp_path, truth=tmp_path / "truth.jsonl", **PROMISE)
-    ids, truth = [f"p{number}" for number in range(320)], dataset.settings.truth
-
-    def looks():
-        (promise,) = certify_published(dataset.settings, dataset.catalog)
-        return promise.looks
-
-    dataset.write_truth(truth, ids)
-    before = looks()
-    dataset.write_truth(truth, ids[:250])
-    assert looks() == ()
-    dataset.write_truth(truth, [*ids[10:], *(f"p{number}" for number in range(320, 350))])
-    assert looks() == before
-    lines = truth.read_text().replace('"has_pool": false', '"has_pool": true')
-    truth.write_text(lines)
-    (again,) = looks()
+    dataset = labelled(tmp_path, range(320))
+    truth, before = dataset.settings.truth, certify(dataset).looks
+    assert certify(dataset, range(250)).looks == ()
+    assert certify(dataset, range(10, 350)).looks == before
+    truth.write_text(truth.read_text().replace('"has_pool": false', '"has_pool": true'))
+    (again,) = certify(dataset).looks
     assert (again.labels, again.threshold) == (300, None)
 
 
 def test_who_follows_is_told_when_other_answers_are_shown(tmp_path):
     """A threshold changes no file. Rows whose answer is shown or hidden now are changed, and no others."""
-    dataset = sure_dataset(tmp_path, truth=tmp_path / "truth.jsonl", **PROMISE)
-    dataset.write_truth(dataset.settings.truth, [f"p{number}" for number in range(100)])
-    certify_published(dataset.settings, dataset.catalog)
+    dataset = labelled(tmp_path, range(100))
+    certify(dataset)
     settings, catalog = dataset.settings, dataset.catalog
-    with SnapshotWriter.opened(tmp_path / "seen", catalog) as writer:
-        assert len(list(changes(settings, catalog, Since(), writer))) == 2000
-        writer.finish()
+    assert len(list_changes(dataset, Since(), tmp_path / "seen")) == 2000
 
     def told():
         since = RowSnapshot(tmp_path / "seen", catalog)
         return [change.property_id for change in changes(settings, catalog, since)]
 
     assert told() == []
-    dataset.write_truth(settings.truth, [f"p{number}" for number in range(600)])
-    (promise,) = certify_published(settings, catalog)
-    expected = shown_by_id(dataset, promise.threshold)
+    expected = shown_by_id(dataset, certify(dataset, range(600)).threshold)
     assert set(told()) == {name for name, shown in expected.items() if shown is not None}
 
 
 def test_an_exported_shard_is_written_anew_when_other_answers_are_shown(tmp_path):
     """The digest of the partition is the same, the rows are not."""
-    dataset = sure_dataset(tmp_path, truth=tmp_path / "truth.jsonl", **PROMISE)
-    dataset.write_truth(dataset.settings.truth, [f"p{number}" for number in range(600)])
+    dataset = labelled(tmp_path, range(600))
     settings, catalog = dataset.settings, dataset.catalog
     folder = tmp_path / "out"
     kept = [export(settings, catalog, folder, Format.csv, images=Images.none).kept for _ in range(2)]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.support.activity import Steps, Told, check_steps, commands_of
+from tests.support.activity import Told, check_steps, commands_of
 from tests.support.homes import Dataset
 from tests.support.scripted_engine import scripted_engine  # noqa: F401 - a fixture
 from vlm_results import explore, review_page, search, word_index
@@ -51,13 +50,6 @@ def test_each_command_tells_how_far_it_is() -> None:
 
 
 @pytest.mark.parametrize("name", TELLS)
-def test_a_command_says_what_it_does_and_how_far_it_is(
-    name: str,
-    dataset: Dataset,
-    steps: Steps,
-    monkeypatch: pytest.MonkeyPatch,
-    receiver: Any,
-    request: pytest.FixtureRequest,
-) -> None:
+def test_a_command_says_what_it_does_and_how_far_it_is(name, dataset, steps, monkeypatch, receiver, request):
     """Each command over a small home: what takes long is said, up to the last of what can be counted."""
     check_steps(name, TELLS[name], dataset, steps, monkeypatch, receiver, request)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.exports import exported_rows, list_changes
 from tests.support.homes import Dataset
 from vlm_assets.assets.truth import FieldVerdict, verdicts
-from vlm_assets.services.withdrawal import prepare_withdrawal, withdraw
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_results import explore
-from vlm_results.changes import PointInTime, RowSnapshot, Since, SnapshotWriter, changes
+from vlm_results.changes import PointInTime, RowSnapshot, Since
 from vlm_results.dataset_quality import judged_state, quality_metadata
 from vlm_results.described_table import TableChanges, TablePlace, bring_up_to_date
 from vlm_results.explore import explore_table
@@ -38,10 +38,9 @@ from vlm_results.word_index import find_words
 IN_THE_SET = {"status", "error_kind", "error", "model", "model_revision", "described_at", "answer"}
 
 
-def exported(dataset: Dataset, folder: Path, format_: Format = Format.jsonl, **asked) -> dict[str, dict]:
-    export(dataset.settings, dataset.catalog, folder, format_, **asked)
-    lines = [line for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
-    return {row["property_id"]: row for row in map(json.loads, lines)}
+def exported(dataset: Dataset, folder: Path) -> dict[str, dict]:
+    export(dataset.settings, dataset.catalog, folder, Format.jsonl)
+    return exported_rows(folder)
 
 
 def chosen(dataset: Dataset, where: str) -> list[int]:
@@ -177,23 +176,21 @@ def test_the_page_has_a_column_for_each_field_of_each_set(two_sets, monkeypatch)
     """With its confidences, and made anew once a set went on."""
     monkeypatch.setattr(explore, "comparable", lambda _, records: (records, []))
     monkeypatch.setattr(explore, "_with_places", lambda table: table)
-    table = explore_table(two_sets.settings, two_sets.catalog, sample=20)
-    assert {"wear", "needs_paint", "wear_confidence"} <= set(table.column_names)
-    rows = {row["property_id"]: row for row in table.to_pylist()}
+
+    def rows_by_id() -> dict[str, dict]:
+        table = explore_table(two_sets.settings, two_sets.catalog, sample=20)
+        return {row["property_id"]: row for row in table.to_pylist()}
+
+    rows = rows_by_id()
+    assert {"wear", "needs_paint", "wear_confidence"} <= rows["p1"].keys()
     assert (rows["p1"]["wear"], rows["p8"]["wear"]) == ("worn 1", None)
     two_sets.answer_further(two_sets.keys[2])
-    rows = {
-        row["property_id"]: row
-        for row in explore_table(two_sets.settings, two_sets.catalog, sample=20).to_pylist()
-    }
-    assert rows["p8"]["wear"] == "worn 8"
+    assert rows_by_id()["p8"]["wear"] == "worn 8"
 
 
 def told(dataset: Dataset, since: Since, following: Path) -> set[str]:
     """The properties that changed since then; writes the next snapshot."""
-    with SnapshotWriter.opened(following, dataset.catalog) as writer:
-        listed = list(changes(dataset.settings, dataset.catalog, since, writer))
-        writer.finish()
+    listed = list_changes(dataset, since, following)
     assert {change.change for change in listed} <= {"changed"}
     return {change.property_id for change in listed}
 
@@ -240,13 +237,8 @@ def test_the_table_tells_what_a_set_changed(two_sets):
 def test_the_quality_judges_the_fields_of_every_set(two_sets, tmp_path):
     """By the rows of their own set; the page says which set is not complete, and follows it."""
     truth = tmp_path / "truth.jsonl"
-    truth.write_text(
-        "".join(
-            json.dumps({"property_id": f"p{number}", "description": {"floors": 2, "needs_paint": True}})
-            + "\n"
-            for number in range(9)
-        )
-    )
+    line = '{{"property_id": "p{}", "description": {{"floors": 2, "needs_paint": true}}}}\n'
+    truth.write_text("".join(map(line.format, range(9))))
     settings = two_sets.settings.model_copy(update={"truth": truth})
     quality = assess_quality(settings, two_sets.catalog)
     assert (quality.ok, quality.failed) == (8, {"missing": 1})
@@ -283,12 +275,8 @@ def test_a_verdict_counts_for_the_sets_whose_answers_it_judged(two_sets, tmp_pat
     append_verdict(settings.home, all_right(sample["p8"]))
     sample = {reviewed.property_id: reviewed for reviewed in draw_sample(settings, catalog, **SAMPLE)}
     assert "p8" not in sample, "chance drew it"
-    assert sample["p0"].description == {
-        "floors": 2,
-        "has_pool": False,
-        "wear": "worn 0",
-        "needs_paint": True,
-    }
+    described = {"floors": 2, "has_pool": False, "wear": "worn 0", "needs_paint": True}
+    assert sample["p0"].description == described
     assert sample["p0"].confidence["needs_paint"] == 0.75
     for name in ("p0", "p3", "p7"):
         append_verdict(settings.home, all_right(sample[name]))
@@ -334,8 +322,7 @@ def test_a_withdrawn_property_is_in_the_view_of_no_set(two_sets, tmp_path):
     place = TablePlace.of(settings)
     bring_up_to_date(settings, two_sets.catalog, place)
     assert chosen(two_sets, "wear = 'worn 1'") == [1]
-    for _ in withdraw(settings, prepare_withdrawal(settings, ["p1"])):
-        pass
+    two_sets.withdraw("p1")
     export(settings, two_sets.catalog, folder, Format.jsonl)
     assert not [path for path in folder.rglob("*") if path.is_file() and b"worn 1" in path.read_bytes()]
     assert chosen(two_sets, "wear = 'worn 1'") == []

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.support.exports import exported_rows
 from vlm_assets.assets.truth import verdicts
 from vlm_results.export import Format, export
 from vlm_results.review import take_verdicts
@@ -13,8 +14,7 @@ from vlm_results.review import take_verdicts
 def answers(dataset, tmp_path):
     """The answers of an export, by property."""
     export(dataset.settings, dataset.catalog, tmp_path / "out", Format.jsonl)
-    lines = [line for path in (tmp_path / "out").glob("*.jsonl") for line in path.read_text().splitlines()]
-    return {row["property_id"]: row["answer"] for row in map(json.loads, lines)}
+    return {name: row["answer"] for name, row in exported_rows(tmp_path / "out").items()}
 
 
 @pytest.fixture

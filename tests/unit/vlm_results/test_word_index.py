@@ -86,8 +86,7 @@ def test_a_word_that_no_row_has_is_looked_for_in_parts(home, monkeypatch) -> Non
         word_index, "words_of", lambda row: f"{words[row['floors']]} {words_of({**row, 'floors': None})}"
     )
     home.describe(
-        home.keys[0],
-        lambda rows: [{**row, "description": {"floors": row["ordinal"] + 1}} for row in rows],
+        home.keys[0], lambda rows: [{**row, "description": {"floors": row["ordinal"] + 1}} for row in rows]
     )
     for key in home.keys[1:]:
         home.describe(
