@@ -93,9 +93,7 @@ def test_already_published_changes_nothing(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_refusal_fails_the_partition_and_keeps_the_old_file(
-    tmp_path: Path, answer: Callable[[Path, str], Any], said: str
-) -> None:
+def test_refusal_fails_the_partition_and_keeps_the_old_file(tmp_path, answer, said) -> None:
     """The last line of defence: nothing is materialized, and what was published stays."""
     materialize(tmp_path, describing(lambda key: stage(tmp_path, key, "a")))
     asset = describing(lambda key: answer(tmp_path, key))

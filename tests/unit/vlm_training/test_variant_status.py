@@ -14,7 +14,7 @@ from vlm_training.checkpoints import Checkpoints
 from vlm_training.description_model import ASSET, TrainingWork
 from vlm_training.rank import PLAN
 from vlm_training.state import TrainingState
-from vlm_training.variant_status import variant_status
+from vlm_training.variant_status import VariantStatus, variant_status
 from vlm_training.variants import read_variants
 
 NAMES = ("published", "early", "late", "new")
@@ -26,6 +26,10 @@ def settings(tmp_path: Path) -> Settings:
     lines = "".join(f"  {name}: {values}\n" for name in NAMES)
     (tmp_path / "variants.yaml").write_text(f"variants:\n{lines}")
     return load_settings(home=tmp_path / "home", variants=tmp_path / "variants.yaml")
+
+
+def status_of(settings: Settings, name: str) -> VariantStatus:
+    return next(one for one in variant_status(settings) if one.name == name)
 
 
 def begin(
@@ -61,8 +65,9 @@ def test_each_variant_is_told_as_it_stands(settings: Settings) -> None:
 def test_one_that_was_killed_before_its_second_checkpoint_was_started(settings: Settings) -> None:
     """What a person sees after the kill is that it was interrupted, not that nobody ever began."""
     begin(settings, "new", step=0)
-    (found,) = [one for one in variant_status(settings) if one.name == "new"]
-    assert found.sentence() == "interrupted at epoch 1 of 150 (0.0%), metric 0.2500 so far"
+    assert (
+        status_of(settings, "new").sentence() == "interrupted at epoch 1 of 150 (0.0%), metric 0.2500 so far"
+    )
 
 
 def test_a_training_begun_anew_is_no_finished_one(settings: Settings) -> None:
@@ -71,7 +76,7 @@ def test_a_training_begun_anew_is_no_finished_one(settings: Settings) -> None:
     write_sealed(paths.record, {"sequence": 1, "fingerprint": "a", "step": 600, "metric": 0.125})
     begin(settings, "published", step=30, generation="b")
     os.utime(paths.journal("b") / PLAN)
-    assert next(one for one in variant_status(settings) if one.name == "published").state == "interrupted"
+    assert status_of(settings, "published").state == "interrupted"
 
 
 def test_a_variant_whose_plan_changed_is_told_before_it_begins_anew(settings: Settings) -> None:
@@ -113,7 +118,7 @@ def test_a_record_of_a_newer_version_is_refused_and_told(settings: Settings) -> 
     """It is no model that was never trained: nothing is trained over it, and `status` says what to do."""
     paths = settings.layout.asset(ASSET).partition("published")
     write_sealed(paths.record, {"fingerprint": "a"}, format_=2)
-    (found,) = [one for one in variant_status(settings) if one.name == "published"]
+    found = status_of(settings, "published")
     assert found.state == "refused" and "has format 2 and this version reads 1" in found.sentence()
 
 
@@ -121,6 +126,6 @@ def test_a_mark_that_the_disk_refuses_is_told_beside_the_other_variants(settings
     """Nobody knows whether that model was published: `status` still says how the others stand."""
     mark = settings.layout.asset(ASSET).partition("published").version_mark
     mark.mkdir(parents=True)  # reading it raises OSError
-    statuses = {variant.name: variant for variant in variant_status(settings)}
-    assert statuses["published"].state == "refused" and str(mark) in statuses["published"].sentence()
-    assert statuses["new"].state == "never started"
+    found = status_of(settings, "published")
+    assert found.state == "refused" and str(mark) in found.sentence()
+    assert status_of(settings, "new").state == "never started"
