@@ -1,8 +1,12 @@
 """A dataset of made rows with confidences, of which some answers are wrong: four ranges, no model."""
 
 import json
+import os
+import shutil
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pyarrow as pa
@@ -66,14 +70,21 @@ class SureDataset(Dataset):
         return path
 
 
-def sure_dataset(folder: Path, **settings) -> SureDataset:
-    """Four ranges of 500 properties, published. settings: more of them."""
+@cache
+def _made() -> TemporaryDirectory:
+    """The home that each of these data sets is a copy of, until this process ends."""
+    made = TemporaryDirectory(dir=os.environ.get("PYTEST_DEBUG_TEMPROOT"))
+    folder = Path(made.name)
     listing = write_listing(folder / "listing.jsonl", {f"p{n}": [f"{n}.jpg"] for n in range(2000)})
     ingest(listing, folder / "home", range_size=500)
-    schema = "tests.support.sure_answers:House"
-    dataset = SureDataset(
-        load_settings(model="example", home=folder / "home", description_schema=schema, **settings)
-    )
+    dataset = SureDataset(load_settings(model="example", home=folder / "home"))
     for key in dataset.keys:
         dataset.answer(key)
-    return dataset
+    return made
+
+
+def sure_dataset(folder: Path, **settings) -> SureDataset:
+    """Four ranges of 500 properties, published. settings: more of them."""
+    home = shutil.copytree(Path(_made().name) / "home", folder / "home")
+    schema = "tests.support.sure_answers:House"
+    return SureDataset(load_settings(model="example", home=home, description_schema=schema, **settings))
