@@ -18,9 +18,6 @@ from types import ModuleType
 
 import pyarrow as pa
 
-STOPPED: dict[int, int] = {}
-"""Children that stopped themselves, and the pipe that each reports over."""
-
 
 def loaded(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -57,21 +54,10 @@ def run(module: ModuleType, order: dict) -> dict:
 
 
 def gather(child: int, reading: int) -> dict:
-    """What a child said before it ended or stopped."""
-    _, status = os.waitpid(child, os.WUNTRACED)
-    answer = {"child": child, "stopped": os.WIFSTOPPED(status), "killed": os.WIFSIGNALED(status), "said": []}
-    if answer["stopped"]:
-        STOPPED[child] = reading
-        return answer
+    """What a child said before it ended."""
+    _, status = os.waitpid(child, 0)
     with os.fdopen(reading) as stream:
-        answer["said"] = [json.loads(line) for line in stream]
-    return answer
-
-
-def wake(child: int) -> dict:
-    """Let one that stopped go on."""
-    os.kill(child, signal.SIGCONT)
-    return gather(child, STOPPED.pop(child))
+        return {"killed": os.WIFSIGNALED(status), "said": [json.loads(line) for line in stream]}
 
 
 if __name__ == "__main__":
@@ -81,4 +67,4 @@ if __name__ == "__main__":
     gc.freeze()  # so that children share these pages
     for line in sys.stdin:
         order = json.loads(line)
-        print(json.dumps(wake(order["wake"]) if "wake" in order else run(working, order)), flush=True)
+        print(json.dumps(run(working, order)), flush=True)

@@ -40,7 +40,7 @@ class ForkServer:
         return self._root / f"home-{next(self._homes):05d}"
 
     def ask(self, **order: Any) -> dict[str, Any]:
-        """Send one order, and wait until its child ended or stopped: killed, stopped, child, said."""
+        """Send one order, and wait until its child ended: killed, said."""
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()

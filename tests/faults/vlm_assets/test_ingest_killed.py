@@ -6,14 +6,12 @@ import contextlib
 import errno
 import json
 import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.forking import ForkServer, StartForkServer
-from tests.support.shares import ALL, count_share
+from tests.support.kills import killed_homes
+from tests.support.shares import ALL
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
 from vlm_assets.catalog.catalog_copies import backup_paths, known_versions
 from vlm_assets.catalog.catalog_file import UNREADABLE, CatalogHeader, verify_file
@@ -38,29 +36,6 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
-def killed_homes(ingests: ForkServer, source: Path, home: Path, results: Path) -> dict[Path, str]:
-    """The homes that ingests killed at the operations of this share left behind, each with that operation.
-
-    The last is that of the first one which ran through.
-    """
-    homes = {}
-    for number in count_share(1, SHARES):
-        shutil.copytree(home, killed := results / str(number))
-        answer = ingests.kill_at(number, source=str(source), home=str(killed))
-        if answer is None:
-            return {**homes, killed: "completed"}
-        (report,) = answer["said"]
-        homes[killed] = report["operation"]
-    raise AssertionError("unreachable")
-
-
-@pytest.fixture(scope="module")
-def ingests(fork_server: StartForkServer) -> Iterator[ForkServer]:
-    """Ingests that are killed."""
-    with fork_server(Path(__file__).with_name("killed_ingest.py")) as server:
-        yield server
-
-
 def intact_backups(home: Path) -> list[CatalogHeader]:
     """The headers of the backups that read wholly."""
     found = []
@@ -70,21 +45,20 @@ def intact_backups(home: Path) -> list[CatalogHeader]:
     return found
 
 
-def test_an_update_killed_anywhere_leaves_the_old_or_the_new_catalogue(
-    ingests: ForkServer, home: Path, tmp_path: Path
-) -> None:
+def test_an_update_killed_anywhere_leaves_the_old_or_the_new_catalogue(home: Path, tmp_path: Path) -> None:
     """The old catalogue reads wholly before the rename, the new one after it, and each has a second copy.
 
     A re-run ends where an ingest that was never killed ends.
     """
     source = tmp_path / "images" / "list.jsonl"
     old = Catalog.open(home)
-    homes = killed_homes(ingests, source, home, tmp_path / "results")
-    new = Catalog.open(list(homes)[-1])
+    work = lambda: ingest(source, home, update=True)  # noqa: E731
+    homes = killed_homes(home, work, tmp_path / "killed", parts=SHARES)
+    new = Catalog.open(home)
     assert new.rows == 8
-    assert not ALL or {"write", "fsync", "create", "replace"} <= set(homes.values())
+    assert not ALL or {"write", "fsync", "create", "replace"} <= {operation.name for _, operation in homes}
     headers = []
-    for killed in homes:
+    for killed in (*(killed for killed, _ in homes), home):
         catalog = Catalog.open(killed)
         catalog.verify()
         headers.append(catalog.header)
@@ -100,13 +74,13 @@ def test_an_update_killed_anywhere_leaves_the_old_or_the_new_catalogue(
 
 
 def test_a_first_ingest_killed_anywhere_leaves_no_catalogue_or_a_whole_one(
-    ingests: ForkServer, home: Path, tmp_path: Path
+    home: Path, tmp_path: Path
 ) -> None:
     """A home never holds half a catalogue, and the next ingest goes through without a person's help."""
     source = tmp_path / "images" / "list.jsonl"
-    (tmp_path / "fresh").mkdir()
-    seen = set()
-    for killed in killed_homes(ingests, source, tmp_path / "fresh", tmp_path / "results"):
+    fresh, seen = tmp_path / "fresh", set()
+    work = lambda: ingest(source, fresh)  # noqa: E731
+    for killed, _ in killed_homes(fresh, work, tmp_path / "killed", parts=SHARES):
         try:
             catalog = Catalog.open(killed)
         except CatalogMissingError:

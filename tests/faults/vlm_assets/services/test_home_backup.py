@@ -9,16 +9,16 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from faults.file_operations import FileOperations, Operation, strike_at
+from faults.file_operations import FileOperations, Operation
 from faults.ledger import Ledger
 from faults.lives import Life, live_to_the_end
 from faults.partition_life import KEY, TOTAL, VERSIONS, live
+from tests.support.kills import killed_homes
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import CatalogError
 from vlm_assets.catalog.ingest import ingest
@@ -26,6 +26,7 @@ from vlm_assets.config.settings import load_settings
 from vlm_assets.services.home_backup import _restored_last, back_up
 from vlm_durable.files.file_backup import BackupWriter, restore
 
+SHARES = 20
 PROGRAM = """
 import json, sys
 from pathlib import Path
@@ -182,54 +183,31 @@ def test_a_backup_beside_a_process_that_works(home: Path, tmp_path: Path) -> Non
     check(bring_back(tmp_path / "backup", tmp_path / "later"), said)
 
 
-def killed(root: Path, number: int, work: Callable[[], object]) -> bool:
-    """Do the work in a child that is killed before its ``number``-th file operation; whether it was."""
-    child = os.fork()
-    if child == 0:
-        FileOperations(root, strike_at(number, torn=True)).install()
-        work()
-        os._exit(0)
-    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
-
-
-def operations_of(root: Path, work: Callable[[], object]) -> int:
-    operations = FileOperations(root)
-    with operations.watched():
-        work()
-    return operations.count
-
-
 def contents(home: Path) -> dict[str, bytes]:
     files = [path for path in home.rglob("*") if path.is_file() and path.suffix != ".lock"]
     return {str(path.relative_to(home)): path.read_bytes() for path in files}
 
 
-def test_a_killed_backup_leaves_the_one_before_and_the_next_goes_on(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At sampled operations, half written: what is restored is the backup before, or the new one whole."""
-    # Else what is young at the first look is copied again, and the operations are not the same each time.
-    monkeypatch.setattr("vlm_durable.files.seen_files._SETTLED_NS", 0)
+def test_a_killed_backup_leaves_the_one_before_and_the_next_goes_on(home: Path, tmp_path: Path) -> None:
+    """At any operation, half written: what is restored is the backup before, or the new one whole."""
     live(home, lambda **_: None, commits=2)
     old = tmp_path / "old"
     make(home, old)
     live(home, lambda **_: None)
     whole = Path(shutil.copytree(old, tmp_path / "whole"))
-    count = operations_of(whole, lambda: make(home, whole))
+    killed = killed_homes(whole, lambda: make(home, whole), tmp_path / "killed", parts=SHARES)
     first = contents(bring_back(old, tmp_path / "first"))
     second = contents(bring_back(whole, tmp_path / "second"))
     assert first != second
-    seen = set()
-    for number in sorted({*range(1, count, max(1, count // 4)), *range(count - 26, count, 4)}):
-        folder = Path(shutil.copytree(old, tmp_path / f"backup-{number}"))
-        assert killed(folder, number, lambda folder=folder: make(home, folder))
-        back = contents(bring_back(folder, tmp_path / f"back-{number}"))
-        assert back in (first, second), f"killed before operation {number}"
-        seen.add(back == second)
+    seen = []
+    for folder, operation in killed:
+        back = contents(bring_back(folder, tmp_path / f"back-{folder.name}"))
+        assert back in (first, second), f"killed before {operation}"
+        seen.append(back == second)
         make(home, folder)
-        assert contents(bring_back(folder, tmp_path / f"again-{number}")) == second
+        assert contents(bring_back(folder, tmp_path / f"again-{folder.name}")) == second
         assert not list((folder / ".staging").iterdir())
-    assert seen == {False, True}
+    assert seen == sorted(seen) and not seen[0], "the change happens once"
 
 
 def test_a_killed_restoration_starts_nothing_and_is_finished_by_the_next(home: Path, tmp_path: Path) -> None:
@@ -238,10 +216,10 @@ def test_a_killed_restoration_starts_nothing_and_is_finished_by_the_next(home: P
     folder = tmp_path / "backup"
     make(home, folder)
     whole = tmp_path / "whole"
-    count = operations_of(whole, lambda: bring_back(folder, whole))
-    for number in range(2, count, max(1, count // 6)):
-        back = tmp_path / f"back-{number}"
-        assert killed(back, number, lambda back=back: bring_back(folder, back))
+    for back, _ in killed_homes(whole, lambda: bring_back(folder, whole), tmp_path / "killed", parts=SHARES):
+        if not (back / ".restoring").exists():  # It has not begun, or it is done.
+            assert contents(back) == contents(whole) or not list(back.glob("[!.]*"))
+            continue
         missing = contents(whole).keys() - contents(back).keys()
         if not all(name.startswith(".versions/property_catalog/") for name in missing):
             with pytest.raises(CatalogError):

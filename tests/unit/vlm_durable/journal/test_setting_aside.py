@@ -8,9 +8,8 @@ from dataclasses import replace
 import pyarrow.parquet as pq
 import pytest
 
-from faults.file_operations import FileOperations, fail_at, strike_at
-from faults.lives import act_in_child
-from tests.support.shares import count_share
+from faults.file_operations import FileOperations, fail_at
+from tests.support.kills import killed_homes
 from vlm_durable.files.layout import PartitionPaths
 from vlm_durable.journal.high_water_mark import slots
 from vlm_durable.journal.journal_errors import JournalLockedError, JournalStorageError
@@ -20,14 +19,14 @@ ROWS = 9
 
 
 @pytest.fixture
-def new_journal(committed, tmp_path):
-    """Makes a home with a journal of nine rows: gives what it was made with, and its partition's paths."""
+def new_home(home):
+    """Makes a home with a journal of nine rows."""
     numbers = itertools.count()
 
     def make():
-        made = replace(committed, root=tmp_path / "made" / str(next(numbers)))
+        made = replace(home, root=home.root / "made" / str(next(numbers)))
         made.commit((0, 1, 2), (3, 4, 5), (6, 7, 8))
-        return made.open, made.paths
+        return made
 
     return make
 
@@ -55,28 +54,23 @@ def assert_set_aside(paths: PartitionPaths) -> None:
     assert list(unmoved(paths)) == []
 
 
-def test_killed_at_each_operation_it_is_finished_by_the_next_run(new_journal):
+def test_killed_at_each_operation_it_is_finished_by_the_next_run(new_home, tmp_path):
     """Fault 1: before the note nothing has changed; after it no row is lost, and none can be resumed."""
-    for at in count_share(1, 3):
-        open_journal, paths = new_journal()
-        life = act_in_child(
-            paths.asset.home.root, lambda say, paths=paths: set_aside(paths), strike_at(at, torn=True)
-        )
-        if not life.killed:
-            break
-        if not is_set_aside(paths, "generation"):
-            with open_journal() as journal:
-                assert journal.committed_rows == ROWS
-        begin_again(paths)
-        assert_set_aside(paths)
-    assert at > 8, "hardly any operation was struck"
-    assert_set_aside(paths)
+    home = new_home()
+    homes = killed_homes(home.root, lambda: set_aside(home.paths), tmp_path / "killed")
+    assert len(homes) > 8
+    for root, _ in homes:
+        killed = replace(home, root=root)
+        if not is_set_aside(killed.paths, "generation"):
+            assert killed.restored() == list(range(ROWS))
+        begin_again(killed.paths)
+        assert_set_aside(killed.paths)
 
 
-def test_storage_that_fails_at_any_operation_is_named_and_loses_nothing(new_journal):
+def test_storage_that_fails_at_any_operation_is_named_and_loses_nothing(new_home):
     """Fault 8: any other error than the journal's own fails here; the next run finishes."""
     for at in itertools.count(1):
-        _, paths = new_journal()
+        paths = new_home().paths
         operations = FileOperations(paths.asset.home.root, fail_at(at, errno.EIO))
         with operations.watched(), contextlib.suppress(JournalStorageError):
             set_aside(paths)
@@ -87,10 +81,10 @@ def test_storage_that_fails_at_any_operation_is_named_and_loses_nothing(new_jour
     assert at > 8, "hardly any operation failed"
 
 
-def test_a_journal_in_use_is_not_moved(new_journal):
+def test_a_journal_in_use_is_not_moved(committed):
     """Its writer goes on until it looks at the note; what it holds is not taken from under it."""
-    open_journal, paths = new_journal()
-    with open_journal():
+    paths = committed.paths
+    with committed.open():
         note_set_aside(paths, "generation", "its device gave wrong answers")
         with pytest.raises(JournalLockedError):
             move_set_aside(paths, "generation")
@@ -99,9 +93,9 @@ def test_a_journal_in_use_is_not_moved(new_journal):
     assert_set_aside(paths)
 
 
-def test_a_note_that_does_not_read_counts(new_journal):
+def test_a_note_that_does_not_read_counts(committed):
     """Damage to the note lets no row of it be used."""
-    _, paths = new_journal()
+    paths = committed.paths
     note_set_aside(paths, "generation", "its device gave wrong answers")
     paths.set_aside_note("generation").write_bytes(b"?")
     assert is_set_aside(paths, "generation")
