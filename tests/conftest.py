@@ -66,6 +66,8 @@ WAITING = (
     HERE / "integration" / "vlm_training" / "test_training_store.py",
 )
 """Folders whose tests mostly wait for servers."""
+SHARING = {"share_of", "count_share", "killed_homes"}
+"""What a module imports whose sweeps take another share of their cases each day."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -74,7 +76,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(item.path.is_relative_to(folder) for folder in WAITING):
             item.add_marker(pytest.mark.serves)
-        if isinstance(item, pytest.Function) and vars(item.module).keys() & {"share_of", "count_share"}:
+        if isinstance(item, pytest.Function) and vars(item.module).keys() & SHARING:
             item.add_marker(pytest.mark.shared)
 
 

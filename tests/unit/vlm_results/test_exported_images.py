@@ -17,8 +17,8 @@ from PIL import Image
 
 from tests.support.exports import exported_rows
 from tests.support.homes import DESCRIPTIONS, Dataset, publish
+from tests.support.kills import killed_homes
 from tests.support.pictures import LISTED, OPENED
-from tests.support.shares import count_share
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.services.command_error import CommandError
 from vlm_durable.files.files import DurableWriteError
@@ -275,10 +275,12 @@ def test_roots_that_moved_are_followed(pictures, tmp_path):
     assert uris_of(folder)["a/1.jpg"] == str(tmp_path / "moved" / "a" / "1.jpg")
 
 
-def test_a_killed_export_leaves_no_torn_copy_and_goes_on(pictures, tmp_path, killed_exports):
+def test_a_killed_export_leaves_no_torn_copy_and_goes_on(pictures, tmp_path):
     """SIGKILL before a fifth of the operations: what has a name is whole, the next one ends the same."""
-    *folders, last = killed_exports(pictures, tmp_path / "results", Images.copy, count_share(1, 5))
-    whole = files_of(last)
+    results = tmp_path / "results"
+    work = lambda: exported(pictures, results / "out", images=Images.copy)  # noqa: E731
+    folders = [killed / "out" for killed, _ in killed_homes(results, work, tmp_path / "killed", parts=5)]
+    folders, whole = [folder for folder in folders if folder.exists()], files_of(results / "out")
     assert len(folders) > 10
     rows_and_images = [name for name in whole if name.endswith((".jsonl", ".jpg", ".png"))]
     for folder in folders:
