@@ -65,8 +65,11 @@ def observed(done, name):
     ]
 
 
-def test_a_variant_is_trained_published_and_left_alone(training_desk):
-    """A folder that loads as a model, its history and card; a second run verifies it without a device."""
+def test_a_variant_is_trained_published_and_left_alone(training_desk, bucket, listing, tmp_path):
+    """A folder that loads as a model, its history and card; a second run verifies it without a device.
+
+    So does another machine, whose home is new: it takes the model from the store.
+    """
     done = training_desk.materialize(ASSET, key="tiny")
     assert done.success, done.failure
     folder = training_desk.settings.home / ASSET / "tiny"
@@ -108,6 +111,16 @@ def test_a_variant_is_trained_published_and_left_alone(training_desk):
     assert weights.read_bytes() == before
     assert (folder / "training.jsonl").read_text().count("\n") == 3
 
+    first = training_desk.changed(store=bucket)
+    ingest(listing, first.settings.home, store=bucket)
+    second = replace(first.changed(home=tmp_path / "second"), instance=dg.DagsterInstance.ephemeral())
+    (tmp_path / "second").mkdir()
+    (tmp_path / "second" / "example").symlink_to(listing.parent)
+    for machine in (first, second):
+        done = machine.materialize(ASSET, key="tiny", gpu=nothing)
+        assert done.success, done.failure
+    assert (second.settings.home / ASSET / "tiny" / weights.name).read_bytes() == before
+
 
 def test_data_that_is_not_there_is_named(training_desk):
     """A partition that is not published: which, where, and what to do."""
@@ -136,22 +149,6 @@ def test_a_training_learns_from_nothing_withdrawn_while_it_is_read(training_desk
     assert not done.success
     assert "withdrawn" in done.failure
     assert not list(settings.home.rglob("samples.jsonl"))
-
-
-def test_another_machine_takes_the_finished_model_from_the_store(training_desk, bucket, listing, tmp_path):
-    """Its home is new: it needs the store alone, and no device."""
-    first = training_desk.changed(store=bucket)
-    ingest(listing, first.settings.home, store=bucket)
-    done = first.materialize(ASSET, key="tiny")
-    assert done.success, done.failure
-    second = replace(first.changed(home=tmp_path / "second"), instance=dg.DagsterInstance.ephemeral())
-    (tmp_path / "second").mkdir(exist_ok=True)
-    (tmp_path / "second" / "example").symlink_to(listing.parent)
-    nothing = NoDevice(leases_directory=str(second.settings.state_directory / "leases"))
-    second_run = second.materialize(ASSET, key="tiny", gpu=nothing)
-    assert second_run.success, second_run.failure
-    weights = [one.settings.home / ASSET / "tiny" / "model.safetensors" for one in (first, second)]
-    assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
 def test_without_a_free_device_it_is_no_attempt(training_desk):
