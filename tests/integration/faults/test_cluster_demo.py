@@ -1,6 +1,7 @@
 """`make cluster-demo` on machines that are apart, with a real Postgres and a real S3 store."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -18,8 +19,8 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
-def demo(left_out: Callable[[str], NoReturn]) -> Callable[..., dict[str, Any]]:
-    """Lives through the story; gives its last line."""
+def demo(left_out: Callable[[str], NoReturn], scripted_runs: dict[str, str]) -> Callable[..., dict[str, Any]]:
+    """Lives through the story; gives its last line. The runs of machines alone have scripted models."""
     if (why := missing()) is not None:
         left_out(why)
     if programs() is None:
@@ -29,6 +30,7 @@ def demo(left_out: Callable[[str], NoReturn]) -> Callable[..., dict[str, Any]]:
         done = subprocess.run(
             [sys.executable, "-m", "faults.cluster_demo", *arguments],
             cwd=CHECKOUT,
+            env={**os.environ, **scripted_runs, "TESTS_SCRIPTED_MODELS": "0.4"},
             capture_output=True,
             text=True,
             check=False,
