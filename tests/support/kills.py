@@ -27,7 +27,7 @@ def killed_homes(
             return
         struck, killed = next(numbers), into / str(operations.count)
         if home.exists():
-            shutil.copytree(home, killed)
+            shutil.copytree(home, killed, symlinks=True)
         if operation.name == "write":
             with (killed / operation.paths[0]).open("ab") as file:
                 file.write(operation.data[: len(operation.data) // 2])
