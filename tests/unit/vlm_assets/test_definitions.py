@@ -11,11 +11,13 @@ import dagster as dg
 import pytest
 
 from tests.support.listings import write_listing
+from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.catalog.ranges import cut_ranges
 from vlm_assets.config.resource_settings import build_resources
 from vlm_assets.config.settings import load_settings
-from vlm_assets.home_definitions import build_defs
+from vlm_assets.home_definitions import build_defs, check_dagster_home
+from vlm_assets.webserver.home import DagsterHomeError
 
 LOADING = """
 import json, sys
@@ -95,13 +97,13 @@ def test_without_dagster_home_the_person_is_told_what_to_export(fresh, loaded_ot
     assert f"export DAGSTER_HOME={fresh}/dagster" in loaded_otherwise.stderr
 
 
-def test_dagster_state_of_another_catalogue_is_refused(home, tmp_path):
-    """Keys are alike in all data sets: green partitions of other images are never shown."""
-    (tmp_path / "dagster").mkdir()
-    (tmp_path / "dagster" / "catalog_id").write_text("another\n")
-    done = load(home, DAGSTER_HOME=str(tmp_path / "dagster"))
-    assert done.returncode != 0
-    assert "belongs to catalogue another" in done.stderr
+def test_dagster_state_of_another_catalogue_is_refused(home, tmp_path, monkeypatch):
+    """Keys are alike in all data sets: green partitions of other images are never shown; both are named."""
+    (tmp_path / "catalog_id").write_text("another\n")
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    own = Catalog.open(home).catalog_id
+    with pytest.raises(DagsterHomeError, match=f"belongs to catalogue another.*{own}"):
+        check_dagster_home(load_settings(home=home))
 
 
 def test_without_a_catalogue_the_definitions_load_and_say_what_to_do(loaded_otherwise):

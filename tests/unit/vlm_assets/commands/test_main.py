@@ -1,9 +1,8 @@
 """vlm_assets/commands/main.py: what goes wrong is a sentence, on any terminal."""
 
+import io
 import json
-import os
 import re
-import subprocess
 import sys
 from functools import cache
 from importlib.metadata import version
@@ -15,7 +14,9 @@ from typer.testing import CliRunner
 
 from vlm_assets.commands import main as cli
 from vlm_assets.config.extensions import Extension
+from vlm_assets.config.settings import load_settings
 from vlm_durable.commands import command
+from vlm_engine.schema import load_schema
 
 
 def test_a_file_that_may_not_be_written_is_a_sentence(monkeypatch, capsys):
@@ -31,14 +32,15 @@ def test_a_file_that_may_not_be_written_is_a_sentence(monkeypatch, capsys):
     assert "/srv/home/.ingest.lock: Read-only file system." in capsys.readouterr().err
 
 
-def test_what_a_terminal_cannot_show_is_shown_escaped(empty):
+def test_what_a_terminal_cannot_show_is_shown_escaped(empty, monkeypatch):
     """An arrow that the terminal's encoding lacks ends no look at how things stand."""
-    program = "from vlm_assets.commands.main import main; main()"
-    command = [sys.executable, "-c", program, "status", "--home", str(empty.settings.home)]
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert r"\u2192 " in done.stdout
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii", write_through=True))
+    monkeypatch.setattr(sys, "argv", ["vlm-assets", "status", "--home", str(empty.settings.home)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code
+    assert rb"\u2192 " in written.getvalue()
 
 
 @cache
@@ -135,20 +137,16 @@ def test_a_home_is_named_by_its_own_command_alone(dataset):
     assert command("audit") == "`vlm-assets audit`"
 
 
-def test_a_schema_beside_the_makefile_is_found(tmp_path):
+def test_a_schema_beside_the_makefile_is_found(tmp_path, monkeypatch):
     """`my_module:MyClass` is a file in the folder where the command is started, as the README says."""
     (tmp_path / "beside_me.py").write_text(
         "import pydantic\nclass Mine(pydantic.BaseModel):\n    rooms_counted: int\n"
     )
-    program = (
-        "from vlm_assets.config.settings import load_settings;"
-        " from vlm_engine.schema import load_schema;"
-        " print(load_schema(load_settings().description_schema).json_schema)"
-    )
-    environment = {**os.environ, "VLM_ASSETS_DESCRIPTION_SCHEMA": "beside_me:Mine", "PYTHONSAFEPATH": "1"}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert "rooms_counted" in done.stdout, done.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("VLM_ASSETS_DESCRIPTION_SCHEMA", "beside_me:Mine")
+    schema = load_schema(load_settings(home=tmp_path / "home").description_schema)
+    assert "rooms_counted" in str(schema.json_schema)
 
 
 def test_the_cores_extra_is_named_before_that_of_an_extension(monkeypatch, capsys):

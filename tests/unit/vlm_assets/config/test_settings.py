@@ -1,5 +1,6 @@
 """Settings are validated when they are read, and a wrong one is named with what would do."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,8 +24,6 @@ from vlm_engine.protocol import ModelLoadError
 
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch, tmp_path):
-    import os
-
     for name in os.environ:
         if name.startswith("VLM_ASSETS_"):
             monkeypatch.delenv(name)
@@ -127,16 +126,18 @@ OF_A_CHILD = "import os, subprocess, sys; from vlm_assets.config.settings import
 
 
 def said_in(folder: Path, *command: str | Path) -> str:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+    here = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    done = subprocess.run(command, cwd=folder, env=here, capture_output=True, text=True, timeout=100)
     return done.stdout + done.stderr
 
 
 def test_the_env_file_of_the_working_folder_goes_before_that_of_the_checkout(tmp_path):
     """A file that is silently not read would have a command act on another home."""
     file, home = tmp_path / ".env", tmp_path / "home"
-    assert f"{CHECKOUT / '.env'}" in said_in(tmp_path, PROGRAM, "settings")
+    of_the_checkout = str(CHECKOUT / ".env")
+    assert said_in(tmp_path, sys.executable, "-c", OF_A_CHILD).strip() == of_the_checkout
     file.write_text("OTHER=1\n")
-    assert f"{CHECKOUT / '.env'}" in said_in(tmp_path, PROGRAM, "settings"), "another program's"
+    assert said_in(tmp_path, sys.executable, "-c", OF_A_CHILD).strip() == of_the_checkout, "another program's"
     file.write_text(f"VLM_ASSETS_HOME={home}\n")
     said = said_in(tmp_path, PROGRAM, "settings")
     assert f"Settings are read from {file}" in said

@@ -118,14 +118,6 @@ def test_runs_have_one_bound_to_start(tmp_path: Path) -> None:
     assert start_timeout(tmp_path / "none") is None
 
 
-def test_another_catalogue_is_refused(tmp_path: Path) -> None:
-    """Green partitions of one catalogue are never shown for another; the message names both."""
-    claim_for_catalog(tmp_path, "one")
-    claim_for_catalog(tmp_path, "one")
-    with pytest.raises(DagsterHomeError, match=r"one.*two"):
-        claim_for_catalog(tmp_path, "two")
-
-
 def test_second_dagster_is_refused_by_address(tmp_path: Path) -> None:
     """Two daemons on one state would launch runs twice; the second is told where the first is."""
     with only_dagster(tmp_path, wait_seconds=0.0):
@@ -212,12 +204,18 @@ def test_a_path_that_sqlite_would_read_otherwise_is_refused(name: str, tmp_path:
 DATABASES = ["history/runs.db", "history/runs/index.db", "schedules/schedules.db"]
 
 
-@pytest.fixture
-def dagster_home(dataset):
+@pytest.fixture(scope="module")
+def prepared(made, tmp_path_factory):
     """Dagster's state of a catalogued home, with more than a page in each table that Dagster writes first."""
-    folder = dataset.settings.dagster_home
-    prepare_dagster_home(folder, catalog_id=Catalog.open(dataset.settings.home).catalog_id, slots=1)
+    folder = tmp_path_factory.mktemp("prepared") / "dagster"
+    prepare_dagster_home(folder, catalog_id=Catalog.open(made / "published").catalog_id, slots=1)
     return folder
+
+
+@pytest.fixture
+def dagster_home(dataset, prepared):
+    """The same, which a test may damage."""
+    return shutil.copytree(prepared, dataset.settings.dagster_home)
 
 
 def overwrite(database):
