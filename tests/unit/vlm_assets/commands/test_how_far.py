@@ -102,6 +102,11 @@ def without_dagster(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLM_ASSETS_IMAGE_ROOT", dataset.catalog.image_root)
 
 
+def without_counted_images(_: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an image costs would take transformers, and says nothing of how far a command is."""
+    monkeypatch.setattr("tests.support.scripted_engine._image_tokens", lambda *_: None)
+
+
 def measured_runs(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both would be done in processes of their own: ``compare`` in one, and a Dagster."""
 
@@ -140,7 +145,8 @@ TELLS: Mapping[str, Told | str] = {
     "compare": Told(
         "compare --model example --model example --limit 4",
         {"describing the sample with example": 4},
-        fixtures=("scripted_engine",),
+        without_counted_images,
+        ("scripted_engine",),
     ),
     "demo": Told(
         "demo --no-run --properties 2 --home FOLDER/example",
