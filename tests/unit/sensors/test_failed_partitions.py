@@ -249,8 +249,10 @@ def pauses(home):
 
 
 def cancels(home):
-    """A person cancels a run of it; its work is on disk."""
-    home.ends("a", status=S.CANCELED)
+    """A person cancels a run of it and deletes the run; its work is on disk."""
+    run_id = home.ends("a", status=S.CANCELED)
+    home.look()
+    home.dagster.delete_run(run_id)
     does(home, interrupted={"a"})
 
 
