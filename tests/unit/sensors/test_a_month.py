@@ -1,12 +1,12 @@
-"""A month of decisions without Dagster: retries, workers, drift and reconciliation on one moved clock."""
+"""A month of decisions without Dagster: retries and reconciliation on one moved clock.
 
-import contextlib
+What also watches workers, devices and files for so long is the rehearsal (``faults/rehearsal``).
+"""
+
 import itertools
 import random
-import signal
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 
 import dagster as dg
 import pyarrow as pa
@@ -15,32 +15,22 @@ import pytest
 from faults.rehearsal.dagster_in_memory import INTERRUPTED, DagsterInMemory, SimulatedClock
 from resources.alerts.outbox import Outbox
 from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY, UNFINISHED
-from sensors.device_health import DeviceWatcher
 from sensors.failed_partitions import FailedPartitions, Watched
-from sensors.health_watch import Watch
-from sensors.published_file_drift import DriftWatcher, evaluation, kind_of
 from sensors.reconciliation import end_dead_runs, report_published
 from sensors.retry_decision import INTERRUPTIONS_TOLD, Policy
-from sensors.run_end import RunEnder
-from sensors.worker_health import HealthWatcher
 from vlm_durable.files.layout import Home
 from vlm_durable.state.database import ControlState
 from vlm_durable.state.pause import pause, resume
-from vlm_durable.state.workers import Phase, Workers
-from vlm_durable.versions.findings import Finding, FindingKind
-from vlm_durable.versions.published import PublishedPartitions, Verification
-from vlm_engine.devices.find import Device
-from vlm_engine.devices.health import DeviceHealth
-from vlm_engine.devices.left_out import LeftOutDevices
+from vlm_durable.state.workers import Workers
+from vlm_durable.versions.published import PublishedPartitions
 
-MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
+MINUTE, HOUR = 60.0, 3600.0
 ASSET = "first"
 KEYS = tuple(f"k{n:02}" for n in range(52))
 """Two more are launched by hand on each day but the last."""
 POISON, POOR, UNWANTED = "k03", "k05", "k22"
 """Fails always, is interrupted always, and is cancelled before Dagster's database is lost."""
 POLICY = Policy(attempts=5, backoff_seconds=10 * MINUTE)
-DEVICES = [Device(f"GPU-{n}", "cuda", "A100", None, f"GPU-{n}") for n in range(2)]
 S = dg.DagsterRunStatus
 
 
@@ -51,12 +41,11 @@ class Launched:
     key: str
     how: str
     until: float
-    rows: int
 
 
 @dataclass
 class Month:
-    """A home, its partitions, two devices, a person, and Dagster from memory."""
+    """A home, its partitions, a person, and Dagster from memory."""
 
     home: Home
     state: ControlState
@@ -66,18 +55,15 @@ class Month:
     rows: Counter = field(default_factory=Counter)
     work: dict = field(default_factory=dict)
     cancelled: set = field(default_factory=set)
-    standing_since: dict = field(default_factory=dict)
     launches: list = field(default_factory=list)
     counts: Counter = field(default_factory=Counter)
     is_paused: bool = False
-    cursor: str | None = None
 
     def __post_init__(self):
         self.dagster = DagsterInMemory(self.clock)
         self.asset = self.home.asset(ASSET)
         self.published = PublishedPartitions(self.asset)
         self.outbox = Outbox(self.state)
-        self.left_out = LeftOutDevices(self.state, self.clock)
         with Workers(self.state).begin(run_id="r", asset=ASSET, partition="", expected=9) as beat:
             self.made = beat.worker
         self.restart()
@@ -95,39 +81,10 @@ class Month:
             heaviest_first=sorted,
         )
         self.retries = FailedPartitions(watched, self.state, policy=POLICY, cap=3)
-        drift = SimpleNamespace(
-            asset=self.asset,
-            keys=KEYS,
-            made_from=(),
-            look=lambda: contextlib.nullcontext(self.verdict),
-            check_store=lambda: ({}, []),
-            doubtful=frozenset,
-            expectation=lambda: "the settings",
-        )
-        self.drift = DriftWatcher([drift], self, self.outbox, monotonic=self.clock)
-        devices = DeviceWatcher(
-            self.outbox, self.left_out, lambda: DEVICES, lambda of: {one.id: DeviceHealth() for one in of}
-        )
-        self.health = HealthWatcher(
-            self,
-            self.outbox,
-            devices,
-            RunEnder(self.outbox, self.left_out, send=self.send),
-            monotonic=self.clock,
-        )
 
     def unpublished(self, keys):
         there = set(self.asset.published_keys())
         return [key for key in keys if key not in there]
-
-    def is_published(self, key):
-        return self.asset.partition(key).published.exists()
-
-    def verdict(self, key):
-        if self.is_published(key) and self.asset.partition(key).published.stat().st_size < 100:
-            truncated = Finding(FindingKind.TRUNCATED, self.asset.name, key, "a truncated file")
-            return Verification(key, None, (truncated,))
-        return Verification(key, None)
 
     # What the sensors see of processes.
 
@@ -141,23 +98,7 @@ class Month:
         del self.work[worker.run_id]
 
     def worker(self, run_id):
-        one = self.work[run_id]
-        device = DEVICES[int(run_id.removeprefix("run-")) % 2].id
-        moved = self.standing_since.get(run_id, self.clock.now)
-        worker = replace(self.made, run_id=run_id, partition=one.key, device=device, pid=1, moved=moved)
-        return replace(worker, phase=Phase.WORKING, batch_seconds=20.0)
-
-    def send(self, worker, number):
-        """A stuck process takes SIGKILL alone."""
-        self.counts[number] += 1
-        if number is signal.SIGKILL:
-            one = self.work.pop(worker.run_id)
-            self.standing_since.pop(worker.run_id)
-            state = self.dagster.runs[worker.run_id]
-            assert "dagster/failure_reason" in state.tags, "it is called interrupted before it is ended"
-            self.dagster.change(worker.run_id, S.FAILURE)
-            self.counts["stuck", one.key] += 1
-        return True
+        return replace(self.made, run_id=run_id, partition=self.work[run_id].key)
 
     # What Dagster and the runs do.
 
@@ -166,19 +107,17 @@ class Month:
         self.rows[key] += 0  # Its journal is there from now on.
         run_id = self.dagster.launch(key, [ASSET], **tags)
         how = self.chance.choices(
-            ["succeeds", "fails", "gets on", "is interrupted", "killed", "stands", "is cancelled"],
-            [40, 15, 9, 9, 9, 9, 9],
+            ["succeeds", "fails", "gets on", "is interrupted", "killed", "is cancelled"],
+            [40, 15, 9, 9, 18, 9],
         )[0]
         how = {POISON: "fails", POOR: "is interrupted", UNWANTED: "is cancelled"}.get(key, how)
-        self.work[run_id] = Launched(key, how, self.clock.now + self.chance.uniform(0.2, 3.0) * HOUR, 0)
-        if how == "stands":
-            self.standing_since[run_id] = self.clock.now
+        self.work[run_id] = Launched(key, how, self.clock.now + self.chance.uniform(0.2, 3.0) * HOUR)
         return run_id
 
     def go_on(self):
         """Let end what ends now."""
         for run_id, one in list(self.work.items()):
-            if self.clock.now < one.until or one.how in ("killed", "stands"):
+            if self.clock.now < one.until or one.how == "killed":
                 continue
             del self.work[run_id]
             self.rows[one.key] += one.how in ("succeeds", "gets on")
@@ -204,7 +143,6 @@ class Month:
             metadata={},
         )
         self.published.publish(staged)
-        self.dagster.report_evaluation(evaluation(ASSET, key, self.verdict(key), self.clock.now))
         self.dagster.materialize(ASSET, key, run_id)
 
     # The ticks.
@@ -227,28 +165,10 @@ class Month:
         told = report_published(self.dagster, [self.asset], KEYS, self, tags_of=lambda *_: {})
         self.counts["told again"] += len(told)
 
-    def look_at_workers(self):
-        watch = Watch.read(self.cursor, now=self.clock.now, unix=self.clock.now)
-        self.health.check(watch, self.dagster)
-        self.cursor = watch.cursor()
-
-    def look_at_files(self):
-        def tell(asset, key, verdict, at):
-            self.counts["drift", key, kind_of(verdict)] += 1
-            self.dagster.report_evaluation(evaluation(asset, key, verdict, at))
-
-        self.drift.check(tell, lambda asset: (), self.clock.now)
-
     def hour(self):
         for _ in range(2):
             self.go_on()
-            if self.standing_since:
-                # Watched closely only where somebody stands still: 100 s is no gap.
-                for _ in range(18):
-                    self.clock.now += 100
-                    self.look_at_workers()
-            else:
-                self.clock.now += 30 * MINUTE
+            self.clock.now += 30 * MINUTE
             self.reconcile()
             self.retry()
 
@@ -268,15 +188,9 @@ def test_a_month_of_faults_keeps_every_promise(month):
             month.start(key)
         if day == 12:
             # Dagster's database is lost with all its runs, and the code server starts again.
-            for run_id in month.work:
-                month.standing_since.pop(run_id, None)
             month.work.clear()
             month.dagster = DagsterInMemory(month.clock)
             month.restart()
-        if day == 15:
-            done = next(key for key in KEYS if month.is_published(key))
-            file = month.asset.partition(done).published
-            file.write_bytes(file.read_bytes()[:50])
         for hour in range(24):
             if (day, hour) == (1, 0):
                 pause(month.state, "the power is cut", now=month.clock.now)
@@ -285,15 +199,12 @@ def test_a_month_of_faults_keeps_every_promise(month):
                 resume(month.state)
                 month.is_paused = False
             month.hour()
-            if hour % 6 == 0:
-                month.look_at_files()
         if day in (5, 20):
             for key in sorted(month.cancelled):
                 month.clock.now += 1
                 month.start(key)
             month.cancelled.clear()
     assert_backed_off(month)
-    assert month.counts["drift", done, "truncated"] == 1, "told once"
     assert month.counts["told again"] >= 15, "what was published is known to the new database"
     given_up = {
         alert.partition
@@ -307,7 +218,6 @@ def test_a_month_of_faults_keeps_every_promise(month):
     assert unfinished - month.cancelled <= {POISON, POOR, *(one.key for one in month.work.values())}
     run_keys = [run_key for *_, run_key, _ in month.launches]
     assert len(set(run_keys)) == len(run_keys) > 40
-    assert month.counts[signal.SIGKILL] == month.counts[signal.SIGTERM] > 0, "a stuck worker is ended once"
 
 
 def assert_backed_off(month):
