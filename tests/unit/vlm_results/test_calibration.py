@@ -265,11 +265,13 @@ def test_verdicts_as_truth_file_do_not_let_suspicious_ones_certify(tmp_path, kep
     assert len(certifying(dataset)) == 0
 
 
-def test_rows_without_confidence_teach_nothing_and_stop_nothing(tmp_path):
+def test_rows_without_confidence_teach_nothing_and_are_drawn_by_chance_alone(tmp_path):
     """Files of earlier versions have no such column: their labels count for the accuracy alone."""
     dataset = sure_dataset(tmp_path)
     for key in dataset.keys:
         dataset.answer(key, without_confidence=True)
+    with pytest.raises(CommandError, match="No published answer has a confidence"):
+        draw_unsure(dataset.settings, dataset.catalog, count=10, seed=1)
     judge_sample(dataset, 100)
     assert learn(dataset) == []
 
@@ -360,15 +362,6 @@ def test_the_page_shows_how_sure_each_answer_is(tmp_path, monkeypatch):
         dataset.answer(key, without_confidence=True)
     _, pages = shown()
     assert {field["sure"] for content in pages for field in content["fields"]} == {None}
-
-
-def test_without_confidences_nothing_is_unsure(tmp_path):
-    """Rows of earlier versions: the person is told to draw by chance."""
-    dataset = sure_dataset(tmp_path)
-    for key in dataset.keys:
-        dataset.answer(key, without_confidence=True)
-    with pytest.raises(CommandError, match="No published answer has a confidence"):
-        draw_unsure(dataset.settings, dataset.catalog, count=10, seed=1)
 
 
 def test_the_command_draws_unsure_properties_and_refuses_two_ways_of_drawing(tmp_path, monkeypatch):
