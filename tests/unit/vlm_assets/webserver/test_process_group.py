@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.waiting import wait_until
 from vlm_assets.webserver.process_group import ProcessEndedError, ProcessGroup, rotate_log
+from vlm_durable.files.processes import processes_of_group
 
 
 def test_child_that_ends_is_named_with_its_last_words(tmp_path: Path) -> None:
@@ -23,6 +24,20 @@ def test_child_that_ends_is_named_with_its_last_words(tmp_path: Path) -> None:
         )
         with pytest.raises(ProcessEndedError, match=r"(?s)webserver .*exit code 3.*no such module"):
             group.watch(30.0)
+
+
+def test_stop_ends_what_runs(tmp_path: Path) -> None:
+    """Leaving the context leaves no member of the group."""
+    with ProcessGroup(grace_seconds=5.0) as group:
+        group.start(
+            "sleeper",
+            [sys.executable, "-c", "import signal; signal.pause()"],
+            environment=os.environ,
+            directory=tmp_path,
+            log=tmp_path / "sleeper.log",
+        )
+        assert len(processes_of_group(group.id)) == 2
+    assert processes_of_group(group.id) == []
 
 
 def test_children_do_not_inherit_an_ignored_interrupt(tmp_path: Path) -> None:
