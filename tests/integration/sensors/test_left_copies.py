@@ -48,31 +48,32 @@ def test_what_a_run_left_is_copied_without_another_run(machines, bucket, s3_prox
     assert b.rows() == [0, 1, 2]
 
 
-def test_nothing_is_copied_over_another_machines_work(machines, bucket, s3_proxy):
-    """It took the partition over, or published it: the next start here sorts out whose rows count."""
-    a, b = machines
-    left = LeftCopies([a.paths.asset], bucket, set)
+def takes_over(a, b, s3_proxy):
+    """The other machine took it over, or published it: the next start sorts out whose rows count."""
     a.commit(0)
     leave(a, s3_proxy, 1)
     s3_proxy.heal()
     b.commit(2)
-    head = b.stored.read_manifest()
-    assert left.copy_waiting() == []
-    assert b.stored.read_manifest() == head
-    assert a.rows() == [0, 1, 2]
+    return [0, 1, 2]
 
 
-def test_nothing_is_copied_over_what_this_disk_has_lost(machines, bucket):
+def loses_a_row(a, b, s3_proxy):
     """A home put back from a copy of yesterday has fewer rows than the store: the next start fetches them."""
-    a, _ = machines
-    left = LeftCopies([a.paths.asset], bucket, set)
     a.commit(0)
     a.commit(1)
-    head = a.stored.read_manifest()
     commits.manifest_path(a.folder, max(commits.sequences(a.folder))).unlink()
-    assert left.copy_waiting() == []
+    return [0, 1]
+
+
+@pytest.mark.parametrize("happens", [takes_over, loses_a_row])
+def test_nothing_is_copied_over_what_the_store_has_more(machines, bucket, s3_proxy, happens):
+    """Another machine's work, or what this disk has lost, is not written over."""
+    a, b = machines
+    rows = happens(a, b, s3_proxy)
+    head = a.stored.read_manifest()
+    assert LeftCopies([a.paths.asset], bucket, set).copy_waiting() == []
     assert a.stored.read_manifest() == head
-    assert a.rows() == [0, 1]
+    assert a.rows() == rows
 
 
 def test_one_that_cannot_be_copied_is_left_alone_until_its_next_manifest(machines, bucket, s3_proxy):

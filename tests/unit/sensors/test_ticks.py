@@ -114,26 +114,17 @@ def test_a_daemon_is_silent_when_nothing_ticks_and_once_a_time(ticks):
 
 
 def test_the_alerts_sensor_is_looked_at_on_its_own(nobody):
-    """It fails at each tick while the others tick: nobody inside Dagster would say so."""
-    nobody.record("alerts", NOW, interval_seconds=20)
+    """While the others tick, it fails, or has failed from the first tick on: nobody in Dagster would say so."""
     for after in range(0, 361, 60):
         nobody.record("drift", NOW + after, interval_seconds=30)
+    assert nobody.silence(now=NOW + 361).actual == "no tick ever"
+    nobody.record("alerts", NOW, interval_seconds=20)
     assert nobody.silence(now=NOW + LONGEST_SILENCE_SECONDS) is None
-    found = nobody.silence(now=NOW + 361)
-    assert found is not None
-    assert (found.kind, found.subject) == ("sensor_silent", "sensor/alerts")
+    silence = nobody.silence(now=NOW + 361)
+    assert (silence.kind, silence.subject) == ("sensor_silent", "sensor/alerts")
     nobody.record("alerts", NOW + 370, interval_seconds=20)
     assert nobody.silence(now=NOW + 371) is None
     assert list(nobody.ticking_again({"sensor/alerts"}, now=NOW + 371)) == ["sensor/alerts"]
-
-
-def test_an_alerts_sensor_that_never_ticked_is_silent_too(nobody):
-    """One that fails from the first start has no tick of its own."""
-    for after in range(0, 361, 60):
-        nobody.record("drift", NOW + after, interval_seconds=30)
-    found = nobody.silence(now=NOW + 361)
-    assert found is not None
-    assert found.actual == "no tick ever"
 
 
 def test_with_the_daemon_just_back_the_alerts_sensor_is_no_trouble_of_its_own(ticks):
