@@ -156,10 +156,10 @@ def test_runs_of_other_machines_are_left_to_their_launcher(instance, workers):
     assert DagsterFacts(instance).process_of(run_id)[0] == 77
 
 
-def test_pool_slots_of_ended_runs_are_freed():
+def test_pool_slots_of_ended_runs_are_freed(new_instance):
     """Fault 21: no slot stays held by a run that is over or that the database does not know."""
     # The instance in memory keeps no pools.
-    with dg.DagsterInstance.local_temp() as instance:
+    with new_instance("dagster") as instance:
         storage = instance.event_log_storage
         storage.set_concurrency_slots("gpu", 2)
         living, over = started_run(instance), started_run(instance)

@@ -114,7 +114,7 @@ def test_a_daemon_is_silent_when_nothing_ticks_and_once_a_time(ticks):
 
 
 def test_the_alerts_sensor_is_looked_at_on_its_own(nobody):
-    """While the others tick, it fails, or has failed from the first tick on: nobody in Dagster would say so."""
+    """While the others tick, it fails, or has failed from the first tick on: nobody in Dagster says so."""
     for after in range(0, 361, 60):
         nobody.record("drift", NOW + after, interval_seconds=30)
     assert nobody.silence(now=NOW + 361).actual == "no tick ever"

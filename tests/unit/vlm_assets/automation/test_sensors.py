@@ -26,20 +26,11 @@ from vlm_engine.server.running_server import PATIENCE_SECONDS
 
 
 def test_a_tick_of_the_schedule_that_fails_is_not_noted_and_a_note_that_fails_stops_no_work(
-    dataset, monkeypatch
+    dataset, monkeypatch, new_instance
 ):
     """A schedule that fails each time counts as silent; with a full disk the work is done all the same."""
     ticks = Ticks(control_state(dataset.settings))
     schedule = build_retries(dataset.settings, dg.StaticPartitionsDefinition(list(dataset.keys))).schedule
-
-    def tick():
-        # Dagster hands a schedule no instance that is in memory only.
-        with dg.DagsterInstance.local_temp() as instance:
-            at = datetime.now(UTC)
-            # It opens an instance of its own. One that is left to the garbage collector closes after this
-            # one, and leaves this one, closed, as Dagster's current storage to every test that follows.
-            with dg.build_schedule_context(instance, scheduled_execution_time=at) as context:
-                return schedule(context)
 
     def fail(*_, **__):
         raise RuntimeError("no work was done")
@@ -47,15 +38,22 @@ def test_a_tick_of_the_schedule_that_fails_is_not_noted_and_a_note_that_fails_st
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with monkeypatch.context() as patched:
-        patched.setattr(FailedPartitions, "tick", fail)
-        with pytest.raises(RuntimeError, match="no work"):
-            tick()
-    with monkeypatch.context() as patched:
-        patched.setattr(Ticks, "record", full)
-        assert tick().skip_message
-    assert ticks.last() == {}
-    tick()
+    # Dagster hands a schedule no instance that is in memory only. It opens an instance of its own. One that
+    # is left to the garbage collector closes after this one, and leaves this one, closed, as Dagster's
+    # current storage to every test that follows.
+    with (
+        new_instance("dagster") as instance,
+        dg.build_schedule_context(instance, scheduled_execution_time=datetime.now(UTC)) as context,
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(FailedPartitions, "tick", fail)
+            with pytest.raises(RuntimeError, match="no work"):
+                schedule(context)
+        with monkeypatch.context() as patched:
+            patched.setattr(Ticks, "record", full)
+            assert schedule(context).skip_message
+        assert ticks.last() == {}
+        schedule(context)
     assert list(ticks.last()) == ["failed_partitions_again"]
 
 
@@ -89,14 +87,14 @@ def test_a_worker_that_waits_for_its_server_is_left_to_the_engine(dataset, url):
     assert worker_limits(server).least > 3 * server.server_token_seconds > worker_limits(own).least
 
 
-def test_a_tick_with_nothing_to_tell_leaves_no_file_with_dagster(dataset, tmp_path):
+def test_a_tick_with_nothing_to_tell_leaves_no_file_with_dagster(dataset, tmp_path, new_instance):
     """Dagster keeps a file for each tick that opens its log, for ever: a month would be a million files."""
     definitions = build_defs(dataset.settings)
 
     def tick_all(instance, number):
         for sensor in definitions.sensors:
             with dg.SensorEvaluationContext(
-                instance_ref=None,
+                instance_ref=instance.get_ref(),
                 last_tick_completion_time=None,
                 last_run_key=None,
                 cursor=None,
@@ -115,7 +113,7 @@ def test_a_tick_with_nothing_to_tell_leaves_no_file_with_dagster(dataset, tmp_pa
             ) as context:
                 schedule.evaluate_tick(context)
 
-    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+    with new_instance("dagster") as instance:
         # The first look at the files has much to tell.
         tick_all(instance, "first")
         tick_all(instance, "second")
