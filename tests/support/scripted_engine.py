@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from resources.text_embedding import TextEmbeddingModel
 from resources.vision_language_model import VisionLanguageModel
-from tests.support.scripted_models import ScriptedEngine
+from tests.support.scripted_models import ScriptedEmbedder, ScriptedEngine
 from vlm_engine.images.images import LoadedProperty
 from vlm_engine.model_source import ModelSource
 from vlm_engine.protocol import Answer, Attempt, Engine, EngineLostError, ImageLimits, ImageTokens
@@ -34,6 +35,7 @@ def load(
 def scripted_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every model in this process is a scripted one."""
     monkeypatch.setattr(VisionLanguageModel, "load", load)
+    monkeypatch.setattr(TextEmbeddingModel, "load", lambda model, device: ScriptedEmbedder(model))
 
 
 class LostAfterOneBatch(VisionLanguageModel):

@@ -1,5 +1,7 @@
 """A home whose `.state` is a link to another device, as it is for a home on NFS."""
 
+import pytest
+
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.resource_settings import control_state
@@ -8,6 +10,7 @@ from vlm_assets.services.status import read_status
 from vlm_durable.state.pause import pause, resume
 
 
+@pytest.mark.usefixtures("scripted_engine")
 def test_all_work_is_done_with_the_state_on_another_device(desk, listing, tmp_path, elsewhere):
     """No step moves a file between the two: ingest, publication, replacement and audit are as ever."""
     home = tmp_path / "nfs"

@@ -1,8 +1,6 @@
 """A partition with too many failed rows is refused by name, and published once a person accepts them."""
 
 import io
-import shutil
-from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
@@ -21,21 +19,10 @@ pytestmark = pytest.mark.usefixtures("scripted_engine")
 
 
 @pytest.fixture
-def gone(desk):
-    """Three of the eight properties have lost their images; they get them back at the end."""
-    catalog = Catalog.open(desk.settings.home)
-    rows = catalog.slice(catalog.ranges[0]).to_pylist()[:3]
-    folders = {row["property_id"]: catalog.image_path(row["image_uris"][0]).parent for row in rows}
-
-    def put_back(property_id):
-        shutil.move(f"{folders[property_id]}.away", folders[property_id])
-
-    for folder in folders.values():
-        shutil.move(folder, f"{folder}.away")
-    yield SimpleNamespace(ids=list(folders), put_back=put_back)
-    for property_id, folder in folders.items():
-        if not folder.exists():
-            put_back(property_id)
+def gone(images_away):
+    """Three of the eight properties have lost their images."""
+    images_away.take(*images_away.ids[:3])
+    return images_away
 
 
 def record(desk):
@@ -94,8 +81,7 @@ def test_a_better_result_is_not_refused_again(desk, gone):
     assert done.success, done.failure
     assert severity(done) == "WARN"
     assert record(desk).metadata[ACCEPTED_FAILED]["rows"] == 2
-    gone.put_back(gone.ids[1])
-    gone.put_back(gone.ids[2])
+    gone.put_back(*gone.ids)
     healed = desk.materialize(config={"retry_failed": True})
     assert healed.success, healed.failure
     assert severity(healed) is None
@@ -107,10 +93,7 @@ def test_a_worse_result_than_was_accepted_is_refused(desk, gone):
     gone.put_back(gone.ids[0])
     assert not desk.materialize().success
     assert desk.materialize(config=ACCEPT).success
-    catalog = Catalog.open(desk.settings.home)
-    row = catalog.slice(catalog.ranges[0]).to_pylist()[0]
-    folder = catalog.image_path(row["image_uris"][0]).parent
-    shutil.move(folder, f"{folder}.away")
+    gone.take(gone.ids[0])
     refused = desk.materialize(config={"recompute": True})
     assert not refused.success
     assert " accepted 2 at " in refused.failure

@@ -1,6 +1,7 @@
 """A question set with a condition: asked of the properties for which it holds, after what it looks at."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import ClassVar
 
@@ -59,23 +60,22 @@ class Asking(ScriptedEngine):
         ]
 
 
+def load(model, device, *, schema, prompt, further=()) -> Asking:
+    return Asking(model.source, schema)
+
+
 @pytest.fixture
-def ask(desk, tmp_path, monkeypatch):
-    """Makes homes whose set `condition` is asked where this holds; `Asking` notes what was asked."""
-    monkeypatch.setattr(
-        VisionLanguageModel,
-        "load",
-        lambda model, device, *, schema, prompt, further=(): Asking(model.source, schema),
-    )
-    ids = ids_of(desk)
-    monkeypatch.setattr(Asking, "tall", set(ids[:3]))
+def ask(desk, tmp_path, monkeypatch, published_home):
+    """Makes homes whose set `condition` is asked where this holds; `Asking` notes what was asked.
+
+    The descriptions are published; the first three properties are tall.
+    """
+    monkeypatch.setattr(VisionLanguageModel, "load", load)
+    monkeypatch.setattr(Asking, "tall", set(ids_of(desk)[:3]))
     monkeypatch.setattr(Asking, "asked", {})
     monkeypatch.setattr(Asking, "speechless", set())
-
-    def ask(where: str) -> Desk:
-        return asking(desk, tmp_path / "questions.yaml", where)
-
-    return ask
+    shutil.copytree(published_home(DESCRIPTIONS), desk.settings.home, dirs_exist_ok=True)
+    return lambda where: asking(desk, tmp_path / "questions.yaml", where)
 
 
 def asking(desk: Desk, file: Path, where: str) -> Desk:
@@ -97,12 +97,11 @@ def statuses(desk: Desk) -> dict[str, str]:
     return dict(zip(rows["property_id"].to_pylist(), rows["status"].to_pylist(), strict=True))
 
 
-def asked_now(desk: Desk, *assets: str, **how) -> list[str]:
-    """Materialize the set, after these; gives the properties that it was asked."""
+def asked_now(desk: Desk, **how) -> list[str]:
+    """Materialize the set; gives the properties that it was asked."""
     Asking.asked.clear()
-    for asset in (*assets, CONDITION):
-        done = desk.materialize(asset, **how)
-        assert done.success, done.failure
+    done = desk.materialize(CONDITION, **how)
+    assert done.success, done.failure
     return sorted(Asking.asked.get(CONDITION, []))
 
 
@@ -114,7 +113,7 @@ def test_only_those_for_which_it_holds_are_asked_and_all_others_are_counted(ask)
     """Every property has its row: an answer, or that it was not asked."""
     desk = ask("floors > 3")
     ids = ids_of(desk)
-    assert asked_now(desk, DESCRIPTIONS) == sorted(ids[:3])
+    assert asked_now(desk) == sorted(ids[:3])
     assert statuses(desk) == {of: OK if of in ids[:3] else NOT_ASKED for of in ids}
     assert state_of(desk).state is State.DONE
     counts = audit(desk.settings, Catalog.open(desk.settings.home), deep=True)
@@ -129,7 +128,7 @@ def test_only_those_for_which_it_holds_are_asked_and_all_others_are_counted(ask)
 def test_where_it_holds_for_none_no_device_is_needed(ask):
     """A row that says that nothing was asked costs no model."""
     desk = ask("floors > 100").changed(devices="cpu:1")
-    assert asked_now(desk, DESCRIPTIONS) == []
+    assert asked_now(desk) == []
     assert set(statuses(desk).values()) == {NOT_ASKED}
 
 
@@ -137,7 +136,7 @@ def test_other_answers_are_followed_and_what_was_answered_is_kept(ask):
     """Described anew, one property is tall that was not, and one is no more: one is asked, none again."""
     desk = ask("floors > 3")
     ids = ids_of(desk)
-    asked_now(desk, DESCRIPTIONS)
+    asked_now(desk)
     Asking.tall.remove(ids[0])
     Asking.tall.add(ids[4])
     done = desk.materialize(DESCRIPTIONS, config={"recompute": True})
@@ -155,7 +154,7 @@ def test_a_wider_condition_asks_the_others_alone_and_none_that_is_gone_keeps_all
     """Whom a set asks decides no answer: an answered row stays what it is, and nothing is asked twice."""
     desk = ask("floors > 3")
     ids = ids_of(desk)
-    asked_now(desk, DESCRIPTIONS)
+    asked_now(desk)
     desk = ask("floors > 1")
     state = state_of(desk)
     assert (state.state, state.changed) == (State.STALE, ("where",))
@@ -172,7 +171,7 @@ def test_another_condition_waits_for_a_person_whatever_is_published_meanwhile(as
     """A condition that was changed or taken away asks nobody whom no person agreed to ask."""
     desk = ask("floors > 3")
     ids = ids_of(desk)
-    asked_now(desk, DESCRIPTIONS)
+    asked_now(desk)
     desk = ask(later)
     Asking.tall.add(ids[4])
     done = desk.materialize(DESCRIPTIONS, config={"recompute": True})
@@ -189,7 +188,7 @@ def test_another_condition_waits_for_a_person_whatever_is_published_meanwhile(as
 def test_a_condition_that_is_added_waits_for_a_person(ask):
     """It takes answers out of what readers see: that is no work that a run does by itself."""
     desk = ask("")
-    assert asked_now(desk, DESCRIPTIONS) == sorted(ids_of(desk))
+    assert asked_now(desk) == sorted(ids_of(desk))
     desk = ask("floors > 3")
     assert state_of(desk).is_complete
     assert asked_now(desk, config={"stale": "keep"}) == []
@@ -200,7 +199,7 @@ def test_a_repair_follows_what_it_looks_at_and_asks_nobody_again(ask):
     """A repair keeps the answers of a set whose upstream published other ones: that is no damage."""
     desk = ask("floors > 3")
     ids = ids_of(desk)
-    asked_now(desk, DESCRIPTIONS)
+    asked_now(desk)
     Asking.tall.add(ids[4])
     done = desk.materialize(DESCRIPTIONS, config={"recompute": True})
     assert done.success, done.failure
@@ -218,13 +217,13 @@ def test_where_few_are_asked_a_few_failures_keep_no_partition_from_being_publish
     desk = ask("floors > 3").changed(failed_share=0.3)
     ids = ids_of(desk)
     Asking.speechless |= set(ids[:2])
-    asked_now(desk, DESCRIPTIONS)
+    asked_now(desk)
     assert statuses(desk) == {of: "failed" if of in ids[:2] else NOT_ASKED for of in ids} | {ids[2]: OK}
 
 
-def test_what_it_looks_at_is_published_first(ask):
+def test_what_it_looks_at_is_published_first(desk, tmp_path):
     """Rows that are not there are no answer for which a condition does not hold."""
-    desk = ask("floors > 3")
+    desk = asking(desk, tmp_path / "questions.yaml", "floors > 3")
     done = desk.materialize(CONDITION)
     assert not done.success
     assert "is not published in" in done.failure
@@ -234,7 +233,6 @@ def test_what_it_looks_at_is_published_first(ask):
 def test_a_condition_that_the_answers_do_not_fit_waits_for_a_person(ask):
     """Tried again it would fail alike, in every partition."""
     desk = ask("CAST('no ' || floors AS INTEGER) > 3")
-    assert desk.materialize(DESCRIPTIONS).success
     done = desk.materialize(CONDITION)
     assert "Conversion Error" in done.failure and "Nothing was computed." in done.failure
     assert CONDITION in desk.instance.get_run_by_id(done.result.run_id).tags[NEEDS_PERSON]
@@ -243,7 +241,7 @@ def test_a_condition_that_the_answers_do_not_fit_waits_for_a_person(ask):
 def test_a_row_that_was_left_out_or_asked_wrongly_keeps_a_file_from_being_published(ask):
     """The check asks the published answers, whatever made the rows."""
     desk = ask("floors > 3")
-    asked_now(desk, DESCRIPTIONS)
+    asked_now(desk)
     asked = question_sets(desk.settings)[1]
     catalog = Catalog.open(desk.settings.home)
     model = build_vision_language_model(asked.settings)
@@ -265,8 +263,6 @@ def test_a_row_that_was_left_out_or_asked_wrongly_keeps_a_file_from_being_publis
 def test_the_cost_that_is_named_beforehand_is_that_of_those_who_are_asked(ask, monkeypatch):
     """Of a range that is not described yet, or not read, nobody knows: it is taken as the others are."""
     desk = ask("floors > 3")
-    done = desk.materialize(DESCRIPTIONS)
-    assert done.success, done.failure
     of_set = question_sets(desk.settings)[1].settings
     catalog = Catalog.open(desk.settings.home)
     assert asked_shares(of_set, catalog) == {range_.key: 3 / 8 for range_ in catalog.ranges}
@@ -279,7 +275,7 @@ def test_a_withdrawn_property_leaves_no_value_behind_and_is_no_property_that_is_
     """Its row says that it was withdrawn, and what is made of the answers that are left is what it was."""
     desk = ask("floors > 3")
     ids = ids_of(desk)
-    asked_now(desk, DESCRIPTIONS)
+    asked_now(desk)
     for _ in withdraw(desk.settings, prepare_withdrawal(desk.settings, [ids[0], ids[5]])):
         pass
     assert ids[0] not in str(statuses(desk)) and ids[5] not in str(statuses(desk))
@@ -294,7 +290,6 @@ def test_finished_rows_outlive_a_withdrawal_while_what_it_looks_at_cannot_be_rea
     """Rows of other properties that were paid for are not thrown away with those of the withdrawn one."""
     desk = ask("floors > 3")
     ids = ids_of(desk)
-    assert desk.materialize(DESCRIPTIONS).success
     with monkeypatch.context() as patch:
 
         def full(*_):

@@ -1,12 +1,10 @@
 """A materialization resumes, verifies or refuses; it never loses, doubles or overwrites."""
 
-import shutil
-from types import SimpleNamespace
-
 import pyarrow.parquet as pq
 import pytest
 
 from resources.gpu import GpuResource
+from resources.text_embedding import TextEmbeddingModel
 from sensors.dagster_internals.events import DagsterFacts
 from tests.support.damage import flip_bit
 from vlm_assets.assets.fingerprint import settings_digest
@@ -19,20 +17,9 @@ from vlm_engine.batches import BatchSizes
 
 KEY = "000000000-000000007"
 VOLATILE = {"seconds", "described_at"}
+LOAD_EMBEDDER = TextEmbeddingModel.load
 
 pytestmark = pytest.mark.usefixtures("scripted_engine")
-
-
-class NoDevice(GpuResource):
-    """A GPU resource that must not be asked for a device."""
-
-    def lease(self, **_):
-        raise AssertionError("a device was asked for")
-
-
-@pytest.fixture
-def no_device(desk):
-    return NoDevice(leases_directory=str(desk.settings.state_directory / "leases"), devices="cpu:1")
 
 
 def rows(path):
@@ -52,12 +39,13 @@ def stamps(asset):
 
 
 @pytest.fixture
-def text_embedder(tmp_path, desk):
-    """A folder of a text embedder with random weights: first token, unit length, 32 numbers, 40 tokens."""
+def text_embedder(tmp_path, desk, monkeypatch):
+    """A real text embedder's folder, with random weights: first token, unit length, 32 numbers, 40 tokens."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
     from transformers import AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
 
+    monkeypatch.setattr(TextEmbeddingModel, "load", LOAD_EMBEDDER)
     plain, folder = tmp_path / "plain", tmp_path / "text-embedder"
     of_example = AutoTokenizer.from_pretrained(desk.settings.model)
     tokenizer = PreTrainedTokenizerFast(
@@ -238,26 +226,9 @@ def test_a_death_between_the_last_commit_and_publication_computes_nothing_again(
     assert len(rows(desk.file)) == 8
 
 
-@pytest.fixture
-def images_taken_away(desk, listing):
-    """Four of the eight properties have lost their images, and get them back at the end."""
-    catalog = Catalog.open(desk.settings.home)
-    uris = catalog.slice(catalog.ranges[0])["image_uris"].to_pylist()[:4]
-    folders = {catalog.image_path(one[0]).parent for one in uris}
-
-    def put_back():
-        for folder in folders:
-            if not folder.exists():
-                shutil.move(f"{folder}.away", folder)
-
-    for folder in folders:
-        shutil.move(folder, f"{folder}.away")
-    yield SimpleNamespace(put_back=put_back)
-    put_back()
-
-
-def test_a_failed_check_publishes_nothing_and_says_what_to_do(desk, images_taken_away):
+def test_a_failed_check_publishes_nothing_and_says_what_to_do(desk, images_away):
     """The failing check has its partition, the run fails, and no file appears."""
+    images_away.take(*images_away.ids[:4])
     refused = desk.materialize()
     assert not refused.success
     assert not refused.published
@@ -271,8 +242,9 @@ def test_a_failed_check_publishes_nothing_and_says_what_to_do(desk, images_taken
 
 
 @pytest.mark.published("property_descriptions")
-def test_a_refused_recomputation_leaves_the_old_file(desk, images_taken_away):
+def test_a_refused_recomputation_leaves_the_old_file(desk, images_away):
     """A worse result never replaces a published one."""
+    images_away.take(*images_away.ids[:4])
     before = stamps(desk.settings.descriptions)
     refused = desk.materialize(config={"recompute": True})
     assert not refused.success
@@ -280,10 +252,11 @@ def test_a_refused_recomputation_leaves_the_old_file(desk, images_taken_away):
     assert before.items() <= stamps(desk.settings.descriptions).items()
 
 
-def test_retry_failed_describes_only_what_had_failed(desk, images_taken_away):
+def test_retry_failed_describes_only_what_had_failed(desk, images_away):
     """Once the images are back, only the failed properties are described again; the rest is kept."""
+    images_away.take(*images_away.ids[:4])
     assert not desk.materialize().success
-    images_taken_away.put_back()
+    images_away.put_back(*images_away.ids)
     still = desk.materialize()
     assert not still.success, "without the option nothing is computed again"
     retried = desk.materialize(config={"retry_failed": True})

@@ -13,8 +13,8 @@ def rows(path):
 
 
 def test_every_property_of_the_range_comes_out_once_in_order(desk):
-    """One terminal row a property, in the catalogue's order, and beside them where the time went."""
-    done = desk.materialize()
+    """A terminal row and its vector a property, in the catalogue's order, and where the time went."""
+    done = desk.materialize("property_descriptions", "property_embeddings")
     assert done.success, done.failure
     found = rows(desk.file)
     catalog = Catalog.open(desk.settings.home)
@@ -31,13 +31,7 @@ def test_every_property_of_the_range_comes_out_once_in_order(desk):
     spent = {name: said[f"seconds in {name}"].value for name in ("model", "prefill", "generation")}
     assert spent["model"] >= spent["prefill"] + spent["generation"] > 0
     assert "| answers (generation) |" in said["where the time went"].value
-
-
-def test_embeddings_follow_the_descriptions_row_for_row(desk):
-    """A vector for each ok description, null for each failed one, in the same order."""
-    done = desk.materialize("property_descriptions", "property_embeddings")
-    assert done.success, done.failure
     embedded = rows(desk.settings.embeddings.partition(KEY).published)
-    for description, embedding in zip(rows(desk.file), embedded, strict=True):
+    for description, embedding in zip(found, embedded, strict=True):
         assert embedding["property_id"] == description["property_id"]
         assert (embedding["embedding"] is None) == (description["status"] == "failed")

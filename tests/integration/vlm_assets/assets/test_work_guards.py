@@ -26,13 +26,6 @@ ANSWERED = 56
 pytestmark = pytest.mark.usefixtures("scripted_engine")
 
 
-class NoDevice(GpuResource):
-    """A GPU resource that must not be asked for a device."""
-
-    def lease(self, **_):
-        raise AssertionError("a device was asked for")
-
-
 @pytest.fixture
 def disk(desk, listing, tmp_path):
     """A folder of the images of a range, which is catalogued; with its key."""
@@ -48,12 +41,11 @@ def disk(desk, listing, tmp_path):
     return source / "disk", wanted.key
 
 
-def test_a_run_without_its_images_waits_without_a_device_and_is_no_attempt(desk, disk):
+def test_a_run_without_its_images_waits_without_a_device_and_is_no_attempt(desk, disk, no_device):
     """What is not mounted is waited for before a device is taken, and no row is made of it."""
     folder, key = disk
     away = folder.rename(folder.with_name("away"))
-    gpu = NoDevice(leases_directory=str(desk.settings.state_directory / "leases"), devices="cpu:1")
-    ended = desk.changed(device_wait_seconds=0.1).materialize(key=key, gpu=gpu)
+    ended = desk.changed(device_wait_seconds=0.1).materialize(key=key, gpu=no_device)
     assert not ended.success
     assert "No images to describe" in ended.failure
     assert "mounted" in ended.failure

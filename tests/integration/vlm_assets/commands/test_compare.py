@@ -32,6 +32,7 @@ def compared(desk, monkeypatch):
     return run
 
 
+@pytest.mark.usefixtures("scripted_engine")
 def test_a_model_that_is_named_twice_is_compared_with_itself(compared):
     """Two results and one pair, not one that was merged by name: it says the same both times."""
     said = compared("--model", "example", "--model", "example", "--limit", "3")

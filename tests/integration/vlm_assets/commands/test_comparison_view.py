@@ -10,6 +10,8 @@ from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands.main import app
 from vlm_assets.services.doctor import examination
 
+pytestmark = pytest.mark.usefixtures("scripted_engine")
+
 
 @pytest.fixture
 def trial(desk, monkeypatch):

@@ -7,7 +7,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from resources.gpu import GpuResource
 from resources.vision_language_model import VisionLanguageModel
 from tests.support.desks import KEY, Desk
 from tests.support.homes import Condition
@@ -21,13 +20,6 @@ from vlm_assets.services.withdrawal import prepare_withdrawal, withdraw
 from vlm_engine.protocol import Answer
 
 CONDITION = "property_condition"
-
-
-class NoDevice(GpuResource):
-    """A GPU resource that must not be asked for a device."""
-
-    def lease(self, **_):
-        raise AssertionError("a device was asked for")
 
 
 class ConditionEngine(ScriptedEngine):
@@ -67,10 +59,9 @@ def published(home: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.usefixtures("answered")
-def test_a_set_that_is_put_back_is_complete_and_nothing_is_computed(desk, named):
+def test_a_set_that_is_put_back_is_complete_and_nothing_is_computed(desk, named, no_device):
     """Asked, removed and put back unchanged: no row of any set changes, with a withdrawal in between too."""
     settings = named(True)
-    gpu = NoDevice(leases_directory=str(settings.state_directory / "leases"), devices="cpu:1")
     assert desk.materialize().success
     made = Desk(settings, desk.instance).materialize(CONDITION)
     assert made.success, made.failure
@@ -78,13 +69,13 @@ def test_a_set_that_is_put_back_is_complete_and_nothing_is_computed(desk, named)
     catalog = Catalog.open(settings.home)
 
     without = named(False)
-    verified = Desk(without, desk.instance).materialize(gpu=gpu)
+    verified = Desk(without, desk.instance).materialize(gpu=no_device)
     assert verified.success, verified.failure
     assert audit(without, catalog, deep=True).ok
     assert published(settings.home) == before
 
     def put_back() -> None:
-        again = Desk(settings, desk.instance).materialize(CONDITION, gpu=gpu)
+        again = Desk(settings, desk.instance).materialize(CONDITION, gpu=no_device)
         assert again.success, again.failure
         found = audit(settings, Catalog.open(settings.home), deep=True)
         assert found.findings == ()

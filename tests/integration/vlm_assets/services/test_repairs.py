@@ -76,30 +76,11 @@ def test_what_no_copy_holds_is_computed_again(desk, loss):
     assert found.total("property_descriptions").rows == found.total("property_embeddings").rows == 8
 
 
-@pytest.fixture
-def image_taken_away(desk):
-    """One property loses its images until the function is called, and gets them back at the latest here."""
-    catalog = Catalog.open(desk.settings.home)
-    row = catalog.slice(catalog.ranges[0]).slice(0, 1).to_pylist()[0]
-    moved = [
-        (catalog.image_path(uri), catalog.image_path(uri).with_suffix(".away")) for uri in row["image_uris"]
-    ]
-
-    def put_back():
-        for path, away in moved:
-            if away.exists():
-                away.rename(path)
-
-    for path, away in moved:
-        path.rename(away)
-    yield put_back
-    put_back()
-
-
-def test_failed_properties_are_tried_again_and_ok_rows_kept(desk, image_taken_away):
+def test_failed_properties_are_tried_again_and_ok_rows_kept(desk, images_away):
     """--failed computes the failed rows only: what was ok is the same row as before."""
+    images_away.take(images_away.ids[0])
     assert desk.materialize(*BOTH).success
-    image_taken_away()
+    images_away.put_back(*images_away.ids)
     before = PublishedPartitions(desk.settings.descriptions).read(KEY).to_table().to_pylist()
     assert before[0]["status"] == "failed"
     assert len(repair(desk, failed=True)) == 1

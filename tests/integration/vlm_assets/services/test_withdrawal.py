@@ -12,7 +12,6 @@ from pydantic import SecretStr
 
 from faults.file_operations import FileOperations
 from resources.dagster_names import NO_ATTEMPT
-from resources.gpu import GpuResource
 from tests.support.shares import share_of
 from vlm_assets.assets import materialize
 from vlm_assets.assets.fingerprint import digest_of
@@ -58,13 +57,6 @@ KEY, SECOND = "000000000-000000007", "000000008-000000015"
 ASSETS = ("property_descriptions", "property_embeddings")
 
 pytestmark = pytest.mark.usefixtures("scripted_engine")
-
-
-class NoDevice(GpuResource):
-    """A GPU resource that must not be asked for a device."""
-
-    def lease(self, **_):
-        raise AssertionError("a device was asked for")
 
 
 def ids_of(settings, number=0):
@@ -157,7 +149,7 @@ def is_whole(settings, gone):
 
 
 @pytest.mark.published(*ASSETS)
-def test_nothing_of_a_withdrawn_property_is_left_and_all_else_is_as_it_was(desk, listing):
+def test_nothing_of_a_withdrawn_property_is_left_and_all_else_is_as_it_was(desk, listing, no_device):
     """Files, earlier versions, copies, catalogue; the rest stays, and is still what the settings mean."""
     assert desk.materialize(*ASSETS, config={"recompute": True}).success
     gone = ids_of(desk.settings)[2:4]
@@ -174,8 +166,7 @@ def test_nothing_of_a_withdrawn_property_is_left_and_all_else_is_as_it_was(desk,
     assert [[row[name] for name in same] for row in after if row["error_kind"] != WITHDRAWN] == [
         [row[name] for name in same] for row in before
     ]
-    gpu = NoDevice(leases_directory=str(desk.settings.state_directory / "leases"), devices="cpu:1")
-    again = desk.materialize(*ASSETS, gpu=gpu)
+    again = desk.materialize(*ASSETS, gpu=no_device)
     assert again.success, again.failure
     assert pending_withdrawal(desk.settings) is None
     report = ingest(listing, desk.settings.home, range_size=8, close=True)
@@ -209,27 +200,20 @@ def test_a_withdrawn_property_that_was_put_back_is_not_conserved(desk, tmp_path)
     is_whole(settings, [gone])
 
 
-def test_unpublished_work_of_the_others_is_kept(desk):
+def test_unpublished_work_of_the_others_is_kept(desk, images_away):
     """A journal with the property goes; what is finished of the others is in a new one before."""
-    catalog = Catalog.open(desk.settings.home)
-    rows = catalog.slice(catalog.ranges[0]).to_pylist()
-    folders = [catalog.image_path(row["image_uris"][0]).parent for row in rows[:3]]
-    for folder in folders:
-        folder.rename(f"{folder}.away")
-    try:
-        assert not desk.materialize().success
-        gone = rows[5]["property_id"]
-        beside = keep_beside(desk.settings, gone, rows[6]["property_id"])
-        assert set(beside) <= set(files_with(desk.settings.home, gone))
-        done(desk.settings, [gone])
-        assert files_with(desk.settings.home, gone) == []
-        assert verdicts(desk.settings.home).keys() == {rows[6]["property_id"]}
-        trainings = desk.settings.layout.asset("description_model").partition("tiny").journals
-        assert [one.name for one in trainings.iterdir()] == ["without"], "the other training goes on"
-        assert newest_state(trainings / "without" / "checkpoints")
-    finally:
-        for folder in folders:
-            folder.with_name(f"{folder.name}.away").rename(folder)
+    images_away.take(*images_away.ids[:3])
+    assert not desk.materialize().success
+    gone, stays = images_away.ids[5:7]
+    beside = keep_beside(desk.settings, gone, stays)
+    assert set(beside) <= set(files_with(desk.settings.home, gone))
+    done(desk.settings, [gone])
+    assert files_with(desk.settings.home, gone) == []
+    assert verdicts(desk.settings.home).keys() == {stays}
+    trainings = desk.settings.layout.asset("description_model").partition("tiny").journals
+    assert [one.name for one in trainings.iterdir()] == ["without"], "the other training goes on"
+    assert newest_state(trainings / "without" / "checkpoints")
+    images_away.put_back(*images_away.ids)
     finished = desk.materialize()
     assert finished.success, finished.failure
     assert finished.published[0].metadata["restored rows"].value == 4
@@ -278,7 +262,7 @@ def test_a_withdrawal_that_is_killed_anywhere_is_finished_by_the_next(desk, tmp_
     keep_labels(desk.settings, ids_of(desk.settings)[2:4])
     digests = digests_of(desk.settings.home, gone[0])
     kills = 0
-    for at in share_of(range(1, 10_000, max(1, 17 // ROUNDS)), 3):
+    for at in share_of(range(1, 10_000, max(1, 17 // ROUNDS)), 6):
         home = tmp_path / f"home-{at}"
         shutil.copytree(desk.settings.home, home, symlinks=True)
         settings = load_settings(home=home, devices="cpu:1")
