@@ -146,8 +146,8 @@ class ImagesAway:
                 Path(f"{self._folders[property_id]}.away").rename(self._folders[property_id])
 
 
-def settings_of(home: Path) -> Settings:
-    return load_settings(home=home, devices="cpu:1", batch_size=4, decode_workers=1)
+def settings_of(home: Path, **more: Any) -> Settings:
+    return load_settings(home=home, devices="cpu:1", batch_size=4, decode_workers=1, **more)
 
 
 @pytest.fixture(scope="session")

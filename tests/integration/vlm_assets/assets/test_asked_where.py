@@ -22,7 +22,6 @@ from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.resource_settings import build_vision_language_model
-from vlm_assets.config.settings import load_settings
 from vlm_assets.config.where import WhereError
 from vlm_assets.services.home_audit import audit
 from vlm_assets.services.repairs import Remedy, find_repairs
@@ -81,9 +80,7 @@ def ask(desk, tmp_path, monkeypatch, published_home):
 def asking(desk: Desk, file: Path, where: str) -> Desk:
     line = f"  where: {json.dumps(where)}\n" if where else ""
     file.write_text(f"condition:\n  schema: {Condition.__module__}:{Condition.__name__}\n{line}")
-    given = settings_of(desk.settings.home)
-    settings = load_settings(home=given.home, questions=file, devices="cpu:1", batch_size=4, decode_workers=1)
-    return Desk(settings, desk.instance)
+    return Desk(settings_of(desk.settings.home, questions=file), desk.instance)
 
 
 def ids_of(desk: Desk) -> list[str]:

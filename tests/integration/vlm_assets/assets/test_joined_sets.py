@@ -16,7 +16,7 @@ import pytest
 from resources.gpu import GpuResource
 from resources.vision_language_model import VisionLanguageModel
 from sensors.dagster_internals.events import DagsterFacts
-from tests.support.desks import KEY, Desk
+from tests.support.desks import KEY, Desk, settings_of
 from tests.support.homes import Condition
 from tests.support.scripted_models import ScriptedEngine
 from tests.support.waiting import wait_until
@@ -26,7 +26,7 @@ from vlm_assets.automation.retries import build_failed_partitions
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.resource_settings import build_gpu, control_state
-from vlm_assets.config.settings import CHECKOUT, Settings, load_settings
+from vlm_assets.config.settings import CHECKOUT
 from vlm_assets.home_definitions import build_defs
 from vlm_assets.services.status import read_status
 from vlm_durable.journal.high_water_mark import read_marks
@@ -91,12 +91,6 @@ class Loaded(list):
     prepare = staticmethod(lambda engine: None)
 
 
-def settings_of(home, questions, **more) -> Settings:
-    return load_settings(
-        home=home, questions=questions, devices="cpu:1", batch_size=4, decode_workers=1, **more
-    )
-
-
 @pytest.fixture
 def questions(tmp_path) -> Path:
     """A file that names a second question set."""
@@ -108,7 +102,7 @@ def questions(tmp_path) -> Path:
 @pytest.fixture
 def both(desk, questions) -> Desk:
     """The desk with the second question set."""
-    return Desk(settings_of(desk.settings.home, questions), desk.instance)
+    return Desk(settings_of(desk.settings.home, questions=questions), desk.instance)
 
 
 def file_of(desk, asset, key=KEY):
@@ -209,42 +203,41 @@ def sorted_ids(desk):
     return catalog.slice(catalog.ranges[0])["property_id"].to_pylist()
 
 
+@pytest.fixture
+def spoil(monkeypatch):
+    """Has the first answers of a set be garbage."""
+
+    def garbage_of(asset, why=None):
+        count = AnswerGuard.count
+
+        def stop(guard, described):
+            count(guard, described)
+            if described and ("wear" in (described[0].description or {})) == (asset == CONDITION):
+                raise GarbageOutputError("most answers are no descriptions") from why
+
+        monkeypatch.setattr(AnswerGuard, "count", stop)
+
+    return garbage_of
+
+
 @pytest.mark.parametrize("failing", [DESCRIPTIONS, CONDITION])
-def test_a_set_that_is_stopped_half_way_is_asked_no_more_and_the_other_goes_on(
-    both, engines, failing, monkeypatch
-):
+def test_a_set_that_is_stopped_half_way_is_asked_no_more_and_the_other_goes_on(both, engines, failing, spoil):
     """Garbage of one question is a fault of its schema or prompt: the other's rows are right."""
-    count = AnswerGuard.count
-
-    def stop(guard, described):
-        count(guard, described)
-        if described and ("wear" in (described[0].description or {})) == (failing == CONDITION):
-            raise GarbageOutputError("most answers are no descriptions")
-
-    monkeypatch.setattr(AnswerGuard, "count", stop)
+    spoil(failing)
     done = both.materialize(DESCRIPTIONS, CONDITION)
     assert not done.success
     assert "most answers are no descriptions" in done.failure
     (other,) = {DESCRIPTIONS, CONDITION} - {failing}
     assert materialized(done) == [other]
     assert len(engines[0].asked_of(failing)) == 4
-    monkeypatch.undo()
 
 
 @pytest.mark.parametrize("failing", [DESCRIPTIONS, CONDITION])
 def test_answers_that_no_device_may_give_are_held_against_it_whichever_set_has_them(
-    both, engines, failing, monkeypatch
+    both, engines, failing, spoil
 ):
     """The other's answers are of that device too: the work ends for both, and the device is noted."""
-    count = AnswerGuard.count
-
-    def stop(guard, described):
-        count(guard, described)
-        if described and ("wear" in (described[0].description or {})) == (failing == CONDITION):
-            why = ImpossibleResultError("The model computed NaN or infinity for all properties")
-            raise GarbageOutputError("most answers are no descriptions") from why
-
-    monkeypatch.setattr(AnswerGuard, "count", stop)
+    spoil(failing, ImpossibleResultError("The model computed NaN or infinity for all properties"))
     done = both.materialize(DESCRIPTIONS, CONDITION)
     assert not done.success
     assert materialized(done) == []
@@ -253,18 +246,10 @@ def test_answers_that_no_device_may_give_are_held_against_it_whichever_set_has_t
     assert "NaN or infinity" in failure.why
 
 
-def test_a_set_that_needs_a_person_keeps_the_embeddings_of_its_run_from_nobody(both, engines, monkeypatch):
+def test_a_set_that_needs_a_person_keeps_the_embeddings_of_its_run_from_nobody(both, engines, spoil):
     """Dagster skips what follows a failed op: the schedule launches it by itself, without the set."""
-    with monkeypatch.context() as patch:
-        count = AnswerGuard.count
-
-        def stop(guard, described):
-            count(guard, described)
-            if described and "wear" in (described[0].description or {}):
-                raise GarbageOutputError("most answers are no descriptions")
-
-        patch.setattr(AnswerGuard, "count", stop)
-        done = both.materialize(DESCRIPTIONS, CONDITION, EMBEDDINGS)
+    spoil(CONDITION)
+    done = both.materialize(DESCRIPTIONS, CONDITION, EMBEDDINGS)
     assert not done.success
     assert materialized(done) == [DESCRIPTIONS]
     schedule = build_failed_partitions(both.settings, [KEY])
@@ -331,7 +316,6 @@ def test_a_journal_that_cannot_be_read_keeps_no_other_set_from_being_published(b
     assert not done.success
     assert "a segment cannot be read" in done.failure
     assert materialized(done) == [DESCRIPTIONS]
-    monkeypatch.undo()
 
 
 def test_a_set_of_another_model_is_an_op_of_its_own_and_finds_the_device_still_held(
@@ -339,7 +323,7 @@ def test_a_set_of_another_model_is_an_op_of_its_own_and_finds_the_device_still_h
 ):
     """A device that is given back between two steps of a run may be another's by the second."""
     questions.write_text(questions.read_text() + "  processor_options: {do_image_splitting: false}\n")
-    desk = Desk(settings_of(both.settings.home, questions), both.instance)
+    desk = Desk(settings_of(both.settings.home, questions=questions), both.instance)
     released = []
     monkeypatch.setattr(Lease, "release", lambda lease: released.append(lease))
     job = build_defs(desk.settings).resolve_implicit_global_asset_job_def()
@@ -416,7 +400,6 @@ def test_each_failure_of_a_run_is_told(both, engines, monkeypatch):
     assert second not in done.failure
     said = [entry.user_message for entry in both.instance.all_logs(done.result.run_id)]
     assert f"{CONDITION} failed too: {second}" in said
-    monkeypatch.undo()
 
 
 def committed(settings, asset):
@@ -427,7 +410,7 @@ def committed(settings, asset):
 
 def die_when_both_have_committed(home, questions):
     """Describe both sets, and be killed while the second batch is with the engine."""
-    settings = settings_of(home, questions, commit_seconds=0.05)
+    settings = settings_of(home, questions=questions, commit_seconds=0.05)
     loads = Loaded()
 
     def load(model, device, *, schema, prompt, further=()):

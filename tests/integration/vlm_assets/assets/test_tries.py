@@ -207,18 +207,22 @@ def test_a_refused_recomputation_is_gone_on_with_beside_what_is_published(desk, 
     assert tries(pq.read_table(desk.file)) == dict.fromkeys(ids[:3], 2)
 
 
+def take_last_image(desk, listing, property_id):
+    """The catalogue names one image fewer of a property."""
+    lines = [json.loads(line) for line in listing.read_text().splitlines()]
+    next(one for one in lines if one["property_id"] == property_id)["images"].pop()
+    other = listing.with_name("changed.jsonl")
+    other.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    ingest(other, desk.settings.home, range_size=8, update=True)
+
+
 def test_a_changed_image_list_costs_one_property(desk, ids, materialize, listing, tmp_path):
     """A new generation adopts every row whose own inputs are what they were, failed ones too."""
     ailing.add(ids[7])
     assert materialize().success
     ailing.clear()
     before = pq.read_table(desk.file).to_pylist()
-    lines = [json.loads(line) for line in listing.read_text().splitlines()]
-    changed = next(one for one in lines if one["property_id"] == ids[3])
-    changed["images"] = changed["images"][:-1]
-    other = listing.with_name("changed.jsonl")
-    other.write_text("".join(json.dumps(one) + "\n" for one in lines))
-    ingest(other, desk.settings.home, range_size=8, update=True)
+    take_last_image(desk, listing, ids[3])
     done = materialize()
     assert done.success, done.failure
     assert described == [ids[3]]
@@ -269,12 +273,7 @@ def test_unfinished_work_of_a_former_image_list_is_adopted(desk, ids, materializ
     finished = set(described)
     assert 0 < len(finished) < 8
     interrupted_at.clear()
-    lines = [json.loads(line) for line in listing.read_text().splitlines()]
-    changed = next(one for one in lines if one["property_id"] == sorted(finished)[0])
-    changed["images"] = changed["images"][:-1]
-    other = listing.with_name("changed-half-way.jsonl")
-    other.write_text("".join(json.dumps(one) + "\n" for one in lines))
-    ingest(other, desk.settings.home, range_size=8, update=True)
+    take_last_image(desk, listing, sorted(finished)[0])
     done = materialize()
     assert done.success, done.failure
     assert set(described) == set(ids) - finished | {sorted(finished)[0]}

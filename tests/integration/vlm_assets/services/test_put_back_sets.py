@@ -8,13 +8,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from resources.vision_language_model import VisionLanguageModel
-from tests.support.desks import KEY, Desk
+from tests.support.desks import KEY, Desk, settings_of
 from tests.support.homes import Condition
 from tests.support.scripted_models import ScriptedEngine
 from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import is_tombstone
-from vlm_assets.config.settings import Settings, load_settings
+from vlm_assets.config.settings import Settings
 from vlm_assets.services.home_audit import audit
 from vlm_assets.services.withdrawal import prepare_withdrawal, withdraw
 from vlm_engine.protocol import Answer
@@ -47,8 +47,7 @@ def named(desk: Desk, tmp_path: Path) -> Callable[..., Settings]:
     """The settings of the desk's home, whose file of questions names the set ``condition`` or not."""
     file = tmp_path / "questions.yaml"
     file.write_text(f"condition:\n  schema: {Condition.__module__}:{Condition.__name__}\n")
-    given = {"home": desk.settings.home, "devices": "cpu:1", "batch_size": 4, "decode_workers": 1}
-    return lambda named: load_settings(**given, questions=file if named else None)
+    return lambda named: settings_of(desk.settings.home, questions=file if named else None)
 
 
 def published(home: Path) -> dict[str, bytes]:
