@@ -44,6 +44,15 @@ def close(state):
     state._store._file._engine.dispose()
 
 
+def state_with(directory, partitions):
+    """A state in which these are cancelled, and no connection open."""
+    state = ControlState(directory)
+    for partition in partitions:
+        note_cancel(state, partition)
+    close(state)
+    return state
+
+
 @pytest.fixture
 def directory(tmp_path):
     return tmp_path / ".state"
@@ -122,10 +131,7 @@ def damage_noise(path):
 )
 def test_a_damaged_or_deleted_database_is_restored_and_says_so_once(directory, damage):
     """Every cancel is there again, the damaged file is kept, and one restoration stands in the database."""
-    state = ControlState(directory)
-    for name in "abc":
-        note_cancel(state, name)
-    close(state)
+    state_with(directory, "abc")
     damage(directory / "state.db")
     for _ in range(2):
         state = ControlState(directory)
@@ -165,10 +171,7 @@ def test_every_flipped_byte_of_a_row_is_noticed(directory):
 
 def test_damage_under_a_process_that_uses_the_database_costs_none_of_its_changes(directory):
     """The change would be lost with the damaged database if damage were seen only when it is copied."""
-    state = ControlState(directory)
-    note_cancel(state, "a")
-    note_cancel(state, "b")
-    close(state)
+    state = state_with(directory, "ab")
     flip_bit(directory / "state.db", (directory / "state.db").read_bytes().index(_RUN_AND_TIME))
     note_cancel(state, "c")
     assert cancelled(ControlState(directory)) == {"a", "b", "c"}
@@ -191,9 +194,7 @@ def test_no_copy_is_made_of_a_damaged_database(directory):
 
 def test_a_database_without_its_last_changes_is_noticed(directory):
     """A log that a failing disk cut off would be read as an older state; the copy knows more and is taken."""
-    state = ControlState(directory)
-    note_cancel(state, "a")
-    close(state)
+    state = state_with(directory, "a")
     older = (directory / "state.db").read_bytes()
     note_cancel(state, "b")
     close(state)
@@ -205,10 +206,7 @@ def test_a_database_without_its_last_changes_is_noticed(directory):
 
 def test_without_a_good_copy_everything_is_paused(directory):
     """Unreadable is never empty: what a person cancelled does not start by itself."""
-    state = ControlState(directory)
-    note_cancel(state, "a")
-    note_cancel(state, "b")
-    close(state)
+    state = state_with(directory, "ab")
     (directory / "state.db").unlink()
     for copy in (directory / "copies").iterdir():
         flip_bit(copy, 5000)
@@ -218,30 +216,17 @@ def test_without_a_good_copy_everything_is_paused(directory):
     assert "resume" in state.restorations()[0].sentence()
 
 
-def test_with_only_the_older_copy_what_it_has_is_taken_and_everything_is_paused(directory):
-    """The newest copy may have held a cancel: the older one alone does not say that there is none."""
-    state = ControlState(directory)
-    note_cancel(state, "a")
-    note_cancel(state, "b")
-    close(state)
+@pytest.mark.parametrize("first_on_a_full_disk", [False, True])
+def test_with_only_the_older_copy_what_it_has_is_taken_and_everything_is_paused(
+    directory, monkeypatch, first_on_a_full_disk
+):
+    """The newest copy may have held a cancel: the older one does not say that there is none."""
+    state_with(directory, "ab")
     damage_noise(directory / "state.db")
     flip_bit(sorted((directory / "copies").iterdir())[-1], 5000)
-    state = ControlState(directory)
-    assert cancelled(state) == {"a"}
-    assert len(paused(state)) == 1
-
-
-def test_a_restoration_that_fails_is_tried_again_with_the_same_doubt(directory, monkeypatch):
-    """The newest copy is damaged, the disk full: once there is room, everything is paused all the same."""
-    state = ControlState(directory)
-    note_cancel(state, "a")
-    note_cancel(state, "b")
-    close(state)
-    damage_noise(directory / "state.db")
-    flip_bit(sorted((directory / "copies").iterdir())[-1], 5000)
-    with monkeypatch.context() as full:
-        full.setattr(sqlite_file, "publish_replacing", refuse_full_disk)
-        with pytest.raises(ControlStateError):
+    if first_on_a_full_disk:
+        with monkeypatch.context() as full, pytest.raises(ControlStateError):
+            full.setattr(sqlite_file, "publish_replacing", refuse_full_disk)
             cancelled(ControlState(directory))
     state = ControlState(directory)
     assert cancelled(state) == {"a"}
@@ -277,9 +262,7 @@ def test_a_database_deleted_in_use_is_restored_and_nothing_goes_to_the_deleted_o
 
 def test_the_log_of_a_lost_database_is_no_part_of_the_restored_one(directory):
     """A killed process leaves its log: its pages would replace those of the copy, and hide the loss."""
-    state = ControlState(directory)
-    note_cancel(state, "a")
-    close(state)
+    state = state_with(directory, "a")
     note_cancel(state, "b", copy=False)
     log = (directory / "state.db-wal").read_bytes()
     close(state)
@@ -369,8 +352,7 @@ def test_no_change_of_many_processes_is_lost(directory):
 _COUNT = """
 import sys
 from pathlib import Path
-from vlm_durable.state import sqlite_file, tables
-from vlm_durable.state.database import Copies
+from vlm_durable.state import tables
 from vlm_durable.state.database import ControlState
 state = ControlState(Path(sys.argv[1]))
 row = dict(partition="p", launches=0, attempts=0, interruptions=0, rows=0, not_before=0.0, given_up=False,
@@ -388,8 +370,7 @@ _NOTE_UNTIL_KILLED = """
 import sys
 from pathlib import Path
 import itertools
-from vlm_durable.state import sqlite_file, tables
-from vlm_durable.state.database import Copies
+from vlm_durable.state import tables
 from vlm_durable.state.database import ControlState
 state = ControlState(Path(sys.argv[1]))
 for number in itertools.count(int(sys.argv[2])):
