@@ -1,8 +1,7 @@
-"""A reader that is pointed at a whole asset folder, at any moment of a life and after any kill."""
+"""A reader that is pointed at a whole asset folder, before any file operation of a life: as after a kill."""
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,6 @@ import pytest
 
 from faults import partition_life
 from faults.file_operations import FileOperations
-from faults.lives import live_to_the_end, live_until_operation, random_end
-from tests.support.shares import share_of
-
-OPERATIONS = 900
-KILLS = 40
-SHARES = 4
 
 
 def read(folder: Path) -> set[str]:
@@ -54,18 +47,3 @@ def test_the_folder_reads_before_every_file_operation(memory_path: Path) -> None
     changes = [one for one, before in zip(seen, [None, *seen], strict=False) if one != before]
     assert changes == [set(), {"version 1"}, {"version 2"}]
     assert len(seen) > 100
-
-
-def test_the_folder_reads_after_kills(memory_path: Path, seed: int) -> None:
-    """Whatever a killed process leaves lies beside the folder, not in it."""
-    killed = 0
-    homes = share_of(range(KILLS), SHARES)
-    for number in homes:
-        chance = random.Random(f"{seed}/{number}")
-        home = memory_path / f"home-{number}"
-        for _ in range(2):
-            killed += live_until_operation(home, **random_end(chance, OPERATIONS)).killed
-            assert len(read(partition_life.asset(home).published)) <= 1, f"seed {seed}, home {number}"
-    assert killed > len(homes) / 2
-    assert live_to_the_end(home).finished
-    assert read(partition_life.asset(home).published) == {"version 2"}
