@@ -1,14 +1,15 @@
 """vlm_durable/journal/journal.py: submit, flush, read in order, retire, close."""
 
 import contextlib
-import itertools
 import random
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 
 from faults.file_operations import FileOperations
 from tests.support.damage import flip_bit
+from tests.support.kills import killed_homes
 from vlm_durable.files import files
 from vlm_durable.journal import commits
 from vlm_durable.journal import journal as journal_module
@@ -18,7 +19,6 @@ from vlm_durable.journal.journal_errors import (
     DiskFullError,
     FencedError,
     JournalError,
-    JournalLockedError,
     JournalLossError,
     RowsRefusedError,
     SegmentUnreadableError,
@@ -62,18 +62,13 @@ def test_a_commit_that_cannot_be_told_stands(home, caplog):
     assert "it stands" in caplog.text
 
 
-def test_rows_waiting_at_close_are_committed(home):
-    """Leaving the with-block is a flush."""
-    with home.open() as journal:
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+def test_rows_waiting_at_close_are_committed(home, error):
+    """Leaving the with-block is a flush, a stop signal's way too."""
+    with contextlib.suppress(KeyboardInterrupt), home.open() as journal:
         journal.submit(home.rows(0, 1))
-    assert home.restored() == [0, 1]
-
-
-def test_rows_waiting_when_the_caller_fails_are_committed(home):
-    """A stop signal raised in the caller drains what was finished before it."""
-    with pytest.raises(KeyboardInterrupt), home.open() as journal:
-        journal.submit(home.rows(0, 1))
-        raise KeyboardInterrupt
+        if error:
+            raise error
     assert home.restored() == [0, 1]
 
 
@@ -159,13 +154,6 @@ def test_a_row_lost_on_the_way_into_the_file_is_noticed(home, monkeypatch):
     assert home.segments() == []
 
 
-def test_one_writer_at_a_time(home):
-    """Fault 14: the second is refused by name while the first lives, and let in after it closed."""
-    with home.open(), pytest.raises(JournalLockedError, match="process"):
-        home.open()
-    home.open().close()
-
-
 def test_a_writer_whose_lock_was_taken_in_place_commits_nothing(home):
     """Where the lock does not hold, the other writer's name in the lock file is noticed before a commit."""
     journal = home.open()
@@ -233,68 +221,23 @@ def test_retire_removes_the_journal_and_the_mark_remembers(home):
         assert len(again.missing_ids) == 12
 
 
-@pytest.mark.parametrize("removed", range(6))
-def test_a_retirement_cut_short_is_finished_later(home, monkeypatch, removed):
-    """Fault 1: killed between any two removals, clear_retired finishes; a journal at work is left alone."""
-    home.commit((0, 1, 2), (3, 4, 5), (6, 7, 8))
-    assert clear_retired(home.directory, home.mark) is False
+def test_a_retirement_killed_anywhere_is_finished_later(home, tmp_path):
+    """Fault 1: the next start removes the journal. Whichever slot is lost later, nobody misses its rows."""
+    home = replace(home, root=tmp_path / "home")
+    home.commit((0, 1, 2), (3, 4, 5), (6, 7, 8, 9, 10, 11))
+    assert clear_retired(home.directory, home.mark) is False, "a journal at work is left alone"
     journal = home.open()
-    journal.submit(home.rows(9, 10, 11))
-    journal.flush()
-    real, calls = files.Path.unlink, itertools.count()
-
-    def dies(path, missing_ok=False):
-        if path.suffix in (".parquet", ".json") and next(calls) >= removed:
-            raise SystemExit
-        real(path, missing_ok=missing_ok)
-
-    with monkeypatch.context() as killed, pytest.raises(SystemExit):
-        killed.setattr(files.Path, "unlink", dies)
-        journal.retire()
-    assert clear_retired(home.directory, home.mark) is True
-    assert not home.directory.exists()
-    assert clear_retired(home.directory, home.mark) is False
-
-
-def test_a_retirement_cut_short_before_its_mark_leaves_no_promise(home, monkeypatch):
-    """Fault 1: killed between the retired manifest and the mark, the mark says 'retired' all the same."""
-    home.commit(tuple(range(12)))
-    journal = home.open()
-
-    def dies(*_):
-        raise SystemExit
-
-    with monkeypatch.context() as killed, pytest.raises(SystemExit):
-        killed.setattr("vlm_durable.journal.commits.write_mark", dies)
-        journal.retire()
-    assert not read_mark(home.mark, key="KEY", generation="generation").mark.retired
-    assert clear_retired(home.directory, home.mark) is True
-    assert read_mark(home.mark, key="KEY", generation="generation").mark.retired
-
-
-@pytest.mark.parametrize("cut", [False, True])
-@pytest.mark.parametrize("number", [0, 1])
-def test_neither_slot_of_a_retired_mark_promises_rows(home, monkeypatch, number, cut):
-    """Whichever slot is lost later, the other says 'retired': nobody misses rows of a journal that is gone.
-
-    cut: killed between the two slots.
-    """
-    home.commit(tuple(range(12)))
-    journal = home.open()
-    real, calls = files.write_replacing, itertools.count()
-
-    def dies(path, data):
-        if path in slots(home.mark) and next(calls) == 1:
-            raise SystemExit
-        real(path, data)
-
-    with contextlib.suppress(SystemExit), monkeypatch.context() as killed:
-        if cut:
-            killed.setattr(files, "write_replacing", dies)
-        journal.retire()
-    assert clear_retired(home.directory, home.mark) is cut
-    slots(home.mark)[number].unlink()
-    assert read_mark(home.mark, key="KEY", generation="generation").mark.retired
+    homes = [root for root, _ in killed_homes(home.root, journal.retire, tmp_path / "killed")]
+    assert len(homes) > 20
+    for killed in (replace(home, root=root) for root in (*homes, home.root)):
+        if not clear_retired(killed.directory, killed.mark) and killed.directory.exists():
+            killed.open().retire()
+        assert not killed.directory.exists()
+        for slot in slots(killed.mark):
+            other = slot.read_bytes()
+            slot.unlink()
+            assert read_mark(killed.mark, key="KEY", generation="generation").mark.retired
+            slot.write_bytes(other)
 
 
 @pytest.mark.parametrize("gone", [False, True])

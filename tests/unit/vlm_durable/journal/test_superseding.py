@@ -73,18 +73,6 @@ def test_the_last_try_counts_and_is_restored(retried):
     assert (mark.rows, mark.rows_written) == (4, 6)
 
 
-def test_a_failed_row_is_told_from_when_it_is_committed(home):
-    """Who tries again asks while the journal is open, and not only after a restart."""
-    with open_journal(home) as journal:
-        journal.submit(tried([1, 2], "failed"))
-        journal.flush()
-        assert journal.failed_tries == {"p1": 1, "p2": 1}
-        journal.submit(tried([1], "ok", 2))
-        journal.flush()
-        assert journal.failed_tries == {"p2": 1}
-        assert [row["tries"] for batch in journal.read_ordered() for row in batch.to_pylist()] == [2, 1]
-
-
 @pytest.mark.parametrize(
     ("ordinal", "status", "tries"),
     [(0, "ok", 2), (0, "failed", 2), (1, "ok", 3), (1, "failed", 3), (2, "failed", 2), (2, "failed", 1)],
@@ -127,13 +115,6 @@ def test_a_segment_of_a_failed_row_without_a_try_is_not_adopted(home):
         verify_unlisted(path, identity)
 
 
-def test_a_superseding_segment_is_adopted(retried):
-    """Killed before its manifest, a commit of a second try is found like any other."""
-    for path in retried.manifests():
-        path.unlink()
-    assert found(retried) == [(0, "ok", 1), (1, "ok", 2), (2, "failed", 2), (3, "ok", 1)]
-
-
 def test_a_superseding_segment_that_is_gone_is_a_loss(retried):
     """Though every id still has a row, an older one: it must not come back in silence."""
     for path in retried.manifests():
@@ -144,17 +125,6 @@ def test_a_superseding_segment_that_is_gone_is_a_loss(retried):
         path.unlink()
     with pytest.raises(JournalLossError, match="2 rows of 7"):
         open_journal(retried)
-
-
-def test_after_an_accepted_loss_the_earlier_try_counts_again(retried):
-    """A person gave up the second try: the first, failed, one stands and is tried again."""
-    retried.segments()[2].unlink()
-    with pytest.raises(JournalLossError):
-        open_journal(retried)
-    with retried.open(schema=SCHEMA, accept_loss="J.") as journal:
-        assert journal.failed_tries == {"p1": 1, "p2": 1}
-        assert journal.missing_ids == {f"p{n}" for n in range(4, 12)}
-    assert found(retried) == [(0, "ok", 1), (1, "failed", 1), (2, "failed", 1), (3, "ok", 1)]
 
 
 @pytest.mark.parametrize("status", ["ok", "failed"])
