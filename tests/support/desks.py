@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -12,7 +13,7 @@ import dagster as dg
 import pytest
 from dagster._core.storage import event_log, runs
 
-from examples.rendered_properties import write_example
+from examples import rendered_properties
 from resources.gpu import GpuResource
 from resources.vision_language_model import VisionLanguageModel
 from vlm_assets.catalog.catalog import Catalog
@@ -27,8 +28,10 @@ KEY = "000000000-000000007"
 
 @pytest.fixture(scope="session")
 def listing(tmp_path_factory) -> Path:
-    """Sixteen rendered properties, a few of them hard."""
-    return write_example(tmp_path_factory.mktemp("example"), properties=16, seed=7)
+    """Sixteen rendered properties, a few of them hard. Processes that render would cost as much again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rendered_properties, "ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
+        return rendered_properties.write_example(tmp_path_factory.mktemp("example"), properties=16, seed=7)
 
 
 @dataclass
