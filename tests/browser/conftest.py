@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from examples.rendered_properties import write_example
 from tests.support.alert_receiver import AlertReceiver
@@ -34,6 +34,7 @@ CHROMIUM = [
     "--disable-sync",
     "--disable-default-apps",
     "--no-first-run",
+    "--host-resolver-rules=MAP evil.example 127.0.0.1",
 ]
 WITHOUT_FOLDERS = """folders => {
     const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
@@ -128,11 +129,17 @@ def browser(program: Callable[[str], Path]) -> Iterator[Browser]:
         started.close()
 
 
+@pytest.fixture(scope="package")
+def person(browser: Browser, desk: Desk) -> BrowserContext:
+    """Whose pages of Dagster share what they fetched: its scripts are many megabytes."""
+    return browser.new_context(base_url=desk.server.address, viewport={"width": 1440, "height": 900})
+
+
 @pytest.fixture
-def page(browser: Browser, desk: Desk, request: pytest.FixtureRequest) -> Iterator[Page]:
+def page(person: BrowserContext, request: pytest.FixtureRequest) -> Iterator[Page]:
     """A page of Dagster's; if the test fails, a picture of it is kept in .pytest_cache/screenshots."""
     failed_before = request.session.testsfailed
-    opened = browser.new_page(base_url=desk.server.address, viewport={"width": 1440, "height": 900})
+    opened = person.new_page()
     opened.set_default_timeout(60_000)
     yield opened
     if request.session.testsfailed > failed_before:

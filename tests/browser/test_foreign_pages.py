@@ -6,8 +6,7 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import dagster as dg
 import pytest
@@ -98,17 +97,13 @@ def nothing_happened(desk) -> Iterator[None]:
 
 
 @pytest.fixture
-def foreign_page(browser: Browser, program: Callable[[str], Path]) -> Iterator[Page]:
+def foreign_page(browser: Browser) -> Iterator[Page]:
     """A page of http://evil.example, whose name resolves to this machine for every port, Dagster's too."""
     with serving(lambda request: request.respond(200, b"<body>Kittens</body>", kind="text/html")) as port:
-        started = browser.browser_type.launch(
-            executable_path=program("chromium"),
-            args=["--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP evil.example 127.0.0.1"],
-        )
-        page = started.new_page()
+        page = browser.new_page()
         page.goto(f"http://evil.example:{port}/")
         yield page
-        started.close()
+        page.close()
 
 
 @pytest.mark.usefixtures("nothing_happened")
