@@ -78,7 +78,6 @@ def test_a_new_machine_needs_the_store_alone(machines, listing):
 def test_a_store_that_is_down_stops_a_run_before_it_takes_a_device(machines, listing, s3_proxy, monkeypatch):
     """Without the place of record no partition is begun; it is no attempt, and nothing is lost."""
     monkeypatch.setattr(bucket_module, "PATIENCE_SECONDS", 0.0)
-    client.cache_clear()
     first, _ = machines
     s3_proxy.breaks(lambda passing: passing.answer(503, "SlowDown"))
     down = first.materialize()
@@ -92,7 +91,6 @@ def test_a_store_that_is_down_stops_a_run_before_it_takes_a_device(machines, lis
 def test_a_store_that_goes_down_before_publication_is_no_attempt(machines, s3_proxy, monkeypatch):
     """A finished partition waits for the store; the next run publishes what is committed."""
     monkeypatch.setattr(bucket_module, "PATIENCE_SECONDS", 0.0)
-    client.cache_clear()
     first, _ = machines
     pull_catalog(first.settings.home, first.settings.store)
     gone_down = []

@@ -11,7 +11,7 @@ from resources.dagster_names import NO_ATTEMPT
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_durable.mirror import bucket as bucket_module
-from vlm_durable.mirror.bucket import S3Folder, client
+from vlm_durable.mirror.bucket import S3Folder
 
 SAME = ["property_id", "status", "error_kind", "description", "images_used", "images_not_used"]
 
@@ -52,7 +52,6 @@ def test_rows_do_not_depend_on_where_the_images_lie(desk, s3_desk):
 def test_an_outage_in_mid_partition_fails_no_row_and_is_no_attempt(s3_desk, s3_proxy, monkeypatch):
     """A store that throttles ends the run as interrupted, and the next run finishes the partition."""
     monkeypatch.setattr(bucket_module, "PATIENCE_SECONDS", 0.0)
-    client.cache_clear()
     catalog = Catalog.open(s3_desk.settings.home)
     uris = catalog.slice(catalog.ranges[0])["image_uris"].to_pylist()
     late = [uri.rpartition("/")[2] for some in uris[6:] for uri in some]

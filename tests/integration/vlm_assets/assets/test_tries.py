@@ -85,6 +85,13 @@ def materialize(desk):
     return run
 
 
+@pytest.fixture
+def work(desk):
+    """The work of the first range."""
+    catalog, model = Catalog.open(desk.settings.home), build_vision_language_model(desk.settings)
+    return DescriptionWork.for_range(desk.settings, catalog, catalog.ranges[0], model)
+
+
 def journal_files(desk):
     """The segments of the partition's work under way."""
     return desk.paths.journals.glob("*/segment-*")
@@ -280,11 +287,8 @@ def test_unfinished_work_of_a_former_image_list_is_adopted(desk, ids, materializ
 
 
 @pytest.mark.parametrize("option", ["retry_failed", "recompute"])
-def test_work_that_an_option_began_is_gone_on_with_without_it(desk, ids, materialize, option):
+def test_work_that_an_option_began_is_gone_on_with_without_it(desk, ids, work, materialize, option):
     """Where nothing is published yet, what is finished of the same meaning is not computed a second time."""
-    catalog = Catalog.open(desk.settings.home)
-    model = build_vision_language_model(desk.settings)
-    work = DescriptionWork.for_range(desk.settings, catalog, catalog.ranges[0], model)
     interrupted_at.update(one.property_id for one in planned(work)[1])
     assert not materialize({option: True}).success
     finished = set(described)
@@ -298,12 +302,8 @@ def test_work_that_an_option_began_is_gone_on_with_without_it(desk, ids, materia
     assert described == []
 
 
-def test_a_partition_keeps_the_batches_that_it_began_with(desk, ids, materialize):
+def test_a_partition_keeps_the_batches_that_it_began_with(desk, ids, work, materialize):
     """Batches found by themselves are fixed with the first rows: a resume has the same, whatever is known."""
-    catalog = Catalog.open(desk.settings.home)
-    work = DescriptionWork.for_range(
-        desk.settings, catalog, catalog.ranges[0], build_vision_language_model(desk.settings)
-    )
     interrupted_at.update(one.property_id for one in planned(work)[1])
     assert not materialize().success
     assert together == [4]
@@ -327,15 +327,12 @@ def sizes(done):
     return done.published[0].metadata["batches"].text
 
 
-def test_a_size_at_which_a_run_ended_is_not_tried_again(desk, ids, materialize, monkeypatch):
+def test_a_size_at_which_a_run_ended_is_not_tried_again(desk, ids, work, materialize, monkeypatch):
     """No resume, no later partition: only a size whose batches are done is more than begun."""
     monkeypatch.setattr(DescriptionWork, "_measured_of", lambda self, device: ("a GPU", "a model"))
     fast = {1: Measured(1.0, 0.1)}
     measured = MeasuredSizes(control_state(desk.settings), "a GPU", "a model")
     measured.write(fast)
-    catalog = Catalog.open(desk.settings.home)
-    model = build_vision_language_model(desk.settings)
-    work = DescriptionWork.for_range(desk.settings, catalog, catalog.ranges[0], model)
     size = BatchSize(desk.settings.batch_size, 1, tried=(2, 4))
     interrupted_at.update(one.property_id for one in planned(work, size)[1])
     assert not materialize().success
@@ -353,15 +350,12 @@ def test_a_size_at_which_a_run_ended_is_not_tried_again(desk, ids, materialize, 
     assert BEGUN not in measured.read().values()
 
 
-def test_a_resume_on_another_device_takes_that_ones_batches(desk, ids, materialize, monkeypatch):
+def test_a_resume_on_another_device_takes_that_ones_batches(desk, ids, work, materialize, monkeypatch):
     """A GPU's size is not used on a CPU slot, and none is tried with what is left."""
     on = ["a GPU"]
     monkeypatch.setattr(DescriptionWork, "_measured_of", lambda self, device: (on[0], "a model"))
     MeasuredSizes(control_state(desk.settings), "a GPU", "a model").write({10**6: Measured(1.0, 19.9)})
     MeasuredSizes(control_state(desk.settings), "a CPU slot", "a model").write({1: Measured(1.0, 0.1)})
-    catalog = Catalog.open(desk.settings.home)
-    model = build_vision_language_model(desk.settings)
-    work = DescriptionWork.for_range(desk.settings, catalog, catalog.ranges[0], model)
     interrupted_at.update(one.property_id for one in planned(work, BatchSize(4, 10**6))[1])
     assert not materialize().success
     assert together == [4]
@@ -373,14 +367,11 @@ def test_a_resume_on_another_device_takes_that_ones_batches(desk, ids, materiali
     assert "tried" not in sizes(done)
 
 
-def test_a_run_that_ends_later_leaves_the_sizes_that_it_measured(desk, ids, materialize, monkeypatch):
+def test_a_run_that_ends_later_leaves_the_sizes_that_it_measured(desk, ids, work, materialize, monkeypatch):
     """Most runs that end do so long after the sizes were tried: it is not held against these."""
     size = BatchSize(desk.settings.batch_size, 1, image=0, text=10, tried=(10,))
     monkeypatch.setattr(batches, "choose", lambda first, measured: size)
     monkeypatch.setattr(DescriptionWork, "_measured_of", lambda self, device: ("a GPU", "a model"))
-    catalog = Catalog.open(desk.settings.home)
-    model = build_vision_language_model(desk.settings)
-    work = DescriptionWork.for_range(desk.settings, catalog, catalog.ranges[0], model)
     interrupted_at.update(one.property_id for one in planned(work, size)[3])
     assert not materialize().success
     assert MeasuredSizes(control_state(desk.settings), "a GPU", "a model").read()[10].held

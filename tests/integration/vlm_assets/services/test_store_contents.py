@@ -35,7 +35,6 @@ from vlm_assets.services.withdrawal import pending_withdrawal, prepare_withdrawa
 from vlm_durable.files.layout import Home
 from vlm_durable.files.sealed_json import sealed
 from vlm_durable.mirror import bucket as bucket_module
-from vlm_durable.mirror.bucket import client
 from vlm_durable.mirror.stored_journal import HEAD, StoredJournal
 from vlm_durable.state.workers import Workers
 from vlm_durable.versions.findings import FindingKind
@@ -101,7 +100,6 @@ def test_the_audit_names_what_is_missing_or_changed_in_the_store(machine, bucket
     stored.copy()
     assert problems(machine, deep=True) == []
     monkeypatch.setattr(bucket_module, "PATIENCE_SECONDS", 0.0)
-    client.cache_clear()
     s3_proxy.breaks(lambda passing: passing.answer(503, "SlowDown"))
     assert problems(machine) == [(FindingKind.STORE_UNREAD, ASSETS[0], None)]
 
@@ -365,7 +363,6 @@ def test_nothing_of_a_withdrawn_property_is_left_in_the_store(machine, bucket, s
     assert len(objects_with(bucket, gone)) >= 5
     wanted = prepare_withdrawal(settings, [gone])
     monkeypatch.setattr(bucket_module, "PATIENCE_SECONDS", 0.0)
-    client.cache_clear()
     puts = []
 
     def breaks(passing):
