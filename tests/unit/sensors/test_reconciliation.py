@@ -114,7 +114,9 @@ def test_a_killed_materialization_is_ended_as_interrupted_and_a_living_one_never
     assert end_dead(instance, workers) == ([], {})
 
 
-def test_a_process_without_a_heartbeat_is_known_by_its_start_and_boot(instance, workers, processes):
+def test_a_process_without_a_heartbeat_is_known_by_its_start_and_boot(
+    instance, workers, processes, monkeypatch
+):
     """Fault 16: before its heartbeat the process decides; no clock that jumps, no pid that comes twice."""
     process = sleeper(processes)
     starting = started_run(instance, pid=process.pid)
@@ -126,6 +128,8 @@ def test_a_process_without_a_heartbeat_is_known_by_its_start_and_boot(instance, 
         assert ProcessIdentity.started_before(process.pid, told_at, clock=clock) == identity
     inherited = ProcessIdentity.started_before(process.pid, told_at - 3600)
     assert inherited is None, "a process that began an hour after the word has inherited the pid"
+    monkeypatch.setattr(DagsterFacts, "process_of", lambda *_: (process.pid, told_at - 3600))
+    assert end_dead(instance, workers, seen) == ([], seen), "who was seen once needs no clock"
     for other in ({"start": identity.start - 1}, {"boot_id": "x"}):
         assert not dataclasses.replace(identity, **other).send(signal.SIGKILL)
     assert process.poll() is None
