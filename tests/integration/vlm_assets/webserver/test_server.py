@@ -16,7 +16,6 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from examples.rendered_properties import write_example
 from resources.alerts.outbox import Outbox
 from tests.support.processes import command_line, descendants, has_ended
 from tests.support.waiting import wait_until
@@ -75,10 +74,14 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, scripted_runs: dict[str, str]) -> Iterator[Served]:
+def served(
+    listing: Path, tmp_path_factory: pytest.TempPathFactory, scripted_runs: dict[str, str]
+) -> Iterator[Served]:
     """One Dagster for both tests, with a partition and a tail."""
     home = tmp_path_factory.mktemp("served") / "home"
-    ingest(write_example(home, properties=3, seed=7), home, range_size=2)
+    few = listing.with_name("served.jsonl")
+    few.write_text("".join(listing.read_text().splitlines(keepends=True)[5:8]))
+    ingest(few, home, range_size=2)
     environment = {
         **os.environ,
         **scripted_runs,
