@@ -1,9 +1,12 @@
-"""One running Dagster of a home: retries by themselves, a repair, new ranges, definitions that are lost."""
+"""One running Dagster: an interrupted backfill, retries, a repair, new ranges, definitions that are lost."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +17,13 @@ from typer.testing import CliRunner
 
 from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY
 from sensors.retry_schedule import BUTTON, SCHEDULE
-from tests.support.processes import command_line, descendants
+from tests.support.processes import command_line, descendants, has_ended
 from tests.support.waiting import wait_until
 from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands.main import app
+from vlm_assets.commands.run import INTERRUPTED
 from vlm_assets.config.settings import Settings, load_settings
 from vlm_assets.services.doctor.machine_checks import pool_findings
 from vlm_assets.services.home_audit import audit
@@ -47,9 +51,10 @@ mutation($selector: JobOrPipelineSelector!, $config: RunConfigData) {
 
 @dataclass
 class Running:
-    """A home of a long range, two small ones and one of a single image, and the Dagster that runs on it.
+    """A home of a long range, four small ones and one of a single image, and the Dagster that runs on it.
 
-    uneven: a listing of two properties more, the second of which has more images than the first.
+    uneven: a listing of two properties more, the second of which has more images than the first. again: a
+    `run` that goes on with the backfill of the last two small ranges, which was interrupted.
     """
 
     home: Path
@@ -57,6 +62,7 @@ class Running:
     instance: dg.DagsterInstance
     launch_run: Callable[..., str]
     uneven: Path
+    again: subprocess.Popen[str]
 
     @property
     def settings(self) -> Settings:
@@ -117,12 +123,12 @@ def running(
         return path
 
     list_and_ingest([{"property_id": f"long-{n}", "images": images[:1]} for n in range(LONG)], LONG)
-    list_and_ingest(listed[:4], 2)
+    list_and_ingest(listed[:8], 2)
     path = list_and_ingest([{"property_id": "light", "images": images[:1]}], 1)
     more = [{"property_id": f"p{count}", "images": images[:count]} for count in (2, 4)]
     path.write_text(path.read_text() + "".join(json.dumps(one) + "\n" for one in more))
-    dagster_home = home / "dagster"
-    prepare_dagster_home(dagster_home, catalog_id=Catalog.open(home).catalog_id, slots=1)
+    dagster_home, catalog = home / "dagster", Catalog.open(home)
+    prepare_dagster_home(dagster_home, catalog_id=catalog.catalog_id, slots=1)
     environment = {
         **scripted_runs,
         "VLM_ASSETS_RETRY_MINUTES": "0.05",
@@ -131,13 +137,50 @@ def running(
         "VLM_ASSETS_BATCH_SIZE": "1",
         "VLM_ASSETS_COMMIT_SECONDS": "0.5",
     }
+    command = [Path(sys.executable).with_name("vlm-assets"), "run", *(one.key for one in catalog.ranges[3:5])]
+    own = {**os.environ, **environment, "VLM_ASSETS_HOME": str(home), "VLM_ASSETS_DEVICES": "cpu:1"}
+    # Long enough that it still works when Ctrl-C comes.
+    slow = {**own, "TESTS_SCRIPTED_MODELS": "3.0"}
+    with subprocess.Popen(command, env=slow, stdout=subprocess.PIPE, text=True) as run:
+        launched = interrupt(run)
     with (
         dagster_server(home, dagster_home, port=3500, grace_seconds=10.0, environment=environment) as server,
         dg.DagsterInstance.from_config(str(dagster_home)) as instance,
     ):
         server.start_pages()
-        server.start_daemon()
-        yield Running(home, server, instance, launch_run, path)
+        again = subprocess.Popen(command, env=own, stdout=subprocess.PIPE, text=True)
+        try:
+            assert again.stdout is not None
+            line = next(line for line in again.stdout if "backfill" in line)
+            assert f"Going on with backfill {launched}" in line
+            server.start_daemon()
+            yield Running(home, server, instance, launch_run, path, again)
+        finally:
+            again.kill()
+            again.wait()
+
+
+def interrupt(run: subprocess.Popen[str]) -> str:
+    """Press Ctrl-C while a `run` works in a Dagster of its own; gives the backfill that it launched."""
+    assert run.stdout is not None
+    said = []
+    while not said or " 1 running" not in said[-1]:
+        said.append(next(run.stdout))
+    started = descendants(run.pid)
+    run.send_signal(signal.SIGINT)
+    run.communicate(timeout=60)
+    assert run.returncode == INTERRUPTED
+    assert started and all(map(has_ended, started))
+    return next(line for line in said if line.startswith("Launched backfill")).split()[2]
+
+
+def test_interrupted_backfill_is_gone_on_with(running: Running) -> None:
+    """Ctrl-C leaves no process and exit code 130; the next `run` adds no backfill and completes this one."""
+    running.wait_until(lambda: running.again.poll() is not None, "the end of the backfill")
+    assert "2 of 2 partitions are complete." in running.again.communicate()[0]
+    assert running.again.returncode == 0
+    assert all(map(running.published, running.keys[3:5]))
+    assert len(running.instance.get_backfills()) == 1
 
 
 def test_the_schedule_materializes_a_failed_partition_again(running: Running) -> None:
@@ -207,7 +250,7 @@ def test_a_repair_is_launched_in_the_running_dagster(
     assert [run.status for run in runs] == [dg.DagsterRunStatus.SUCCESS]
     found = audit(settings, Catalog.open(running.home), deep=True)
     assert found.ok, found.wrong
-    assert found.total(DESCRIPTIONS).rows == found.total(EMBEDDINGS).rows == 4
+    assert found.total(DESCRIPTIONS).rows == found.total(EMBEDDINGS).rows == 8
 
 
 def test_definitions_that_nobody_serves_are_loaded_again(
@@ -215,7 +258,7 @@ def test_definitions_that_nobody_serves_are_loaded_again(
 ) -> None:
     """The process that serves them is killed, as it ends by itself: what is launched afterwards runs."""
     monkeypatch.setattr("vlm_assets.webserver.server._LOOK_AFTER_SECONDS", 2.0)
-    api, light = running.server.api, running.keys[3]
+    api, light = running.server.api, running.keys[5]
     (serving,) = (
         process for process in descendants(os.getpid()) if {"api", "grpc"} <= set(command_line(process))
     )
@@ -251,7 +294,7 @@ def test_new_ranges_are_seen_at_once_and_run_heaviest_first(
     """`ingest` lets the running Dagster read its definitions anew; a backfill of all starts the heaviest."""
     monkeypatch.setenv("VLM_ASSETS_HOME", str(running.home))
     api = running.server.api
-    assert len(running.keys) == 4
+    assert len(running.keys) == 6
     said = CliRunner().invoke(app, ["ingest", str(running.uneven), "--home", str(running.home)])
     assert f"Dagster at {running.server.address} has read its definitions anew" in said.output
     *_, light, middle, heavy = running.keys
