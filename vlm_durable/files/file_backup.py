@@ -24,6 +24,8 @@ FORMAT = 1
 _LISTS = ("backup.json", "backup.copy.json")
 _CONTENTS, _STAGING, _LOCK = "contents", ".staging", ".lock"
 _MARKER = ".restoring"
+_MARKER_LEFTOVERS = f".{_MARKER}.*{files.TEMPORARY_SUFFIX}"
+"""What a kill leaves while the marker is written."""
 
 
 class BackupError(Exception):
@@ -189,6 +191,8 @@ def restore(
         raise BackupError(f"{folder} holds no finished backup. Nothing was changed.")
     _refuse_used(home, folder)
     files.make_directory(home)
+    for leftover in home.glob(_MARKER_LEFTOVERS):
+        leftover.unlink()
     write_sealed(home / _MARKER, {"from": str(folder.absolute())})
     for number, name in enumerate(sorted(content.files, key=lambda name: (last(name), name))):
         advance(number, len(content.files))
@@ -235,7 +239,9 @@ def _refuse_used(home: Path, folder: Path) -> None:
     used = [
         path.name
         for path in entries
-        if path.name != "lost+found" and (not path.is_dir() or any(path.iterdir()))
+        if path.name != "lost+found"
+        and not path.match(_MARKER_LEFTOVERS)
+        and (not path.is_dir() or any(path.iterdir()))
     ]
     if used and not begun:
         raise BackupError(
