@@ -313,6 +313,7 @@ class _Proxied(ThreadingHTTPServer):
 
     def __init__(self, port: int) -> None:
         super().__init__(("127.0.0.1", 0), Passing)
+        # Plain HTTP on loopback: certificates would be loaded for nothing.
         self.upstream = httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=30.0, verify=False)
         self.breaks: Break = lambda passing: False
         self.requests: list[tuple[str, str]] = []
