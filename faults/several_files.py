@@ -57,6 +57,7 @@ RARE: tuple[tuple[str, Fates], ...] = (
     ("catalogue", _MARK_DAMAGED),
     ("catalogue", {"file": "older", **_MARK_DAMAGED}),
     ("catalogue", {"copy": "another's", "mark copy": "another's"}),
+    ("catalogue", {"file": "another's", "copy": "another's", "mark copy": "another's"}),
     ("catalogue", {"note": "damaged"}),
     ("ingest", {"file": "older", "mark": "older", "mark copy": "older", "copy": "damaged"}),
     ("partition", {"record": "damaged", "record copy": "damaged", **_NO_MARK}),

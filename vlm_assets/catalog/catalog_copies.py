@@ -25,7 +25,7 @@ from vlm_assets.catalog.catalog_file import (
     read_header,
     verify_file,
 )
-from vlm_assets.catalog.ranges import CATALOG
+from vlm_assets.catalog.ranges import CATALOG, range_assets
 from vlm_durable.commands import command
 from vlm_durable.files.files import (
     TEMPORARY_SUFFIX,
@@ -38,6 +38,7 @@ from vlm_durable.files.files import (
 from vlm_durable.files.layout import AssetFolders, Home
 from vlm_durable.files.sealed_json import FormatVersionError
 from vlm_durable.mirror.mirror import Mirror
+from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.versions.version_mark import (
     UNKNOWN_STORE,
     MarkComparison,
@@ -46,7 +47,7 @@ from vlm_durable.versions.version_mark import (
     compare_with_mark,
     mark_copies,
 )
-from vlm_durable.versions.versioned_object import VersionedObject
+from vlm_durable.versions.versioned_object import PublishedError, VersionedObject
 from vlm_durable.wording import counted
 
 _KEY = "catalog"
@@ -276,6 +277,17 @@ def catalog_id_of(home: Path) -> str | None:
     return next(iter(ids)) if len(ids) == 1 and doubt is None else None
 
 
+def recorded_catalogs(home: Path) -> set[str]:
+    """The ids of the catalogues that the records of published partitions name. Raises OSError."""
+    ids: set[str] = set()
+    for asset in range_assets(Home(home)):
+        for key in asset.recorded_keys():
+            with contextlib.suppress(PublishedError, FormatVersionError):
+                record = PublishedPartitions(asset).record(key)
+                ids.update([record.origin] if record is not None and record.origin else [])
+    return ids
+
+
 def choose_command(home: Path, place: object) -> str:
     """The command that checks a catalogue and makes it the home's."""
     return command("repair", "--home", home, "--catalog", place)
@@ -316,7 +328,10 @@ def _catalog_ids(*headers: CatalogHeader | str) -> list[str]:
 
 
 def _own_id(home: Path) -> str | None:
-    """The id of this home's catalogue: that of both copies, or else of the mark; None where neither says."""
+    """The id of this home's catalogue, as partitions, both copies or the mark say; None where none does."""
+    with contextlib.suppress(OSError, ValueError):
+        (recorded,) = recorded_catalogs(home)
+        return recorded
     header, copy = (_header_of(path) for path in (catalog_path(home), backup_paths(home)[0]))
     ids = _catalog_ids(header, copy)
     if len(ids) == 2 and len(set(ids)) == 1:
@@ -514,17 +529,26 @@ def _mark(
     """The mark of the catalogue, and why it does not say which version is the newest where there is one.
 
     A copy of the mark that is of another home does not count, unless both are. Where the copies are of two
-    homes, the catalogue and its second copy tell which one is this home's, if both are of the same home.
-    Raises CatalogFormatError.
+    homes, the published partitions tell which one is this home's; where there are none, the catalogue and its
+    second copy, if both are of the same home. Raises CatalogFormatError.
     """
     reading = _mark_reading(home)
     where = " and ".join(map(str, mark_copies(mark_path(home))))
     if reading.is_unreadable:
         return None, f"its mark cannot be read ({where})"
     ids = _catalog_ids(header, copy)
-    if len({mark.origin for mark in reading.marks}) > 1 and (len(ids) < 2 or len(set(ids)) > 1):
+    if len({mark.origin for mark in reading.marks}) < 2:
+        return reading.mark, None
+    in_both = set(ids) if len(ids) == 2 and ids[0] == ids[1] else set[str]()
+    own = set[str]()
+    with contextlib.suppress(OSError):
+        own = recorded_catalogs(home) or in_both
+    if len(own) != 1 and not in_both:
         return None, f"the two copies of its mark are those of two homes ({where})"
-    return next((mark for mark in reading.marks if mark.origin in ids), reading.mark), None
+    # Where nothing tells, the mark that contradicts the files has everything stop.
+    trusted = [mark for mark in reading.marks if len(own) == 1 and mark.origin in own]
+    contradicting = [mark for mark in reading.marks if mark.origin not in ids]
+    return (*trusted, *contradicting, *reading.marks)[0], None
 
 
 def _mark_reading(home: Path) -> VersionMarkReading:

@@ -13,7 +13,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlm_assets.catalog.catalog_copies import known_versions, note_store, replace_catalog, trouble_of
+from vlm_assets.catalog.catalog_copies import (
+    known_versions,
+    note_store,
+    recorded_catalogs,
+    replace_catalog,
+    trouble_of,
+)
 from vlm_assets.catalog.catalog_file import (
     UNREADABLE,
     CatalogError,
@@ -22,7 +28,6 @@ from vlm_assets.catalog.catalog_file import (
     stream_rows,
 )
 from vlm_assets.catalog.ingest import only_ingest
-from vlm_assets.catalog.published_ids import recorded_catalogs
 from vlm_assets.catalog.ranges import range_assets
 from vlm_assets.catalog.stored_catalog import CATALOG_NAME, MOST_BYTES, put_catalog
 from vlm_durable.files.layout import Home

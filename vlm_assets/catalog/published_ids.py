@@ -6,7 +6,6 @@ which ordinal.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +16,9 @@ from vlm_assets.catalog.catalog_file import CatalogError, is_tombstone
 from vlm_assets.catalog.ranges import InvalidRangeError, PropertyRange, range_assets
 from vlm_durable.commands import command
 from vlm_durable.files.layout import Home
-from vlm_durable.files.sealed_json import FormatVersionError
 from vlm_durable.mirror.mirror import NO_MIRROR, Mirror
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.versions.stored import StoredPartitions
-from vlm_durable.versions.versioned_object import PublishedError
 from vlm_durable.wording import counted
 
 
@@ -65,17 +62,6 @@ def unlisted_ids(home: Path, catalog: Catalog | None, store: Mirror = NO_MIRROR)
             )
         closed = published_ids.range.stop
     return unlisted
-
-
-def recorded_catalogs(home: Path) -> set[str]:
-    """The ids of the catalogues that the records of published partitions name. Raises OSError."""
-    ids: set[str] = set()
-    for asset in range_assets(Home(home)):
-        for key in asset.recorded_keys():
-            with contextlib.suppress(PublishedError, FormatVersionError):
-                record = PublishedPartitions(asset).record(key)
-                ids.update([record.origin] if record is not None and record.origin else [])
-    return ids
 
 
 def refuse_unlisted(home: Path, catalog: Catalog) -> None:

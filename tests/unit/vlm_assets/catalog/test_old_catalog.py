@@ -387,6 +387,30 @@ def test_a_home_that_lost_its_catalogue_keeps_its_id(dataset: Dataset, made: Pat
 
 
 @pytest.mark.parametrize("of_the_mark", [0, 1])
+@pytest.mark.promise("Of two valid versions the newer is true")
+def test_what_is_published_says_whose_home_it_is(
+    dataset: Dataset, strangers: dict[int, Path], tmp_path: Path, of_the_mark: int
+) -> None:
+    """A catalogue, its second copy and one mark of strangers are not believed beside this home's partitions.
+
+    With a second copy of its own the home puts itself right.
+    """
+    home, rows = dataset.settings.home, dataset.catalog.rows
+    kept = Path(shutil.copy(catalog_path(home), tmp_path / "kept.parquet"))
+    copy_marks(strangers[4], home, of_the_mark)
+    for path in (catalog_path(home), backup_paths(home)[0]):
+        shutil.copyfile(catalog_path(strangers[4]), path)
+    with pytest.raises(CatalogUnreadableError, match="is that of another one") as stopped:
+        Catalog.open(home)
+    assert re.findall("--catalog ([^`]+)`", str(stopped.value)) == ["FILE"]
+    put_in_place(home, check_catalog(home, str(kept)))
+    assert Catalog.open(home).rows == rows
+    copy_marks(strangers[4], home, of_the_mark)
+    shutil.copyfile(catalog_path(strangers[4]), catalog_path(home))
+    assert Catalog.open(home).rows == rows
+
+
+@pytest.mark.parametrize("of_the_mark", [0, 1])
 def test_an_older_catalogue_beside_marks_of_two_homes_gets_a_number_that_nobody_had(
     home: Path, versions: dict[int, Path], strangers: dict[int, Path], of_the_mark: int
 ) -> None:

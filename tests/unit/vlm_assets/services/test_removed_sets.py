@@ -13,9 +13,10 @@ from tests.support.damage import flip_bit
 from tests.support.homes import DESCRIPTIONS, Dataset, publish
 from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.catalog_copies import recorded_catalogs
 from vlm_assets.catalog.catalog_file import is_tombstone
 from vlm_assets.catalog.chosen_catalog import check_catalog
-from vlm_assets.catalog.published_ids import recorded_catalogs, unlisted_ids
+from vlm_assets.catalog.published_ids import unlisted_ids
 from vlm_assets.config.settings import load_settings
 from vlm_assets.services.home_audit import audit
 from vlm_assets.services.home_backup import back_up, restore_home
