@@ -36,7 +36,8 @@ tests-serving = -m 'serves and $(IN_CI)' tests/integration/vlm_assets
 tests-others = -m 'not serves and $(IN_CI)' tests/integration/vlm_assets --ignore $(MAIN_JOB)
 tests-faults = tests/faults
 tests-around = -m '$(IN_CI)' tests/integration --ignore tests/integration/vlm_assets
-tests-browsing = -m '$(IN_CI)' tests/browser
+# The examples of the extensions' commands too: where the core is alone it has no such commands.
+tests-browsing = -m '$(IN_CI)' tests/browser tests/unit/vlm_assets/commands/test_main.py::test_every_command_has_an_example
 tests-units = -m '$(IN_CI)' tests/unit $(CORE:%=--ignore=%)
 tests-core = $(CORE) $(MAIN_JOB)
 environment-core = PYTHONPATH=$(CURDIR)/tests/support/core_alone$(if $(PYTHONPATH),:$(PYTHONPATH))

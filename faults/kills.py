@@ -34,11 +34,12 @@ def swept(chance: random.Random, place: Path, number: int) -> Counter[str]:
     """The first kill goes through every operation in turn, the second through those of the recovery."""
     home = place / f"swept-{number}"
     ledger, kills = Ledger(home), 0
-    torn = number % 2 == 1
-    life = ledger.hear(live_until_operation(home, 1 + number % OPERATIONS, torn=torn))
+    lap, at = divmod(number, OPERATIONS)
+    torn = (at + lap) % 2 == 1  # Each operation is met whole in one lap, and torn in the next.
+    life = ledger.hear(live_until_operation(home, 1 + at, torn=torn))
     kills += life.killed
     if life.killed:
-        second = live_until_operation(home, 1 + number // OPERATIONS % RECOVERY_OPERATIONS, torn=torn)
+        second = live_until_operation(home, 1 + (at // 2 + lap) % RECOVERY_OPERATIONS, torn=torn)
         kills += ledger.hear(second).killed
     return _finished(ledger, kills)
 

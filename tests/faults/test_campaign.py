@@ -33,10 +33,10 @@ from vlm_durable.journal.journal_errors import CrossDeviceError
 
 SEED = int(os.environ.get("FAULTS_SEED", "20240229"))
 SHARES = 3
-WHOLE_LIVES = {"kills-swept": 21, "stopped-writer": 61, "kills-then-struck": 7}
+WHOLE_LIVES = {"kills-swept": 41, "stopped-writer": 61, "kills-then-struck": 7}
 """Parts that go through all of a life, and over how many days."""
 CASES: dict[str, range | tuple[int, ...]] = {
-    "kills-swept": range(kills.OPERATIONS),
+    "kills-swept": range(2 * kills.OPERATIONS),
     "kills-random": range(9),
     "kills-any-moment": range(2),
     "kills-then-struck": range(60),

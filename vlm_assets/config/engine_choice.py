@@ -18,7 +18,7 @@ from typing import Literal
 
 from vlm_assets.config.extensions import model_source
 from vlm_assets.config.settings import CHECKOUT, EXAMPLE, EXAMPLE_MODEL, PREFIX, Settings, SettingsError
-from vlm_durable.files.files import make_directory, write_new
+from vlm_durable.files.files import TEMPORARY_SUFFIX, make_directory, write_new
 from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, sealed
 from vlm_engine.devices.find import DeviceError, find_devices
 from vlm_engine.protocol import ModelLoadError
@@ -100,8 +100,11 @@ def keep_engine(settings: Settings, log: logging.Logger) -> None:
     if chosen.warning is not None:
         log.warning(chosen.warning)
     make_directory(note.parent)
-    with suppress(FileExistsError):
+    with suppress(FileExistsError, FileNotFoundError):
         write_new(note, sealed({"about": _ABOUT, "engine": chosen.engine}))
+    # Of runs that were killed. One that writes just now finds its file gone and the note there.
+    for leftover in note.parent.glob(f".{note.name}.*{TEMPORARY_SUFFIX}"):
+        leftover.unlink(missing_ok=True)
     if (kept := _kept(settings)) != chosen.engine:
         raise ModelLoadError(
             f"Another run has begun this home's work with the engine {kept!r} at this moment, and this one"

@@ -1,4 +1,4 @@
-"""One Dagster run with two steps that need a device, in a process of its own, for test_resource.py.
+"""One Dagster run with two steps that need a device, in a process of its own, for test_gpu.py.
 
 Usage: two_steps.py LEASES_DIRECTORY WAIT_SECONDS. It writes one JSON line when the first step holds its
 device, goes on when a line comes in, and ends with one JSON line of what each step saw and the run logged.

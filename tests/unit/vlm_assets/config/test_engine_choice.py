@@ -9,6 +9,7 @@ from vlm_assets.config import engine_choice
 from vlm_assets.config.engine_choice import ChosenEngine, chosen_engine, keep_engine, vllm_command
 from vlm_assets.config.resource_settings import build_model_server
 from vlm_assets.config.settings import SettingsError, load_settings
+from vlm_durable.files.files import temporary_name
 from vlm_durable.files.sealed_json import seal
 from vlm_engine.devices import find
 from vlm_engine.devices.find import DeviceError, GpuReading
@@ -110,6 +111,17 @@ def test_a_driver_that_fails_at_the_first_run_decides_nothing(tmp_path, machine)
     keep_engine(settings(tmp_path), LOG)
     machine(GPU)
     assert chosen_engine(settings(tmp_path)) == ChosenEngine("server")
+
+
+def test_what_a_killed_run_left_of_the_note_goes(tmp_path, machine):
+    """The next run removes it, and the note is whole."""
+    machine(GPU)
+    here = settings(tmp_path)
+    note = here.state_directory / "models" / "engine.json"
+    note.parent.mkdir(parents=True)
+    temporary_name(note).write_bytes(b"{")
+    keep_engine(here, LOG)
+    assert list(note.parent.iterdir()) == [note]
 
 
 def test_two_machines_that_begin_at_once_do_not_mix(tmp_path, machine):

@@ -115,6 +115,13 @@ def test_a_segment_of_a_failed_row_without_a_try_is_not_adopted(home):
         verify_unlisted(path, identity)
 
 
+def test_a_superseding_segment_is_adopted(retried):
+    """Killed before its manifest, a commit of a second try is found like any other."""
+    for path in retried.manifests():
+        path.unlink()
+    assert found(retried) == [(0, "ok", 1), (1, "ok", 2), (2, "failed", 2), (3, "ok", 1)]
+
+
 def test_a_superseding_segment_that_is_gone_is_a_loss(retried):
     """Though every id still has a row, an older one: it must not come back in silence."""
     for path in retried.manifests():
