@@ -345,7 +345,8 @@ class _CatalogFiles:
     """The catalogue and its second copy by their headers, beside the mark.
 
     doubt: why the mark does not say which version is the newest although there is one. problem: why the
-    catalogue is not the newest version that is known of; None where it is.
+    catalogue is not the newest version that is known of; None where it is. is_disputed: the two copies of the
+    mark are of two homes.
     """
 
     header: CatalogHeader | str
@@ -353,6 +354,7 @@ class _CatalogFiles:
     mark: VersionMark | None
     doubt: str | None
     problem: str | None
+    is_disputed: bool
 
     @classmethod
     def read(cls, home: Path, *, damage: str | None = None) -> _CatalogFiles:
@@ -364,7 +366,7 @@ class _CatalogFiles:
         # Without a mark two copies that are alike are believed.
         if doubt is not None and not (_is_alike(header, copy) and problem is None):
             problem = f"{problem}, and {doubt}" if problem is not None else f"is in doubt: {doubt}"
-        return cls(header, copy, mark, doubt, problem)
+        return cls(header, copy, mark, doubt, problem, _is_disputed(_mark_reading(home)))
 
     @property
     def catalog(self) -> CatalogHeader:
@@ -375,7 +377,7 @@ class _CatalogFiles:
     @property
     def is_marked(self) -> bool:
         """Whether the catalogue, which must be without a problem, is the version of the mark."""
-        return _standing(self.catalog, self.mark) is MarkComparison.CURRENT
+        return not self.is_disputed and _standing(self.catalog, self.mark) is MarkComparison.CURRENT
 
     @property
     def is_sound(self) -> bool:
@@ -537,7 +539,7 @@ def _mark(
     if reading.is_unreadable:
         return None, f"its mark cannot be read ({where})"
     ids = _catalog_ids(header, copy)
-    if len({mark.origin for mark in reading.marks}) < 2:
+    if not _is_disputed(reading):
         return reading.mark, None
     in_both = set(ids) if len(ids) == 2 and ids[0] == ids[1] else set[str]()
     own = set[str]()
@@ -549,6 +551,10 @@ def _mark(
     trusted = [mark for mark in reading.marks if len(own) == 1 and mark.origin in own]
     contradicting = [mark for mark in reading.marks if mark.origin not in ids]
     return (*trusted, *contradicting, *reading.marks)[0], None
+
+
+def _is_disputed(reading: VersionMarkReading) -> bool:
+    return len({mark.origin for mark in reading.marks}) > 1
 
 
 def _mark_reading(home: Path) -> VersionMarkReading:

@@ -408,6 +408,9 @@ def test_what_is_published_says_whose_home_it_is(
     copy_marks(strangers[4], home, of_the_mark)
     shutil.copyfile(catalog_path(strangers[4]), catalog_path(home))
     assert Catalog.open(home).rows == rows
+    copy_marks(strangers[4], home, of_the_mark)
+    assert Catalog.open(home).rows == rows
+    assert len({path.read_bytes() for path in mark_copies(mark_path(home))}) == 1, "it is asked once"
 
 
 @pytest.mark.parametrize("of_the_mark", [0, 1])
