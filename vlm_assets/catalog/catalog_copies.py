@@ -547,7 +547,7 @@ def _mark(
         own = recorded_catalogs(home) or in_both
     if len(own) != 1 and not in_both:
         return None, f"the two copies of its mark are those of two homes ({where})"
-    # Where nothing tells, the mark that contradicts the files has everything stop.
+    # Where nothing says whose home it is, a mark that contradicts the files is taken: then everything stops.
     trusted = [mark for mark in reading.marks if len(own) == 1 and mark.origin in own]
     contradicting = [mark for mark in reading.marks if mark.origin not in ids]
     return (*trusted, *contradicting, *reading.marks)[0], None

@@ -213,7 +213,7 @@ def test_a_lost_database_is_told_what_is_on_disk(instance, workers, tmp_path, pr
 
 
 def test_ten_thousand_lost_partitions_are_told_in_several_ticks(instance, workers, tmp_path):
-    """A tick has a minute: what does not fit is told by the next ones. A home without output has none."""
+    """A tick ends after a minute, and the next tick tells the rest. A home without output has no news."""
     folders, keys = Home(tmp_path).asset("a"), tuple(f"k{n}" for n in range(4))
     assert report(instance, folders, keys, workers) == []
     for key in keys:

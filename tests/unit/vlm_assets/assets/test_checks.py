@@ -122,7 +122,7 @@ ODD_FILES = {
 
 @pytest.mark.parametrize(("odd", "expected", "named"), ODD_FILES.values(), ids=ODD_FILES)
 def test_a_file_with_other_rows_is_not_published(tmp_path, odd, expected, named):
-    """Ids are compared as sets, and what is wrong is named; where rows can be read, no other check fails."""
+    """The check of ids compares sets and names what differs. Where rows can be read, no other check fails."""
     staged = descriptions(tmp_path / "staged", **odd)
     found = failing(check_descriptions(staged, IDS, DESCRIPTIONS, LIMITS, key=KEY))
     assert found.keys() == expected.keys() or "row_schema" in expected
