@@ -29,7 +29,7 @@ VLLM := .venv-vllm/$(VLLM_BUILD)-$(VLLM_VERSION)
 # that start servers mostly wait. The fault tests fork their process some thousand times, so they have a small one of
 # their own. The core's own tests run once, and without extensions: tests/support/core_alone hides them.
 PARTS := serving others faults core around browsing units lint
-CORE := $(patsubst %,tests/unit/%,vlm_durable vlm_engine resources sensors vlm_assets)
+CORE := $(patsubst %,tests/unit/%,vlm_durable vlm_engine vlm_catalog resources sensors vlm_assets)
 MAIN_JOB := tests/integration/vlm_assets/test_core_alone.py
 IN_CI := not long and not vllm
 tests-serving = -m 'serves and $(IN_CI)' tests/integration/vlm_assets

@@ -22,8 +22,8 @@ import dagster as dg
 from benchmarks.gpu_loops import PROMPT, render_jpegs
 from benchmarks.partitions import SCHEMA, make_home, materialize, save_model, seconds_of_work
 from examples.rendered_properties import write_example
-from vlm_assets.catalog.ranges import DESCRIPTIONS
 from vlm_assets.config.settings import EXAMPLE_MODEL, load_settings
+from vlm_catalog.ranges import DESCRIPTIONS
 from vlm_engine.batches import BATCH_SECONDS
 
 TARGET: Final = 0.95

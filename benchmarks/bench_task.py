@@ -18,12 +18,12 @@ from typing import Any
 from benchmarks.contenders.task import Task
 from examples.rendered_properties import list_properties, write_example
 from vlm_assets.assets.property_descriptions import DescriptionWork
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
-from vlm_assets.catalog.ranges import DESCRIPTIONS
 from vlm_assets.config.resource_settings import build_vision_language_model
 from vlm_assets.config.settings import EXAMPLE_MODEL, PREFIX, Settings, load_settings
 from vlm_assets.webserver.home import prepare_dagster_home
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
+from vlm_catalog.ranges import DESCRIPTIONS
 from vlm_engine.prompt import build_prompt
 from vlm_engine.schema import load_schema
 

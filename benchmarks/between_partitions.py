@@ -27,11 +27,11 @@ from typing import Any, ClassVar, Final
 import pyarrow.parquet as pq
 
 from examples.rendered_properties import write_example
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.settings import load_settings
 from vlm_assets.webserver.home import prepare_dagster_home
 from vlm_assets.webserver.server import dagster_server
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
 
 _ANSWER_SECONDS: Final = 0.5
 _ASSETS: Final = ("property_descriptions", "property_embeddings")

@@ -22,9 +22,9 @@ from typing import Final
 
 from benchmarks.durability_cost import catalogued
 from vlm_assets.assets.property_descriptions import DescriptionWork
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model, control_state
 from vlm_assets.config.settings import Settings, load_settings
+from vlm_catalog.catalog import Catalog
 from vlm_engine.canary import Canary, weights_checksum
 from vlm_engine.devices.find import Device
 from vlm_engine.devices.leases import pin

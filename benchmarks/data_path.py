@@ -20,9 +20,9 @@ from typing import Any
 import dagster as dg
 
 from examples.rendered_properties import write_example
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.settings import Settings, load_settings
 from vlm_assets.home_definitions import build_defs
+from vlm_catalog.ingest import ingest
 
 ASSET = "property_descriptions"
 _FUNCTION = "described_assets"
@@ -34,6 +34,7 @@ _OURS = tuple(
     for package in (
         "vlm_durable",
         "vlm_engine",
+        "vlm_catalog",
         "resources",
         "sensors",
         "vlm_assets",

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from vlm_assets.catalog.ingest import ingest
+from vlm_catalog.ingest import ingest
 
 
 def main() -> None:

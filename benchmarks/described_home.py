@@ -15,11 +15,11 @@ import pyarrow as pa
 from vlm_assets.assets.fingerprint import embedding_parts
 from vlm_assets.assets.property_descriptions import description_rows
 from vlm_assets.assets.property_embeddings import embedding_rows
-from vlm_assets.catalog.catalog import Catalog, catalog_path
-from vlm_assets.catalog.ingest import ingest
-from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.resource_settings import build_text_embedding_model
 from vlm_assets.config.settings import Settings, load_settings
+from vlm_catalog.catalog import Catalog, catalog_path
+from vlm_catalog.ingest import ingest
+from vlm_catalog.ranges import PropertyRange
 from vlm_durable.files.layout import AssetFolders
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_engine.schema import load_schema

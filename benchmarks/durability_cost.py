@@ -25,10 +25,10 @@ import pyarrow as pa
 from examples.rendered_properties import write_example
 from vlm_assets.assets.partition import Partition
 from vlm_assets.assets.property_descriptions import DescriptionWork
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model
 from vlm_assets.config.settings import EXAMPLE_MODEL, Settings, load_settings
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
 from vlm_engine.devices.find import Device
 from vlm_engine.devices.leases import pin
 from vlm_engine.images.images import LoadedProperty

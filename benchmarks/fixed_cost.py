@@ -79,9 +79,9 @@ def main() -> None:
 
 def _template(folder: Path) -> Path:
     from examples.rendered_properties import write_example
-    from vlm_assets.catalog.catalog import Catalog
-    from vlm_assets.catalog.ingest import ingest
     from vlm_assets.webserver.home import prepare_dagster_home
+    from vlm_catalog.catalog import Catalog
+    from vlm_catalog.ingest import ingest
 
     home = folder / "template"
     ingest(write_example(folder, properties=1, seed=1), home, close=True)
@@ -138,10 +138,10 @@ def _run() -> None:
 
     from resources.vision_language_model import VisionLanguageModel
     from vlm_assets.assets.property_descriptions import DescriptionWork
-    from vlm_assets.catalog.catalog import Catalog
-    from vlm_assets.catalog.ranges import DESCRIPTIONS
     from vlm_assets.config.settings import current_settings
     from vlm_assets.definitions import defs
+    from vlm_catalog.catalog import Catalog
+    from vlm_catalog.ranges import DESCRIPTIONS
     from vlm_durable.versions.published import PublishedPartitions
 
     for name, owner, method in (

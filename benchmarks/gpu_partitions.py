@@ -43,10 +43,10 @@ from benchmarks.partitions import (
     save_model,
     seconds_of_work,
 )
-from vlm_assets.catalog.ranges import DESCRIPTIONS
 from vlm_assets.config.engine_choice import vllm_command
 from vlm_assets.config.resource_settings import build_vision_language_model
 from vlm_assets.config.settings import PREFIX, load_settings
+from vlm_catalog.ranges import DESCRIPTIONS
 from vlm_engine.devices.loaded_servers import end_loaded_servers
 from vlm_engine.images.images import load_image
 from vlm_engine.protocol import Attempt, ImageTokens

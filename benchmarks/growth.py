@@ -39,7 +39,7 @@ def main() -> None:
 
 def _measure(folder: Path, size: int, images: int) -> dict[str, float]:
     from examples.rendered_properties import write_example
-    from vlm_assets.catalog.ingest import ingest
+    from vlm_catalog.ingest import ingest
 
     listing = write_example(folder, properties=8, seed=1)
     shown = json.loads(listing.read_text().splitlines()[0])["images"][:images]
@@ -67,9 +67,9 @@ def _measure(folder: Path, size: int, images: int) -> dict[str, float]:
 def _run(home: Path) -> None:
     import dagster as dg
 
-    from vlm_assets.catalog.catalog import Catalog
     from vlm_assets.config.settings import EXAMPLE_MODEL, load_settings
     from vlm_assets.home_definitions import build_defs
+    from vlm_catalog.catalog import Catalog
 
     settings = load_settings(home=home, model=str(EXAMPLE_MODEL), devices="cpu:1", commit_seconds=5)
     defs = build_defs(settings)

@@ -26,9 +26,9 @@ from vlm_assets.assets.fingerprint import TEXTS
 from vlm_assets.assets.property_descriptions import description_rows
 from vlm_assets.assets.published_rows import COUNTED
 from vlm_assets.automation.sensors import build_sensors
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.settings import Settings, load_settings
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
 from vlm_durable.files.sealed_json import sealed
 from vlm_durable.versions.partition_files import PartitionVersions, PublishedRecord
 from vlm_durable.versions.version_mark import VersionMark, mark_copies

@@ -22,10 +22,10 @@ from pydantic import BaseModel
 
 from benchmarks.gpu_loops import PROMPT
 from benchmarks.gpu_models import SHAPES, build_model, build_tokenizer, save_processor_of, tokenizer_of
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
-from vlm_assets.catalog.ranges import DESCRIPTIONS
 from vlm_assets.config.settings import Settings, load_settings
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
+from vlm_catalog.ranges import DESCRIPTIONS
 
 SCHEMA = "benchmarks.partitions:House"
 EMBEDDINGS = "property_embeddings"

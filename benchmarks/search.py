@@ -22,9 +22,9 @@ import numpy as np
 
 from benchmarks.described_home import Description, Vectors, make_home
 from examples.truth import draw_truth
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.request_vector import embed_text
+from vlm_catalog.catalog import Catalog
 from vlm_results import search as search_module
 from vlm_results.search import search
 

@@ -24,10 +24,10 @@ import pyarrow.parquet as pq
 from benchmarks.described_home import Description, Vectors, make_home, name
 from examples.requests import HELD_OUT, Request, draw_request
 from examples.truth import draw_truth
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.property_description import PropertyDescription
 from vlm_assets.config.resource_settings import build_text_embedding_model
 from vlm_assets.config.settings import Settings, load_settings
+from vlm_catalog.catalog import Catalog
 from vlm_engine.devices.find import Device
 from vlm_engine.schema import description_text
 from vlm_results.search import search

@@ -26,9 +26,9 @@ from benchmarks.gpu_loops import PROMPT
 from benchmarks.partitions import SCHEMA, save_model, seconds_of_work
 from examples.rendered_properties import write_example
 from faults.s3_server import BUCKET, S3Server
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
-from vlm_assets.catalog.ranges import DESCRIPTIONS
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
+from vlm_catalog.ranges import DESCRIPTIONS
 from vlm_durable.mirror.bucket import S3Folder
 from vlm_durable.mirror.mirror import NO_MIRROR
 

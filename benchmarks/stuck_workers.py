@@ -21,12 +21,12 @@ from pathlib import Path
 
 from sensors.worker_health import INTERVAL_SECONDS
 from vlm_assets.automation.sensors import worker_limits
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.resource_settings import build_gpu
 from vlm_assets.config.settings import Settings, load_settings
 from vlm_assets.webserver.home import prepare_dagster_home
 from vlm_assets.webserver.server import dagster_server
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
 from vlm_durable.state.database import open_state
 from vlm_durable.state.workers import Phase, Workers
 

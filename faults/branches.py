@@ -158,7 +158,7 @@ def counted() -> Branches:
     """The branches of recovery; counted from the first call on."""
     global _branches
     if _branches is None:
-        from vlm_assets.catalog import catalog_copies
+        from vlm_catalog import catalog_copies
 
         _branches = Branches((recovery, partition_files, version_mark, versioned_object, catalog_copies))
     return _branches

@@ -25,8 +25,8 @@ from faults.lives import Life, act_in_child
 from faults.old_data import ASSETS, Archive, Trial, archive_at
 from faults.partition_life import Say
 from faults.several_files import partition_family
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ranges import PropertyRange
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ranges import PropertyRange
 from vlm_durable.files.layout import Home, PartitionPaths
 from vlm_durable.journal.inspection import inspect_journals
 

@@ -64,7 +64,7 @@ _SETTINGS = {
 _BACKFILL = f"""
 import json, sys, time
 from pathlib import Path
-from vlm_assets.catalog.catalog import Catalog
+from vlm_catalog.catalog import Catalog
 from vlm_assets.webserver.api import DagsterApi, DagsterApiError
 from vlm_assets.webserver.home import running_address
 from vlm_assets.config.settings import load_settings

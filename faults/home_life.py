@@ -30,17 +30,17 @@ from vlm_assets.assets.materialize import BeingWithdrawnError
 from vlm_assets.assets.partition import INPUTS, Partition, adopt_rows, generation_of
 from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.assets.property_embeddings import EmbeddingWork, embedding_rows
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.catalog_copies import check_copies, has_catalog, last_put_back
-from vlm_assets.catalog.catalog_file import WITHDRAWN, is_tombstone
-from vlm_assets.catalog.ingest import ingest
-from vlm_assets.catalog.ranges import PropertyRange
-from vlm_assets.catalog.withdrawn_ids import read_withdrawn
 from vlm_assets.commands.main import main as run_vlm_assets
 from vlm_assets.config.resource_settings import build_text_embedding_model, build_vision_language_model
 from vlm_assets.config.settings import EXAMPLE_EMBEDDER, Settings, load_settings
 from vlm_assets.services.home_audit import audit
 from vlm_assets.services.withdrawal import prepare_withdrawal, withdraw
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.catalog_copies import check_copies, has_catalog, last_put_back
+from vlm_catalog.catalog_file import WITHDRAWN, is_tombstone
+from vlm_catalog.ingest import ingest
+from vlm_catalog.ranges import PropertyRange
+from vlm_catalog.withdrawn_ids import read_withdrawn
 from vlm_durable.versions.partition_files import CannotRestoreError
 from vlm_durable.versions.published import PublishedPartitions
 
@@ -49,7 +49,7 @@ for _imported_late in (
     "duckdb",
     "numpy.ma",
     "pyarrow.csv",
-    "vlm_assets.catalog.chosen_catalog",
+    "vlm_catalog.chosen_catalog",
     "vlm_assets.config.property_description",
     "vlm_results.export",
     "vlm_assets.commands.prune",

@@ -35,10 +35,10 @@ from faults.mounts import LOG_FLUSHED, LOG_LOST, Mount
 from faults.partition_life import Say
 from resources.vision_language_model import VisionLanguageModel
 from vlm_assets.assets import property_descriptions
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.questions_file import QuestionsFile
 from vlm_assets.config.settings import Settings, load_settings
 from vlm_assets.home_definitions import build_defs
+from vlm_catalog.ingest import ingest
 from vlm_durable.files.layout import Home
 from vlm_durable.journal.journal import Journal
 from vlm_durable.versions.published import Publication, PublishedPartitions, StagedFile

@@ -24,7 +24,7 @@ from typing import Any
 from faults.home_life import History, go_on, run_command, tell_audit, tell_contents
 from faults.ledger import PromiseBrokenError
 from faults.lives import Life, act_in_child
-from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path
+from vlm_catalog.catalog_copies import backup_paths, catalog_path
 from vlm_durable.files.layout import AssetFolders, Home
 from vlm_durable.versions.version_mark import mark_copies
 

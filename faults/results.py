@@ -19,7 +19,7 @@ from faults.branches import NOT_BY_FAULTS
 from faults.parts import PARTS, Part
 
 SOURCES = Path(vlm_durable.__file__).parent.parent
-_UNDER_TEST = ("vlm_durable/journal", "vlm_durable/versions", "vlm_durable/files", "vlm_assets/catalog")
+_UNDER_TEST = ("vlm_durable/journal", "vlm_durable/versions", "vlm_durable/files", "vlm_catalog")
 
 
 def code_digest() -> str:

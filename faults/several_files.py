@@ -23,8 +23,8 @@ from faults.ledger import PromiseBrokenError
 from faults.lives import act_in_child
 from faults.old_data import ASSETS, Archive, archive_at, ended, trial_at
 from faults.partition_life import Say
-from vlm_assets.catalog.catalog import CatalogMissingError
-from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path, mark_path, quarantine
+from vlm_catalog.catalog import CatalogMissingError
+from vlm_catalog.catalog_copies import backup_paths, catalog_path, mark_path, quarantine
 from vlm_durable.files.layout import Home
 from vlm_durable.versions.version_mark import mark_copies
 

@@ -22,8 +22,8 @@ from faults.ledger import Ledger, PromiseBrokenError
 from faults.lives import Life, StoppedLife, act_in_child, live_to_the_end, live_until_operation, stop_here
 from faults.old_data import Archive, Trial, archive_at, ended, trial_at
 from faults.partition_life import Say, live
-from vlm_assets.catalog import catalog_copies
-from vlm_assets.catalog.catalog import Catalog
+from vlm_catalog import catalog_copies
+from vlm_catalog.catalog import Catalog
 from vlm_durable.files.layout import Home
 from vlm_durable.versions.partition_files import PartitionFiles
 

@@ -23,14 +23,14 @@ from vlm_assets.automation.dataset_plan import build_dataset_plan
 from vlm_assets.automation.dataset_progress import build_dataset_progress, build_progress_sensor
 from vlm_assets.automation.retries import build_retries
 from vlm_assets.automation.sensors import build_alerts, build_sensors
-from vlm_assets.catalog.catalog import Catalog, CatalogMissingError, catalog_path
-from vlm_assets.catalog.ranges import PropertyRange, partitions_definition
-from vlm_assets.catalog.stored_catalog import pull_catalog
 from vlm_assets.config.extensions import installed
 from vlm_assets.config.question_sets import joined_sets
 from vlm_assets.config.resource_settings import build_resources, control_state, fixed
 from vlm_assets.config.settings import Settings, SettingsError
 from vlm_assets.webserver.home import claim_for_catalog
+from vlm_catalog.catalog import Catalog, CatalogMissingError, catalog_path
+from vlm_catalog.ranges import PropertyRange
+from vlm_catalog.stored_catalog import pull_catalog
 from vlm_durable.mirror.bucket import StoreAwayError
 from vlm_durable.state import tables
 from vlm_durable.state.sqlite_file import ControlStateError
@@ -47,8 +47,8 @@ def build_defs(
     """
     names, ranges = settings.names, _ranges(settings)
     resources = {**build_resources(settings), **(resource_overrides or {})}
-    partitions = partitions_definition(ranges)
-    watched = build_sensors(settings, [property_range.key for property_range in ranges])
+    partitions = dg.StaticPartitionsDefinition([property_range.key for property_range in ranges])
+    watched = build_sensors(settings, partitions.get_partition_keys())
     retrying = build_retries(settings, partitions)
     watched.append(retrying.sensor)
     progress = build_dataset_progress(settings)

@@ -14,8 +14,8 @@ from typing import Final
 
 import numpy as np
 
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.settings import Settings
+from vlm_catalog.catalog import Catalog
 from vlm_durable.commands import command
 from vlm_durable.wording import counted
 from vlm_results.confidence_statistics import GRID, Counts, certify, looks, next_look

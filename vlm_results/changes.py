@@ -24,12 +24,12 @@ import pyarrow.parquet as pq
 
 from vlm_assets.assets.fingerprint import digest_of
 from vlm_assets.assets.partition import CONFIDENCE, INPUTS, NOT_ASKED
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.catalog_file import is_tombstone
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.progress import doing
 from vlm_assets.services.withdrawal import pending_withdrawal
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.catalog_file import is_tombstone
 from vlm_durable.files.files import TemporaryFile, make_directory, publish_replacing
 from vlm_durable.files.layout import VERSION_NUMBERS, AssetFolders
 from vlm_durable.files.sealed_json import BrokenSealError, sealed, unsealed

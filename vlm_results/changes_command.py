@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, say, say_json
 from vlm_assets.services.command_error import CommandError
+from vlm_catalog.catalog import Catalog
 from vlm_durable.commands import command
 from vlm_durable.mirror.bucket import place_of
 from vlm_durable.wording import counted

@@ -19,10 +19,10 @@ from vlm_assets.assets import markdown
 from vlm_assets.assets.fingerprint import digest_of
 from vlm_assets.assets.markdown import Markdown, escape, sentence, table
 from vlm_assets.assets.truth import REVIEWS
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
+from vlm_catalog.catalog import Catalog
 from vlm_durable.files.seen_files import signature_at
 from vlm_durable.state.pause import pause_of
 from vlm_durable.state.workers import Workers

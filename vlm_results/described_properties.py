@@ -12,9 +12,9 @@ from sensors.sensor_definition import Decided, Situation, ask_until_done, build_
 from sensors.ticks import Ticks
 from vlm_assets.assets.fingerprint import digest_of
 from vlm_assets.assets.markdown import sentence
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
+from vlm_catalog.catalog import Catalog
 from vlm_durable.files.seen_files import signature_at
 from vlm_durable.state.pause import pause_of
 from vlm_results.guarantee import FILE, promised_shares

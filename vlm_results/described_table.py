@@ -34,12 +34,12 @@ from pyiceberg.types import StringType
 
 from vlm_assets.assets.fingerprint import digest_of
 from vlm_assets.assets.partition import NOT_ASKED
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.catalog_file import is_tombstone
-from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.settings import PREFIX, Settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.progress import doing
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.catalog_file import is_tombstone
+from vlm_catalog.ranges import PropertyRange
 from vlm_durable.commands import command, given_command
 from vlm_durable.files.files import make_directory, set_aside
 from vlm_durable.files.lock_files import acquire_lock

@@ -21,13 +21,13 @@ import typer
 
 from vlm_assets.assets.fingerprint import digest_of
 from vlm_assets.assets.partition import CONFIDENCE, OK
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.commands.html_page import thumbnails
 from vlm_assets.commands.terminal import AsJson, Home, Port, app, chosen_settings, say, say_as_json
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.progress import doing, doing_each
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ranges import PropertyRange
 from vlm_durable.commands import command
 from vlm_durable.files.files import make_directory, write_replacing
 from vlm_durable.versions.published import PublishedPartitions

@@ -22,12 +22,12 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import typer
 
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, say, say_all, say_as_json
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.progress import doing
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ranges import PropertyRange
 from vlm_durable.commands import command, given_command
 from vlm_durable.files.files import (
     TEMPORARY_SUFFIX,

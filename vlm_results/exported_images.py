@@ -23,10 +23,10 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.image_root import InvalidImagePathError
-from vlm_assets.catalog.ranges import InvalidRangeError, PropertyRange
 from vlm_assets.services.command_error import CommandError
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.image_root import InvalidImagePathError
+from vlm_catalog.ranges import InvalidRangeError, PropertyRange
 from vlm_durable.commands import given_command
 from vlm_durable.files.files import TemporaryFile, make_directory, publish_replacing, sync_directory
 from vlm_engine.images.fetching import THREADS

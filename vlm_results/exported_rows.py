@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 
 from vlm_assets.assets.fingerprint import digest_of
 from vlm_assets.assets.partition import CONFIDENCE, INPUTS
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ranges import PropertyRange
 from vlm_durable.versions.partition_files import PublishedRecord
 from vlm_engine.schema import confidence_type, description_text
 from vlm_results.exported_images import ExportedImages

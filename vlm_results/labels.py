@@ -20,12 +20,12 @@ from vlm_assets.assets.fingerprint import digest_of, settings_digest
 from vlm_assets.assets.learned_labels import learned_labels
 from vlm_assets.assets.partition import CONFIDENCE, INPUTS
 from vlm_assets.assets.truth import REVIEWS, names_a_model, read_truth, verdicts
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.filled_fields import field_sources
 from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.progress import doing
+from vlm_catalog.catalog import Catalog
 from vlm_durable.commands import command
 from vlm_durable.files.layout import AssetFolders
 from vlm_durable.versions.published import PublishedPartitions

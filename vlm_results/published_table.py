@@ -23,12 +23,12 @@ import typer
 
 from vlm_assets.assets.fingerprint import TEXTS, digest_of
 from vlm_assets.assets.partition import CONFIDENCE, INPUTS
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.filled_fields import FieldSources, field_sources, in_sql, shown
 from vlm_assets.config.settings import Settings
 from vlm_assets.config.where import quoted
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.progress import doing
+from vlm_catalog.catalog import Catalog
 from vlm_durable.commands import command
 from vlm_durable.files.layout import AssetFolders
 from vlm_durable.versions.partition_files import NotPublishedError, PublishedRecord

@@ -27,7 +27,6 @@ from pydantic import TypeAdapter
 from vlm_assets.assets.fingerprint import digest_of, settings_digest
 from vlm_assets.assets.partition import CONFIDENCE, FAILED, NOT_ASKED, OK
 from vlm_assets.assets.truth import Descriptions, read_truth
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.filled_fields import FieldSources
 from vlm_assets.config.question_sets import QuestionSet, question_sets
 from vlm_assets.config.resource_settings import control_state
@@ -35,6 +34,7 @@ from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.intervals import Share, wilson
 from vlm_assets.services.progress import doing
+from vlm_catalog.catalog import Catalog
 from vlm_durable.files.seen_files import signature_of
 from vlm_durable.state.tables import put_row, quality_summaries
 from vlm_durable.versions.published import PublishedPartitions

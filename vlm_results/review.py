@@ -25,11 +25,11 @@ import pyarrow.compute as pc
 
 from vlm_assets.assets.partition import CONFIDENCE, INPUTS, OK
 from vlm_assets.assets.truth import REVIEWS, FieldVerdict, verdicts
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.intervals import Share, weighted_share
 from vlm_assets.services.progress import doing_each
+from vlm_catalog.catalog import Catalog
 from vlm_durable.commands import command
 from vlm_durable.files.files import make_directory, sync_directory, write_replacing
 from vlm_durable.files.layout import Home

@@ -19,12 +19,12 @@ from pydantic import BaseModel
 
 from vlm_assets.assets.shown_confidence import BANDS, LEGEND, shown_confidence
 from vlm_assets.assets.truth import REVIEWS, TruthError, verdicts
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands.html_page import thumbnails
 from vlm_assets.commands.terminal import AsJson, Home, Port, app, chosen_settings, say, say_as_json
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.webserver.server import serve_page
+from vlm_catalog.catalog import Catalog
 from vlm_durable.files.sealed_json import FormatVersionError
 from vlm_durable.wording import counted
 from vlm_results.certification import certify_published

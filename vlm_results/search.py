@@ -24,9 +24,6 @@ import pyarrow.compute as pc
 import typer
 
 from vlm_assets.assets.fingerprint import embedding_parts
-from vlm_assets.catalog.catalog import Catalog, CatalogError
-from vlm_assets.catalog.image_root import InvalidImagePathError
-from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.commands.html_page import Card, page, thumbnails, write_page
 from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, say, say_as_json, visible_line
 from vlm_assets.config.resource_settings import build_text_embedding_model
@@ -34,6 +31,9 @@ from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.progress import doing
 from vlm_assets.services.request_vector import embed_text
+from vlm_catalog.catalog import Catalog, CatalogError
+from vlm_catalog.image_root import InvalidImagePathError
+from vlm_catalog.ranges import PropertyRange
 from vlm_durable.commands import command
 from vlm_durable.versions.partition_files import PublishedRecord
 from vlm_durable.versions.partition_rows import PartitionRows

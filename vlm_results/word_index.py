@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.progress import doing
+from vlm_catalog.ranges import PropertyRange
 from vlm_durable.files.files import make_directory
 from vlm_durable.files.layout import Home
 from vlm_durable.files.lock_files import locked

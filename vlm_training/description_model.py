@@ -35,9 +35,9 @@ from vlm_assets.assets.run_watch import (
     wait_for_store,
     wait_while_paused,
 )
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.resource_settings import build_vision_language_model, control_state
 from vlm_assets.config.settings import Settings
+from vlm_catalog.catalog import Catalog
 from vlm_durable.commands import command
 from vlm_durable.files.files import make_directory, sha256_of
 from vlm_durable.files.layout import AssetFolders, PartitionPaths

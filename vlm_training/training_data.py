@@ -18,10 +18,10 @@ from vlm_assets.assets.fingerprint import digest_of
 from vlm_assets.assets.learned_labels import LearnedLabels, learned_labels
 from vlm_assets.assets.partition import CONFIDENCE
 from vlm_assets.assets.truth import REVIEWS, TruthError, read_truth
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.image_root import InvalidImagePathError
-from vlm_assets.catalog.stored_catalog import pull_catalog
 from vlm_assets.config.settings import EXAMPLE, Settings
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.image_root import InvalidImagePathError
+from vlm_catalog.stored_catalog import pull_catalog
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.versions.stored import StoredPartitions
 from vlm_durable.versions.versioned_object import PublishedError

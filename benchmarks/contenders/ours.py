@@ -20,10 +20,10 @@ def main() -> None:
 
     import dagster as dg
 
-    from vlm_assets.catalog.catalog import Catalog
-    from vlm_assets.catalog.ranges import DESCRIPTIONS
     from vlm_assets.config.settings import current_settings
     from vlm_assets.definitions import defs
+    from vlm_catalog.catalog import Catalog
+    from vlm_catalog.ranges import DESCRIPTIONS
 
     (only,) = Catalog.open(current_settings().home).ranges
     with dg.DagsterInstance.get() as instance:

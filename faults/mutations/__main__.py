@@ -35,6 +35,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 _PACKAGES = (
     "vlm_durable",
     "vlm_engine",
+    "vlm_catalog",
     "resources",
     "sensors",
     "vlm_assets",

@@ -23,9 +23,9 @@ import pyarrow as pa
 
 from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, Fingerprint
 from vlm_assets.assets.partition import Partition
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.settings import Settings
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ranges import PropertyRange
 from vlm_durable.journal.segments import OK, STATUS, TRIES
 from vlm_durable.versions.published import PublishedPartitions
 

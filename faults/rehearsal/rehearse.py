@@ -27,10 +27,6 @@ import typer
 
 from faults.rehearsal.fault_plan import Fault, draw_faults
 from faults.rehearsal.simulation import BASE_SECONDS, DAY, Findings, Simulation
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.catalog_copies import publish_catalog
-from vlm_assets.catalog.catalog_file import SCHEMA, CatalogHeader, CatalogWriter
-from vlm_assets.catalog.ranges import cut_ranges
 from vlm_assets.commands.terminal import AsJson, Home, chosen_settings, say, say_as_json
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model
 from vlm_assets.config.settings import Settings
@@ -39,6 +35,10 @@ from vlm_assets.services.expected_cost import ExpectedCost
 from vlm_assets.services.measurement import Measurement, current_measurement, read_measurements
 from vlm_assets.services.pace import Pace
 from vlm_assets.services.progress import doing
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.catalog_copies import publish_catalog
+from vlm_catalog.catalog_file import SCHEMA, CatalogHeader, CatalogWriter
+from vlm_catalog.ranges import cut_ranges
 from vlm_durable.commands import command
 from vlm_durable.files.files import write_replacing
 from vlm_durable.state.tables import alert_events

@@ -43,11 +43,11 @@ from vlm_assets.assets.checks import FailedShareLimits
 from vlm_assets.assets.fingerprint import Meanings
 from vlm_assets.automation.retries import build_failed_partitions
 from vlm_assets.automation.sensors import DriftLooks, worker_limits
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.expected_cost import ExpectedCost
 from vlm_assets.services.pace import Pace
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ranges import PropertyRange
 from vlm_durable.files.processes import boot_id
 from vlm_durable.state.database import ControlState
 from vlm_durable.state.pause import pause_of

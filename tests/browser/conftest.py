@@ -19,10 +19,10 @@ from examples.rendered_properties import write_example
 from tests.support.alert_receiver import AlertReceiver
 from tests.support.waiting import wait_until
 from vlm_assets.assets.property_catalog import record_catalog
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.webserver.home import prepare_dagster_home
 from vlm_assets.webserver.server import DagsterServer, dagster_server
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
 
 RANGE_SIZE = 6
 FIRST_RANGES = 2

@@ -18,11 +18,11 @@ from PIL import Image
 from vlm_assets.assets.fingerprint import SETTINGS, TEXTS, embedding_parts
 from vlm_assets.assets.property_descriptions import description_rows
 from vlm_assets.assets.published_rows import COUNTED, row_counts
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
-from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.resource_settings import build_text_embedding_model
 from vlm_assets.config.settings import Settings, load_settings
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
+from vlm_catalog.ranges import PropertyRange
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_engine.schema import load_schema
 from vlm_results.quality import CONTRADICTIONS

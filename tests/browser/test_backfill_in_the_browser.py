@@ -12,8 +12,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from resources.alerts.outbox import Outbox
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
 from vlm_durable.state.database import open_state
 
 DESCRIPTIONS = "property_descriptions"

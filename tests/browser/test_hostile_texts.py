@@ -23,7 +23,6 @@ from vlm_assets.assets.property_catalog import catalog_metadata
 from vlm_assets.automation.dataset_audit import audit_metadata
 from vlm_assets.automation.dataset_plan import plan_metadata
 from vlm_assets.automation.dataset_progress import progress_metadata
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands import comparison_view, property_view
 from vlm_assets.commands.html_page import page as html_page
 from vlm_assets.config.settings import Settings
@@ -34,6 +33,7 @@ from vlm_assets.services.intervals import Share
 from vlm_assets.services.measurement import Measurement
 from vlm_assets.services.status import read_status
 from vlm_assets.services.trial import Trial
+from vlm_catalog.catalog import Catalog
 from vlm_durable.files.sealed_json import write_sealed
 from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_engine.ladder import Described

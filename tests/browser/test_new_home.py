@@ -11,8 +11,8 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 from rich.console import Console
 
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.webserver.server import DagsterServer, dagster_server, prepare_home
+from vlm_catalog.ingest import ingest
 
 EMPTY = "This home has no photographs yet."
 INGEST = re.compile(r"^vlm-assets ingest FOLDER --home \S+/new$")

@@ -11,9 +11,9 @@ from PIL import Image
 from playwright.sync_api import expect
 
 from vlm_assets.assets.truth import verdicts
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.settings import load_settings
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
 from vlm_durable.versions.published import PublishedPartitions
 
 PROGRAM = Path(sys.executable).with_name("vlm-assets")

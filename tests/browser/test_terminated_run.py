@@ -7,8 +7,8 @@ import json
 import pyarrow.parquet as pq
 
 from vlm_assets.assets.partition_state import committed_rows
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.settings import load_settings
+from vlm_catalog.ingest import ingest
 
 DESCRIPTIONS = "property_descriptions"
 PROPERTIES = 60

@@ -25,7 +25,8 @@ def start(tmp_path):
         program = tmp_path / "example.py"
         # Only what the package may need: another import of ours would fail the example.
         refused = "import sys\nclass Refuse:\n    def find_spec(self, name, *_):\n"
-        allowed = {"vlm_durable": ["vlm_durable"], "vlm_engine": ["vlm_durable", "vlm_engine"]}[package]
+        rooms = ["vlm_durable", "vlm_engine", "vlm_catalog"]
+        allowed = rooms[: rooms.index(package) + 1]
         refused += f"        if name.startswith('vlm_') and name.partition('.')[0] not in {allowed}"
         refused += " or name in ('dagster', 'resources', 'sensors'): raise ImportError(name)\n"
         program.write_text(refused + "sys.meta_path.insert(0, Refuse())\n" + code)
@@ -56,6 +57,39 @@ def test_numbers_are_squared_once_whatever_kills_the_program(start, tmp_path):
     assert squared <= int(output.split()[0]) < 100
     rows = pq.read_table(home / "squares" / "000000000-000000099.parquet")
     assert rows["square"].to_pylist() == [n * n for n in range(100)]
+
+
+def test_what_is_in_the_catalogue_never_moves(start, tmp_path):
+    """``vlm_catalog`` alone: a property that was listed keeps its number when the folder grows."""
+    source, home = tmp_path / "photographs", tmp_path / "home"
+
+    def listed(*names: str) -> list[str]:
+        for name in names:
+            (source / name).mkdir(parents=True)
+            Image.new("RGB", (8, 8)).save(source / name / "1.jpg")
+        process = start("vlm_catalog", source, home)
+        output, _ = process.communicate(timeout=200)
+        assert process.returncode == 0, output
+        return [
+            line.split()[:2] for line in output.splitlines() if line.endswith((".jpg", "more", "partition"))
+        ]
+
+    first = [
+        ["000000000-000000001", "is"],
+        ["0", "b"],
+        ["1", "d"],
+        ["000000002-000000002", "waits"],
+        ["2", "f"],
+    ]
+    assert listed("b", "d", "f") == first
+    second = [
+        ["000000002-000000003", "is"],
+        ["2", "f"],
+        ["3", "a"],
+        ["000000004-000000004", "waits"],
+        ["4", "e"],
+    ]
+    assert listed("a", "e") == [*first[:3], *second]
 
 
 def test_a_folder_of_photographs_is_described(start, tmp_path):

@@ -16,11 +16,11 @@ from dagster._core.storage import event_log, runs
 from examples import rendered_properties
 from resources.gpu import GpuResource
 from resources.vision_language_model import VisionLanguageModel
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.question_sets import config_of_runs
 from vlm_assets.config.settings import Settings, load_settings
 from vlm_assets.home_definitions import build_defs
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
 from vlm_durable.files.layout import PartitionPaths
 
 KEY = "000000000-000000007"

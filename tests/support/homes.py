@@ -18,12 +18,12 @@ from tests.support.listings import write_listing
 from vlm_assets.assets.partition import NOT_ASKED, Refusal
 from vlm_assets.assets.property_descriptions import description_rows
 from vlm_assets.assets.published_rows import COUNTED, row_counts
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import IngestReport, ingest
-from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.settings import Settings, load_settings
 from vlm_assets.services.withdrawal import prepare_withdrawal, withdraw
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import IngestReport, ingest
+from vlm_catalog.ranges import PropertyRange
 from vlm_durable.versions.partition_files import PublishedRecord
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_engine.schema import load_schema

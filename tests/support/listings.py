@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.listing import (
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.listing import (
     DETECTED,
     IngestRequest,
     Listing,

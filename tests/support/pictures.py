@@ -9,8 +9,8 @@ from PIL import Image
 
 from tests.support.homes import Dataset
 from tests.support.listings import write_listing
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.settings import load_settings
+from vlm_catalog.ingest import ingest
 
 LISTED = {
     "a": ["a/1.jpg", "a/2.png"],

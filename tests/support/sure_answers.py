@@ -14,8 +14,8 @@ from pydantic import BaseModel
 
 from tests.support.homes import DESCRIPTIONS, Dataset, publish
 from tests.support.listings import write_listing
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.settings import load_settings
+from vlm_catalog.ingest import ingest
 
 
 class House(BaseModel):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-CORE = ("vlm_durable", "vlm_engine", "resources", "sensors", "vlm_assets")
+CORE = ("vlm_durable", "vlm_engine", "vlm_catalog", "resources", "sensors", "vlm_assets")
 DISTRIBUTIONS = {
     ".": CORE,
     "distributions/results": ("vlm_results",),

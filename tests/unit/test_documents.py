@@ -81,6 +81,7 @@ def test_files_that_a_document_links_to_exist(document: Path) -> None:
 PACKAGES = (
     "vlm_durable",
     "vlm_engine",
+    "vlm_catalog",
     "resources",
     "sensors",
     "vlm_assets",

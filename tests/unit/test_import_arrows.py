@@ -12,7 +12,7 @@ import pytest
 CHECKOUT = Path(__file__).resolve().parents[2]
 EXTENSIONS = ("vlm_cluster", "vlm_training", "vlm_results")
 # A package imports those below it, and no other.
-CORE = ("vlm_assets", "sensors", "resources", "vlm_engine", "vlm_durable")
+CORE = ("vlm_assets", "sensors", "resources", "vlm_catalog", "vlm_engine", "vlm_durable")
 MODULES = sorted(
     path for package in ("examples", *EXTENSIONS, *CORE) for path in (CHECKOUT / package).rglob("*.py")
 )
@@ -23,6 +23,7 @@ NOT_IN = {
     "vlm_durable": {"dagster", "torch", "transformers", "pydantic", "typer"},
     "vlm_durable/journal": {"numpy", "duckdb", "sqlalchemy"},
     "vlm_engine": {"dagster", "typer"},
+    "vlm_catalog": {"dagster", "torch", "transformers", "pydantic", "typer"},
     "vlm_assets/services": {"typer", "rich"},
 }
 """What other people's packages a folder does without. A user of these folders need not have them."""
@@ -238,8 +239,8 @@ WATCHERS = (
     *(f"vlm_assets.{folder}" for folder in ("automation", "commands", "services", "webserver")),
 )
 DATA_PATH = (
-    *(f"vlm_assets/{folder}/" for folder in ("catalog", "config", "assets")),
-    *(f"{package}/" for package in ("resources", "vlm_engine", "vlm_durable")),
+    *(f"vlm_assets/{folder}/" for folder in ("config", "assets")),
+    *(f"{package}/" for package in ("resources", "vlm_catalog", "vlm_engine", "vlm_durable")),
 )
 
 

@@ -16,13 +16,13 @@ from typer.core import TyperCommand, TyperGroup
 from typer.testing import CliRunner
 
 from tests.support.activity import commands_of
-from vlm_assets.catalog.catalog_copies import catalog_path
 from vlm_assets.commands import main as cli
+from vlm_catalog.catalog_copies import catalog_path
 from vlm_durable.commands import command, given_command, note_given
 from vlm_results import exported_images
 
 ROOT = Path(__file__).parents[2]
-CORE = ("vlm_durable", "vlm_engine", "resources", "sensors", "vlm_assets")
+CORE = ("vlm_durable", "vlm_engine", "vlm_catalog", "resources", "sensors", "vlm_assets")
 EXTENSIONS = ("vlm_results", "vlm_training", "vlm_cluster")
 FILLED_IN = "3"
 """Stands for what a message or a person fills in: a key, a number, an id, a file."""

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from vlm_assets.assets.row_counts import FIRST, Counted, RowsFile, count_rows
-from vlm_assets.catalog.ranges import DESCRIPTIONS, EMBEDDINGS
+from vlm_catalog.ranges import DESCRIPTIONS, EMBEDDINGS
 from vlm_durable.commands import command
 from vlm_durable.journal.segments import is_later
 from vlm_durable.markdown_text import sentence

@@ -19,9 +19,9 @@ from vlm_assets.assets.fingerprint import (
     embedding_parts,
     settings_digest,
 )
-from vlm_assets.catalog.ranges import DESCRIPTIONS
 from vlm_assets.config.resource_settings import build_text_embedding_model, build_vision_language_model
 from vlm_assets.config.settings import Settings
+from vlm_catalog.ranges import DESCRIPTIONS
 from vlm_durable.versions.partition_files import PublishedRecord
 from vlm_engine.model_source import noted_revision
 from vlm_engine.protocol import EngineError

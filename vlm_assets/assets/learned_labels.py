@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Final
 
 from vlm_assets.assets.fingerprint import digest_of
-from vlm_assets.catalog.withdrawn_ids import WithdrawnIds, keyed_digest, read_withdrawn
 from vlm_assets.config.extensions import describing_model, installed
 from vlm_assets.config.settings import Settings, SettingsError
+from vlm_catalog.withdrawn_ids import WithdrawnIds, keyed_digest, read_withdrawn
 from vlm_durable.files.files import TEMPORARY_SUFFIX, make_directory, write_replacing
 from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, sealed
 from vlm_engine.model_source import ModelSource, exact_revision

@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from vlm_assets.assets.fingerprint import digest_of
 from vlm_assets.assets.partition import CONFIDENCE
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.settings import Settings
 from vlm_assets.config.where import Answers, Where, WhereError, WhereLook
+from vlm_catalog.catalog import Catalog
 from vlm_durable.commands import command
 from vlm_durable.files.layout import Home
 from vlm_durable.versions.partition_files import PartitionFiles, PublishedRecord

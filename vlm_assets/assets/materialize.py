@@ -51,13 +51,13 @@ from vlm_assets.assets.run_watch import (
     wait_while_paused,
 )
 from vlm_assets.assets.stored_settings import MachineDiffersError, refuse_other_settings
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ranges import PropertyRange
-from vlm_assets.catalog.stored_catalog import pull_catalog
-from vlm_assets.catalog.withdrawn_ids import read_withdrawn
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_assets.config.where import WhereError
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ranges import PropertyRange
+from vlm_catalog.stored_catalog import pull_catalog
+from vlm_catalog.withdrawn_ids import read_withdrawn
 from vlm_durable.commands import command
 from vlm_durable.journal.journal import Journal
 from vlm_durable.journal.journal_errors import JournalLockedError

@@ -34,11 +34,11 @@ from vlm_assets.assets.fingerprint import (
 )
 from vlm_assets.assets.looked_at import published_digest
 from vlm_assets.assets.partition import INPUTS, NOT_ASKED, Refusal
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ranges import PropertyRange
 from vlm_durable.commands import command
 from vlm_durable.files.layout import AssetFolders
 from vlm_durable.files.sealed_json import FormatVersionError

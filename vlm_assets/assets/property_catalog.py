@@ -1,6 +1,6 @@
 """property_catalog as an asset: it ingests the source of the settings, or reports what is catalogued.
 
-The ingest itself is in ``vlm_assets/catalog/ingest.py``.
+The ingest itself is in ``vlm_catalog/ingest.py``.
 """
 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
@@ -12,11 +12,11 @@ import dagster as dg
 from vlm_assets.assets.asset_metadata import CATALOG, table_metadata
 from vlm_assets.assets.dagster_versions import CATALOG_VERSION
 from vlm_assets.assets.markdown import Markdown, paragraphs, sentence
-from vlm_assets.catalog.catalog import Catalog, CatalogMissingError, catalog_path
-from vlm_assets.catalog.catalog_file import SCHEMA
-from vlm_assets.catalog.ingest import ingest
-from vlm_assets.catalog.stored_catalog import CATALOG_NAME
 from vlm_assets.config.settings import Settings
+from vlm_catalog.catalog import Catalog, CatalogMissingError, catalog_path
+from vlm_catalog.catalog_file import SCHEMA
+from vlm_catalog.ingest import ingest
+from vlm_catalog.stored_catalog import CATALOG_NAME
 from vlm_durable.commands import command
 
 ASSET = "property_catalog"

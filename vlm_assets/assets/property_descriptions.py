@@ -74,13 +74,13 @@ from vlm_assets.assets.run_watch import (
     note_run,
     wait_until_available,
 )
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.catalog_file import WITHDRAWN, is_tombstone
-from vlm_assets.catalog.ranges import EMBEDDINGS, PropertyRange
 from vlm_assets.config.engine_choice import keep_engine
 from vlm_assets.config.question_sets import QuestionSet, looked_at_by, question_sets
 from vlm_assets.config.resource_settings import IO_MANAGER, control_state
 from vlm_assets.config.settings import Settings
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.catalog_file import WITHDRAWN, is_tombstone
+from vlm_catalog.ranges import EMBEDDINGS, PropertyRange
 from vlm_durable.journal.journal import Journal
 from vlm_durable.journal.segments import later_column
 from vlm_durable.versions.partition_rows import PartitionRows

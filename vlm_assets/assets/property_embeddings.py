@@ -31,11 +31,11 @@ from vlm_assets.assets.dagster_versions import embedding_code_version
 from vlm_assets.assets.fingerprint import TEXTS, Fingerprint, digest_of, embedding_parts, embedding_settings
 from vlm_assets.assets.materialize import Event, Materialization, Metadata, RunOptions, range_of_run
 from vlm_assets.assets.partition import INPUTS, OK
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.question_sets import joined_assets, question_sets
 from vlm_assets.config.resource_settings import IO_MANAGER
 from vlm_assets.config.settings import Settings
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ranges import PropertyRange
 from vlm_durable.journal.journal import Journal
 from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_durable.wording import counted

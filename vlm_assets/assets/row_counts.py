@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlm_assets.catalog.ranges import DESCRIPTIONS, EMBEDDINGS
+from vlm_catalog.ranges import DESCRIPTIONS, EMBEDDINGS
 
 if TYPE_CHECKING:
     import duckdb

@@ -32,10 +32,10 @@ from resources.dagster_names import NO_ATTEMPT, is_tagged, tag_value
 from sensors.dagster_internals.instance_needs import without_waiting
 from vlm_assets.assets import markdown
 from vlm_assets.assets.markdown import Markdown
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ranges import PropertyRange
 from vlm_durable.commands import command
 from vlm_durable.journal.journal import Journal
 from vlm_durable.mirror.bucket import StoreAwayError

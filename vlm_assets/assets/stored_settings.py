@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 
 from vlm_assets.assets.fingerprint import OF_THE_PARTITION, Meanings, digest_of
-from vlm_assets.catalog.ranges import DESCRIPTIONS, EMBEDDINGS
 from vlm_assets.config.settings import CHECKOUT, Settings
+from vlm_catalog.ranges import DESCRIPTIONS, EMBEDDINGS
 from vlm_durable.commands import command
 from vlm_durable.files.sealed_json import BrokenSealError, sealed, unsealed
 from vlm_durable.mirror.bucket import ObjectDeniedError, StoreAwayError, StoreError, TakenError
@@ -24,7 +24,7 @@ from vlm_durable.mirror.store_claim import claim_store
 FORMAT = 1
 
 _MOST_BYTES = 1 << 20
-_PACKAGES = frozenset({"vlm_durable", "vlm_engine", "resources", "sensors", "vlm_assets"})
+_PACKAGES = frozenset({"vlm_durable", "vlm_engine", "vlm_catalog", "resources", "sensors", "vlm_assets"})
 
 
 class MachineDiffersError(StoreError):

@@ -17,10 +17,10 @@ from sensors.ticks import Ticks
 from vlm_assets.assets import markdown
 from vlm_assets.assets.markdown import Markdown, table
 from vlm_assets.assets.partition_state import State
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.home_audit import Audit, audit
+from vlm_catalog.catalog import Catalog
 from vlm_durable.commands import command
 from vlm_durable.state.pause import pause_of
 from vlm_durable.state.workers import Workers

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from vlm_assets.assets import markdown
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.resource_settings import (
     build_gpu,
     build_vision_language_model,
 )
 from vlm_assets.config.settings import Settings
+from vlm_catalog.catalog import Catalog
 from vlm_durable.commands import command
 from vlm_durable.wording import counted, duration
 

@@ -20,10 +20,10 @@ from vlm_assets.assets import markdown
 from vlm_assets.assets.partition_state import State
 from vlm_assets.assets.property_catalog import first_ingest, with_first_ingest
 from vlm_assets.automation.picture import progress_picture
-from vlm_assets.catalog.catalog import Catalog, CatalogMissingError, catalog_path
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.status import Status, read_status
+from vlm_catalog.catalog import Catalog, CatalogMissingError, catalog_path
 from vlm_durable.commands import command
 from vlm_durable.state import tables
 from vlm_durable.state.pause import pause_of

@@ -18,11 +18,11 @@ from sensors.retry_schedule import Retrying, build_retrying
 from sensors.ticks import Ticks
 from vlm_assets.assets.fingerprint import KEEP, LOOKED_AT, OF_THE_PARTITION, OF_UPSTREAM, Meanings
 from vlm_assets.assets.partition_state import PartitionStates, State
-from vlm_assets.catalog.catalog import Catalog, CatalogError
 from vlm_assets.config.question_sets import config_of_runs, options_of, with_downstream
 from vlm_assets.config.resource_settings import build_gpu, control_state
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.expected_cost import heaviest_first
+from vlm_catalog.catalog import Catalog, CatalogError
 from vlm_durable.files.layout import PartitionPaths
 from vlm_durable.journal.high_water_mark import read_marks
 from vlm_durable.mirror.bucket import StoreAwayError, StoreError

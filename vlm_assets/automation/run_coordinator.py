@@ -40,10 +40,10 @@ def expected_tags(run: dg.DagsterRun) -> dict[str, str]:
 
     Raises SettingsError, CatalogError, OSError; KeyError for a partition that the catalogue does not have.
     """
-    from vlm_assets.catalog.catalog import Catalog
     from vlm_assets.config.question_sets import options_of
     from vlm_assets.config.settings import load_settings
     from vlm_assets.services.expected_cost import ExpectedCost
+    from vlm_catalog.catalog import Catalog
 
     key = run.tags.get(PARTITION_TAG)
     # A run retry has its parent's tags. A parent that was ranked here is ranked again: less is left to do.

@@ -33,12 +33,6 @@ from vlm_assets.assets.dagster_versions import tags_of_found
 from vlm_assets.assets.fingerprint import Meanings, digest_of
 from vlm_assets.assets.partition_state import PartitionState, PartitionStates
 from vlm_assets.automation.retries import RETRY_RUNS
-from vlm_assets.catalog.catalog import Catalog, CatalogMissingError, catalog_path
-from vlm_assets.catalog.catalog_copies import check_copies, has_catalog, last_put_back, note_repair
-from vlm_assets.catalog.catalog_file import CatalogError
-from vlm_assets.catalog.ingest import IngestBusyError, close_tail
-from vlm_assets.catalog.stored_catalog import put_back_catalog
-from vlm_assets.catalog.withdrawn_ids import restore_withdrawn
 from vlm_assets.config.engine_choice import chosen_engine
 from vlm_assets.config.extensions import installed
 from vlm_assets.config.question_sets import looked_at_by
@@ -49,6 +43,12 @@ from vlm_assets.services.expected_cost import ExpectedCost, heaviest_first
 from vlm_assets.services.store_looks import READ_EACH_LOOK, store_looks
 from vlm_assets.webserver.api import reload_running
 from vlm_assets.webserver.home import POOL
+from vlm_catalog.catalog import Catalog, CatalogMissingError, catalog_path
+from vlm_catalog.catalog_copies import check_copies, has_catalog, last_put_back, note_repair
+from vlm_catalog.catalog_file import CatalogError
+from vlm_catalog.ingest import IngestBusyError, close_tail
+from vlm_catalog.stored_catalog import put_back_catalog
+from vlm_catalog.withdrawn_ids import restore_withdrawn
 from vlm_durable.files.layout import AssetFolders
 from vlm_durable.mirror.bucket import StoreError
 from vlm_durable.state.nodes import Nodes

@@ -8,7 +8,6 @@ import typer
 from rich.table import Table
 
 from vlm_assets.assets.partition_state import State
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands.terminal import (
     AsJson,
     Deep,
@@ -21,6 +20,7 @@ from vlm_assets.commands.terminal import (
     say_list,
 )
 from vlm_assets.services.home_audit import Audit, audit
+from vlm_catalog.catalog import Catalog
 from vlm_durable.versions.findings import Finding
 
 _EXAMPLES = """\b

@@ -10,7 +10,6 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands.html_page import Card, ModelValue, page, thumbnails, write_page
 from vlm_assets.commands.terminal import (
     AsJson,
@@ -31,6 +30,7 @@ from vlm_assets.services.intervals import Share
 from vlm_assets.services.measurement import keep_trial
 from vlm_assets.services.second_opinion import SecondOpinion
 from vlm_assets.services.trial import Trial, run_trial
+from vlm_catalog.catalog import Catalog
 from vlm_durable.wording import counted, duration
 
 _PAGE_PROPERTIES: Final = 200

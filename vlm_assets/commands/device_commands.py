@@ -13,13 +13,13 @@ from typing import Annotated
 import typer
 
 from resources.gpu import GpuResource
-from vlm_assets.catalog.catalog import catalog_path
 from vlm_assets.commands.terminal import AsJson, Home, choose_home, chosen_settings, say, say_as_json
 from vlm_assets.commands.terminal import app as commands
 from vlm_assets.config.resource_settings import build_gpu, control_state
 from vlm_assets.config.settings import PREFIX, Settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.progress import doing
+from vlm_catalog.catalog import catalog_path
 from vlm_durable.commands import given_command
 from vlm_durable.mirror.store_claim import forget_machine
 from vlm_durable.state.nodes import DEAD_SECONDS, Nodes

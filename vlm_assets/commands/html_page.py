@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vlm_assets.assets.shown_confidence import BANDS, LEGEND, Band, shown_confidence
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.services.progress import doing
+from vlm_catalog.catalog import Catalog
 from vlm_durable.files.files import make_directory, write_replacing
 from vlm_durable.wording import counted
 from vlm_engine.images.images import PropertyJob

@@ -14,11 +14,6 @@ from typing import Annotated, Any
 
 import typer
 
-from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
-from vlm_assets.catalog.image_root import ImageRoot
-from vlm_assets.catalog.ingest import IngestProgress, IngestReport, close_tail, ingest
-from vlm_assets.catalog.listing import ReadingOptions
-from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.commands.terminal import (
     AsJson,
     Home,
@@ -37,6 +32,11 @@ from vlm_assets.config.settings import CHECKOUT, EXAMPLE, PREFIX, Settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.progress import doing
 from vlm_assets.webserver.api import reload_running
+from vlm_catalog.catalog import Catalog, CatalogMissingError
+from vlm_catalog.image_root import ImageRoot
+from vlm_catalog.ingest import IngestProgress, IngestReport, close_tail, ingest
+from vlm_catalog.listing import ReadingOptions
+from vlm_catalog.ranges import PropertyRange
 from vlm_durable.commands import command, given_command
 from vlm_durable.mirror.bucket import Place, place_of
 from vlm_durable.wording import counted

@@ -38,7 +38,9 @@ from vlm_assets.config.settings import (
 from vlm_durable.commands import HOME, note_given
 from vlm_durable.files.files import restrict_umask
 
-_OURS = frozenset({"vlm_durable", "vlm_engine", "resources", "sensors", "vlm_assets", "examples", "faults"})
+_OURS = frozenset(
+    {"vlm_durable", "vlm_engine", "vlm_catalog", "resources", "sensors", "vlm_assets", "examples", "faults"}
+)
 """Packages whose errors are sentences, beside those of extensions."""
 
 _EXTRAS = {"dagster_postgres": ".[postgres]"}

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from vlm_assets.assets.looked_at import asked_shares
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, say, say_all, say_as_json
 from vlm_assets.config.engine_choice import require_models
 from vlm_assets.config.question_sets import further_set
@@ -27,6 +26,7 @@ from vlm_assets.services.forecast import (
 )
 from vlm_assets.services.measurement import current_measurement, measure
 from vlm_assets.services.progress import doing
+from vlm_catalog.catalog import Catalog
 from vlm_durable.commands import command
 from vlm_durable.wording import counted, duration
 

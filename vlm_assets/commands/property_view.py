@@ -13,13 +13,13 @@ import pyarrow.parquet as pq
 import typer
 
 from vlm_assets.assets.partition import CONFIDENCE, NOT_ASKED
-from vlm_assets.catalog.catalog import Catalog, CatalogError, CatalogRow
-from vlm_assets.catalog.image_root import InvalidImagePathError
 from vlm_assets.commands.html_page import Card, ModelValue, page, thumbnails, write_page
 from vlm_assets.commands.terminal import AsJson, Home, app, chosen_settings, say, say_as_json, visible_line
 from vlm_assets.config.filled_fields import field_sources
 from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.settings import Settings
+from vlm_catalog.catalog import Catalog, CatalogError, CatalogRow
+from vlm_catalog.image_root import InvalidImagePathError
 from vlm_durable.commands import command
 from vlm_durable.files.layout import AssetFolders
 from vlm_durable.journal.segments import SEGMENT_NAME

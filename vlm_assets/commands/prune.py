@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands.terminal import (
     AsJson,
     Home,
@@ -30,6 +29,7 @@ from vlm_assets.services.pruning import (
     remove_stored,
     removed_set,
 )
+from vlm_catalog.catalog import Catalog
 from vlm_durable.wording import counted
 
 _EXAMPLES = """\b

@@ -10,10 +10,6 @@ from typing import Annotated
 import typer
 
 from vlm_assets.assets.stored_settings import accept_settings as forget_settings
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.catalog_copies import quarantine
-from vlm_assets.catalog.chosen_catalog import check_catalog, put_in_place
-from vlm_assets.catalog.stored_catalog import pull_catalog
 from vlm_assets.commands.terminal import (
     AsJson,
     Deep,
@@ -33,6 +29,10 @@ from vlm_assets.services.home_audit import audit
 from vlm_assets.services.journal_losses import accept_loss, find_losses
 from vlm_assets.services.progress import doing
 from vlm_assets.services.repairs import carry_out, find_repairs, older_versions
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.catalog_copies import quarantine
+from vlm_catalog.chosen_catalog import check_catalog, put_in_place
+from vlm_catalog.stored_catalog import pull_catalog
 from vlm_durable.mirror.stored_journal import HeadDamagedError
 from vlm_durable.state.workers import Workers
 from vlm_durable.wording import counted

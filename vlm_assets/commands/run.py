@@ -22,9 +22,6 @@ from rich.text import Text
 from vlm_assets.assets.partition_state import MEANING, PartitionStates, State
 from vlm_assets.assets.published_rows import unpublished_failures
 from vlm_assets.assets.stored_settings import refuse_at_start
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import close_tail
-from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.commands.terminal import (
     Home,
     Port,
@@ -67,6 +64,9 @@ from vlm_assets.webserver.api import (
 from vlm_assets.webserver.home import running_address
 from vlm_assets.webserver.process_group import interruptible
 from vlm_assets.webserver.server import running_dagster, serve
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import close_tail
+from vlm_catalog.ranges import PropertyRange
 from vlm_durable.commands import command
 from vlm_durable.mirror.bucket import StoreAwayError
 from vlm_durable.state.sqlite_file import ControlStateError

@@ -15,7 +15,6 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from vlm_assets.assets.partition_state import MEANING, State
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands.terminal import (
     AsJson,
     Home,
@@ -28,6 +27,7 @@ from vlm_assets.commands.terminal import (
 from vlm_assets.config.settings import Settings, env_file_sentence
 from vlm_assets.services.progress import doing
 from vlm_assets.services.status import PartitionStatus, Status, read_status
+from vlm_catalog.catalog import Catalog
 from vlm_durable.commands import command
 from vlm_durable.wording import counted, moment
 

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.withdrawn_ids import share_withdrawn
 from vlm_assets.commands.terminal import Home, Yes, agreed, app, chosen_settings, say, say_all
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.progress import doing
@@ -21,6 +19,8 @@ from vlm_assets.services.withdrawal import (
     undo_withdrawal,
     withdraw,
 )
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.withdrawn_ids import share_withdrawn
 from vlm_durable.commands import command
 from vlm_durable.wording import counted
 

@@ -15,8 +15,8 @@ from typing import Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from vlm_assets.catalog.ranges import CATALOG, DESCRIPTIONS, EMBEDDINGS
-from vlm_assets.catalog.ranges import SET_PREFIX as SET_PREFIX
+from vlm_catalog.ranges import CATALOG, DESCRIPTIONS, EMBEDDINGS
+from vlm_catalog.ranges import SET_PREFIX as SET_PREFIX
 
 _MOST_BYTES = 1 << 20
 _MOST_CHARACTERS = 2000

@@ -38,8 +38,8 @@ from pydantic import (
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from resources.dagster_names import UNPREFIXED, DagsterNames
-from vlm_assets.catalog.ranges import DESCRIPTIONS, EMBEDDINGS
 from vlm_assets.config.questions_file import SET_PREFIX, AskedSet, QuestionsFile
+from vlm_catalog.ranges import DESCRIPTIONS, EMBEDDINGS
 from vlm_durable.commands import command, name_home
 from vlm_durable.files.layout import AssetFolders, Home, UnusableHomeError
 from vlm_durable.mirror.bucket import S3Folder, place_of
@@ -391,7 +391,7 @@ class Settings(BaseSettings):
     @property
     def layout(self) -> Home:
         """Where every file of the home lies."""
-        from vlm_assets.catalog.catalog_copies import catalog_id_of
+        from vlm_catalog.catalog_copies import catalog_id_of
 
         return Home(self.home, catalog_id_of)
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from vlm_assets.catalog.ranges import DESCRIPTIONS
 from vlm_assets.config.filled_fields import in_sql, shown
 from vlm_assets.config.questions_file import SET_PREFIX, QuestionsFile
+from vlm_catalog.ranges import DESCRIPTIONS
 from vlm_engine.schema import SchemaError, confidence_type, load_schema
 
 if TYPE_CHECKING:

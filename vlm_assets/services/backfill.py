@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, TypedDict
 from sensors.retry_ledger import Attempts
 from vlm_assets.assets.fingerprint import ANEW, KEEP
 from vlm_assets.assets.partition_state import State
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.catalog_file import CatalogError
 from vlm_assets.config.question_sets import config_of_runs, options_of, with_downstream
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
@@ -25,6 +23,8 @@ from vlm_assets.webserver.api import (
     FailingCheck,
     LaunchedBackfill,
 )
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.catalog_file import CatalogError
 from vlm_durable.commands import command
 from vlm_durable.wording import counted
 

@@ -14,13 +14,13 @@ from statistics import fmean
 from typing import Any
 
 from vlm_assets.assets.truth import Descriptions, TruthError, read_truth
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.intervals import Difference, Share, mean_share, paired_difference, wilson
 from vlm_assets.services.second_opinion import SecondOpinion
 from vlm_assets.services.trial import Trial, run_trial, sample
+from vlm_catalog.catalog import Catalog
 from vlm_durable.wording import counted
 from vlm_engine.confidence import Confidence
 from vlm_engine.schema import load_schema, same

@@ -18,11 +18,11 @@ import numpy as np
 
 from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.assets.published_rows import PublishedRows, read_published_rows
-from vlm_assets.catalog.catalog import Catalog, CatalogError
-from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
+from vlm_catalog.catalog import Catalog, CatalogError
+from vlm_catalog.ranges import PropertyRange
 from vlm_durable.files.layout import AssetFolders
 from vlm_durable.state.rate import Rate, Stretch, rate_of
 from vlm_durable.state.workers import Phase, Worker, Workers

@@ -24,7 +24,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from vlm_assets.assets.published_rows import PublishedRows
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.resource_settings import build_text_embedding_model
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.expected_cost import ExpectedCost
@@ -32,6 +31,7 @@ from vlm_assets.services.measurement import Measurement, keep_measurement, read_
 from vlm_assets.services.pace import Pace, StartUp
 from vlm_assets.services.small_runs import MeasuredRun, launch_and_end, runs_to_measure
 from vlm_assets.services.trial import COPIES
+from vlm_catalog.catalog import Catalog
 from vlm_durable.commands import command
 from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, write_sealed
 from vlm_durable.state.rate import GAP_SECONDS

@@ -20,15 +20,15 @@ import pyarrow as pa
 from vlm_assets.assets.fingerprint import OF_THE_PARTITION
 from vlm_assets.assets.partition_state import PartitionState, PartitionStates, State
 from vlm_assets.assets.row_counts import Counted, RowCounts, RowsFile, count_rows
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.catalog_file import is_tombstone
-from vlm_assets.catalog.ranges import CATALOG
-from vlm_assets.catalog.withdrawn_ids import WithdrawnListError, lost_list, read_withdrawn
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.kept_assets import assets_in_store, kept_assets, removed_set_finding
 from vlm_assets.services.progress import doing
 from vlm_assets.services.store_contents import store_findings
 from vlm_assets.services.store_looks import store_looks
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.catalog_file import is_tombstone
+from vlm_catalog.ranges import CATALOG
+from vlm_catalog.withdrawn_ids import WithdrawnListError, lost_list, read_withdrawn
 from vlm_durable.commands import command
 from vlm_durable.files.files import TEMPORARY_SUFFIX
 from vlm_durable.files.layout import AssetFolders

@@ -21,15 +21,15 @@ from functools import partial
 from pathlib import Path
 
 from vlm_assets.assets.truth import REVIEWS
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path
-from vlm_assets.catalog.catalog_file import withdrawal_note
 from vlm_assets.config.extensions import installed, left_by_missing
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.kept_assets import kept_assets
 from vlm_assets.services.progress import doing, doing_each
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.catalog_copies import backup_paths, catalog_path
+from vlm_catalog.catalog_file import withdrawal_note
 from vlm_durable.commands import command
 from vlm_durable.files.file_backup import (
     BackupWriter,

@@ -11,11 +11,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.resource_settings import build_text_embedding_model, build_vision_language_model
 from vlm_assets.config.settings import Settings
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ranges import PropertyRange
 from vlm_durable.journal.high_water_mark import read_marks
 from vlm_durable.journal.journal_errors import JournalLossError
 from vlm_durable.mirror.mirror import Mirror

@@ -5,8 +5,8 @@ A set that leaves the questions file keeps its files. The settings' assets come 
 
 from __future__ import annotations
 
-from vlm_assets.catalog.ranges import SET_PREFIX, range_assets, stored_sets
 from vlm_assets.config.settings import PREFIX, Settings
+from vlm_catalog.ranges import SET_PREFIX, range_assets, stored_sets
 from vlm_durable.commands import command
 from vlm_durable.files.layout import AssetFolders
 from vlm_durable.mirror.mirror import NO_MIRROR, Mirror

@@ -21,7 +21,6 @@ from pydantic import TypeAdapter, ValidationError
 from resources.gpu import GpuResource
 from resources.vision_language_model import VisionLanguageModel
 from vlm_assets.assets.fingerprint import description_parts, digest_of
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.small_runs import (
@@ -35,6 +34,7 @@ from vlm_assets.services.small_runs import (
     scratch_folder,
 )
 from vlm_assets.services.trial import Trial, run_trial
+from vlm_catalog.catalog import Catalog
 from vlm_durable.commands import command
 from vlm_durable.files.files import write_new
 from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, write_sealed

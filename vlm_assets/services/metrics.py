@@ -14,12 +14,12 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from resources.alerts.outbox import Outbox
 from vlm_assets.assets.partition_state import State
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.progress import doing
 from vlm_assets.services.status import DeviceStatus, read_status
 from vlm_assets.webserver.api import DagsterApi, DagsterApiError
+from vlm_catalog.catalog import Catalog
 
 DEVICE_STATES = ("working", "free", "left out", "away")
 RUN_STATUSES = ("QUEUED", "STARTING", "STARTED")

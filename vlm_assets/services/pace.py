@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from vlm_assets.catalog.listing import IngestRequest
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.measurement import Measurement, read_measurements
 from vlm_assets.services.small_runs import LAUNCH_SECONDS
+from vlm_catalog.listing import IngestRequest
 from vlm_durable.commands import command
 from vlm_durable.wording import counted
 

@@ -17,8 +17,6 @@ from enum import StrEnum
 from pathlib import Path
 
 from vlm_assets.assets.stored_settings import accept_settings
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ranges import SET_PREFIX, InvalidRangeError, PropertyRange
 from vlm_assets.config.extensions import StoredLeftover, installed
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import PREFIX, Settings
@@ -26,6 +24,8 @@ from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.kept_assets import assets_in_store, kept_assets
 from vlm_assets.services.progress import doing, doing_each
 from vlm_assets.services.store_contents import remove_leftovers, store_leftovers
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ranges import SET_PREFIX, InvalidRangeError, PropertyRange
 from vlm_durable.commands import command
 from vlm_durable.files import files
 from vlm_durable.files.layout import AssetFolders

@@ -14,9 +14,6 @@ from pathlib import Path
 
 from vlm_assets.assets.fingerprint import KEEP, TEXTS
 from vlm_assets.assets.partition_state import State
-from vlm_assets.catalog.catalog_file import CatalogError
-from vlm_assets.catalog.ranges import EMBEDDINGS
-from vlm_assets.catalog.stored_catalog import put_back_catalog
 from vlm_assets.config.question_sets import config_of_runs
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import PREFIX, Settings
@@ -26,6 +23,9 @@ from vlm_assets.services.progress import doing_each
 from vlm_assets.services.store_looks import store_looks
 from vlm_assets.webserver.api import LAUNCHED_BY, DagsterApi
 from vlm_assets.webserver.home import running_address
+from vlm_catalog.catalog_file import CatalogError
+from vlm_catalog.ranges import EMBEDDINGS
+from vlm_catalog.stored_catalog import put_back_catalog
 from vlm_durable.commands import command
 from vlm_durable.files import files
 from vlm_durable.journal.high_water_mark import read_marks

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from vlm_assets.catalog.ranges import DESCRIPTIONS
 from vlm_assets.config.filled_fields import FieldSources
 from vlm_assets.config.question_sets import further_set
 from vlm_assets.config.settings import Settings, SettingsError
 from vlm_assets.services.trial import Trial
+from vlm_catalog.ranges import DESCRIPTIONS
 from vlm_engine.ladder import Described
 from vlm_engine.schema import load_schema
 

@@ -20,14 +20,14 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import IO, Final, Self
 
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
-from vlm_assets.catalog.ranges import DESCRIPTIONS, EMBEDDINGS
 from vlm_assets.config.extensions import describing_model
 from vlm_assets.config.settings import CHECKOUT, PREFIX, Settings, of_env_file
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.progress import doing
 from vlm_assets.services.trial import sample
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
+from vlm_catalog.ranges import DESCRIPTIONS, EMBEDDINGS
 from vlm_durable.commands import command
 from vlm_durable.files.files import make_directory
 from vlm_durable.files.layout import AssetFolders

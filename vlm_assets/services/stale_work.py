@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, OF_UPSTREAM, Meanings, settings_digest
 from vlm_assets.assets.partition_state import PartitionState, PartitionStates, State
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.expected_cost import SetProgress, read_progress
+from vlm_catalog.catalog import Catalog
 from vlm_durable.commands import command
 from vlm_durable.versions.verified_files import VerifiedFiles
 from vlm_durable.wording import counted, duration

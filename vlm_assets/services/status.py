@@ -17,9 +17,6 @@ from sensors.cancels import Cancel, Cancels
 from sensors.retry_ledger import Attempts, DoneAgain, Entry, done_again_since
 from vlm_assets.assets.partition_state import PartitionState, PartitionStates, State
 from vlm_assets.assets.published_rows import FailedRow, PublishedRows, first_failed, unpublished_failures
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.catalog_file import withdrawal_note
-from vlm_assets.catalog.ranges import DESCRIPTIONS, EMBEDDINGS
 from vlm_assets.config.extensions import StatusTable, installed
 from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.resource_settings import control_state
@@ -29,6 +26,9 @@ from vlm_assets.services.kept_assets import kept_assets, removed_set_finding
 from vlm_assets.services.stale_work import StaleWork, stale_work
 from vlm_assets.services.store_looks import store_troubles
 from vlm_assets.webserver.home import running_address
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.catalog_file import withdrawal_note
+from vlm_catalog.ranges import DESCRIPTIONS, EMBEDDINGS
 from vlm_durable.commands import command
 from vlm_durable.files.layout import AssetFolders
 from vlm_durable.state.database import ControlState

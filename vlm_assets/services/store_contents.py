@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from vlm_assets.catalog.ranges import CATALOG
-from vlm_assets.catalog.stored_catalog import stored_catalog_trouble
 from vlm_assets.config.extensions import StoredLeftover
 from vlm_assets.config.settings import Settings
+from vlm_catalog.ranges import CATALOG
+from vlm_catalog.stored_catalog import stored_catalog_trouble
 from vlm_durable.commands import command
 from vlm_durable.files.layout import AssetFolders
 from vlm_durable.journal.high_water_mark import read_mark

@@ -20,10 +20,10 @@ import pyarrow.parquet as pq
 from resources.gpu import GpuResource
 from resources.vision_language_model import VisionLanguageModel
 from vlm_assets.assets.property_descriptions import DescriptionWork
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.catalog_file import SCHEMA as CATALOG_SCHEMA
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.progress import doing
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.catalog_file import SCHEMA as CATALOG_SCHEMA
 from vlm_durable.wording import counted
 from vlm_engine.ladder import Described
 from vlm_engine.protocol import ImageTokens, image_tokens_of

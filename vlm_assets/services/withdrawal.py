@@ -17,24 +17,6 @@ import pyarrow.parquet as pq
 
 from vlm_assets.assets.fingerprint import TEXTS
 from vlm_assets.assets.learned_labels import forget_kept
-from vlm_assets.catalog.catalog import Catalog, CatalogError
-from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path, publish_catalog, quarantine
-from vlm_assets.catalog.catalog_file import (
-    SCHEMA,
-    CatalogWriter,
-    inputs_digest,
-    is_tombstone,
-    withdrawal_note,
-)
-from vlm_assets.catalog.ingest import only_ingest
-from vlm_assets.catalog.stored_catalog import extend_catalog, pull_catalog
-from vlm_assets.catalog.withdrawn_ids import (
-    WithdrawnIds,
-    lost_list,
-    read_withdrawn,
-    save_withdrawn,
-    share_withdrawn,
-)
 from vlm_assets.config.extensions import installed, left_by_missing
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
@@ -43,6 +25,24 @@ from vlm_assets.services.kept_assets import assets_in_store, kept_assets
 from vlm_assets.services.progress import doing, doing_each
 from vlm_assets.services.pruning import find_removable, remove
 from vlm_assets.services.withdrawn_rows import withdraw_journals, withdraw_published, withdraw_stored
+from vlm_catalog.catalog import Catalog, CatalogError
+from vlm_catalog.catalog_copies import backup_paths, catalog_path, publish_catalog, quarantine
+from vlm_catalog.catalog_file import (
+    SCHEMA,
+    CatalogWriter,
+    inputs_digest,
+    is_tombstone,
+    withdrawal_note,
+)
+from vlm_catalog.ingest import only_ingest
+from vlm_catalog.stored_catalog import extend_catalog, pull_catalog
+from vlm_catalog.withdrawn_ids import (
+    WithdrawnIds,
+    lost_list,
+    read_withdrawn,
+    save_withdrawn,
+    share_withdrawn,
+)
 from vlm_durable.commands import command
 from vlm_durable.files.files import TEMPORARY_SUFFIX, sync_directory
 from vlm_durable.files.sealed_json import read_sealed, write_sealed

@@ -11,13 +11,13 @@ from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, Fingerprint, d
 from vlm_assets.assets.partition import INPUTS, Partition, adopt_rows, generation_of
 from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.assets.published_rows import record_metadata
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.catalog_file import WITHDRAWN, inputs_digest
-from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.question_sets import QuestionSet, question_sets
 from vlm_assets.config.resource_settings import build_vision_language_model
 from vlm_assets.config.settings import Settings
 from vlm_assets.config.where import WhereError
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.catalog_file import WITHDRAWN, inputs_digest
+from vlm_catalog.ranges import PropertyRange
 from vlm_durable.files.layout import AssetFolders
 from vlm_durable.journal.high_water_mark import read_marks, slots
 from vlm_durable.journal.setting_aside import discard

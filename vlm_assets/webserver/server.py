@@ -26,7 +26,6 @@ from resources.alerts.alert import DAY_SECONDS, Alert
 from resources.alerts.outbox import Outbox
 from sensors.dagster_internals.code_server import can_launch, serving_process
 from vlm_assets.assets.property_catalog import record_catalog
-from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
 from vlm_assets.config.extensions import launcher_settings
 from vlm_assets.config.resource_settings import control_state, runs_at_once
 from vlm_assets.config.settings import (
@@ -56,6 +55,7 @@ from vlm_assets.webserver.home import (
     set_databases_aside,
 )
 from vlm_assets.webserver.process_group import ProcessGroup, interruptible
+from vlm_catalog.catalog import Catalog, CatalogMissingError
 from vlm_durable.commands import command, given_command
 from vlm_durable.files.home_claim import claim_home
 from vlm_durable.files.layout import Home

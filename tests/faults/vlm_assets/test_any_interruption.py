@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.support.shares import ALL, SHARE, share_of
-from vlm_assets.catalog.ingest import ingest
+from vlm_catalog.ingest import ingest
 
 PROPERTIES = 8
 KEY = f"{0:09d}-{PROPERTIES - 1:09d}"

@@ -17,8 +17,8 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands.main import app
+from vlm_catalog.ingest import ingest
 
 PROPERTIES = 50
 DONE = 49

@@ -12,10 +12,10 @@ import pytest
 
 from tests.support.kills import killed_homes
 from tests.support.shares import ALL
-from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
-from vlm_assets.catalog.catalog_copies import backup_paths, known_versions
-from vlm_assets.catalog.catalog_file import UNREADABLE, CatalogHeader, verify_file
-from vlm_assets.catalog.ingest import ingest
+from vlm_catalog.catalog import Catalog, CatalogMissingError
+from vlm_catalog.catalog_copies import backup_paths, known_versions
+from vlm_catalog.catalog_file import UNREADABLE, CatalogHeader, verify_file
+from vlm_catalog.ingest import ingest
 
 SHARES = 3
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from vlm_assets.catalog.ingest import ingest
+from vlm_catalog.ingest import ingest
 
 COMMIT_SECONDS = float(os.environ.get("FAULTS_COMMIT_SECONDS", "1"))
 ROUNDS = int(os.environ.get("FAULTS_ROUNDS", "1"))

@@ -21,13 +21,13 @@ from resources.alerts.delivery import LONGEST_WAIT_SECONDS
 from resources.alerts.outbox import Outbox
 from tests.support.processes import descendants, has_ended, kill
 from tests.support.waiting import wait_until
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
-from vlm_assets.catalog.ranges import DESCRIPTIONS
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import CHECKOUT, load_settings
 from vlm_assets.services.alert_delivery import build_delivery
 from vlm_assets.webserver.home import prepare_dagster_home
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
+from vlm_catalog.ranges import DESCRIPTIONS
 from vlm_durable.state.pause import pause
 
 ROUNDS = int(os.environ.get("FAULTS_ROUNDS", "1"))

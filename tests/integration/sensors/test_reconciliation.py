@@ -20,10 +20,10 @@ from sensors.dagster_internals.events import DagsterFacts
 from sensors.partition_history import PartitionHistory
 from tests.support.processes import command_line, kill
 from tests.support.waiting import wait_until
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.webserver.home import prepare_dagster_home
 from vlm_assets.webserver.server import dagster_server
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
 from vlm_durable.state.database import open_state
 from vlm_durable.state.workers import Workers
 from vlm_engine.devices.left_out import LeftOutDevices

@@ -7,10 +7,10 @@ from resources.alerts.outbox import Outbox
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.reconciliation import restore_results_of_cancelled
 from vlm_assets.automation import dataset_audit
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.home_definitions import build_defs
 from vlm_assets.services.home_audit import audit as look
 from vlm_assets.services.repairs import find_repairs, put_right
+from vlm_catalog.catalog import Catalog
 from vlm_durable.state.database import open_state
 
 KEY = "000000000-000000007"

@@ -14,11 +14,11 @@ import pytest
 
 from tests.support.dagster_pages import started
 from tests.support.shares import share_of
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.settings import CHECKOUT
 from vlm_assets.webserver.home import prepare_dagster_home
 from vlm_assets.webserver.server import CODE_LOCATION
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
 
 KEY = "000000000-000000003"
 SENSOR = "worker_health"

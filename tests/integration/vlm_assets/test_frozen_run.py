@@ -15,12 +15,12 @@ import pytest
 from resources.alerts.outbox import Outbox
 from tests.support.processes import has_ended
 from tests.support.waiting import wait_until
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.webserver import server as server_module
 from vlm_assets.webserver.api import DagsterUnreachableError
 from vlm_assets.webserver.home import prepare_dagster_home
 from vlm_assets.webserver.server import LAUNCHING, dagster_server
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
 from vlm_durable.state.database import open_state
 from vlm_durable.state.workers import Workers
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.services.home_audit import audit
 from vlm_assets.services.status import read_status
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
 from vlm_durable.state.pause import pause, resume
 
 

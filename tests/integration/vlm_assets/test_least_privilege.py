@@ -8,10 +8,10 @@ from dagster_aws.s3.compute_log_manager import S3ComputeLogManager
 
 from faults.s3_server import BUCKET, MACHINE, S3Server, program
 from vlm_assets.assets.stored_settings import refuse_at_start
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.services.home_audit import audit
 from vlm_assets.services.pruning import find_removable, remove, remove_stored
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
 from vlm_durable.mirror import bucket as bucket_module
 from vlm_durable.mirror.bucket import ObjectDeniedError, S3Folder, StoreAwayError, client
 

@@ -20,10 +20,10 @@ from typer.testing import CliRunner
 
 from tests.support.processes import command_line, descendants
 from tests.support.waiting import wait_until
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands.main import app
 from vlm_assets.webserver.process_group import ProcessEndedError
 from vlm_assets.webserver.server import DagsterServer, dagster_server, prepare_home
+from vlm_catalog.ingest import ingest
 
 ASSETS = ["property_descriptions", "property_embeddings"]
 PROPERTIES = 120

@@ -20,8 +20,6 @@ from sensors.retry_schedule import BUTTON, SCHEDULE
 from tests.support.processes import command_line, descendants, has_ended
 from tests.support.waiting import wait_until
 from vlm_assets.assets.partition_state import committed_rows
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands.main import app
 from vlm_assets.commands.run import INTERRUPTED
 from vlm_assets.config.settings import Settings, load_settings
@@ -30,6 +28,8 @@ from vlm_assets.services.home_audit import audit
 from vlm_assets.webserver.api import CodeLocationError
 from vlm_assets.webserver.home import POOL, prepare_dagster_home
 from vlm_assets.webserver.server import DagsterServer, dagster_server
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
 from vlm_durable.files.layout import Home
 
 DESCRIPTIONS, EMBEDDINGS = "property_descriptions", "property_embeddings"

@@ -16,12 +16,12 @@ import pytest
 from tests.support.processes import has_ended
 from tests.support.waiting import wait_until
 from vlm_assets.assets.partition_state import committed_rows
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.resource_settings import build_gpu
 from vlm_assets.config.settings import load_settings
 from vlm_assets.webserver.home import prepare_dagster_home
 from vlm_assets.webserver.server import DagsterServer, dagster_server
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
 from vlm_durable.state.database import open_state
 from vlm_durable.state.workers import Workers
 

@@ -27,19 +27,6 @@ from vlm_assets.assets.stored_settings import (
     refuse_other_settings,
 )
 from vlm_assets.automation.retries import _Files
-from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
-from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path, mark_path
-from vlm_assets.catalog.catalog_file import CatalogError
-from vlm_assets.catalog.chosen_catalog import check_catalog, put_in_place
-from vlm_assets.catalog.ingest import ingest
-from vlm_assets.catalog.stored_catalog import pull_catalog, put_catalog
-from vlm_assets.catalog.withdrawn_ids import (
-    WithdrawnIds,
-    WithdrawnListError,
-    list_paths,
-    read_withdrawn,
-    save_withdrawn,
-)
 from vlm_assets.commands import run as run_module
 from vlm_assets.commands.main import app
 from vlm_assets.config.resource_settings import build_vision_language_model
@@ -47,6 +34,19 @@ from vlm_assets.home_definitions import build_defs
 from vlm_assets.services.home_audit import audit
 from vlm_assets.services.journal_losses import accept_loss, find_losses
 from vlm_assets.services.withdrawal import prepare_withdrawal, undo_withdrawal, withdraw
+from vlm_catalog.catalog import Catalog, CatalogMissingError
+from vlm_catalog.catalog_copies import backup_paths, catalog_path, mark_path
+from vlm_catalog.catalog_file import CatalogError
+from vlm_catalog.chosen_catalog import check_catalog, put_in_place
+from vlm_catalog.ingest import ingest
+from vlm_catalog.stored_catalog import pull_catalog, put_catalog
+from vlm_catalog.withdrawn_ids import (
+    WithdrawnIds,
+    WithdrawnListError,
+    list_paths,
+    read_withdrawn,
+    save_withdrawn,
+)
 from vlm_durable.mirror import bucket as bucket_module
 from vlm_durable.mirror.bucket import UnfitStoreError, client
 from vlm_durable.mirror.store_claim import OtherMachineError

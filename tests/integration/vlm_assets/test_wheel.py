@@ -20,7 +20,7 @@ from tests.support.dagster_pages import started
 from tests.support.waiting import wait_until
 
 CHECKOUT = Path(__file__).resolve().parents[3]
-CORE = ("vlm_durable", "vlm_engine", "resources", "sensors", "vlm_assets")
+CORE = ("vlm_durable", "vlm_engine", "vlm_catalog", "resources", "sensors", "vlm_assets")
 EXTENSIONS = ("vlm_results", "vlm_training", "vlm_cluster")
 SEES_ONLY = ("PATH", "HOME", "LANG", "TMPDIR")
 

@@ -6,8 +6,8 @@ import pytest
 
 from vlm_assets.assets.fingerprint import description_parts
 from vlm_assets.assets.stored_settings import MachineDiffersError, refuse_other_settings
-from vlm_assets.catalog.stored_catalog import pull_catalog
 from vlm_assets.config.resource_settings import build_vision_language_model
+from vlm_catalog.stored_catalog import pull_catalog
 from vlm_cluster import node
 from vlm_durable.mirror import bucket as bucket_module
 from vlm_durable.mirror.bucket import UnfitStoreError, client

@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.support.damage import flip_bit
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands.main import app
 from vlm_assets.services.command_error import CommandError
+from vlm_catalog.catalog import Catalog
 from vlm_results.explore import TOTAL, explore_table
 from vlm_results.published_table import matching_rows, table
 from vlm_results.search import batch_scores

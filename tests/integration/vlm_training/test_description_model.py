@@ -11,10 +11,10 @@ import torch
 from resources.dagster_names import NO_ATTEMPT
 from resources.gpu import GpuResource
 from vlm_assets.assets.learned_labels import learned_labels
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.services.withdrawal import prepare_withdrawal, withdraw
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
 from vlm_durable.files.sealed_json import read_sealed, write_sealed
 from vlm_durable.state.withdrawing import begin_withdrawal
 from vlm_durable.versions.version_mark import mark_copies

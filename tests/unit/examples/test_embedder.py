@@ -13,9 +13,9 @@ from benchmarks.described_home import make_home
 from benchmarks.search_quality import WAYS, Truths, r_precision, true_home
 from examples.requests import HELD_OUT
 from examples.truth import draw_truth
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.resource_settings import build_text_embedding_model
 from vlm_assets.config.settings import Settings
+from vlm_catalog.catalog import Catalog
 from vlm_engine.devices.find import Device
 from vlm_engine.schema import description_text
 from vlm_results import search as search_module

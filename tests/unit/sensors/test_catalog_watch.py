@@ -11,10 +11,10 @@ from resources.alerts.outbox import Outbox
 from sensors.catalog_watch import COMPARE_SECONDS, CatalogWatch
 from tests.support.damage import damage_rows
 from tests.support.listings import list_properties
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path, check_copies, last_put_back
-from vlm_assets.catalog.catalog_file import CatalogError
-from vlm_assets.catalog.ingest import ingest
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.catalog_copies import backup_paths, catalog_path, check_copies, last_put_back
+from vlm_catalog.catalog_file import CatalogError
+from vlm_catalog.ingest import ingest
 from vlm_durable.state.database import open_state
 
 
@@ -48,7 +48,7 @@ def test_bit_rot_is_put_right_within_the_hour_and_told_once(
 ) -> None:
     """Nobody has to read the rows: the comparison finds and repairs the damage; one alert stands a day."""
     clock = Clock(1_000_000.0)
-    monkeypatch.setattr("vlm_assets.catalog.catalog_copies.time.time", clock)
+    monkeypatch.setattr("vlm_catalog.catalog_copies.time.time", clock)
     watch = watch_of(home)
     assert "alike" in watch.check(clock.now)
     damage_rows(catalog_path(home))

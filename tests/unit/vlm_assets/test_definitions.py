@@ -11,13 +11,13 @@ import dagster as dg
 import pytest
 
 from tests.support.listings import write_listing
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
-from vlm_assets.catalog.ranges import cut_ranges
 from vlm_assets.config.resource_settings import build_resources
 from vlm_assets.config.settings import load_settings
 from vlm_assets.home_definitions import build_defs, check_dagster_home
 from vlm_assets.webserver.home import DagsterHomeError
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
+from vlm_catalog.ranges import cut_ranges
 
 LOADING = """
 import json, sys

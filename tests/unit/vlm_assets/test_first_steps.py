@@ -11,12 +11,12 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands import run as run_module
 from vlm_assets.commands.main import app
 from vlm_assets.config.resource_settings import runs_at_once
 from vlm_assets.config.settings import PREFIX, Settings
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ from sensors.dagster_internals.events import DagsterFacts
 from tests.support.listings import write_listing
 from vlm_assets import home_definitions
 from vlm_assets.automation.retries import retry_config
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.settings import SettingsError, given_settings, load_settings
 from vlm_assets.home_definitions import build_defs, claim_control_state
+from vlm_catalog.ingest import ingest
 from vlm_durable.state.database import open_state
 
 KEYS = ["000000000-000000001", "000000002-000000003"]

@@ -31,6 +31,7 @@ ROOT = Path(__file__).parents[3]
 PACKAGES = (
     "vlm_durable",
     "vlm_engine",
+    "vlm_catalog",
     "resources",
     "sensors",
     "vlm_assets",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from faults.file_operations import FileOperations, strike_at
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.settings import load_settings
+from vlm_catalog.catalog import Catalog
 from vlm_results.described_table import TablePlace, bring_up_to_date
 
 

@@ -14,10 +14,10 @@ import pytest
 from tests.support.exports import list_changes
 from tests.support.homes import Dataset
 from tests.support.listings import write_listing
-from vlm_assets.catalog.catalog_file import is_tombstone
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.withdrawal import prepare_withdrawal, withdraw
+from vlm_catalog.catalog_file import is_tombstone
+from vlm_catalog.ingest import ingest
 from vlm_durable.files.files import DurableWriteError
 from vlm_results import changes as changes_module
 

@@ -20,10 +20,10 @@ from tests.support.forking import ForkServer, StartForkServer, fork_server  # no
 from tests.support.homes import DESCRIPTIONS, Dataset, publish
 from tests.support.listings import write_listing
 from tests.support.shares import count_share, share_of
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.settings import load_settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.withdrawal import prepare_withdrawal, withdraw
+from vlm_catalog.ingest import ingest
 from vlm_results import described_table
 from vlm_results.described_table import BroughtUpToDate, TableChanges, TablePlace, bring_up_to_date
 from vlm_results.exported_images import Images

@@ -15,10 +15,10 @@ from tests.support.damage import flip_bit
 from tests.support.exports import exported_rows
 from tests.support.kills import killed_homes
 from tests.support.listings import write_listing
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands.main import find_command
 from vlm_assets.config.settings import CHECKOUT, load_settings
 from vlm_assets.services.command_error import CommandError
+from vlm_catalog.ingest import ingest
 from vlm_durable.files.lock_files import acquire_lock
 from vlm_durable.files.sealed_json import read_sealed, write_sealed
 from vlm_results import export as export_module

@@ -19,8 +19,8 @@ from tests.support.exports import exported_rows
 from tests.support.homes import DESCRIPTIONS, Dataset, publish
 from tests.support.kills import killed_homes
 from tests.support.pictures import LISTED, OPENED
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.services.command_error import CommandError
+from vlm_catalog.ingest import ingest
 from vlm_durable.files.files import DurableWriteError
 from vlm_results import export as export_module
 from vlm_results import exported_images

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 from faults.file_operations import FileOperations
 from vlm_assets.assets.truth import REVIEWS, TruthError, read_truth, verdicts
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands.main import app
 from vlm_assets.config.settings import load_settings
 from vlm_assets.services.command_error import CommandError
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
 from vlm_durable.files.lock_files import acquire_lock
 from vlm_durable.files.sealed_json import FormatVersionError
 from vlm_results import review, review_page

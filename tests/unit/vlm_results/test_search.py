@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 
 from tests.support.homes import Dataset
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands.html_page import page
 from vlm_assets.config.settings import load_settings
 from vlm_assets.services.command_error import CommandError
+from vlm_catalog.ingest import ingest
 from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_results import search as search_module
 from vlm_results.search import Hit, cards, scan, search

@@ -151,7 +151,7 @@ def test_two_searches_at_once_and_a_kill_in_the_middle(home) -> None:
     forget_words(home.settings.layout)
     script = (
         "import os, sys\n"
-        "from vlm_assets.catalog.catalog import Catalog\n"
+        "from vlm_catalog.catalog import Catalog\n"
         "from vlm_assets.config.settings import load_settings\n"
         "from vlm_results import word_index\n"
         "from vlm_results.published_table import readable_records\n"

@@ -10,12 +10,12 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.image_root import InvalidImagePathError
 from vlm_assets.config.extensions import Findings
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.progress import doing
 from vlm_assets.services.trial import sample
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.image_root import InvalidImagePathError
 from vlm_durable.commands import command
 from vlm_durable.wording import counted
 from vlm_engine.images.images import PropertyJob, common_name, recognised_format

@@ -18,7 +18,6 @@ from typing import Final
 
 import numpy as np
 
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.engine_choice import require_models
 from vlm_assets.config.extensions import DoctorCheck, Findings, Level, installed
 from vlm_assets.config.question_sets import question_sets
@@ -39,6 +38,7 @@ from vlm_assets.services.doctor.machine_checks import (
 from vlm_assets.services.progress import doing
 from vlm_assets.services.request_vector import embed_text
 from vlm_assets.services.trial import run_trial
+from vlm_catalog.catalog import Catalog
 from vlm_durable.commands import command
 from vlm_engine.devices.leases import NoDeviceFreeError
 from vlm_engine.model_source import NO_EMBEDDER

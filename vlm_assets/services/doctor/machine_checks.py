@@ -19,7 +19,6 @@ import sqlalchemy as sa
 
 from sensors.cluster import STARTING_SECONDS
 from sensors.ticks import Ticks
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.extensions import Findings, Level, describing_model
 from vlm_assets.config.resource_settings import build_gpu, control_state, runs_at_once
 from vlm_assets.config.settings import CHECKOUT, IS_CHECKOUT, PREFIX, Settings
@@ -28,6 +27,7 @@ from vlm_assets.services.measurement import read_measurements
 from vlm_assets.services.trial import COPIES
 from vlm_assets.webserver.api import DagsterApi, Queue
 from vlm_assets.webserver.home import POOL, damages, running_address, start_timeout
+from vlm_catalog.catalog import Catalog
 from vlm_durable.commands import command
 from vlm_durable.files import file_systems
 from vlm_durable.state.pause import pause_of

@@ -19,11 +19,11 @@ from faults.ledger import Ledger
 from faults.lives import Life, live_to_the_end
 from faults.partition_life import KEY, TOTAL, VERSIONS, live
 from tests.support.kills import killed_homes
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.catalog_file import CatalogError
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.settings import load_settings
 from vlm_assets.services.home_backup import _restored_last, back_up
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.catalog_file import CatalogError
+from vlm_catalog.ingest import ingest
 from vlm_durable.files.file_backup import BackupWriter, restore
 
 SHARES = 20

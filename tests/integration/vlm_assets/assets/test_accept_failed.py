@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 
 from vlm_assets.assets.materialize import ACCEPTED_FAILED
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands.status_view import view
 from vlm_assets.services.status import read_status
+from vlm_catalog.catalog import Catalog
 from vlm_durable.versions.published import PublishedPartitions
 
 KEY = "000000000-000000007"

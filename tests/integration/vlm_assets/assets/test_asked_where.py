@@ -19,7 +19,6 @@ from vlm_assets.assets.materialize import Materialization
 from vlm_assets.assets.partition import NOT_ASKED, OK
 from vlm_assets.assets.partition_state import PartitionStates, State
 from vlm_assets.assets.property_descriptions import DescriptionWork
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.resource_settings import build_vision_language_model
 from vlm_assets.config.where import WhereError
@@ -27,6 +26,7 @@ from vlm_assets.services.home_audit import audit
 from vlm_assets.services.repairs import Remedy, find_repairs
 from vlm_assets.services.status import read_status
 from vlm_assets.services.withdrawal import prepare_withdrawal, withdraw
+from vlm_catalog.catalog import Catalog
 from vlm_durable.versions.findings import FindingKind
 from vlm_engine.protocol import Answer
 

@@ -18,9 +18,9 @@ from vlm_assets.assets.partition import Partition, adopt_rows
 from vlm_assets.assets.partition_state import PartitionStates, State
 from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.assets.rows_in_doubt import RowsInDoubt
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model, control_state
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ranges import PropertyRange
 from vlm_durable.journal import setting_aside
 from vlm_durable.state.tables import failed_canaries, known_canaries
 from vlm_durable.versions.published import PublishedPartitions

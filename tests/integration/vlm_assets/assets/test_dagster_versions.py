@@ -24,11 +24,11 @@ from tests.support.scripted_engine import LostAfterOneBatch
 from vlm_assets.assets.partition_state import PartitionState, PartitionStates, State
 from vlm_assets.assets.property_catalog import record_catalog
 from vlm_assets.automation.sensors import build_tags_of
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.home_definitions import build_defs
 from vlm_assets.services.status import RetryNotes
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
 from vlm_durable.state.workers import Workers
 
 DESCRIPTIONS, EMBEDDINGS = BOTH = ("property_descriptions", "property_embeddings")

@@ -23,12 +23,12 @@ from tests.support.waiting import wait_until
 from vlm_assets.assets.partition import MOST_TRIES
 from vlm_assets.assets.partition_state import State
 from vlm_assets.automation.retries import build_failed_partitions
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.resource_settings import build_gpu, control_state
 from vlm_assets.config.settings import CHECKOUT
 from vlm_assets.home_definitions import build_defs
 from vlm_assets.services.status import read_status
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
 from vlm_durable.journal.high_water_mark import read_marks
 from vlm_durable.journal.journal import Journal
 from vlm_durable.state.pause import pause, resume

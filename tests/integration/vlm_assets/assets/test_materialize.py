@@ -9,8 +9,8 @@ from sensors.dagster_internals.events import DagsterFacts
 from tests.support.damage import flip_bit
 from vlm_assets.assets.fingerprint import settings_digest
 from vlm_assets.assets.partition_state import PartitionStates, State
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ranges import DESCRIPTIONS
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ranges import DESCRIPTIONS
 from vlm_durable.journal.journal import Journal
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_engine.batches import BatchSizes

@@ -2,7 +2,7 @@
 
 import pyarrow.parquet as pq
 
-from vlm_assets.catalog.catalog import Catalog
+from vlm_catalog.catalog import Catalog
 
 KEY = "000000000-000000007"
 

@@ -8,8 +8,8 @@ import pytest
 
 from faults.s3_server import BUCKET
 from resources.dagster_names import NO_ATTEMPT
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
 from vlm_durable.mirror import bucket as bucket_module
 from vlm_durable.mirror.bucket import S3Folder
 

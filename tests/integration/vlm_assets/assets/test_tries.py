@@ -11,10 +11,10 @@ from dagster import DagsterExecutionInterruptedError
 from resources.dagster_names import NEEDS_PERSON, is_tagged
 from resources.vision_language_model import VisionLanguageModel
 from vlm_assets.assets.property_descriptions import DescriptionWork
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands.property_view import lines, read_property
 from vlm_assets.config.resource_settings import build_vision_language_model, control_state
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
 from vlm_durable.journal.journal import Journal
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_engine import batches

@@ -13,9 +13,9 @@ from resources.gpu import GpuResource
 from tests.support.waiting import wait_until
 from vlm_assets.assets import property_descriptions
 from vlm_assets.assets.partition_state import committed_rows
-from vlm_assets.catalog.ingest import ingest
-from vlm_assets.catalog.ranges import DESCRIPTIONS
 from vlm_assets.config.resource_settings import build_gpu
+from vlm_catalog.ingest import ingest
+from vlm_catalog.ranges import DESCRIPTIONS
 from vlm_durable.journal.journal import Journal
 from vlm_durable.state.workers import Phase, Workers
 from vlm_engine.ladder import WINDOW

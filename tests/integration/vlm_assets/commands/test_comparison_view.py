@@ -6,9 +6,9 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands.main import app
 from vlm_assets.services.doctor import examination
+from vlm_catalog.ingest import ingest
 
 pytestmark = pytest.mark.usefixtures("scripted_engine")
 

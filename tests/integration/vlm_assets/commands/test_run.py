@@ -13,8 +13,8 @@ import yaml
 
 from examples.rendered_properties import write_example
 from vlm_assets import webserver as dagster_server
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.settings import load_settings
+from vlm_catalog.ingest import ingest
 
 RANGE_SIZE = 4
 

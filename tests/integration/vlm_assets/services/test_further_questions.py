@@ -3,10 +3,10 @@
 import pytest
 
 from vlm_assets.assets.partition_state import PartitionStates, State
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.questions_file import QuestionsFile
 from vlm_assets.config.settings import Settings, SettingsError
 from vlm_assets.services.further_questions import add_questions
+from vlm_catalog.catalog import Catalog
 from vlm_engine.schema import load_schema
 
 OWN = Settings.model_fields["description_schema"].default

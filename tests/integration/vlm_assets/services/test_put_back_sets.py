@@ -12,11 +12,11 @@ from tests.support.desks import KEY, Desk, settings_of
 from tests.support.homes import Condition
 from tests.support.scripted_models import ScriptedEngine
 from vlm_assets.assets.partition_state import State
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.catalog_file import is_tombstone
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.home_audit import audit
 from vlm_assets.services.withdrawal import prepare_withdrawal, withdraw
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.catalog_file import is_tombstone
 from vlm_engine.protocol import Answer
 
 CONDITION = "property_condition"

@@ -7,11 +7,11 @@ import shutil
 import dagster as dg
 import pytest
 
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.home_definitions import build_defs
 from vlm_assets.services.home_audit import audit
 from vlm_assets.services.journal_losses import accept_loss, find_losses
 from vlm_assets.services.repairs import find_repairs, put_right, recomputations
+from vlm_catalog.catalog import Catalog
 from vlm_durable.journal.journal import Journal
 from vlm_durable.journal.journal_errors import JournalLossError
 from vlm_durable.mirror.mirror import NO_MIRROR

@@ -3,8 +3,8 @@
 import pytest
 
 from vlm_assets.assets.partition_state import State
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.services.status import read_status
+from vlm_catalog.catalog import Catalog
 
 KEY = "000000000-000000007"
 OTHER = "000000008-000000015"

@@ -19,9 +19,6 @@ from tests.support.journals import open_journal, plain_rows
 from tests.support.shares import share_of
 from vlm_assets.assets.partition_state import State
 from vlm_assets.automation.sensors import build_drift_watcher
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.catalog_file import CatalogError
-from vlm_assets.catalog.stored_catalog import pull_catalog
 from vlm_assets.commands.main import app
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.services import store_looks as store_looks_module
@@ -32,6 +29,9 @@ from vlm_assets.services.repairs import Remedy, find_repairs, put_right
 from vlm_assets.services.status import read_status
 from vlm_assets.services.store_looks import StoreLooks
 from vlm_assets.services.withdrawal import pending_withdrawal, prepare_withdrawal, withdraw
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.catalog_file import CatalogError
+from vlm_catalog.stored_catalog import pull_catalog
 from vlm_durable.files.layout import Home
 from vlm_durable.files.sealed_json import sealed
 from vlm_durable.mirror import bucket as bucket_module

@@ -17,10 +17,6 @@ from vlm_assets.assets import materialize
 from vlm_assets.assets.fingerprint import digest_of
 from vlm_assets.assets.learned_labels import LearnedLabels, keep_learned, learned_labels, write_learned
 from vlm_assets.assets.truth import verdicts
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.catalog_file import WITHDRAWN, CatalogError
-from vlm_assets.catalog.ingest import ingest
-from vlm_assets.catalog.withdrawn_ids import keyed_digest, list_paths
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import load_settings
 from vlm_assets.services.command_error import CommandError
@@ -34,6 +30,10 @@ from vlm_assets.services.withdrawal import (
     undo_withdrawal,
     withdraw,
 )
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.catalog_file import WITHDRAWN, CatalogError
+from vlm_catalog.ingest import ingest
+from vlm_catalog.withdrawn_ids import keyed_digest, list_paths
 from vlm_durable.files.files import set_aside, sha256_of
 from vlm_durable.state.database import open_state
 from vlm_durable.state.nodes import NodeRecord, Nodes

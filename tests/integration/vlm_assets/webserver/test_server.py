@@ -20,11 +20,11 @@ from resources.alerts.outbox import Outbox
 from tests.support.processes import command_line, descendants, has_ended
 from tests.support.waiting import wait_until
 from vlm_assets.automation.dataset_progress import progress_metadata
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.settings import load_settings
 from vlm_assets.services.status import read_status
 from vlm_assets.webserver.api import DagsterApi
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
 from vlm_durable.state.database import open_state
 
 DESCRIPTIONS, EMBEDDINGS = "property_descriptions", "property_embeddings"

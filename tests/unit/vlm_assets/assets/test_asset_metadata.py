@@ -12,10 +12,10 @@ from vlm_assets.assets import asset_metadata
 from vlm_assets.assets.asset_metadata import table_metadata
 from vlm_assets.assets.property_descriptions import build_described_assets, description_rows
 from vlm_assets.assets.property_embeddings import embedding_rows
-from vlm_assets.catalog.catalog_file import SCHEMA
 from vlm_assets.config.question_sets import QuestionSet
 from vlm_assets.config.settings import load_settings
 from vlm_assets.home_definitions import build_defs
+from vlm_catalog.catalog_file import SCHEMA
 from vlm_engine.schema import DescriptionSchema, load_schema
 
 

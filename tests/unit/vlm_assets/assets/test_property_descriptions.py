@@ -9,8 +9,8 @@ import pytest
 from pydantic import BaseModel
 
 from vlm_assets.assets.property_descriptions import DescriptionWork
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.resource_settings import build_vision_language_model
+from vlm_catalog.catalog import Catalog
 from vlm_engine.batches import long_batch
 from vlm_engine.devices.find import find_devices
 from vlm_engine.images.images import ImageFailure, LoadedProperty

@@ -28,7 +28,7 @@ MAKES_ROWS = {
 def checkout(tmp_path_factory):
     """A copy of the program, to change."""
     folder = tmp_path_factory.mktemp("checkout")
-    for package in ("vlm_durable", "vlm_engine", "resources", "sensors", "vlm_assets"):
+    for package in ("vlm_durable", "vlm_engine", "vlm_catalog", "resources", "sensors", "vlm_assets"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(CHECKOUT / package, folder / package, ignore=ignored)
     return folder

@@ -13,8 +13,8 @@ from resources.gpu import GpuResource
 from tests.support.trials import described
 from vlm_assets.assets.property_embeddings import refuse_unsound
 from vlm_assets.assets.run_watch import WHOLE_RANGE, ImagesAwayError, ImagesWatch
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
 from vlm_engine.devices.find import Device
 from vlm_engine.devices.left_out import ImpossibleResultError
 from vlm_engine.images.images import ImageFailure, LoadedProperty

@@ -21,11 +21,11 @@ from vlm_assets.automation.dataset_progress import (
     build_progress_sensor,
     progress_metadata,
 )
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings, load_settings
 from vlm_assets.services.status import read_status
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
 from vlm_durable.state.database import open_state
 from vlm_durable.state.pause import pause, resume
 from vlm_durable.state.workers import Workers

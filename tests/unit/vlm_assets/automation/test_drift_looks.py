@@ -20,9 +20,9 @@ from vlm_assets.assets import fingerprint
 from vlm_assets.assets.fingerprint import Meaning
 from vlm_assets.assets.partition_state import State
 from vlm_assets.automation.sensors import build_drift_watcher
-from vlm_assets.catalog.ranges import DESCRIPTIONS, EMBEDDINGS
 from vlm_assets.services.home_audit import audit
 from vlm_assets.services.status import read_status
+from vlm_catalog.ranges import DESCRIPTIONS, EMBEDDINGS
 from vlm_durable.files import seen_files
 from vlm_durable.files.files import make_directory, write_replacing
 from vlm_durable.journal.high_water_mark import HighWaterMark, write_mark

@@ -14,9 +14,9 @@ from vlm_assets.automation.retries import (
     decides_on_stale,
     retry_config,
 )
-from vlm_assets.catalog.ranges import DESCRIPTIONS, EMBEDDINGS
 from vlm_assets.config.question_sets import config_of_runs, options_of
 from vlm_assets.config.resource_settings import build_gpu
+from vlm_catalog.ranges import DESCRIPTIONS, EMBEDDINGS
 from vlm_durable.journal.high_water_mark import HighWaterMark, write_mark
 
 

@@ -14,10 +14,10 @@ from dagster._core.remote_origin import (
 )
 
 from vlm_assets.automation.run_coordinator import HeaviestFirstRunCoordinator
-from vlm_assets.catalog.catalog import Catalog, catalog_path
-from vlm_assets.catalog.catalog_copies import backup_paths
 from vlm_assets.config.settings import Settings
 from vlm_assets.webserver.home import prepare_dagster_home
+from vlm_catalog.catalog import Catalog, catalog_path
+from vlm_catalog.catalog_copies import backup_paths
 
 LIGHT, HEAVY, MIDDLE, LAST = (f"{start:09d}-{start + 1:09d}" for start in (0, 2, 4, 6))
 

@@ -16,11 +16,11 @@ from vlm_assets.automation.sensors import (
     close_old_tail,
     worker_limits,
 )
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import load_settings
 from vlm_assets.home_definitions import build_defs
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
 from vlm_durable.state.tables import cancels
 from vlm_engine.server.running_server import PATIENCE_SECONDS
 

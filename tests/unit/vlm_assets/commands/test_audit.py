@@ -29,7 +29,7 @@ def test_audit_as_json(dataset, call):
 
 def test_a_home_without_a_catalogue(tmp_path, call):
     """There is nothing to audit without a catalogue, and the message says how to make one."""
-    from vlm_assets.catalog.catalog import CatalogMissingError
+    from vlm_catalog.catalog import CatalogMissingError
 
     for command in ("audit", "repair", "prune"):
         with pytest.raises(CatalogMissingError, match="vlm-assets ingest"):

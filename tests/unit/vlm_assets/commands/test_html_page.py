@@ -10,11 +10,11 @@ from PIL import Image
 from tests.support.command_line import run_command
 from tests.support.listings import write_listing
 from tests.support.trials import described
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.commands.comparison_view import cards
 from vlm_assets.commands.html_page import Card, ModelValue, page, thumbnails
 from vlm_assets.services.trial import Trial
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
 from vlm_engine.images.images import ImageFailure
 
 

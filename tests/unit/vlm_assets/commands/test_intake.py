@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 from tests.support.command_line import run_command
 from tests.support.listings import write_listing
 from vlm_assets.assets.fingerprint import Meanings
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import IngestBusyError, ingest, only_ingest
 from vlm_assets.commands import intake
 from vlm_assets.commands.main import app
 from vlm_assets.config.settings import load_settings
 from vlm_assets.services.status import read_status
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import IngestBusyError, ingest, only_ingest
 
 
 @pytest.mark.parametrize("words", [["demo"], ["demo", "--no-run"]])

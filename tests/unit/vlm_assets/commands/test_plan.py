@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from tests.support.measurements import MEASURED
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands.plan import alone, sentences
 from vlm_assets.config.settings import SettingsError, load_settings
 from vlm_assets.services.forecast import make_forecast
 from vlm_assets.services.small_runs import environment
+from vlm_catalog.catalog import Catalog
 from vlm_engine.prompt import build_prompt
 from vlm_engine.schema import load_schema
 

@@ -11,10 +11,10 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from tests.support.homes import Dataset
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path
 from vlm_assets.commands import main as cli
 from vlm_assets.config.settings import load_settings
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.catalog_copies import backup_paths, catalog_path
 
 KEY = "000000000-000000002"
 

@@ -13,7 +13,6 @@ import sqlalchemy as sa
 
 from tests.support.command_line import run_command
 from tests.support.homes import Dataset
-from vlm_assets.catalog.catalog_file import withdrawal_note
 from vlm_assets.commands import main as cli
 from vlm_assets.config import extensions
 from vlm_assets.config import settings as settings_module
@@ -24,6 +23,7 @@ from vlm_assets.home_definitions import build_defs
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.home_backup import back_up
 from vlm_assets.services.withdrawal import prepare_withdrawal, withdraw
+from vlm_catalog.catalog_file import withdrawal_note
 from vlm_durable.mirror.bucket import S3Folder
 from vlm_durable.state.tables import quality_summaries
 from vlm_durable.state.workers import Workers

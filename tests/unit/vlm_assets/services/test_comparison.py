@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.support.trials import described
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands import comparison_view
 from vlm_assets.commands.comparison_view import tables
 from vlm_assets.commands.html_page import Card, ModelValue, page
@@ -16,6 +15,7 @@ from vlm_assets.config.settings import Settings
 from vlm_assets.services import comparison as comparison_module
 from vlm_assets.services.comparison import Comparison, Contender, compare
 from vlm_assets.services.trial import Trial
+from vlm_catalog.catalog import Catalog
 
 Answers = list[dict[str, Any] | None]
 SURE = {"first": 0.96, "second": 0.55}

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from vlm_assets.assets.published_rows import PublishedRows
-from vlm_assets.catalog.catalog import Catalog, catalog_path
-from vlm_assets.catalog.catalog_copies import backup_paths
 from vlm_assets.config.settings import Settings
 from vlm_assets.services import expected_cost
 from vlm_assets.services.backfill import Backfill, BackfillProgress
@@ -24,6 +22,8 @@ from vlm_assets.services.expected_cost import (
 )
 from vlm_assets.services.status import read_status
 from vlm_assets.webserver.api import DagsterApi
+from vlm_catalog.catalog import Catalog, catalog_path
+from vlm_catalog.catalog_copies import backup_paths
 from vlm_durable.state.database import open_state
 from vlm_durable.state.rate import GAP_SECONDS, Stretch
 from vlm_durable.state.workers import Phase, Workers

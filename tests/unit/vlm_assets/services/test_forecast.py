@@ -15,8 +15,6 @@ import pytest
 
 from tests.support.measurements import MEASURED
 from vlm_assets.assets.published_rows import COUNTED
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.listing import IngestRequest
 from vlm_assets.services import forecast, small_runs
 from vlm_assets.services.forecast import (
     best_commit_seconds,
@@ -28,6 +26,8 @@ from vlm_assets.services.forecast import (
 from vlm_assets.services.measurement import Measurement, keep_measurement, read_measurements
 from vlm_assets.services.pace import Pace, range_size_advice
 from vlm_assets.services.small_runs import MeasuredRun
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.listing import IngestRequest
 from vlm_durable.versions.partition_files import PublishedRecord
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_engine.batches import BATCH_SECONDS

@@ -358,7 +358,7 @@ def test_it_needs_no_dagster(dataset):
     """The audit runs where Dagster does not: not even its package is imported."""
     code = (
         "import sys; from vlm_assets.services.home_audit import audit;"
-        "from vlm_assets.catalog.catalog import Catalog;"
+        "from vlm_catalog.catalog import Catalog;"
         "from vlm_assets.config.settings import load_settings; s = load_settings();"
         "assert audit(s, Catalog.open(s.home), deep=True).ok; assert 'dagster' not in sys.modules"
     )

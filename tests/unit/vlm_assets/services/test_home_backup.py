@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.damage import flip_bit
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.catalog_file import withdrawal_note
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings, load_settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.home_audit import audit
 from vlm_assets.services.home_backup import _restored_last, back_up
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.catalog_file import withdrawal_note
+from vlm_catalog.ingest import ingest
 from vlm_durable.files.file_backup import BackupError, read_list, restore
 from vlm_durable.state.pause import pause, pause_of
 

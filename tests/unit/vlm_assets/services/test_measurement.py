@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from tests.support.measurements import MEASURED
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model
 from vlm_assets.services import measurement
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.measurement import keep_measurement, measure, read_measurements
 from vlm_assets.services.small_runs import MeasuredRun, _apart
+from vlm_catalog.catalog import Catalog
 
 
 def test_what_runs_take_is_read_from_when_they_were_launched_and_published() -> None:

@@ -10,12 +10,12 @@ from typer.testing import CliRunner
 
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands.main import app
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.metrics import metrics_of
 from vlm_assets.services.status import read_status
+from vlm_catalog.catalog import Catalog
 from vlm_durable.state.pause import pause
 from vlm_engine.devices.left_out import LeftOutDevices
 

@@ -12,11 +12,6 @@ import pytest
 from tests.support.damage import flip_bit
 from tests.support.homes import DESCRIPTIONS, Dataset, publish
 from vlm_assets.assets.partition_state import State
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.catalog_copies import recorded_catalogs
-from vlm_assets.catalog.catalog_file import is_tombstone
-from vlm_assets.catalog.chosen_catalog import check_catalog
-from vlm_assets.catalog.published_ids import unlisted_ids
 from vlm_assets.config.settings import load_settings
 from vlm_assets.services.home_audit import audit
 from vlm_assets.services.home_backup import back_up, restore_home
@@ -24,6 +19,11 @@ from vlm_assets.services.pruning import RemovalKind, delete_set, find_removable,
 from vlm_assets.services.repairs import Remedy, find_repairs, put_right
 from vlm_assets.services.status import read_status
 from vlm_assets.services.withdrawal import prepare_withdrawal, withdraw
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.catalog_copies import recorded_catalogs
+from vlm_catalog.catalog_file import is_tombstone
+from vlm_catalog.chosen_catalog import check_catalog
+from vlm_catalog.published_ids import unlisted_ids
 from vlm_durable.files.files import set_aside
 from vlm_durable.files.layout import AssetFolders
 from vlm_durable.versions.findings import FindingKind

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.trials import described
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands.comparison_view import tables
 from vlm_assets.config.settings import Settings, SettingsError, load_settings
 from vlm_assets.services import comparison as comparison_module
 from vlm_assets.services.comparison import Comparison, Contender, compare
 from vlm_assets.services.second_opinion import SecondOpinion
 from vlm_assets.services.trial import Trial
+from vlm_catalog.catalog import Catalog
 
 SCHEMA = "vlm_assets.config.property_description:PropertyDescription[floors,has_pool]"
 RIGHT = {"floors": 2, "has_pool": True}

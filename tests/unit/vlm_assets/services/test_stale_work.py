@@ -4,11 +4,11 @@ import pytest
 
 from vlm_assets.assets.fingerprint import Meanings
 from vlm_assets.assets.partition_state import PartitionState, State
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.question_sets import question_sets
 from vlm_assets.services.expected_cost import SetProgress
 from vlm_assets.services.stale_work import stale_among, stale_work
 from vlm_assets.services.status import read_status
+from vlm_catalog.catalog import Catalog
 from vlm_durable.state.rate import Rate
 
 RATE = Rate(rows=10.0, seconds=20.0, by_device={"cuda:0": 5.0, "cuda:1": 5.0})

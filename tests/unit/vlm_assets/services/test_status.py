@@ -22,7 +22,6 @@ from resources.alerts.outbox import Outbox
 from sensors.retry_ledger import Attempts, DoneAgain, Entry, note_done_again
 from vlm_assets.assets import partition_state
 from vlm_assets.assets.partition_state import PartitionState, State
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands.main import app
 from vlm_assets.commands.status_view import view, watch_status
 from vlm_assets.config.resource_settings import control_state
@@ -30,6 +29,7 @@ from vlm_assets.config.settings import Settings
 from vlm_assets.services.home_audit import audit
 from vlm_assets.services.repairs import find_repairs
 from vlm_assets.services.status import Status, read_status
+from vlm_catalog.catalog import Catalog
 from vlm_durable.commands import command
 from vlm_durable.files import seen_files
 from vlm_durable.state import nodes as nodes_module

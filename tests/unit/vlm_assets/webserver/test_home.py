@@ -19,7 +19,6 @@ import yaml
 from resources.alerts.outbox import Outbox
 from sensors.cluster import STARTING_SECONDS
 from tests.support.processes import has_ended
-from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.commands.terminal import TerminalConsole
 from vlm_assets.webserver import home as home_module
 from vlm_assets.webserver.home import (
@@ -37,6 +36,7 @@ from vlm_assets.webserver.home import (
     start_timeout,
 )
 from vlm_assets.webserver.server import dagster_server, prepare_home
+from vlm_catalog.catalog import Catalog
 from vlm_durable.state.database import open_state
 
 ROOT = Path(__file__).parents[4]

@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from vlm_assets.catalog.ingest import only_ingest
 from vlm_assets.webserver.server import prepare_home
+from vlm_catalog.ingest import only_ingest
 from vlm_durable.files import home_claim
 from vlm_durable.files.file_systems import MountEntry
 from vlm_durable.files.home_claim import claim_home

@@ -6,10 +6,10 @@ import pillow_heif
 import pytest
 from PIL import Image
 
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.settings import load_settings
 from vlm_assets.services.doctor import catalog_checks
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
 
 
 def picture(kind: str) -> bytes:

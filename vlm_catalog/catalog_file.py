@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from vlm_assets.catalog.ranges import PropertyRange
+from vlm_catalog.ranges import PropertyRange
 from vlm_durable.files.sealed_json import FormatVersionError, refuse_newer_format
 from vlm_durable.wording import counted
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm_assets.catalog.image_root import ImageOutsideRootError, ImageRoot, InvalidImagePathError
+from vlm_catalog.image_root import ImageOutsideRootError, ImageRoot, InvalidImagePathError
 
 
 @pytest.fixture

@@ -5,13 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from vlm_durable.files.layout import AssetFolders, Home
 from vlm_durable.mirror.mirror import NO_MIRROR, Mirror
-
-if TYPE_CHECKING:
-    from dagster import StaticPartitionsDefinition
 
 CATALOG, DESCRIPTIONS, EMBEDDINGS = "property_catalog", "property_descriptions", "property_embeddings"
 """The last two are the assets with a file for each range, beside those of question sets. All other code takes
@@ -110,11 +107,3 @@ def cut_ranges(start: int, stop: int, size: int) -> tuple[PropertyRange, ...]:
     if size < 1:
         raise InvalidRangeError(f"a range of {size} properties cannot be: the range size is 1 or more")
     return tuple(PropertyRange(first, min(first + size, stop)) for first in range(start, stop, size))
-
-
-def partitions_definition(ranges: Sequence[PropertyRange]) -> StaticPartitionsDefinition:
-    """One static partition a range, in the order given."""
-    # The ingest and the decode workers use ranges too, and need not wait a second for Dagster's import.
-    from dagster import StaticPartitionsDefinition
-
-    return StaticPartitionsDefinition([property_range.key for property_range in ranges])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.listings import open_source, read_source
-from vlm_assets.catalog.listing import ListingError, ReadingOptions
+from vlm_catalog.listing import ListingError, ReadingOptions
 
 ROWS = {"Müller 1": ["a b.jpg", "ü.jpg"], "00123": ["c.jpg"], "none": []}
 

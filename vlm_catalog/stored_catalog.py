@@ -13,8 +13,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
-from vlm_assets.catalog.catalog_copies import (
+from vlm_catalog.catalog import Catalog, CatalogMissingError
+from vlm_catalog.catalog_copies import (
     CatalogUnreadableError,
     catalog_path,
     choose_command,
@@ -25,9 +25,9 @@ from vlm_assets.catalog.catalog_copies import (
     replace_catalog,
     trouble_of,
 )
-from vlm_assets.catalog.catalog_file import UNREADABLE, CatalogError, CatalogHeader
-from vlm_assets.catalog.ranges import CATALOG
-from vlm_assets.catalog.withdrawn_ids import share_withdrawn
+from vlm_catalog.catalog_file import UNREADABLE, CatalogError, CatalogHeader
+from vlm_catalog.ranges import CATALOG
+from vlm_catalog.withdrawn_ids import share_withdrawn
 from vlm_durable.files.files import sha256_of
 from vlm_durable.mirror.bucket import ObjectDamagedError, StoredObject, TakenError
 from vlm_durable.mirror.mirror import Mirror

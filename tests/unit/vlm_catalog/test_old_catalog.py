@@ -15,9 +15,9 @@ import pytest
 from tests.support.damage import damage_rows
 from tests.support.homes import Dataset
 from tests.support.listings import list_properties
-from vlm_assets.catalog import catalog_copies
-from vlm_assets.catalog.catalog import Catalog, CatalogMissingError, CatalogUnreadableError
-from vlm_assets.catalog.catalog_copies import (
+from vlm_catalog import catalog_copies
+from vlm_catalog.catalog import Catalog, CatalogMissingError, CatalogUnreadableError
+from vlm_catalog.catalog_copies import (
     backup_paths,
     catalog_folders,
     catalog_id_of,
@@ -29,9 +29,9 @@ from vlm_assets.catalog.catalog_copies import (
     quarantine,
     replace_catalog,
 )
-from vlm_assets.catalog.catalog_file import CatalogError
-from vlm_assets.catalog.chosen_catalog import check_catalog, put_in_place
-from vlm_assets.catalog.ingest import close_tail, ingest
+from vlm_catalog.catalog_file import CatalogError
+from vlm_catalog.chosen_catalog import check_catalog, put_in_place
+from vlm_catalog.ingest import close_tail, ingest
 from vlm_durable.versions import version_mark
 from vlm_durable.versions.version_mark import mark_copies
 
@@ -163,7 +163,7 @@ def test_a_kill_between_a_catalogue_of_a_store_and_its_mark_is_explained(
         raise SystemExit
 
     with monkeypatch.context() as killed, pytest.raises(SystemExit):
-        killed.setattr("vlm_assets.catalog.catalog_copies._raise_mark", die)
+        killed.setattr("vlm_catalog.catalog_copies._raise_mark", die)
         publish_catalog(home, catalog_path(versions[3]).read_bytes())
     assert Catalog.open(home).rows == 30
     assert last_put_back(home) is None
@@ -222,7 +222,7 @@ def test_a_mark_that_cannot_be_written_stops_no_reader(home: Path, monkeypatch: 
     def refuse(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("vlm_assets.catalog.catalog_copies.write_replacing", refuse)
+    monkeypatch.setattr("vlm_catalog.catalog_copies.write_replacing", refuse)
     monkeypatch.setattr("vlm_durable.versions.version_mark.write_replacing", refuse)
     assert Catalog.open(home).rows == 30
 

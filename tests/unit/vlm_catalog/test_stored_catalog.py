@@ -3,9 +3,9 @@
 import pytest
 
 from tests.support.homes import Dataset
-from vlm_assets.catalog.catalog_copies import catalog_path, last_store, mark_path, note_store
-from vlm_assets.catalog.catalog_file import CatalogError
-from vlm_assets.catalog.stored_catalog import extend_catalog, pull_catalog, put_back_catalog
+from vlm_catalog.catalog_copies import catalog_path, last_store, mark_path, note_store
+from vlm_catalog.catalog_file import CatalogError
+from vlm_catalog.stored_catalog import extend_catalog, pull_catalog, put_back_catalog
 from vlm_durable.mirror.bucket import S3Folder
 from vlm_durable.mirror.mirror import NO_MIRROR
 from vlm_durable.versions.version_mark import UNKNOWN_STORE, mark_copies

@@ -11,13 +11,13 @@ from typer.testing import Result
 from tests.support.command_line import run_command
 from tests.support.homes import Dataset
 from tests.support.listings import write_listing
-from vlm_assets.catalog.catalog import Catalog, CatalogError, CatalogUnreadableError
-from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path, check_copies, mark_path, quarantine
-from vlm_assets.catalog.ingest import close_tail, ingest
 from vlm_assets.config.settings import load_settings
 from vlm_assets.services.home_audit import audit
 from vlm_assets.services.repairs import Remedy, find_repairs
 from vlm_assets.services.status import read_status
+from vlm_catalog.catalog import Catalog, CatalogError, CatalogUnreadableError
+from vlm_catalog.catalog_copies import backup_paths, catalog_path, check_copies, mark_path, quarantine
+from vlm_catalog.ingest import close_tail, ingest
 from vlm_durable.versions.findings import FindingKind
 from vlm_durable.versions.partition_findings import stray_files
 

@@ -6,10 +6,10 @@ import shutil
 import time
 from pathlib import Path
 
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.catalog_file import inputs_digest
-from vlm_assets.catalog.ingest import close_tail, ingest
-from vlm_assets.catalog.ranges import PropertyRange
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.catalog_file import inputs_digest
+from vlm_catalog.ingest import close_tail, ingest
+from vlm_catalog.ranges import PropertyRange
 
 
 def test_an_unfilled_tail_is_no_partition_until_it_is_full(tree: Path, tmp_path: Path) -> None:

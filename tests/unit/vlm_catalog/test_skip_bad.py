@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.listings import catalogued
-from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
-from vlm_assets.catalog.ingest import ingest
-from vlm_assets.catalog.listing import ListingError
+from vlm_catalog.catalog import Catalog, CatalogMissingError
+from vlm_catalog.ingest import ingest
+from vlm_catalog.listing import ListingError
 
 
 def rejected(path: Path) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
 
-from vlm_assets.catalog.image_root import is_utf8
+from vlm_catalog.image_root import is_utf8
 
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 

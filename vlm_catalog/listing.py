@@ -41,8 +41,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from vlm_assets.catalog.image_root import is_utf8
-from vlm_assets.catalog.text_listing import (
+from vlm_catalog.image_root import is_utf8
+from vlm_catalog.text_listing import (
     IMAGES_IN_ROW,
     LIKELY_ENCODING,
     Encoding,

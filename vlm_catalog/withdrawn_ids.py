@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vlm_assets.catalog.catalog_copies import backup_paths, only_catalog_writer
-from vlm_assets.catalog.catalog_file import DIGITS, WITHDRAWN, CatalogError, CatalogFormatError
+from vlm_catalog.catalog_copies import backup_paths, only_catalog_writer
+from vlm_catalog.catalog_file import DIGITS, WITHDRAWN, CatalogError, CatalogFormatError
 from vlm_durable.commands import command
 from vlm_durable.files.files import TEMPORARY_SUFFIX, make_directory, write_replacing
 from vlm_durable.files.layout import Home

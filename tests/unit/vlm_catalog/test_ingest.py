@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from tests.support.listings import catalogued, write_listing
-from vlm_assets.catalog.catalog import Catalog, CatalogUnreadableError
-from vlm_assets.catalog.catalog_copies import backup_paths
-from vlm_assets.catalog.catalog_file import CatalogHeader, CatalogWriter, verify_file
-from vlm_assets.catalog.image_root import ImageOutsideRootError
-from vlm_assets.catalog.ingest import IngestBusyError, close_tail, ingest
-from vlm_assets.catalog.listing import ListingError
-from vlm_assets.catalog.ranges import PropertyRange
+from vlm_catalog.catalog import Catalog, CatalogUnreadableError
+from vlm_catalog.catalog_copies import backup_paths
+from vlm_catalog.catalog_file import CatalogHeader, CatalogWriter, verify_file
+from vlm_catalog.image_root import ImageOutsideRootError
+from vlm_catalog.ingest import IngestBusyError, close_tail, ingest
+from vlm_catalog.listing import ListingError
+from vlm_catalog.ranges import PropertyRange
 
 NASTY_IDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1).filter(
     lambda text: text.strip() != ""

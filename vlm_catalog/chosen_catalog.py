@@ -13,23 +13,23 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlm_assets.catalog.catalog_copies import (
+from vlm_catalog.catalog_copies import (
     known_versions,
     note_store,
     recorded_catalogs,
     replace_catalog,
     trouble_of,
 )
-from vlm_assets.catalog.catalog_file import (
+from vlm_catalog.catalog_file import (
     UNREADABLE,
     CatalogError,
     CatalogHeader,
     CatalogWriter,
     stream_rows,
 )
-from vlm_assets.catalog.ingest import only_ingest
-from vlm_assets.catalog.ranges import range_assets
-from vlm_assets.catalog.stored_catalog import CATALOG_NAME, MOST_BYTES, put_catalog
+from vlm_catalog.ingest import only_ingest
+from vlm_catalog.ranges import range_assets
+from vlm_catalog.stored_catalog import CATALOG_NAME, MOST_BYTES, put_catalog
 from vlm_durable.files.layout import Home
 from vlm_durable.mirror.bucket import S3Folder, StoredObject
 from vlm_durable.mirror.mirror import NO_MIRROR, Mirror

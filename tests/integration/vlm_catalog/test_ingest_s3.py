@@ -2,9 +2,9 @@
 
 import pytest
 
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
-from vlm_assets.catalog.listing import ListingError, ReadingOptions
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.ingest import ingest
+from vlm_catalog.listing import ListingError, ReadingOptions
 from vlm_durable.mirror import bucket as bucket_module
 from vlm_durable.mirror.bucket import S3Folder, StoreAwayError, client
 

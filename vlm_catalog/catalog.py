@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from vlm_assets.catalog.catalog_copies import (
+from vlm_catalog.catalog_copies import (
     CatalogUnreadableError,
     catalog_path,
     has_catalog,
@@ -30,15 +30,15 @@ from vlm_assets.catalog.catalog_copies import (
     put_back,
     unreadable,
 )
-from vlm_assets.catalog.catalog_file import (
+from vlm_catalog.catalog_file import (
     UNREADABLE,
     CatalogError,
     CatalogHeader,
     read_range,
     stream_rows,
 )
-from vlm_assets.catalog.image_root import AnyImageRoot, is_utf8, roots_at
-from vlm_assets.catalog.ranges import PropertyRange
+from vlm_catalog.image_root import AnyImageRoot, is_utf8, roots_at
+from vlm_catalog.ranges import PropertyRange
 from vlm_durable.commands import command
 from vlm_durable.mirror.bucket import place_of
 from vlm_durable.wording import counted

@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlm_assets.catalog.ranges import (
+from vlm_catalog.ranges import (
     ORDINAL_LIMIT,
     InvalidRangeError,
     PropertyRange,
     cut_ranges,
-    partitions_definition,
 )
 
 RANGES = st.tuples(st.integers(0, ORDINAL_LIMIT - 1), st.integers(1, ORDINAL_LIMIT)).map(
@@ -75,13 +74,3 @@ def test_a_range_size_below_one_is_refused() -> None:
     """A size of 0 would cut nothing."""
     with pytest.raises(InvalidRangeError):
         cut_ranges(0, 5, 0)
-
-
-def test_partitions_are_the_ranges_in_order() -> None:
-    """Dagster sees one partition a range, by its key."""
-    definition = partitions_definition(cut_ranges(0, 45, 20))
-    assert definition.get_partition_keys() == [
-        "000000000-000000019",
-        "000000020-000000039",
-        "000000040-000000044",
-    ]

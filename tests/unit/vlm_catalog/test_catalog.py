@@ -11,11 +11,11 @@ import pytest
 
 from tests.support.damage import damage_rows
 from tests.support.listings import list_properties
-from vlm_assets.catalog.catalog import Catalog, CatalogUnreadableError
-from vlm_assets.catalog.catalog_copies import backup_paths, last_put_back
-from vlm_assets.catalog.catalog_file import CatalogError, rows_digest
-from vlm_assets.catalog.ingest import ingest
-from vlm_assets.catalog.ranges import PropertyRange
+from vlm_catalog.catalog import Catalog, CatalogUnreadableError
+from vlm_catalog.catalog_copies import backup_paths, last_put_back
+from vlm_catalog.catalog_file import CatalogError, rows_digest
+from vlm_catalog.ingest import ingest
+from vlm_catalog.ranges import PropertyRange
 
 
 @pytest.fixture(scope="module")

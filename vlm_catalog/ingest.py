@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
-from vlm_assets.catalog.catalog_copies import catalog_folders, catalog_path, check_copies
-from vlm_assets.catalog.catalog_file import (
+from vlm_catalog.catalog import Catalog, CatalogMissingError
+from vlm_catalog.catalog_copies import catalog_folders, catalog_path, check_copies
+from vlm_catalog.catalog_file import (
     SCHEMA,
     CatalogHeader,
     CatalogWriter,
@@ -32,9 +32,9 @@ from vlm_assets.catalog.catalog_file import (
     is_tombstone,
     with_inputs_digest,
 )
-from vlm_assets.catalog.image_root import AnyImageRoot, ImageRoots, InvalidImagePathError, roots_at
-from vlm_assets.catalog.listed_images import Codes, ListedImages, gather
-from vlm_assets.catalog.listing import (
+from vlm_catalog.image_root import AnyImageRoot, ImageRoots, InvalidImagePathError, roots_at
+from vlm_catalog.listed_images import Codes, ListedImages, gather
+from vlm_catalog.listing import (
     DETECTED,
     FOLDERS_DEEP,
     INNER_FOLDERS,
@@ -47,15 +47,15 @@ from vlm_assets.catalog.listing import (
     ReadingOptions,
     open_listing,
 )
-from vlm_assets.catalog.published_ids import (
+from vlm_catalog.published_ids import (
     PublishedIds,
     numbered_as_published,
     refuse_unlisted,
     unlisted_ids,
 )
-from vlm_assets.catalog.ranges import ORDINAL_LIMIT, PropertyRange, cut_around
-from vlm_assets.catalog.stored_catalog import extend_catalog, pull_catalog
-from vlm_assets.catalog.withdrawn_ids import (
+from vlm_catalog.ranges import ORDINAL_LIMIT, PropertyRange, cut_around
+from vlm_catalog.stored_catalog import extend_catalog, pull_catalog
+from vlm_catalog.withdrawn_ids import (
     WithdrawnIds,
     lost_list,
     read_withdrawn,

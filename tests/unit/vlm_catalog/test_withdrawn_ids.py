@@ -13,11 +13,16 @@ from faults.file_operations import FileOperations, Operation
 from tests.support.command_line import run_command
 from tests.support.homes import Dataset
 from tests.support.listings import catalogued, write_listing
-from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path, mark_path
-from vlm_assets.catalog.catalog_file import WITHDRAWN
-from vlm_assets.catalog.chosen_catalog import check_catalog
-from vlm_assets.catalog.ingest import IngestReport, ingest
-from vlm_assets.catalog.withdrawn_ids import (
+from vlm_assets.config.settings import load_settings
+from vlm_assets.services.command_error import CommandError
+from vlm_assets.services.home_audit import audit
+from vlm_assets.services.repairs import Remedy, find_repairs
+from vlm_assets.services.withdrawal import prepare_withdrawal, returned_ids
+from vlm_catalog.catalog_copies import backup_paths, catalog_path, mark_path
+from vlm_catalog.catalog_file import WITHDRAWN
+from vlm_catalog.chosen_catalog import check_catalog
+from vlm_catalog.ingest import IngestReport, ingest
+from vlm_catalog.withdrawn_ids import (
     WithdrawnIds,
     WithdrawnListError,
     list_paths,
@@ -25,11 +30,6 @@ from vlm_assets.catalog.withdrawn_ids import (
     restore_withdrawn,
     save_withdrawn,
 )
-from vlm_assets.config.settings import load_settings
-from vlm_assets.services.command_error import CommandError
-from vlm_assets.services.home_audit import audit
-from vlm_assets.services.repairs import Remedy, find_repairs
-from vlm_assets.services.withdrawal import prepare_withdrawal, returned_ids
 from vlm_durable.versions.findings import FindingKind
 
 IDS = [f"p{number}" for number in range(6)]

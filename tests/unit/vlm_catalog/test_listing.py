@@ -19,9 +19,9 @@ import pytest
 from PIL import Image
 
 from tests.support.listings import images_of, open_source, read_source
-from vlm_assets.catalog.image_root import ImageRoot
-from vlm_assets.catalog.listed_images import gather
-from vlm_assets.catalog.listing import INNER_FOLDERS, NOT_IMAGES, ListingError, ReadingOptions
+from vlm_catalog.image_root import ImageRoot
+from vlm_catalog.listed_images import gather
+from vlm_catalog.listing import INNER_FOLDERS, NOT_IMAGES, ListingError, ReadingOptions
 
 
 def refusal_of(source: Path) -> str:
@@ -127,7 +127,7 @@ def test_what_a_failing_disk_does_not_say_is_not_passed_over(tmp_path, monkeypat
         asked = Mock(side_effect=OSError(errno.EIO, "Input/output error"))
         return Unsaid(SimpleNamespace(name=one.name, path=one.path, is_dir=asked) for one in scandir(folder))
 
-    monkeypatch.setattr("vlm_assets.catalog.listing.os.scandir", failing)
+    monkeypatch.setattr("vlm_catalog.listing.os.scandir", failing)
     with pytest.raises(ListingError, match=said):
         read_source(tmp_path / "tree")
 
@@ -324,9 +324,9 @@ import resource, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from concurrent.futures import ThreadPoolExecutor
-from vlm_assets.catalog.image_root import ImageRoot
-from vlm_assets.catalog.listed_images import gather
-from vlm_assets.catalog.listing import DETECTED, IngestRequest, ListingError, Problems, open_listing
+from vlm_catalog.image_root import ImageRoot
+from vlm_catalog.listed_images import gather
+from vlm_catalog.listing import DETECTED, IngestRequest, ListingError, Problems, open_listing
 source = Path(sys.argv[1])
 request = IngestRequest.from_arguments(source, [], None, DETECTED, {})
 pool, problems = ThreadPoolExecutor(1), Problems(source, request)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from vlm_assets.catalog.catalog_file import (
+from vlm_catalog.catalog_file import (
     UNREADABLE,
     CatalogError,
     CatalogFormatError,
@@ -25,7 +25,7 @@ from vlm_assets.catalog.catalog_file import (
     read_header,
     verify_file,
 )
-from vlm_assets.catalog.ranges import CATALOG, range_assets
+from vlm_catalog.ranges import CATALOG, range_assets
 from vlm_durable.commands import command
 from vlm_durable.files.files import (
     TEMPORARY_SUFFIX,

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.catalog_copies import catalog_id_of
-from vlm_assets.catalog.catalog_file import CatalogError, is_tombstone
-from vlm_assets.catalog.ranges import InvalidRangeError, PropertyRange, range_assets
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.catalog_copies import catalog_id_of
+from vlm_catalog.catalog_file import CatalogError, is_tombstone
+from vlm_catalog.ranges import InvalidRangeError, PropertyRange, range_assets
 from vlm_durable.commands import command
 from vlm_durable.files.layout import Home
 from vlm_durable.mirror.mirror import NO_MIRROR, Mirror

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from vlm_assets.catalog.image_root import AnyImageRoot, InvalidImagePathError, is_utf8
-from vlm_assets.catalog.listing import MAX_ID, MAX_IMAGES, MAX_PATH, Listing, Problems
+from vlm_catalog.image_root import AnyImageRoot, InvalidImagePathError, is_utf8
+from vlm_catalog.listing import MAX_ID, MAX_IMAGES, MAX_PATH, Listing, Problems
 
 _IMAGES_AT_ONCE = 1 << 18
 _IMAGES_A_TASK = 2048

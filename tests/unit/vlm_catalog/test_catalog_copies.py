@@ -11,8 +11,8 @@ import pytest
 
 from tests.support.damage import damage_rows
 from tests.support.listings import list_properties, write_listing
-from vlm_assets.catalog.catalog import Catalog, CatalogUnreadableError
-from vlm_assets.catalog.catalog_copies import (
+from vlm_catalog.catalog import Catalog, CatalogUnreadableError
+from vlm_catalog.catalog_copies import (
     backup_paths,
     catalog_path,
     check_copies,
@@ -20,8 +20,8 @@ from vlm_assets.catalog.catalog_copies import (
     put_back,
     quarantine,
 )
-from vlm_assets.catalog.catalog_file import CatalogFormatError
-from vlm_assets.catalog.ingest import close_tail, ingest
+from vlm_catalog.catalog_file import CatalogFormatError
+from vlm_catalog.ingest import close_tail, ingest
 
 
 @pytest.fixture(scope="module")
