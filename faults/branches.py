@@ -38,11 +38,12 @@ NOT_BY_FAULTS = frozenset(
         "catalog_copies._is_explained: if files.mark is not None and"
         " (isinstance(files.copy, str) or _problem(files.copy, files.mark))",
         "catalog_copies.note_store: if mark is not None",
+        "catalog_copies.publish_catalog: if isinstance((damage := _header_of(path, wholly=True)), str)",
         "partition_files.PartitionFiles._newest: if place is None and fetch is not None and"
         " ((content := fetch(newest)) is not None)",
         "version_mark.VersionMarkFile.note_store: if mark is not None and mark.store != store",
-        # Bytes were read back as they were handed in the moment before: these were a wrong program's.
-        "catalog_copies._verify_written: except UNREADABLE",
+        # Bytes that a wrong program handed in.
+        "catalog_copies._header_to_publish: except UNREADABLE",
     }
 )
 """Branches that no fault of the campaign leads to."""

@@ -146,11 +146,10 @@ def check_copies(home: Path) -> None:
     reason = "cannot be read: it is not what was written"
     try:
         with only_catalog_writer(home):
-            catalog = _put_right(home, damage=reason)
-            if second_copy.exists() and sha256_of(second_copy) == sha256_of(path):
-                return
-            copy = _header_of(second_copy)
-            if isinstance(copy, CatalogHeader) and copy.sequence >= catalog.sequence:
+            _put_right(home, damage=reason)
+            if second_copy.exists():
+                if sha256_of(second_copy) == sha256_of(path):
+                    return
                 set_aside(second_copy, quarantine(home), keep=True)
             _replace(home, second_copy, path.read_bytes())
     except OSError as error:
@@ -158,7 +157,7 @@ def check_copies(home: Path) -> None:
 
 
 def publish_catalog(home: Path, data: bytes) -> None:
-    """Put a new catalogue in place, verified, with a second copy; then raise its mark.
+    """Put a new catalogue in place, each row of it read, with a second copy; then raise its mark.
 
     Raises CatalogUnreadableError, OSError; of an older version or another home's too, with nothing changed.
     """
@@ -169,14 +168,15 @@ def publish_catalog(home: Path, data: bytes) -> None:
         if not path.exists():
             _publish_beside_nothing(home, header, data)
             return
+        if isinstance(damage := _header_of(path, wholly=True), str):
+            # One that rotted keeps no newer one away, and is no version before.
+            _put_right(home, damage=f"cannot be read: {damage}")
         before = path.read_bytes()
         _replace(home, previous, before)
-        _verify_written(previous)
         try:
             _replace(home, second_copy, data)
-            _verify_written(second_copy)
             _replace(home, path, data)
-        except (OSError, CatalogUnreadableError):
+        except OSError:
             # A second copy that is newer counts as the catalogue, and this one was refused.
             with contextlib.suppress(OSError):
                 _replace(home, second_copy, before)
@@ -191,7 +191,7 @@ def replace_catalog(home: Path, data: bytes, *, chosen: bool = False) -> None:
     ``publish_catalog`` does.
     """
     with only_catalog_writer(home):
-        header = read_header(pa.BufferReader(data)) if chosen else _header_to_publish(home, data)
+        header = _header_to_publish(home, data, chosen=chosen)
         make_directory(quarantine(home))
         for path in (catalog_path(home), backup_paths(home)[0]):
             if path.exists():
@@ -465,7 +465,6 @@ def _put_right(home: Path, *, damage: str | None = None) -> CatalogHeader:
         note_repair(home, notes[0][0], " ".join(sentence for _, sentence in notes))
     if takes_copy:
         _replace(home, path, second_copy.read_bytes())
-        _verify_written(path)
     _raise_mark(home, header)
     return header
 
@@ -481,10 +480,8 @@ def _is_explained(home: Path, header: CatalogHeader, files: _CatalogFiles) -> bo
         # Then it replaced files that were damaged or old.
         return True
     before = _header_of(backup_paths(home)[1])
-    if not isinstance(before, CatalogHeader):
-        return files.mark is None and header.sequence == 1
     # One that came from a store may be several ingests ahead.
-    return files.mark is not None and _standing(before, files.mark) is MarkComparison.CURRENT
+    return isinstance(before, CatalogHeader) and _standing(before, files.mark) is MarkComparison.CURRENT
 
 
 def _is_alike(header: CatalogHeader | str, copy: CatalogHeader | str) -> bool:
@@ -585,29 +582,23 @@ def _header_of(path: Path, *, wholly: bool = False) -> CatalogHeader | str:
         return str(error)
 
 
-def _header_to_publish(home: Path, data: bytes) -> CatalogHeader:
-    header = read_header(pa.BufferReader(data))
-    if problem := trouble_of(home, header):
-        raise unreadable(home, f"is not replaced: what should replace it {problem}")
+def _header_to_publish(home: Path, data: bytes, *, chosen: bool = False) -> CatalogHeader:
+    """Read every row of what should be the catalogue; the disk gets these bytes, and is read back."""
+    refused = "is not replaced: what should replace it"
+    try:
+        header = verify_file(pa.BufferReader(data))
+    except UNREADABLE as error:
+        raise unreadable(home, f"{refused} cannot be read: {error}") from error
+    if not chosen and (problem := trouble_of(home, header)):
+        raise unreadable(home, f"{refused} {problem}")
     return header
 
 
 def _publish_beside_nothing(home: Path, header: CatalogHeader, data: bytes) -> None:
     """The copy comes last: a copy without a catalogue means that the catalogue was lost."""
     _replace(home, catalog_path(home), data)
-    _verify_written(catalog_path(home))
     _raise_mark(home, header)
     _replace(home, backup_paths(home)[0], data)
-
-
-def _verify_written(path: Path) -> None:
-    try:
-        verify_file(path)
-    except UNREADABLE as error:
-        raise CatalogUnreadableError(
-            f"{path} does not read back as it was written: {error}. The catalogue in use was not changed."
-            " Look at the disk, then do it again."
-        ) from error
 
 
 def _replace(home: Path, path: Path, data: bytes) -> None:

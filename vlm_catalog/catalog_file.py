@@ -176,8 +176,8 @@ def read_header(file: Path | Any) -> CatalogHeader:
     return CatalogHeader.from_footer(pq.read_metadata(file))
 
 
-def verify_file(path: Path) -> CatalogHeader:
-    """Read every row of a catalogue file and compare it with the digests; gives the header.
+def verify_file(path: Path | Any) -> CatalogHeader:
+    """Read every row of a catalogue file, or of an open one, and compare with the digests; gives the header.
 
     Raises UNREADABLE if anything is not as it was written, and CatalogFormatError.
     """

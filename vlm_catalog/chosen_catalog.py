@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,6 +25,7 @@ from vlm_catalog.catalog_file import (
     CatalogHeader,
     CatalogWriter,
     stream_rows,
+    verify_file,
 )
 from vlm_catalog.ingest import only_ingest
 from vlm_catalog.ranges import range_assets
@@ -139,25 +139,17 @@ def _bytes_of(place: str) -> bytes:
 
 def _verified(place: str, data: bytes) -> CatalogHeader:
     try:
-        with _opened(data) as file:
-            header = CatalogHeader.from_footer(file.metadata)
-            for _ in stream_rows(file, header):
-                pass
+        return verify_file(pa.BufferReader(data))
     except UNREADABLE as error:
         raise CatalogError(f"{place} is no whole catalogue: {error}. Nothing was changed.") from error
-    return header
 
 
 def _renumbered(data: bytes, header: CatalogHeader) -> bytes:
     writer = CatalogWriter()
-    with _opened(data) as file:
+    with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as file:
         for property_range, rows in stream_rows(file, header):
             if header.tail is not None and property_range == header.tail.range:
                 writer.add_tail(property_range, rows, since=header.tail.since)
             else:
                 writer.add(property_range, rows)
     return writer.finish(header)
-
-
-def _opened(data: bytes) -> Any:
-    return pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)

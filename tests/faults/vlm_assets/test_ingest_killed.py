@@ -13,7 +13,7 @@ import pytest
 from tests.support.kills import killed_homes
 from tests.support.shares import ALL
 from vlm_catalog.catalog import Catalog, CatalogMissingError
-from vlm_catalog.catalog_copies import backup_paths, known_versions
+from vlm_catalog.catalog_copies import backup_paths, known_versions, last_put_back
 from vlm_catalog.catalog_file import UNREADABLE, CatalogHeader, verify_file
 from vlm_catalog.ingest import ingest
 
@@ -89,6 +89,7 @@ def test_a_first_ingest_killed_anywhere_leaves_no_catalogue_or_a_whole_one(
             catalog = Catalog.open(killed)
         catalog.verify()
         assert catalog.rows == 8
+        assert last_put_back(killed) is None, "nothing was put right"
         seen.add("whole")
     assert seen == {"missing", "whole"}
 

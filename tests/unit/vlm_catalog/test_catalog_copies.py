@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import shutil
 from pathlib import Path
 
@@ -10,18 +11,25 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.damage import damage_rows
+from tests.support.kills import killed_homes
 from tests.support.listings import list_properties, write_listing
+from vlm_catalog import catalog_copies
 from vlm_catalog.catalog import Catalog, CatalogUnreadableError
 from vlm_catalog.catalog_copies import (
     backup_paths,
     catalog_path,
     check_copies,
     last_put_back,
+    only_catalog_writer,
+    publish_catalog,
     put_back,
     quarantine,
+    replace_catalog,
 )
 from vlm_catalog.catalog_file import CatalogFormatError
 from vlm_catalog.ingest import close_tail, ingest
+from vlm_catalog.withdrawn_ids import WithdrawnIds, save_withdrawn
+from vlm_durable.files.files import DurableWriteError
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +96,12 @@ def test_a_damaged_catalogue_is_put_back_by_whoever_reads_it(template, home, tmp
 def test_bit_rot_is_found_before_anybody_reads_it(home: Path) -> None:
     """The regular look compares both copies, and puts the damaged one right, whichever it is."""
     whole = catalog_path(home).read_bytes()
-    for rotten in (catalog_path(home), backup_paths(home)[0]):
-        damage_rows(rotten)
+    paths = catalog_path(home), backup_paths(home)[0]
+    for rotten, harm in itertools.product(paths, (damage_rows, lambda path: path.write_bytes(whole[:-1]))):
+        harm(rotten)
+        damaged = rotten.read_bytes()
         check_copies(home)
+        assert damaged in [path.read_bytes() for path in quarantine(home).glob("catalog*")]
         assert catalog_path(home).read_bytes() == backup_paths(home)[0].read_bytes() == whole
     backup_paths(home)[0].unlink()
     check_copies(home)
@@ -99,6 +110,38 @@ def test_bit_rot_is_found_before_anybody_reads_it(home: Path) -> None:
     backup_paths(home)[0].write_bytes(whole[:-1])
     with pytest.raises(CatalogUnreadableError):
         check_copies(home)
+
+
+WRITERS = {
+    "publish": lambda home: publish_catalog(home, catalog_path(home).read_bytes()),
+    "replace": lambda home: replace_catalog(home, catalog_path(home).read_bytes()),
+    "put back": lambda home: put_back(home, "in this test"),
+    "compare": lambda home: check_copies(home),
+    "open": lambda home: (catalog_path(home).unlink(), Catalog.open(home)),
+    "withdraw": lambda home: save_withdrawn(home, WithdrawnIds.new()),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_one_process_at_a_time_writes(home: Path, monkeypatch: pytest.MonkeyPatch, writer: str) -> None:
+    """Who comes second waits, and then writes neither the catalogue nor the list of withdrawn ids."""
+    monkeypatch.setattr(catalog_copies, "_WAIT_SECONDS", 0.0)
+    backup_paths(home)[0].write_bytes(catalog_path(home).read_bytes() + b" ")
+    refused = pytest.raises((DurableWriteError, CatalogUnreadableError), match="another process has been")
+    with only_catalog_writer(home), refused:
+        WRITERS[writer](home)
+
+
+def test_no_repair_is_made_untold(home: Path, tmp_path: Path) -> None:
+    """Killed anywhere, a repair that was made is noted; the next look makes the rest of it."""
+    whole = catalog_path(home).read_bytes()
+    damage_rows(catalog_path(home))
+    for killed, _ in killed_homes(home, lambda: check_copies(home), tmp_path / "killed"):
+        assert catalog_path(killed).read_bytes() != whole or last_put_back(killed) is not None
+        check_copies(killed)
+        assert catalog_path(killed).read_bytes() == whole
+    (quarantine(home) / "put_back.json").write_bytes(b"damaged")
+    assert last_put_back(home) is not None, "a note that cannot be read is one all the same"
 
 
 def test_a_catalogue_is_never_put_back_from_the_one_before(home: Path) -> None:

@@ -207,24 +207,58 @@ def test_a_kill_while_the_catalogue_of_a_store_replaces_what_is_wrong_is_explain
     assert last_put_back(home) is None
 
 
-def test_a_lost_mark_is_written_again_and_told(home: Path) -> None:
-    """Without a mark the catalogue is believed, and is marked from then on."""
+@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("read", ["open", "compare"])
+def test_a_lost_mark_is_written_again_and_told(versions, tmp_path, number: int, read: str) -> None:
+    """Without a mark the catalogue is believed, and is marked from then on; one lost copy is no alarm."""
+    home = shutil.copytree(versions[number], tmp_path / "home")
+    for copy in mark_copies(mark_path(home)):
+        copy.unlink()
+        check_copies(home)
+        assert copy.is_file()
+    assert last_put_back(home) is None
     shutil.rmtree(mark_path(home).parent)
-    Catalog.open(home)
+    READS[read](home)
     assert "said nothing" in last_put_back(home)[2]
     assert mark_path(home).is_file()
 
 
-def test_a_mark_that_cannot_be_written_stops_no_reader(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk leaves the mark behind; what the catalogue holds is read all the same."""
-    shutil.rmtree(mark_path(home).parent)
+def test_a_catalogue_that_rotted_keeps_no_newer_one_away(home: Path, versions: dict[int, Path]) -> None:
+    """Its second copy takes its place first, and that one is the version before."""
+    put_back(home, versions[2], *FILES)
+    whole, newest = (catalog_path(versions[number]).read_bytes() for number in (2, 3))
+    damage_rows(catalog_path(home))
+    publish_catalog(home, newest)
+    paths = (catalog_path(home), *backup_paths(home))
+    assert [path.read_bytes() for path in paths] == [newest, newest, whole]
+    assert last_put_back(home) is not None
+
+
+def test_a_mark_that_cannot_be_written_stops_nobody(home, versions, monkeypatch) -> None:
+    """A full disk leaves the mark behind; what the catalogue holds is published, and read all the same."""
+    put_back(home, versions[2], *FILES)
 
     def refuse(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("vlm_catalog.catalog_copies.write_replacing", refuse)
     monkeypatch.setattr("vlm_durable.versions.version_mark.write_replacing", refuse)
+    publish_catalog(home, catalog_path(versions[3]).read_bytes())
+    shutil.rmtree(mark_path(home).parent)
+    monkeypatch.setattr("vlm_catalog.catalog_copies.write_replacing", refuse)
     assert Catalog.open(home).rows == 30
+
+
+@pytest.mark.parametrize("before", [None, 2])
+@pytest.mark.promise("Of two valid versions the newer is true")
+def test_what_is_published_is_marked_at_once(versions, tmp_path, before: int | None) -> None:
+    """No reader has to come by first: an older version that is put back the moment after is not believed."""
+    home = tmp_path / "home"
+    if before is not None:
+        shutil.copytree(versions[before], home)
+    publish_catalog(home, catalog_path(versions[3]).read_bytes())
+    put_back(home, versions[2], "catalogue", "second copy")
+    with pytest.raises(CatalogUnreadableError, match="ingest 3 was durable here"):
+        Catalog.open(home)
 
 
 def test_the_catalogue_of_another_home_is_not_believed(home: Path, strangers: dict[int, Path]) -> None:
@@ -234,14 +268,17 @@ def test_the_catalogue_of_another_home_is_not_believed(home: Path, strangers: di
     catalog_path(home).write_bytes(foreign)
     assert Catalog.open(home).rows == 30
     assert catalog_path(home).read_bytes() == mine
-    with pytest.raises(CatalogUnreadableError, match="is that of another one: ingest 3 of"):
-        publish_catalog(home, foreign)
-    catalog_path(home).write_bytes(foreign)
+    for put in (publish_catalog, replace_catalog):
+        with pytest.raises(CatalogUnreadableError, match="is that of another one: ingest 3 of"):
+            put(home, foreign)
     shutil.rmtree(mark_path(home).parent)
-    with pytest.raises(CatalogUnreadableError, match="is of another home than its second copy"):
-        Catalog.open(home)
-    assert catalog_path(home).read_bytes() == foreign
-    assert backup_paths(home)[0].read_bytes() == mine
+    for contents in ((foreign, mine), (mine, foreign)):
+        paths = catalog_path(home), backup_paths(home)[0]
+        for path, content in zip(paths, contents, strict=True):
+            path.write_bytes(content)
+        with pytest.raises(CatalogUnreadableError, match="is of another home than its second copy"):
+            Catalog.open(home)
+        assert tuple(path.read_bytes() for path in paths) == contents
 
 
 def copy_marks(source: Path, home: Path, *numbers: int) -> None:
@@ -331,6 +368,16 @@ def test_files_of_two_homes_beside_marks_of_both_stop(home, strangers, of_the_ma
     put_in_place(home, check_catalog(home, str(backup_paths(home)[0])))
     assert Catalog.open(home).rows == 30
     assert backup_paths(home)[0].read_bytes() != mine, "it has a number of its own"
+
+
+@pytest.mark.parametrize("of_the_mark", [0, 1])
+def test_partitions_of_two_homes_beside_marks_of_both_stop(home, strangers, monkeypatch, of_the_mark) -> None:
+    """What is published does not say whose home this is: the mark that contradicts the files counts."""
+    copy_marks(strangers[1], home, of_the_mark)
+    both = {Catalog.open(strangers[1]).catalog_id, catalog_id_of(home)}
+    monkeypatch.setattr(catalog_copies, "recorded_catalogs", lambda home: both)
+    with pytest.raises(CatalogUnreadableError, match="is that of another one"):
+        Catalog.open(home)
 
 
 @pytest.mark.parametrize("of_the_mark", [0, 1])
