@@ -144,8 +144,9 @@ class SqliteFile:
                 try:
                     self._replace(str(damage))
                 except (OSError, sa.exc.DBAPIError) as error:
+                    why = getattr(error, "orig", error)
                     raise ControlStateError(
-                        f"{damage} It could not be replaced ({error}). Make room on the disk of"
+                        f"{damage} It could not be replaced ({why}). Make room on the disk of"
                         f" {self.path.parent}, or see that this user may write there; nothing was lost beyond"
                         " that."
                     ) from error

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import time
+from unittest.mock import Mock
 
 import pytest
 import sqlalchemy as sa
@@ -235,6 +236,16 @@ def test_with_only_the_older_copy_what_it_has_is_taken_and_everything_is_paused(
 
 def refuse_full_disk(*paths):
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_database_that_cannot_be_replaced_says_why_in_one_line(directory, monkeypatch):
+    """SQLite's own words, without the statement and the address that SQLAlchemy adds."""
+    state_with(directory, "ab")
+    (directory / "state.db").unlink()
+    full = sa.exc.OperationalError("COMMIT", {}, sqlite3.OperationalError("database or disk is full"))
+    monkeypatch.setattr(sqlite_file, "publish_replacing", Mock(side_effect=full))
+    with pytest.raises(ControlStateError, match=r"could not be replaced \(database or disk is full\)\."):
+        cancelled(ControlState(directory))
 
 
 def test_a_copy_that_is_due_and_fails_fails_no_change(state, directory, monkeypatch):
