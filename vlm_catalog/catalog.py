@@ -164,9 +164,7 @@ class Catalog:
 
         def read(file: Any) -> pa.Table:
             now = CatalogHeader.from_footer(file.metadata)
-            if now.catalog_id != self.catalog_id or (property_range, digest) not in now.slices(
-                with_tail=True
-            ):
+            if (property_range, digest) not in now.slices(with_tail=True):
                 raise CatalogError(
                     f"{self.path} was updated while it was in use, and {property_range.key} is among the"
                     " ranges that changed. Start again: the new rows are taken then."
@@ -198,9 +196,7 @@ class Catalog:
             batches = file.iter_batches(columns=["image_bytes"], batch_size=_ROWS_TOGETHER)
             lengths = [pc.list_value_length(batch.column(0)).to_numpy() for batch in batches]
             counts = np.concatenate(lengths) if lengths else np.zeros(0)
-            if len(counts) < self.rows:
-                # More rows are a catalogue that has grown since; fewer are damage.
-                raise ValueError(f"it has {counted(len(counts), 'rows')}, but its ranges cover {self.rows}")
+            self._refuse_fewer(len(counts))
             return counts[: self.rows].astype(np.int64)
 
         return self._read(read, "its images")
@@ -240,9 +236,15 @@ class Catalog:
                 is_requested = pc.is_in(batch.column(0), value_set=requested).to_numpy(zero_copy_only=False)
                 ordinals += [start + int(at) for at in np.flatnonzero(is_requested)]
                 start += batch.num_rows
+            self._refuse_fewer(start)
             return ordinals
 
         return self._read(read, "its ids")
+
+    def _refuse_fewer(self, rows: int) -> None:
+        """Raise ValueError for a column with too few rows: more are a catalogue that has grown since."""
+        if rows < self.rows:
+            raise ValueError(f"it has {counted(rows, 'rows')}, but its ranges cover {self.rows}")
 
     def file(self) -> Any:
         """The parquet file, open."""

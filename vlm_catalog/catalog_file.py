@@ -181,7 +181,7 @@ def verify_file(path: Path | Any) -> CatalogHeader:
 
     Raises UNREADABLE if anything is not as it was written, and CatalogFormatError.
     """
-    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+    with pq.ParquetFile(path) as file:
         header = CatalogHeader.from_footer(file.metadata)
         for _ in stream_rows(file, header):
             pass

@@ -146,7 +146,7 @@ def _verified(place: str, data: bytes) -> CatalogHeader:
 
 def _renumbered(data: bytes, header: CatalogHeader) -> bytes:
     writer = CatalogWriter()
-    with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as file:
+    with pq.ParquetFile(pa.BufferReader(data)) as file:
         for property_range, rows in stream_rows(file, header):
             if header.tail is not None and property_range == header.tail.range:
                 writer.add_tail(property_range, rows, since=header.tail.since)

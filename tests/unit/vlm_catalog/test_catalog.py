@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,8 +13,8 @@ import pytest
 from tests.support.damage import damage_rows
 from tests.support.listings import list_properties
 from vlm_catalog.catalog import Catalog, CatalogUnreadableError
-from vlm_catalog.catalog_copies import backup_paths, last_put_back, mark_path
-from vlm_catalog.catalog_file import CatalogError, rows_digest
+from vlm_catalog.catalog_copies import backup_paths, catalog_path, last_put_back, mark_path
+from vlm_catalog.catalog_file import CatalogError, CatalogHeader, rows_digest
 from vlm_catalog.ingest import ingest
 from vlm_catalog.ranges import PropertyRange
 
@@ -72,14 +73,18 @@ def test_slices_are_the_rows_of_their_range(large_home: Path) -> None:
         assert rows_digest(table) == catalog.slice_digest(one)
 
 
+def empty_column(path: Path, group: int) -> None:
+    """Have the ordinals of a row group be zeros on the disk."""
+    column = pq.read_metadata(path).row_group(group).column(0)
+    data, at = bytearray(path.read_bytes()), column.data_page_offset
+    data[at : at + column.total_compressed_size] = bytes(column.total_compressed_size)
+    path.write_bytes(data)
+
+
 def test_a_slice_reads_the_row_groups_of_its_range_only(home: Path) -> None:
     """A partition is not slowed, nor stopped by damage, by the rest of the catalogue."""
     catalog = Catalog.open(home)
-    first_column = pq.read_metadata(catalog.path).row_group(0).column(0)
-    data = bytearray(catalog.path.read_bytes())
-    at = first_column.data_page_offset
-    data[at : at + first_column.total_compressed_size] = bytes(first_column.total_compressed_size)
-    catalog.path.write_bytes(bytes(data))
+    empty_column(catalog.path, 0)
     assert catalog.slice(catalog.ranges[-1]).num_rows == 5
     assert last_put_back(home) is None
     assert catalog.slice(catalog.ranges[0]).num_rows == 5
@@ -111,11 +116,12 @@ def test_unknown_ranges_and_ordinals_are_refused(large_home: Path) -> None:
     """A key of another catalogue finds nothing here, and never other rows."""
     catalog = Catalog.open(large_home)
     for wrong in (PropertyRange(0, 6), PropertyRange(3, 5), PropertyRange(5_000, 5_005)):
-        with pytest.raises(CatalogError, match=wrong.key):
+        with pytest.raises(CatalogError, match=f"has no range {wrong.key}"):
             catalog.slice(wrong)
     assert catalog.range_of(4_999) == catalog.ranges[-1]
-    with pytest.raises(CatalogError):
-        catalog.range_of(5_000)
+    for ordinal in (-1, 5_000):
+        with pytest.raises(CatalogError):
+            catalog.range_of(ordinal)
 
 
 def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
@@ -125,12 +131,15 @@ def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
     rows = [table for _, table in catalog.slices(with_tail=True)]
     data = catalog.path.read_bytes()
     backup_paths(tmp_path / "home")[0].write_bytes(b"lost")
+    ids = [f"id {number}" for number in range(12)]
     noticed = 0
     for at in range(0, len(data), 7):
         catalog.path.write_bytes(data[:at] + bytes([data[at] ^ (1 << at % 8)]) + data[at + 1 :])
         shutil.rmtree(mark_path(tmp_path / "home").parent, ignore_errors=True)
         try:
             read = Catalog.open(tmp_path / "home")
+            assert read.ordinals_of(ids) == list(range(12))
+            assert read.image_counts().tolist() == [2] * 12
             tables = [table for _, table in read.slices(with_tail=True)]
         except CatalogUnreadableError:
             noticed += 1
@@ -140,19 +149,48 @@ def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
     assert noticed > 50
 
 
-def test_sound_parquet_with_other_rows_is_noticed(tmp_path: Path) -> None:
+def rewrite(home: Path, table: pa.Table, header: CatalogHeader) -> None:
+    """Have a catalogue without a second copy be a sound parquet file of these rows with this header."""
+    backup_paths(home)[0].write_bytes(b"lost")
+    shutil.rmtree(mark_path(home).parent)
+    with pq.ParquetWriter(catalog_path(home), table.schema.remove_metadata()) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata(header.metadata())
+
+
+@pytest.mark.parametrize("name", ["ordinal", "property_id", "image_uris", "image_bytes", "inputs_digest"])
+@pytest.mark.parametrize("other", ["values", "types"])
+def test_sound_parquet_with_other_rows_is_noticed(tmp_path: Path, name: str, other: str) -> None:
     """Rows that someone rewrote under the same header are not taken for what was ingested."""
+    (tmp_path / "1a.jpg").touch()
     ingest(list_properties(tmp_path, 3), tmp_path / "home", range_size=3)
     catalog = Catalog.open(tmp_path / "home")
-    backup_paths(tmp_path / "home")[0].write_bytes(b"lost")
     table = pq.read_table(catalog.path)
-    ids = table["property_id"].to_pylist()
-    swapped = table.set_column(1, table.schema.field(1), pa.array([ids[1], ids[0], ids[2]]))
-    with pq.ParquetWriter(catalog.path, swapped.schema) as writer:
-        writer.write_table(swapped)
-        writer.add_key_value_metadata(catalog.header.metadata())
+    place = table.schema.get_field_index(name)
+    field, column = table.schema.field(place), table[name]
+    if other == "values":
+        column = column.take(pa.array([1, 0, 2]))
+    else:
+        field = field.with_nullable(True)
+    rewrite(tmp_path / "home", table.set_column(place, field, column), catalog.header)
     with pytest.raises(CatalogUnreadableError, match="not what was ingested"):
         Catalog.open(tmp_path / "home").slice(catalog.ranges[0])
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [[(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 4)], [(0, 2)]],
+    ids=["gap", "overlap", "more", "fewer"],
+)
+def test_ranges_that_are_not_those_of_the_rows_are_noticed(tmp_path: Path, ranges: list) -> None:
+    """Every row lies in one range, and every range has its rows."""
+    ingest(list_properties(tmp_path, 3), tmp_path / "home", range_size=3)
+    catalog = Catalog.open(tmp_path / "home")
+    digests = ("0",) * len(ranges)
+    wrong = replace(catalog.header, ranges=tuple(PropertyRange(*one) for one in ranges), digests=digests)
+    rewrite(tmp_path / "home", pq.read_table(catalog.path), wrong)
+    with pytest.raises(CatalogUnreadableError, match="its ranges"):
+        Catalog.open(tmp_path / "home")
 
 
 @pytest.mark.parametrize("damage", ["gone", "empty", "truncated", "not a catalogue"])
@@ -199,10 +237,32 @@ def test_rows_updated_underneath_are_not_mixed(tmp_path: Path) -> None:
     source.write_text(source.read_text().replace("5b.jpg", "5c.jpg"))
     ingest(source, home, update=True)
     assert before.slice(before.ranges[0]).num_rows == 2
-    with pytest.raises(CatalogError, match=before.ranges[2].key):
+    updated = "was updated while it was in use"
+    with pytest.raises(CatalogError, match=f"{updated}, and {before.ranges[2].key}"):
         before.slice(before.ranges[2])
-    with pytest.raises(CatalogError):
+    with pytest.raises(CatalogError, match=updated):
         before.verify()
+
+
+def test_damage_in_the_middle_brings_no_row_twice(home: Path) -> None:
+    """Who reads all rows meets it after some of them, and goes on from the second copy."""
+    catalog = Catalog.open(home)
+    whole = catalog.path.read_bytes()
+    empty_column(catalog.path, 1)
+    assert [one for one, _ in catalog.slices()] == list(catalog.ranges)
+    assert catalog.path.read_bytes() == whole
+
+
+def test_images_are_counted_of_the_properties_that_the_catalogue_had(tmp_path: Path) -> None:
+    """Neither those that came since, nor as few as an older version has that was put back meanwhile."""
+    home = tmp_path / "home"
+    ingest(list_properties(tmp_path, 3), home)
+    before, older = Catalog.open(home), catalog_path(home).read_bytes()
+    ingest(list_properties(tmp_path, 5), home)
+    now = Catalog.open(home)
+    assert len(before.image_counts()) == 3
+    catalog_path(home).write_bytes(older)
+    assert len(now.image_counts()) == 5
 
 
 def test_a_home_can_be_moved_with_its_images(tmp_path: Path) -> None:

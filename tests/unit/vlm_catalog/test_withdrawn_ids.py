@@ -97,6 +97,17 @@ def test_the_list_says_nothing_to_who_guesses_ids(dataset: Dataset) -> None:
     assert ids(home)[1] == mine.tombstone("p1")
 
 
+def test_what_is_said_twice_changes_nothing() -> None:
+    """A command that is given again, and tombstones that are read again, leave the list as it was."""
+    once = WithdrawnIds.new().changed(["a", "b"], withdrawn=True).changed(["b"], withdrawn=False)
+    assert once.changed(["a"], withdrawn=True).changed(["b"], withdrawn=False) == once
+    assert ("a" in once, "b" in once) == (True, False)
+    tombstones = [once.tombstone(id_) for id_ in "ab"]
+    assert once.with_tombstones(tombstones) == once
+    again = once.changed(["b"], withdrawn=True)
+    assert again.with_tombstones(tombstones) == again
+
+
 def test_an_older_catalogue_brings_no_withdrawn_property_back(dataset: Dataset, template: Path) -> None:
     """It is named by the audit, and withdrawn again by the command that the sentence names."""
     home = dataset.settings.home
@@ -214,6 +225,12 @@ def test_a_list_that_is_lost_stops_an_ingest(dataset: Dataset) -> None:
         path.write_bytes(b"garbage")
     with pytest.raises(WithdrawnListError, match="cannot be read"):
         add(home, IDS)
+
+
+def test_an_id_that_begins_like_a_tombstone_is_one_of_a_property(tmp_path: Path) -> None:
+    """Where it is not listed any more it is gone as any other, and no list of withdrawn ids is missed."""
+    add(tmp_path / "home", ["p0", f"{WITHDRAWN}-house"])
+    assert add(tmp_path / "home", ["p0"]).gone_ids == (f"{WITHDRAWN}-house",)
 
 
 def test_the_list_of_another_home_is_no_copy_of_this(dataset: Dataset, tmp_path: Path) -> None:
