@@ -19,7 +19,6 @@ from vlm_durable.files.layout import Home
 from vlm_durable.mirror.mirror import NO_MIRROR, Mirror
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.versions.stored import StoredPartitions
-from vlm_durable.wording import counted
 
 
 @dataclass(frozen=True)
@@ -124,9 +123,4 @@ def _ids_of(published: PublishedPartitions, key: str) -> PublishedIds | None:
         published.restore(key)
     rows = published.read(key)
     ids = [id_ for batch in rows.iter_batches(["property_id"]) for id_ in batch["property_id"].to_pylist()]
-    if len(ids) != len(property_range):
-        raise CatalogError(
-            f"{published.path(key)} has {counted(len(ids), 'rows')} where its range has"
-            f" {len(property_range)}."
-        )
     return PublishedIds(property_range, tuple(ids), published.path(key), record.origin)

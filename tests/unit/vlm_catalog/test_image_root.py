@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from vlm_catalog.image_root import ImageOutsideRootError, ImageRoot, InvalidImagePathError
+from vlm_catalog.image_root import ImageOutsideRootError, ImageRoot, InvalidImagePathError, S3ImageRoot
+from vlm_durable.mirror.bucket import S3Folder
 
 
 @pytest.fixture
@@ -49,6 +50,34 @@ def test_paths_that_leave_are_refused(root: ImageRoot, written: str) -> None:
         root.uri(written)
 
 
+@pytest.mark.parametrize("inside", ["7/1.jpg", "7/a b|ü.jpg", "..7/1..jpg"])
+def test_what_lies_in_a_folder_on_s3_is_named_either_way(inside: str) -> None:
+    """A key below the folder and the whole address are the same image."""
+    root = S3ImageRoot(S3Folder.parse("s3://bucket/images"))
+    address = f"s3://bucket/images/{inside}"
+    assert root.uri(inside) == root.uri(address) == inside
+    assert root.locate(inside) == address
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "s3://other/1.jpg",
+        "s3://bucket/images2/1.jpg",
+        "7/../../1.jpg",
+        "/1.jpg",
+        "./1.jpg",
+        "https://a/1.jpg",
+    ],
+)
+def test_nothing_leads_out_of_a_folder_on_s3(written: str) -> None:
+    """What lies between here and the store may resolve dots; a neighbour's name may begin alike."""
+    root = S3ImageRoot(S3Folder.parse("s3://bucket/images"))
+    for ask in (root.uri, root.locate):
+        with pytest.raises(ImageOutsideRootError):
+            ask(written)
+
+
 def test_a_folder_whose_name_begins_alike_is_outside(root: ImageRoot) -> None:
     """images2 is not inside images."""
     with pytest.raises(ImageOutsideRootError):
@@ -70,6 +99,9 @@ def test_what_is_no_path_is_refused(root: ImageRoot, written: str, reason: str) 
     """Text that names no image on this disk is refused with its reason."""
     with pytest.raises(InvalidImagePathError, match=reason):
         root.uri(written)
+    if reason in ("empty", "NUL", "UTF-8"):
+        with pytest.raises(InvalidImagePathError, match=reason):
+            root.locate(written)
 
 
 def test_size_is_that_of_the_file_or_none(root: ImageRoot) -> None:

@@ -304,8 +304,9 @@ def test_several_image_roots(tmp_path: Path) -> None:
         with pytest.raises(ListingError, match=why):
             ingest(write_listing(tmp_path / "bad.jsonl", {"x": [bad]}), home)
     third = write_listing(tmp_path / "third.jsonl", {"c": ["c.jpg"]})
-    with pytest.raises(ListingError, match=f"further folder of this machine: .*--image-root {roots[2]}"):
-        ingest(third, home, image_root=roots[2])
+    for update in (False, True):
+        with pytest.raises(ListingError, match=f"further folder of this machine: .*--image-root {roots[2]}"):
+            ingest(third, home, image_root=roots[2], update=update)
     report = ingest(third, home, image_root=roots)
     assert (report.new, report.moved, catalogued(home)) == (1, True, {**known, "c": ["/3/c.jpg"]})
     assert ingest(third, home, image_root=roots[2]).unchanged == 1
@@ -337,6 +338,21 @@ def test_one_ingest_at_a_time(tree: Path, tmp_path: Path) -> None:
         with pytest.raises(IngestBusyError, match=r"process \d+, source .*tree"):
             ingest(tree, home)
     assert not ingest(tree, home).written
+
+
+def test_what_came_while_a_person_was_asked_is_not_written_over(tree: Path, tmp_path: Path) -> None:
+    """Nobody waits for the answer: another ingest goes through, and the one that asked begins anew."""
+    home = tmp_path / "home"
+    ingest(tree, home, range_size=2)
+    (tree / "x" / "1.jpg").write_bytes(b"other")
+
+    def grow(*_: object) -> None:
+        shutil.copytree(tree / "x", tree / "y")
+        ingest(tree, home)
+
+    with pytest.raises(IngestBusyError, match="was changed while you were asked"):
+        ingest(tree, home, update=True, before_update=grow)
+    assert list(catalogued(home))[-1] == "y"
 
 
 def test_a_lost_second_copy_is_made_again(tree: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import Result
 
 from tests.support.command_line import run_command
+from tests.support.damage import damage_rows
 from tests.support.homes import Dataset
 from tests.support.listings import write_listing
 from vlm_assets.config.settings import load_settings
@@ -165,6 +166,34 @@ def test_a_tail_is_not_closed_over_a_published_range(dataset: Dataset, older: Pa
         close_tail(home)
     add(home, IDS[::-1])
     assert numbers(home) == {one: number for number, one in enumerate(IDS)}
+
+
+@pytest.mark.parametrize(
+    ("since", "reason"),
+    [
+        ((IDS[:20], True), "its range lies across others"),
+        (([*IDS[:16], "q0"], False), "the catalogue has 'q0' in place of 'p16'"),
+    ],
+)
+@pytest.mark.promise("Of two valid versions the newer is true")
+def test_no_property_takes_the_number_of_a_published_one(dataset, older, tmp_path, since, reason) -> None:
+    """What was ingested into the older catalogue in the meantime stops an ingest instead."""
+    home, other = dataset.settings.home, tmp_path / "since" / "home"
+    shutil.copytree(older, other)
+    add(other, since[0], close=since[1])
+    forget(home, other)
+    before = catalog_path(home).read_bytes()
+    with pytest.raises(CatalogError, match=reason):
+        add(home, IDS)
+    assert catalog_path(home).read_bytes() == before
+
+
+def test_a_damaged_file_says_no_number(forgetful: Dataset) -> None:
+    """It is put back from its second copy before its ids are read."""
+    damage_rows(forgetful.settings.descriptions.published / "000000016-000000023.parquet")
+    add(forgetful.settings.home, IDS[::-1])
+    assert numbers(forgetful.settings.home) == {one: number for number, one in enumerate(IDS)}
+    assert audit(forgetful.settings, forgetful.catalog, deep=True).ok
 
 
 def test_an_older_catalogue_is_accepted_by_a_person_alone(dataset: Dataset, older: Path) -> None:

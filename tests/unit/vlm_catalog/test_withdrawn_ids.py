@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import stat
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -29,7 +31,9 @@ from vlm_catalog.withdrawn_ids import (
     read_withdrawn,
     restore_withdrawn,
     save_withdrawn,
+    share_withdrawn,
 )
+from vlm_durable.mirror.bucket import S3Folder, StoredObject, TakenError
 from vlm_durable.versions.findings import FindingKind
 
 IDS = [f"p{number}" for number in range(6)]
@@ -138,8 +142,9 @@ def test_a_catalogue_from_before_the_property_takes_it_not_in_again(dataset: Dat
     assert ids(home)[6:] == ["p8", "p6"]
 
 
-def test_a_published_tombstone_keeps_its_number(dataset: Dataset, tmp_path: Path) -> None:
-    """An older catalogue gets the tombstone of a published range back in its place."""
+@pytest.mark.parametrize("lists", ["whole", "older"])
+def test_a_published_tombstone_keeps_its_number(dataset: Dataset, tmp_path: Path, lists: str) -> None:
+    """An older catalogue gets the tombstone of a published range back in its place, and the list has it."""
     home = dataset.settings.home
     shutil.copytree(home, tmp_path / "earlier")
     add(home, [*IDS, "p6", "p7", "p8"])
@@ -147,6 +152,9 @@ def test_a_published_tombstone_keeps_its_number(dataset: Dataset, tmp_path: Path
     dataset.describe(dataset.keys[2])
     before = ids(home), dataset.catalog.slice(dataset.catalog.ranges[2])
     put_catalog_back(home, tmp_path / "earlier")
+    if lists == "older":
+        for path in list_paths(home):
+            shutil.copyfile(tmp_path / "earlier" / path.relative_to(home), path)
     add(home, ["p9", "p8", "p7", "p6", *IDS])
     assert (ids(home)[:9], dataset.catalog.slice(dataset.catalog.ranges[2])) == before
     assert ids(home)[9:] == ["p9"]
@@ -281,6 +289,48 @@ def test_a_kill_while_the_list_is_written_loses_nothing(dataset: Dataset, tmp_pa
         if not is_dead:
             break
     assert number > 8
+
+
+def test_what_was_withdrawn_meanwhile_stays(dataset: Dataset) -> None:
+    """Of two processes that have read the same list neither takes the other's change back."""
+    home = dataset.settings.home
+    read = read_withdrawn(home)
+    assert read is not None
+    for one in ("p2", "p3"):
+        save_withdrawn(home, read.changed([one], withdrawn=True))
+    withdrawn = read_withdrawn(home)
+    assert withdrawn is not None
+    assert [one in withdrawn for one in IDS] == [False, True, True, True, False, False]
+
+
+def test_a_machine_that_another_one_is_faster_than_takes_its_list_in(dataset: Dataset, monkeypatch) -> None:
+    """The store's list is replaced only if it is the one that was read; the next try has what both know."""
+    home = dataset.settings.home
+    before = read_withdrawn(home)
+    assert before is not None
+    save_withdrawn(home, before.changed(["p2"], withdrawn=True))
+    others = before.changed(["p3"], withdrawn=True).to_bytes()
+    stored: list[bytes] = []
+
+    def look(*_: object) -> StoredObject | None:
+        if stored:
+            digest = hashlib.sha256(stored[-1]).hexdigest()
+            return StoredObject(len(stored[-1]), digest, digest, datetime.now(UTC))
+        stored.append(others)
+        return None
+
+    def put(_: object, name: str, content: bytes, *, over: StoredObject | None) -> None:
+        if over is None or over.sha256 != hashlib.sha256(stored[-1]).hexdigest():
+            raise TakenError(name)
+        stored.append(content)
+
+    monkeypatch.setattr(S3Folder, "head", look)
+    monkeypatch.setattr(S3Folder, "put", put)
+    monkeypatch.setattr(S3Folder, "get", lambda *_, **how: stored[-1])
+    shared = share_withdrawn(home, S3Folder("bucket", "home/"))
+    assert shared == read_withdrawn(home)
+    assert shared is not None and [one in shared for one in IDS[1:4]] == [True] * 3
+    assert stored == [others, shared.to_bytes()]
 
 
 @pytest.mark.parametrize("number", [0, 1])
