@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from vlm_assets.assets.fingerprint import digest_of, settings_digest
 from vlm_assets.assets.partition import CONFIDENCE
@@ -193,23 +194,31 @@ def shown_rows(rows: pa.Table, thresholds: Thresholds) -> pa.Table:
     """
     if not thresholds or "description" not in rows.column_names:
         return rows
-    import duckdb
+    place, raw = rows.column_names.index("description"), rows["description"].combine_chunks()
+    without = pa.nulls(rows.num_rows, pa.struct([]))
+    sure = rows[CONFIDENCE].combine_chunks() if CONFIDENCE in rows.column_names else without
+    answers = [
+        _sure_answers(raw, sure, field, thresholds[field.name])
+        if field.name in thresholds
+        else pc.struct_field(raw, field.name)
+        for field in raw.type
+    ]
+    shown = pa.StructArray.from_arrays(answers, fields=list(raw.type), mask=raw.is_null())
+    return rows.set_column(place, rows.schema.field(place), shown).append_column(RAW, raw)
 
-    types = {
-        name: rows.schema.field(name).type
-        for name in ("description", CONFIDENCE)
-        if name in rows.column_names
-    }
-    limits = {field: _sql(threshold) for field, threshold in thresholds.items()}
-    with duckdb.connect(config={"enable_external_access": "false"}) as connection:
-        connection.register("rows", rows.select(list(types)))
-        shown = connection.sql(
-            f"SELECT {shown_description(limits, types)} AS description FROM rows"  # noqa: S608 - names quoted
-        ).to_arrow_table()
-    place = rows.column_names.index("description")
-    raw = rows["description"]
-    rows = rows.set_column(place, rows.schema.field("description"), shown["description"].cast(raw.type))
-    return rows.append_column(RAW, raw)
+
+def _sure_answers(
+    raw: pa.StructArray, sure: pa.StructArray, field: pa.Field, threshold: float | None
+) -> pa.Array:
+    """The answers of a promised field, null for those below its threshold. sure: the confidences."""
+    nothing = pa.nulls(len(raw), field.type)
+    place = sure.type.get_field_index(field.name)
+    # A nested object has no confidence of its own: nothing can be promised of it, and none of it is shown.
+    if threshold is None or place < 0 or not pa.types.is_floating(sure.type.field(place).type):
+        return nothing
+    # As doubles on both sides, as in the tests: 0.95 as a float is less than 0.95.
+    is_sure = pc.greater_equal(pc.struct_field(sure, field.name).cast(pa.float64()), threshold)
+    return pc.if_else(is_sure, pc.struct_field(raw, field.name), nothing)
 
 
 def shown_description(limits: Mapping[str, str], types: Mapping[str, pa.StructType]) -> str:
