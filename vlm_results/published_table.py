@@ -24,6 +24,7 @@ import typer
 from vlm_assets.assets.fingerprint import TEXTS, digest_of
 from vlm_assets.assets.partition import CONFIDENCE, INPUTS
 from vlm_assets.config.filled_fields import FieldSources, field_sources, in_sql, shown
+from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.settings import Settings
 from vlm_assets.config.where import quoted
 from vlm_assets.services.command_error import CommandError
@@ -185,12 +186,13 @@ def read_sets(
     ordinals: pa.Array | None = None,
 ) -> tuple[pa.Table, tuple[FurtherRows, ...]]:
     """The rows of the descriptions, and those of the further sets beside them. Raises PublishedError."""
-    sets = further_sets(settings)
+    # Settings make other folders of the descriptions each time, and each reads the catalogue's id anew.
+    descriptions, *sets = question_sets(settings)
     needed = {"property_id", "ordinal"} if sets else set[str]()
     if any(asked.fills for asked in sets):
         needed.add("description")
     columns = [*columns, *sorted(needed - set(columns))]
-    _, rows = _read_set(settings.descriptions, guarantee, key, columns, ordinals)
+    _, rows = _read_set(descriptions.asset, guarantee, key, columns, ordinals)
     further = []
     for asked in sets:
         of_set = [*columns, *(name for name in SET_COLUMNS if name not in columns)]
