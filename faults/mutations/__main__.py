@@ -28,7 +28,7 @@ import pyarrow.dataset
 import pyarrow.parquet  # noqa: F401
 import pytest
 
-from faults.mutations import decision_mutants, journal_mutants, publication_mutants
+from faults.mutations import catalog_mutants, decision_mutants, journal_mutants, publication_mutants
 from faults.mutations.mutant import Mutant
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -64,6 +64,7 @@ _QUICK = {
         f"{_PUBLICATION}::test_bytes_changed_before_the_read_back",
         "tests/unit/vlm_assets/services/test_status.py::test_finished_rows_that_no_check_refused_are_interrupted",
     ],
+    **catalog_mutants.TESTS,
     **decision_mutants.TESTS,
 }
 _FAULTS = {
@@ -92,8 +93,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", type=Path, help="write the table as JSON too")
     options = parser.parse_args(arguments)
     groups = {"journal": journal_mutants.MUTANTS, "publication": publication_mutants.MUTANTS}
-    for file in decision_mutants.TESTS:
-        groups[file] = tuple(mutant for mutant in decision_mutants.MUTANTS if mutant.file == file)
+    for part in (catalog_mutants, decision_mutants):
+        for file in part.TESTS:
+            groups[file] = tuple(mutant for mutant in part.MUTANTS if mutant.file == file)
     outcomes = []
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="mutations-", dir=memory) as folder:

@@ -2,10 +2,15 @@
 
 import pytest
 
-from faults.mutations import decision_mutants, journal_mutants, publication_mutants
+from faults.mutations import catalog_mutants, decision_mutants, journal_mutants, publication_mutants
 from faults.mutations.__main__ import CHECKOUT
 
-MUTANTS = (*journal_mutants.MUTANTS, *publication_mutants.MUTANTS, *decision_mutants.MUTANTS)
+BY_FILE = (catalog_mutants, decision_mutants)
+MUTANTS = (
+    *journal_mutants.MUTANTS,
+    *publication_mutants.MUTANTS,
+    *(mutant for part in BY_FILE for mutant in part.MUTANTS),
+)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.promise)
@@ -19,10 +24,11 @@ def test_no_mutant_is_listed_twice():
     assert len({mutant.promise for mutant in MUTANTS}) == len(MUTANTS)
 
 
-def test_every_decision_has_tests_that_hold_it():
+@pytest.mark.parametrize("part", BY_FILE)
+def test_every_file_has_tests_that_hold_it(part):
     """A file whose mutants are listed under no tests would be passed over."""
-    assert {mutant.file for mutant in decision_mutants.MUTANTS} == set(decision_mutants.TESTS)
-    for tests in decision_mutants.TESTS.values():
+    assert {mutant.file for mutant in part.MUTANTS} == set(part.TESTS)
+    for tests in part.TESTS.values():
         for name in tests:
             path, _, function = name.partition("::")
             assert f"def {function}" in (CHECKOUT / path).read_text()

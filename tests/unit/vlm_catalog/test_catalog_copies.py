@@ -101,7 +101,7 @@ def test_bit_rot_is_found_before_anybody_reads_it(home: Path) -> None:
         harm(rotten)
         damaged = rotten.read_bytes()
         check_copies(home)
-        assert damaged in [path.read_bytes() for path in quarantine(home).glob("catalog*")]
+        assert damaged in [path.read_bytes() for path in quarantine(home).glob(f"{rotten.name}.*")]
         assert catalog_path(home).read_bytes() == backup_paths(home)[0].read_bytes() == whole
     backup_paths(home)[0].unlink()
     check_copies(home)

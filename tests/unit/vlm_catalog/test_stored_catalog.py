@@ -1,14 +1,26 @@
 """The catalogue of a home without a store, or with one in memory. Real stores are in tests/integration."""
 
 import hashlib
+import shutil
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
 from tests.support.homes import Dataset
-from vlm_catalog.catalog_copies import catalog_path, last_store, mark_path, note_store
+from tests.support.listings import write_listing
+from vlm_catalog.catalog import Catalog
+from vlm_catalog.catalog_copies import backup_paths, catalog_path, last_store, mark_path, note_store
 from vlm_catalog.catalog_file import CatalogError
-from vlm_catalog.stored_catalog import CATALOG_NAME, extend_catalog, pull_catalog, put_back_catalog
+from vlm_catalog.ingest import ingest
+from vlm_catalog.stored_catalog import (
+    CATALOG_NAME,
+    extend_catalog,
+    pull_catalog,
+    put_back_catalog,
+    stored_catalog_trouble,
+)
+from vlm_catalog.withdrawn_ids import WithdrawnIds, save_withdrawn
 from vlm_durable.mirror.bucket import S3Folder, StoredObject, TakenError, UnfitStoreError
 from vlm_durable.mirror.mirror import NO_MIRROR
 from vlm_durable.versions.version_mark import UNKNOWN_STORE, mark_copies
@@ -64,9 +76,17 @@ def objects(monkeypatch):
         ("put", put),
         ("get", lambda _, name, **how: stored[name]),
         ("prove", lambda _: None),
+        ("folders", lambda *_: iter(())),
+        ("names", lambda *_: iter(())),
     ):
         monkeypatch.setattr(S3Folder, name, answer)
     return stored
+
+
+def add(home, folder, name, store=NO_MIRROR):
+    """Ingest one property more."""
+    listing = write_listing(folder / "listing.jsonl", {name: []})
+    ingest(listing, home, image_root=Path(Catalog.open(home).image_root), store=store)
 
 
 def test_a_home_is_never_ahead_of_its_store(dataset, objects):
@@ -102,3 +122,76 @@ def test_damage_in_a_store_is_not_taken_and_not_written_over(dataset, objects, m
         with pytest.raises(CatalogError, match="not those that its checksum stands for"):
             act(home, STORE)
     assert (catalog_path(home).read_bytes(), objects[CATALOG_NAME]) == (before, before + b"damage")
+
+
+def test_of_two_catalogues_of_one_number_a_person_names_the_true_one(dataset, objects, tmp_path):
+    """Two machines were extended while no store was set: the sentence has the command for either."""
+    home, other = dataset.settings.home, tmp_path / "other"
+    pull_catalog(home, STORE)
+    shutil.copytree(home, other)
+    for machine in (home, other):
+        add(machine, tmp_path, f"of {machine.name}")
+    objects[CATALOG_NAME] = catalog_path(other).read_bytes()
+    with pytest.raises(CatalogError, match="does not come before it: the store was put back"):
+        pull_catalog(home, STORE)
+
+
+def test_a_store_that_was_emptied_is_filled_by_a_persons_word_alone(dataset, objects):
+    """Another machine may have had a newer catalogue there."""
+    home = dataset.settings.home
+    pull_catalog(home, STORE)
+    before = objects.pop(CATALOG_NAME)
+    for act in (pull_catalog, put_back_catalog):
+        with pytest.raises(CatalogError, match="was the store emptied"):
+            act(home, STORE)
+    assert objects == {}
+    put_back_catalog(home, STORE, newest_here=True)
+    assert objects == {CATALOG_NAME: before}
+    assert pull_catalog(home, STORE) is not None
+
+
+def test_a_stores_older_catalogue_replaces_nothing(dataset, objects, tmp_path):
+    """Neither a newer one of the home nor a damaged one: a person says that it is true."""
+    home = dataset.settings.home
+    pull_catalog(home, STORE)
+    older = objects[CATALOG_NAME]
+    add(home, tmp_path, "late", STORE)
+    newest, objects[CATALOG_NAME] = objects[CATALOG_NAME], older
+    with pytest.raises(CatalogError, match="does not come before it: the store was put back"):
+        pull_catalog(home, STORE)
+    assert catalog_path(home).read_bytes() == newest
+    for path in (catalog_path(home), *backup_paths(home)):
+        path.write_bytes(b"damaged")
+    with pytest.raises(CatalogError, match="does not take its place: it is an older version"):
+        pull_catalog(home, STORE)
+    objects[CATALOG_NAME] = newest
+    pull_catalog(home, STORE)
+    assert catalog_path(home).read_bytes() == newest
+
+
+def test_the_store_of_another_home_is_named(dataset, objects, tmp_path):
+    """Neither catalogue is changed, however new the other is."""
+    other = tmp_path / "other"
+    ingest(write_listing(tmp_path / "listing.jsonl", {"x": []}), other)
+    pull_catalog(dataset.settings.home, STORE)
+    before = catalog_path(other).read_bytes(), dict(objects)
+    with pytest.raises(CatalogError, match="is the store of another home"):
+        pull_catalog(other, STORE)
+    assert (catalog_path(other).read_bytes(), objects) == before
+
+
+def test_the_list_of_withdrawn_ids_comes_first(dataset, objects, monkeypatch):
+    """A run or ingest that takes over a catalogue knows who was withdrawn."""
+    home = dataset.settings.home
+    save_withdrawn(home, WithdrawnIds.new().changed(["x"], withdrawn=True))
+    pull_catalog(home, STORE)
+    assert list(objects) == ["property_catalog/withdrawn.json", CATALOG_NAME]
+
+
+def test_a_deep_look_reads_the_stores_catalogue(dataset, objects, monkeypatch):
+    """What rotted under its checksum is seen by its bytes alone."""
+    home = dataset.settings.home
+    pull_catalog(home, STORE)
+    monkeypatch.setattr(S3Folder, "get", lambda *_, **how: b"rot")
+    assert stored_catalog_trouble(home, STORE, deep=False) is None
+    assert "holds other bytes" in stored_catalog_trouble(home, STORE, deep=True)
