@@ -30,9 +30,9 @@ import pyarrow.parquet as pq
 from examples.rendered_properties import write_example
 from vlm_assets.config.settings import EXAMPLE_MODEL
 from vlm_durable.files.lock_files import acquire_lock
-from vlm_training.checkpoints import Checkpoints, newest_state
+from vlm_training.checkpoints import Checkpoints
 from vlm_training.objective import DescribeObjective
-from vlm_training.order import SampleOrder, seed_of
+from vlm_training.order import seed_of
 from vlm_training.rank import PLAN
 from vlm_training.rank_processes import RankProcesses
 from vlm_training.training_plan import Sample, TrainingPlan, write_samples
@@ -267,13 +267,11 @@ def children(pid: int) -> list[int]:
 
 
 def repeated_or_left_out(folder: Path) -> bool:
-    """Whether the samples that were delivered, over all starts, are not each one once an epoch."""
-    state = newest_state(folder / "work" / "checkpoints")
-    assert state is not None
-    plan = TrainingPlan.read(folder / "work" / PLAN)
-    order = SampleOrder(state["count"], plan.seed)
-    due = sum(order.mark(number, order.index(number)) for number in range(state["consumed"]))
-    return bool(due % (1 << 64) != state["delivered"] % (1 << 64))
+    """Whether the steps of the history, over all starts, are not each of the next samples, without a gap."""
+    batch = TrainingPlan.read(folder / "work" / PLAN).batch
+    lines = [json.loads(line) for line in (folder / "training.jsonl").read_text().splitlines()]
+    found = [(line["step"], line["samples"]) for line in lines]
+    return found != [(step, step * batch) for step in range(1, len(lines) + 1)]
 
 
 def damaged_and_used(folder: Path, *, cases: int, rng: random.Random) -> int:

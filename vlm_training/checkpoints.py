@@ -21,7 +21,7 @@ from vlm_durable.files.files import TemporaryFile, make_directory, publish_new, 
 from vlm_durable.files.sealed_json import refuse_newer_format
 from vlm_training.state import TrainingState
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Format of a checkpoint's names and numbers. Later versions read it; this version refuses later formats."""
 
 KEPT: Final = 3
@@ -187,6 +187,7 @@ def _metadata(state: TrainingState) -> dict[str, str]:
 def _state(metadata: Mapping[str, str], path: Path) -> dict[str, Any]:
     refuse_newer_format(json.loads(metadata["format"]), FORMAT, path)
     state: dict[str, Any] = json.loads(metadata["state"])
+    state.pop("delivered", None)  # In format 1: a sum over the samples so far.
     return state
 
 

@@ -33,7 +33,7 @@ from vlm_training.checkpoints import (
     read,
 )
 from vlm_training.objective import Objective, load_objective
-from vlm_training.order import LeakDetector, OrderChangedError, SampleOrder, seed_of
+from vlm_training.order import LeakError, OrderChangedError, SampleOrder, seed_of
 from vlm_training.rank_watch import Activity, PositionFile, SlowRanks
 from vlm_training.ranks import Ranks, RanksLostError, TreeSum, bounds
 from vlm_training.state import SKIPS_ALLOWED, TrainingState, learning_rate
@@ -53,11 +53,9 @@ _PRELOADED: Final = [
 
 _CLIP: Final = 1.0
 _BEST: Final = "best."
-_LARGE: Final = 1 << 32
-"""The sums of marks are gathered as two halves: a float of 64 bits holds no integer of 64 bits."""
 
-_LOSS, _WEIGHT, _MARKS_HIGH, _MARKS_LOW, _STOPPING, _SECONDS = range(6)
-"""Positions in the tensor that each rank reports for a microbatch."""
+_LOSS, _WEIGHT, _FIRST, _END, _STOPPING, _SECONDS = range(6)
+"""Positions in the tensor that a rank reports for a microbatch: the samples from ``_FIRST`` to ``_END``."""
 
 
 class BadBatchesError(TrainingError):
@@ -70,9 +68,9 @@ class TrainingStoppedError(Exception):
 
 @dataclass(frozen=True)
 class _Microbatch:
-    """The samples that a loader's process made from some sample numbers."""
+    """What a loader's process made of some sample numbers. samples: each number with its index."""
 
-    marks: int
+    samples: Sequence[tuple[int, int]]
     batch: Any | None
 
 
@@ -84,16 +82,16 @@ class _NumberedSamples:
     ) -> None:
         self.samples, self.chosen, self.order, self.objective = samples, chosen, order, objective
 
-    def __getitem__(self, number: int) -> tuple[int, Any]:
+    def __getitem__(self, number: int) -> tuple[int, int, Any]:
         index = self.order.index(number)
         sample = self.samples[self.chosen[index]]
         seed = seed_of("sample", self.order.seed, number)
-        return self.order.mark(number, index), self.objective.features(sample, seed)
+        return number, index, self.objective.features(sample, seed)
 
-    def collate(self, samples: Sequence[tuple[int, Any]]) -> _Microbatch:
-        readable = [features for _, features in samples if features is not None]
+    def collate(self, samples: Sequence[tuple[int, int, Any]]) -> _Microbatch:
+        readable = [features for _, _, features in samples if features is not None]
         batch = self.objective.collate(readable) if readable else None
-        return _Microbatch(sum(mark for mark, _ in samples), batch)
+        return _Microbatch([(number, index) for number, index, _ in samples], batch)
 
 
 class Training:
@@ -134,7 +132,6 @@ class Training:
                 f"None of {counted(len(ids), 'samples')} is left to train on: hold out fewer."
             )
         self._order = SampleOrder(len(self._chosen), plan.seed)
-        self._leaks = LeakDetector(self._order)
         self._objective = load_objective(plan)
         self._checkpoints = Checkpoints(folder / "checkpoints", quarantine)
         self._writer = CheckpointThread(
@@ -250,7 +247,6 @@ class Training:
             self.state.order, self.state.count = self._order.digest(), self._order.count
         else:
             self._load(path)
-            self._check_samples()
         self.state.starts += 1
         state = self.state
         if self._ranks.is_first:
@@ -275,12 +271,6 @@ class Training:
                 "mtbf": round(mean_time_between_failures(state)),
             },
         )
-
-    def _check_samples(self) -> None:
-        """Compare the samples delivered since the last epoch's end; earlier ones were compared then."""
-        last = self.state.epochs[-1] if self.state.epochs else {}
-        since = (last["samples"], last["delivered"]) if "delivered" in last else (0, 0)
-        self._leaks.check_run(self.state.consumed, self.state.delivered, since=since)
 
     def _newest(self) -> Path | None:
         # The first rank sets a damaged file aside; the others pass it over.
@@ -314,7 +304,7 @@ class Training:
             while not self._is_done():
                 start, stop = self._next_batch()
                 if start in self.state.skips:
-                    self._skip(start, stop)
+                    self.state.consumed = stop
                     continue
                 step = self._step(start, stop, loader)
                 if step.refusal is not None:
@@ -333,7 +323,6 @@ class Training:
                     if self._ranks.is_first:
                         self._writer.save(self.state, self._tensors())
                     raise TrainingStoppedError
-        self._check_samples()
         if not self.state.epochs or self.state.epochs[-1]["step"] != self.state.step:
             self._measure()
 
@@ -342,11 +331,6 @@ class Training:
     def _next_batch(self) -> tuple[int, int]:
         start = self.state.consumed
         return start, int(min(start + self._plan.batch, self._total_samples))
-
-    def _skip(self, start: int, stop: int) -> None:
-        order = self._order
-        self.state.delivered += sum(order.mark(number, order.index(number)) for number in range(start, stop))
-        self.state.consumed = stop
 
     def _step(self, start: int, stop: int, loader: Iterator[_Microbatch]) -> _Step:
         """Compute a global batch, add the gradients up and take the step, unless it must not be taken."""
@@ -363,8 +347,8 @@ class Training:
                 began = time.monotonic()
                 microbatch = next(loader)
                 self._position.enter(Activity.COMPUTING)
-                high, low = divmod(microbatch.marks % (1 << 64), _LARGE)
-                report[_MARKS_HIGH], report[_MARKS_LOW] = float(high), float(low)
+                self._order.check(parts[number], microbatch.samples)
+                report[_FIRST], report[_END] = microbatch.samples[0][0], microbatch.samples[-1][0] + 1
                 if microbatch.batch is not None:
                     torch.manual_seed(seed_of("dropout", plan.seed, start, number))
                     with self._precision():
@@ -386,11 +370,13 @@ class Training:
         for gathered in reports[: plan.microbatches]:
             losses.push([gathered[[_LOSS, _WEIGHT]]])
         loss_sum, weight = losses.total()[0].tolist()
-        delivered = sum(
-            int(gathered[_MARKS_HIGH]) * _LARGE + int(gathered[_MARKS_LOW]) for gathered in reports
-        )
         asked_to_stop = any(bool(gathered[_STOPPING]) for gathered in reports)
-        self._leaks.check_batch(start, stop, delivered)
+        computed = [gathered[[_FIRST, _END]].tolist() for gathered in reports if gathered[_END]]
+        if [*(first for first, _ in computed), stop] != [start, *(end for _, end in computed)]:
+            raise LeakError(
+                f"The ranks computed the samples {computed} where {start} to {stop - 1} were due, each once."
+                " Nothing of the step was taken. This is a defect of this program: please open an issue."
+            )
         if weight == 0.0:
             raise TrainingError(
                 "No image of a whole batch can be read, such as those of"
@@ -412,7 +398,6 @@ class Training:
             self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
             epoch = self.state.consumed // self._order.count
-            self.state.delivered = (self.state.delivered + delivered) % (1 << 64)
             self.state.count_step(loss, consumed=stop)
             ends_epoch = self.state.consumed // self._order.count > epoch
         else:
@@ -455,7 +440,6 @@ class Training:
             },
         )
         if step.ends_epoch:
-            self._check_samples()
             self._measure()
         if self._ranks.is_first and not self._is_done() and self._writer.is_due(state):
             self._writer.begin(state, self._tensors())
@@ -581,7 +565,7 @@ class Training:
             "write": round(self._writer.write_seconds, 3),
             "interval": round(self._writer.interval(state), 1),
         }
-        state.epochs.append({**measured, "delivered": state.delivered})
+        state.epochs.append(measured)
         self._say("epoch", {**measured, "best": state.best, "steps": self.total_steps})
 
     def _write_history(self) -> None:

@@ -22,16 +22,15 @@ _SPIKE_TIMES, _SPIKE_PLUS = 3.0, 1.0
 class TrainingState:
     """step: finished optimizer steps. consumed: samples of finished and of skipped batches.
 
-    skips: the first sample number of each skipped batch, with the ids of its properties. delivered: the sum
-    of the marks of all consumed samples. losses, samples: of each finished step. epochs: what was measured
-    at the end of each. best, best_epoch: the lowest metric so far. seconds: of training. starts: how often
-    it was started. order: a digest of the order of the samples. count: samples of an epoch.
+    skips: the first sample number of each skipped batch, with the ids of its properties. losses, samples:
+    of each finished step. epochs: what was measured at the end of each. best, best_epoch: the lowest metric
+    so far. seconds: of training. starts: how often it was started. order: a digest of the order of the
+    samples. count: samples of an epoch.
     """
 
     step: int = 0
     consumed: int = 0
     skips: dict[int, list[str]] = field(default_factory=dict)
-    delivered: int = 0
     losses: list[float] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     epochs: list[dict[str, Any]] = field(default_factory=list)

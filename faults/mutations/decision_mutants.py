@@ -37,6 +37,7 @@ _PACE = "vlm_assets/services/pace.py"
 _LEASES = "vlm_engine/devices/leases.py"
 _PROCESSES = "vlm_durable/files/processes.py"
 _ORDER = "vlm_training/order.py"
+_LOOP = "vlm_training/loop.py"
 _SCHEMA = "vlm_engine/schema.py"
 _CANARY = "vlm_engine/canary.py"
 _CONFIDENCE = "vlm_engine/confidence.py"
@@ -137,6 +138,7 @@ TESTS = {
         "tests/unit/vlm_engine/images/test_worker.py",
     ],
     _ORDER: ["tests/unit/vlm_training/test_order.py"],
+    _LOOP: ["tests/unit/vlm_training/test_loop.py"],
     _SCHEMA: ["tests/unit/vlm_assets/assets/test_truth.py"],
     _CANARY: ["tests/unit/vlm_engine/test_canary.py"],
     _CONFIDENCE: ["tests/unit/vlm_engine/test_confidence.py"],
@@ -414,7 +416,10 @@ MUTANTS = (
            "the limit of memory is for decoding alone"),
     Mutant(_PROCESSES, "        *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY),\n", "", "a lower limit of the process stays"),
     Mutant(_ORDER, 'seed_of("order", seed, epoch)', 'seed_of("order", seed)', "each epoch has an order of its own"),
-    Mutant(_ORDER, 'seed_of("marks", seed, epoch)', 'seed_of("marks", seed)', "a sample of another epoch is noticed"),
+    Mutant(_ORDER, "            if expected != actual:\n", "            if False:\n", "a sample that is not the planned one is noticed"),
+    Mutant(_LOOP, "                self._order.check(parts[number], microbatch.samples)\n", "", "what a loader gives is compared with the plan"),
+    Mutant(_LOOP, "        if [*(first for first, _ in computed), stop] != ", "        if False and [] != ",
+           "the microbatches of all ranks are the samples of the step, each once"),
     Mutant(_SCHEMA, "sorted(map(_plain, first)) == sorted(map(_plain, second))", "set(map(_plain, first)) == set(map(_plain, second))",
            "a list with a repetition is another list"),
     Mutant(_CANARY, "        if differing.confirmed:\n            why", "        if True:\n            why", "of two that differ neither is left out"),

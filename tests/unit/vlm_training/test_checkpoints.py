@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 from pathlib import Path
@@ -12,6 +13,8 @@ import torch
 
 from vlm_durable.files import files
 from vlm_durable.files.files import DurableWriteError
+from vlm_durable.files.sealed_json import FormatVersionError
+from vlm_training import checkpoints as checkpoints_module
 from vlm_training.checkpoints import (
     KEPT,
     Checkpoints,
@@ -49,6 +52,22 @@ def test_what_was_written_is_read(checkpoints: Checkpoints) -> None:
     assert there.keys() == tensors(7).keys()
     assert all(torch.equal(there[name], one) for name, one in tensors(7).items())
     assert read_state(path)["step"] == 7
+
+
+def test_a_checkpoint_of_the_format_before_is_read(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds a sum that is no longer kept. A program of before refuses one of now, by its number."""
+    written = checkpoints_module._metadata(state(7))
+    before = {"format": "1", "state": json.dumps({**json.loads(written["state"]), "delivered": 2**63})}
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints_module, "_metadata", lambda _: before)
+        path = checkpoints.write(state(7), tensors(7))
+    assert read(path)[0] == state(7) and read_state(path) == json.loads(written["state"])
+    path = checkpoints.write(state(8), tensors(8))
+    monkeypatch.setattr(checkpoints_module, "FORMAT", 1)
+    with pytest.raises(FormatVersionError, match="a newer version wrote it"):
+        read(path)
 
 
 def test_every_flip_and_cut_of_the_newest_is_noticed(checkpoints: Checkpoints) -> None:
