@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -85,6 +86,9 @@ def main() -> None:
     except (TrainingError, EngineError, OrderChangedError, DurableWriteError, FormatVersionError) as error:
         say("refused", {"message": str(error)})
         code = REFUSED
+    except Exception:
+        traceback.print_exc()
+        code = 1
     with contextlib.suppress(BrokenPipeError):
         events.close()
     sys.stdout.flush()

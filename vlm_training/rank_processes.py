@@ -192,6 +192,8 @@ class RankProcesses:
             # All ranks are on this machine.
             "GLOO_SOCKET_IFNAME": "lo",
             "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+            # Python's tracker outlives a rank, and its warning would hide the last line of the log.
+            "PYTHONWARNINGS": "ignore:resource_tracker",
         }
         command = [sys.executable, "-P", "-m", "vlm_training.rank", str(self.folder)]
         with (self.folder / f"rank-{number}.log").open("wb") as log:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from sensors.progress_judge import ProgressLimits
+from vlm_durable.files.lock_files import acquire_lock
+from vlm_training import rank_processes
 from vlm_training.loop import Training
 from vlm_training.order import LeakError
+from vlm_training.rank import PLAN
+from vlm_training.rank_processes import RankProcesses, RanksDiedError
 from vlm_training.ranks import Ranks
 from vlm_training.training_plan import TrainingPlan
 
@@ -46,6 +53,13 @@ class Line:
 
     def loss(self, model: Any, _: Any, batch: Any, *, step: int) -> tuple[Any, float]:
         return ((model(batch) - 2 * batch) ** 2).sum(), float(len(batch))
+
+
+class Broken(Line):
+    """An objective with a defect."""
+
+    def loss(self, model: Any, _: Any, batch: Any, *, step: int) -> tuple[Any, float]:
+        raise ZeroDivisionError("a defect")
 
 
 PLAN_OF_LINE = TrainingPlan(
@@ -127,3 +141,18 @@ def test_a_rank_that_computes_another_microbatch_is_noticed(
     """Its loader gives what it plans, so only the reports of all ranks together show it."""
     monkeypatch.setattr(Ranks, "own_microbatches", lambda *_: iter(numbers))
     refused(training, "where 0 to 11 were due, each once")
+
+
+def test_a_rank_with_a_defect_ends_beside_its_loader_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They ignore signals: a rank that waits for them as Python does would hang, and the others with it."""
+    monkeypatch.setattr(rank_processes, "_TRIES", 1)
+    replace(PLAN_OF_LINE, objective=f"{__name__}:Broken", workers=1).write(tmp_path / PLAN)
+    lock = acquire_lock(tmp_path / "lock")
+    assert lock is not None
+    ranks = RankProcesses(
+        tmp_path, tmp_path, tmp_path / "h", tmp_path / "q", [""], lock, limits=ProgressLimits(loading=120.0)
+    )
+    with closing(lock), pytest.raises(RanksDiedError, match=r"exit code 1\. ZeroDivisionError: a defect"):
+        list(ranks.events())
