@@ -172,7 +172,7 @@ MUTANTS = (
     Mutant(_CHOSEN, "    if versions and header.catalog_id not in versions:\n", "    if False:\n", "another home's catalogue is not put in place"),
     Mutant(_CHOSEN, "        versions = dict.fromkeys(recorded_catalogs(home), 0)\n", "        pass\n", "what is published says which catalogue a person may name"),
     Mutant(_CHOSEN, "        if newest > chosen.newest:\n", "        if False:\n", "a choice is not put over what came while a person decided"),
-    Mutant(_CHOSEN, "        return verify_file(pa.BufferReader(data))\n", "        return read_header(pa.BufferReader(data))\n", "every row of a catalogue is read before it is put in place"),
+    Mutant(_CHOSEN, "        return verify_file(pa.BufferReader(data))\n", "        return CatalogHeader.from_footer(pq.read_metadata(pa.BufferReader(data)))\n", "every row of a catalogue is read before it is put in place"),
     Mutant(_CHOSEN, "            header = replace(header, sequence=max(chosen.newest, header.sequence) + 1)\n", "            header = replace(header, sequence=header.sequence + 1)\n", "an older catalogue that is accepted gets a number that nobody had"),
     Mutant(_CHOSEN, " or trouble_of(home, header) is not None:\n", ":\n", "a catalogue that was not believed gets a number of its own"),
     # What was published keeps its numbers.
