@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 
 from examples.rendered_properties import write_example
 from vlm_assets.config.settings import load_settings
+from vlm_assets.services.backfill import dagster_facts
 from vlm_assets.webserver.home import prepare_dagster_home
 from vlm_assets.webserver.server import dagster_server
 from vlm_catalog.catalog import Catalog
@@ -122,8 +123,9 @@ def measure(folder: Path, url: str, *, partitions: int, properties: int, prepare
         keys = [part.key for part in catalog.ranges]
         backfill = server.api.launch_backfill(_ASSETS, keys, title="all", tags={})
         server.start_daemon()
-        while server.api.backfill(backfill).unfinished:
-            server.watch(1.0)
+        with dagster_facts(load_settings(home=home)) as dagster:
+            while (launched := dagster.backfill(backfill)) is not None and launched.unfinished:
+                server.watch(1.0)
     return seconds_between(home, _Answers.questions)
 
 

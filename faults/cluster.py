@@ -65,7 +65,8 @@ _BACKFILL = f"""
 import json, sys, time
 from pathlib import Path
 from vlm_catalog.catalog import Catalog
-from vlm_assets.webserver.api import DagsterApi, DagsterApiError
+from vlm_assets.services.backfill import dagster_facts
+from vlm_assets.webserver.api import DagsterApi
 from vlm_assets.webserver.home import running_address
 from vlm_assets.config.settings import load_settings
 
@@ -81,12 +82,9 @@ backfill = launched.read_text()
 def is_unfinished():
     # Dagster, or its database, may be away: it goes on with the backfill when it is back.
     try:
-        address = running_address(settings.dagster_home)
-        if address is None:
-            return True
-        api = DagsterApi(address, settings.dagster_home)
-        return api.backfill(backfill, {ASSETS[0]!r}).unfinished
-    except DagsterApiError as error:
+        with dagster_facts(settings) as dagster:
+            return dagster.backfill(backfill).unfinished
+    except Exception as error:
         print(error, flush=True)
         return True
 

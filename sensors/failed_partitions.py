@@ -285,7 +285,7 @@ class _Tick:
                 self._add(key, asset, "its launch was cut short")
             elif not run.finished:
                 self.busy.add(key)
-            elif run.status is dg.DagsterRunStatus.FAILURE or run.interrupted_by is not None:
+            elif run.ended_badly:
                 how = "was interrupted" if run.interrupted_by else "failed"
                 self._add(key, asset, f"run {run.run_id[:8]} {how}", run)
         for key, evaluations in history.failing(asset).items():

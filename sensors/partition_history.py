@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sensors.dagster_internals.events import CheckEvaluation, DagsterFacts, MaterializationEvent
+    from sensors.dagster_internals.runs import RunState
 
 LOOK_BACK = 200
 """So many events are read again each time: on Postgres a lower id may become visible after a higher one."""
@@ -45,6 +46,17 @@ class PartitionHistory:
         for evaluation in evaluations:
             self._note_evaluation(evaluation)
         self._until = newest
+
+    def open_runs(self, dagster: DagsterFacts, keys: Collection[str]) -> list[tuple[str, RunState]]:
+        """Of these partitions the runs after which an asset was not materialized (yet), each with its key."""
+        attempts = [
+            attempt
+            for of_asset in self.open_attempts.values()
+            for attempt in of_asset.values()
+            if attempt.partition in keys
+        ]
+        runs = dagster.run_states({attempt.run_id for attempt in attempts})
+        return [(attempt.partition, runs[attempt.run_id]) for attempt in attempts if attempt.run_id in runs]
 
     def failing(self, asset: str) -> dict[str, list[CheckEvaluation]]:
         """Standing evaluations that stop a partition, by partition."""

@@ -16,7 +16,7 @@ from dagster import DagsterRunStatus
 
 from resources.dagster_names import UNPREFIXED
 from sensors.dagster_internals.events import CheckEvaluation, DagsterFacts, MaterializationEvent
-from sensors.dagster_internals.runs import FINISHED, RunState
+from sensors.dagster_internals.runs import FINISHED, LaunchedBackfill, RunState
 from vlm_durable.markdown_text import plain
 
 INTERRUPTED = {"dagster/failure_reason": "UNEXPECTED_TERMINATION"}
@@ -43,6 +43,7 @@ class DagsterInMemory(DagsterFacts):
         self.run_configs: dict[str, Mapping[str, Any]] = {}
         self.processes: dict[str, tuple[int, float]] = {}
         self.awaited: set[str] = set()
+        self.backfills: list[LaunchedBackfill] = []
         self.pools: dict[str, int] = {}
         self.held: set[str] = set()
         self.events: dict[str, list[MaterializationEvent]] = {}
@@ -119,6 +120,14 @@ class DagsterInMemory(DagsterFacts):
     def awaited_partitions(self, assets: Sequence[str]) -> set[str]:
         """Those that somebody put into ``awaited``."""
         return set(self.awaited)
+
+    def unfinished_backfills(self, assets: Sequence[str]) -> list[LaunchedBackfill]:
+        """Those of ``backfills`` that are unfinished."""
+        return [backfill for backfill in self.backfills if backfill.unfinished]
+
+    def backfill(self, backfill_id: str) -> LaunchedBackfill | None:
+        """One of ``backfills``."""
+        return next((backfill for backfill in self.backfills if backfill.id == backfill_id), None)
 
     def run_config(self, run_id: str) -> tuple[Mapping[str, Any], str] | None:
         """What somebody put into ``asked``."""

@@ -6,13 +6,14 @@ public calls deserialize each run, which costs seconds a tick after ten thousand
 
 Checked with dagster 1.13.27. Not public: the tables of runs and of their tags; the tags
 ``dagster/will_retry``, ``dagster/failure_reason``, ``dagster/retry_number`` and ``.dagster/grpc_info``;
-``get_backfills`` and the fields of ``asset_backfill_data``; ``all_logs``, ``event_log_storage`` (pools),
-``report_run_failed`` and ``report_run_canceled``. If the tables change: ``get_run_records`` with a
-``RunsFilter`` gives the same, slowly. If a tag goes: runs that Dagster retries are seen by their children's
-``dagster/parent_run_id``, and runs that were ended from outside count as failed attempts. If backfills
-change: GraphQL's ``partitionBackfillsOrError``; with an empty set, a partition that a backfill will launch
-may be launched by the retry schedule too, and its second run waits for the first one's lock. If ending or
-pools change: GraphQL has ``terminateRuns`` (MARK_AS_CANCELED_IMMEDIATELY) and ``setConcurrencyLimit``.
+``get_backfills``, ``get_backfill`` and the fields of ``asset_backfill_data``; ``all_logs``,
+``event_log_storage`` (pools), ``report_run_failed`` and ``report_run_canceled``. If the tables change:
+``get_run_records`` with a ``RunsFilter`` gives the same, slowly. If a tag goes: runs that Dagster retries are
+seen by their children's ``dagster/parent_run_id``, and runs that were ended from outside count as failed
+attempts. If backfills change: GraphQL's ``partitionBackfillsOrError``; with an empty set, a partition that a
+backfill will launch may be launched by the retry schedule too, and its second run waits for the first one's
+lock. If ending or pools change: GraphQL has ``terminateRuns`` (MARK_AS_CANCELED_IMMEDIATELY) and
+``setConcurrencyLimit``.
 """
 
 from __future__ import annotations
@@ -63,6 +64,9 @@ UNFINISHED = frozenset(DagsterRunStatus) - FINISHED
 _AT_WORK = frozenset({DagsterRunStatus.STARTING, DagsterRunStatus.STARTED})
 UNDER_WAY = _AT_WORK | {DagsterRunStatus.CANCELING}
 """A run in one of these states may have a process."""
+
+_BACKFILL_LAUNCHES = "REQUESTED"
+_BACKFILL_GOES_ON = (_BACKFILL_LAUNCHES, "CANCELING", "FAILING")
 
 _CHUNK = 500
 
@@ -131,6 +135,11 @@ class RunState:
         """
         return self.interruption_of(())
 
+    @property
+    def ended_badly(self) -> bool:
+        """Whether it failed or was interrupted. A run that a person cancelled was not."""
+        return self.finished and (self.status is DagsterRunStatus.FAILURE or self.interrupted_by is not None)
+
     def interruption_of(self, assets: Collection[str]) -> str | None:
         """What ended it without a fault of the partition of any of these assets. See ``interrupted_by``."""
         if self.status is DagsterRunStatus.CANCELED:
@@ -163,6 +172,22 @@ class RunState:
         """
         is_ours = self.launched_by == RETRY and self.tags.get(_PARENT) == self.tags.get(GOES_ON_WITH)
         return not is_ours and _RETRY_NUMBER not in self.tags
+
+
+@dataclass(frozen=True)
+class LaunchedBackfill:
+    """A backfill. unfinished: Dagster goes on with it.
+
+    keys: the partitions that it was launched for, by asset. awaited: those of them for which it will launch a
+    run. error: the first line of why Dagster gave it up, whatever its runs did; None where it did not.
+    """
+
+    id: str
+    unfinished: bool
+    keys: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    awaited: frozenset[str] = frozenset()
+    tags: Mapping[str, str] = field(default_factory=dict)
+    error: str | None = None
 
 
 def first_ray_job(run_id: str) -> str:
@@ -233,20 +258,41 @@ class InstanceRuns:
 
     def awaited_partitions(self, assets: Sequence[str]) -> set[str]:
         """Partitions of these assets for which an unfinished backfill will launch a run."""
+        return {key for backfill in self.unfinished_backfills(assets) for key in backfill.awaited}
+
+    def unfinished_backfills(self, assets: Sequence[str]) -> list[LaunchedBackfill]:
+        """The backfills of any of these assets that Dagster goes on with, oldest first, by whom ever."""
         from dagster._core.execution.backfill import BulkActionsFilter, BulkActionStatus
 
+        statuses = [BulkActionStatus(status) for status in _BACKFILL_GOES_ON]
+        rows = self.instance.get_backfills(filters=BulkActionsFilter(statuses=statuses))
+        backfills = [self._launched(row, assets) for row in reversed(rows)]
+        return [backfill for backfill in backfills if backfill.keys]
+
+    def backfill(self, backfill_id: str) -> LaunchedBackfill | None:
+        """A backfill without its partitions; None if it was deleted."""
+        row = self.instance.get_backfill(backfill_id)
+        return None if row is None else self._launched(row, ())
+
+    def _launched(self, row: Any, assets: Sequence[str]) -> LaunchedBackfill:
+        keys: dict[str, frozenset[str]] = {}
         awaited: set[str] = set()
-        unfinished = BulkActionsFilter(statuses=[BulkActionStatus.REQUESTED])
-        for backfill in self.instance.get_backfills(filters=unfinished):
-            data = backfill.asset_backfill_data
-            if data is None:
-                continue
-            subsets = (data.target_subset, data.requested_subset, data.failed_and_downstream_subset)
-            for asset in assets:
-                key = self.names.key(asset)
-                targeted, requested, failed = (_partitions_of(subset, key) for subset in subsets)
-                awaited |= targeted - requested - failed
-        return awaited
+        data = row.asset_backfill_data
+        for asset in assets if data is not None else ():
+            key = self.names.key(asset)
+            if targeted := _partitions_of(data.target_subset, key):
+                keys[asset] = targeted
+                launched = _partitions_of(data.requested_subset, key)
+                awaited |= targeted - launched - _partitions_of(data.failed_and_downstream_subset, key)
+        status, error = row.status.value, row.error.message.strip() if row.error else None
+        return LaunchedBackfill(
+            row.backfill_id,
+            unfinished=status in _BACKFILL_GOES_ON,
+            keys=keys,
+            awaited=frozenset(awaited if status == _BACKFILL_LAUNCHES else ()),
+            tags=dict(row.tags),
+            error=error.splitlines()[0] if error else None,
+        )
 
     def run_config(self, run_id: str) -> tuple[Mapping[str, Any], str] | None:
         """The run config of a run, and the id of its root run: its own id if it retries no other run."""

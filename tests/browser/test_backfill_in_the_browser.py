@@ -12,6 +12,9 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from resources.alerts.outbox import Outbox
+from tests.support.dagster_pages import partition_keys
+from vlm_assets.config.settings import load_settings
+from vlm_assets.services.backfill import dagster_facts
 from vlm_catalog.catalog import Catalog
 from vlm_catalog.ingest import ingest
 from vlm_durable.state.database import open_state
@@ -42,7 +45,7 @@ def test_all_partitions_are_backfilled_and_green(desk, page: Page, picture: Call
     """Materialize, All, Launch backfill: every partition turns green, with its numbers and pictures."""
     api = desk.server.api
     _launch(page, partitions="All", button="Launch backfill")
-    desk.wait_until(lambda: api.partition_keys(DESCRIPTIONS).materialized == set(desk.keys), "all green")
+    desk.wait_until(lambda: partition_keys(api, DESCRIPTIONS).materialized == set(desk.keys), "all green")
 
     page.goto(f"/assets/{DESCRIPTIONS}?view=partitions&partition={desk.keys[1]}")
     expect(page.get_by_text(f"Materialized ({len(desk.keys)})", exact=True)).to_be_visible()
@@ -63,16 +66,23 @@ def test_all_partitions_are_backfilled_and_green(desk, page: Page, picture: Call
     expect(page.get_by_text("Latest materialization", exact=True)).to_be_visible()
     expect(page.get_by_text(re.compile("|".join(desk.keys))).first).to_be_visible()
     # A failed row is a finding, not a failed partition: WARN at most.
-    assert [one for one in api.failing_checks(DESCRIPTIONS) if one.severity == "ERROR"] == []
+    assert _errors(desk) == []
+
+
+def _errors(desk) -> list[tuple[str, str | None]]:
+    """The checks that failed, each with its partition."""
+    with dagster_facts(load_settings(home=desk.home)) as dagster:
+        results = list(dagster.latest_results([DESCRIPTIONS]))
+    return [(result.check, result.partition) for result in results if result.stops]
 
 
 @pytest.fixture
 def described(desk) -> None:
     """All partitions are published: by the test above, or where it does not run, by a backfill."""
     api = desk.server.api
-    if not api.partition_keys(DESCRIPTIONS).materialized:
+    if not partition_keys(api, DESCRIPTIONS).materialized:
         api.launch_backfill([DESCRIPTIONS], desk.keys, title="all", tags={})
-        desk.wait_until(lambda: api.partition_keys(DESCRIPTIONS).materialized == set(desk.keys), "all green")
+        desk.wait_until(lambda: partition_keys(api, DESCRIPTIONS).materialized == set(desk.keys), "all green")
 
 
 @pytest.mark.usefixtures("described")
@@ -96,7 +106,7 @@ def test_partition_without_images_is_red_and_says_what_to_do(
     api.reload_definitions()
 
     _launch(page, partitions="Missing", button="Launch 1 run")
-    desk.wait_until(lambda: key in api.partition_keys(DESCRIPTIONS).failed, f"{key} red")
+    desk.wait_until(lambda: key in partition_keys(api, DESCRIPTIONS).failed, f"{key} red")
 
     page.goto(f"/assets/{DESCRIPTIONS}?view=partitions&partition={key}")
     expect(page.get_by_text("Failed (1)", exact=True)).to_be_visible()
@@ -105,8 +115,7 @@ def test_partition_without_images_is_red_and_says_what_to_do(
     expect(page.get_by_text(f"found {RANGE_SIZE} of {RANGE_SIZE} failed")).to_be_visible()
     expect(page.get_by_text(key).first).to_be_visible()
     picture("failed-check")
-    (failing,) = [one for one in api.failing_checks(DESCRIPTIONS) if one.severity == "ERROR"]
-    assert (failing.name, failing.partition) == ("failed_share", key)
+    assert _errors(desk) == [("failed_share", key)]
     published = Path(desk.home, DESCRIPTIONS)
     assert not (published / f"{key}.parquet").exists()
     assert {file.stem for file in published.glob("*.parquet")} == before
@@ -152,7 +161,7 @@ def test_a_deleted_file_is_put_back_by_the_button(desk, page: Page, picture: Cal
     page.get_by_text("Launch Run", exact=True).click()
     desk.wait_until(published.exists, "the file is back")
     assert published.read_bytes() == content
-    desk.wait_until(lambda: key not in api.partition_keys(DESCRIPTIONS).running, "the run has ended")
+    desk.wait_until(lambda: key not in partition_keys(api, DESCRIPTIONS).running, "the run has ended")
 
     page.goto(f"/assets/{DESCRIPTIONS}?view=partitions&partition={key}")
     expect(page.get_by_role("row", name=re.compile(r"^verified"))).to_contain_text("was restored from")

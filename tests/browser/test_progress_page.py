@@ -6,6 +6,8 @@ import re
 
 from playwright.sync_api import Page, expect
 
+from tests.support.dagster_pages import partition_keys
+
 DESCRIPTIONS = "property_descriptions"
 PROGRESS = "dataset_progress"
 
@@ -30,7 +32,7 @@ def test_all_partitions_are_one_picture(desk, page: Page) -> None:
     page.get_by_role("button", name="Materialize").first.click()
     desk.wait_until(lambda: _latest(desk) != before, "materialized")
 
-    done = str(len(desk.server.api.partition_keys(DESCRIPTIONS).materialized))
+    done = str(len(partition_keys(desk.server.api, DESCRIPTIONS).materialized))
     page.goto(f"/assets/{PROGRESS}")
     row = page.get_by_role("row", name=re.compile(r"^partitions done"))
     expect(row.get_by_role("cell").last).to_have_text(done, timeout=60_000)

@@ -6,6 +6,7 @@ import json
 
 import pyarrow.parquet as pq
 
+from tests.support.dagster_pages import partition_keys
 from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.config.settings import load_settings
 from vlm_catalog.ingest import ingest
@@ -59,12 +60,12 @@ def test_terminate_commits_what_is_finished_and_the_next_start_goes_on(desk, lau
 
     committed = _committed(desk, key)
     assert 0 < committed < PROPERTIES
-    assert key not in api.partition_keys(DESCRIPTIONS).materialized
+    assert key not in partition_keys(api, DESCRIPTIONS).materialized
     file = desk.home / DESCRIPTIONS / f"{key}.parquet"
     assert not file.exists()
 
     launch_run(api, [DESCRIPTIONS], key)
-    desk.wait_until(lambda: key in api.partition_keys(DESCRIPTIONS).materialized, "materialized")
+    desk.wait_until(lambda: key in partition_keys(api, DESCRIPTIONS).materialized, "materialized")
     ids = pq.read_table(file)["property_id"].to_pylist()
     assert ids == [f"long-{n}" for n in range(PROPERTIES)]
     assert _restored_rows(desk, key) == committed, "what was committed was not computed again"

@@ -15,16 +15,39 @@ from typing import Any
 
 from faults.s3_server import free_ports
 from tests.support.waiting import wait_until
+from vlm_assets.webserver.api import DagsterApi
 
 _WORKSPACE = (
     "workspaceOrError{...on Workspace{locationEntries{name loadStatus locationOrLoadError{__typename}}}}"
 )
 _SENSORS = "repositoriesOrError{...on RepositoryConnection{nodes{sensors{id name sensorState{status}}}}}"
+_PARTITIONS = (
+    "query($a: AssetKeyInput!){assetNodeOrError(assetKey: $a){...on AssetNode{assetPartitionStatuses{"
+    "...on DefaultPartitionStatuses{materializedPartitions failedPartitions materializingPartitions"
+    " unmaterializedPartitions}}}}}"
+)
 _LAUNCH = (
     "mutation($e: ExecutionParams!){launchRun(executionParams: $e){__typename"
     " ...on LaunchRunSuccess{run{runId}} ...on PythonError{message}}}"
 )
 _RELOAD = "mutation($n: String!){reloadRepositoryLocation(repositoryLocationName: $n){__typename}}"
+
+
+@dataclass(frozen=True)
+class PartitionKeys:
+    """Keys of an asset's partitions by what the pages show of them; ``rest`` are missing there."""
+
+    materialized: frozenset[str]
+    failed: frozenset[str]
+    running: frozenset[str]
+    rest: frozenset[str]
+
+
+def partition_keys(api: DagsterApi, asset: str) -> PartitionKeys:
+    """The partitions of an asset as the pages show them."""
+    statuses = api.ask(_PARTITIONS, a={"path": [asset]})["assetNodeOrError"]["assetPartitionStatuses"]
+    names = ("materialized", "failed", "materializing", "unmaterialized")
+    return PartitionKeys(*(frozenset(statuses[f"{name}Partitions"]) for name in names))
 
 
 @dataclass(frozen=True)

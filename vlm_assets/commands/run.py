@@ -6,6 +6,7 @@ A Dagster that runs on the home already is used; otherwise one is started, and e
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ from vlm_assets.services.backfill import (
     BackfillSummary,
     KeysOf,
     all_keys,
+    dagster_facts,
     failed_keys,
     known_keys,
     summarize,
@@ -110,8 +112,7 @@ def run_backfill(
     with running_dagster(settings, port=port, console=console, environment=environment) as server:
         server.start_pages(console)
         patience = Patience(console, server.watch)
-        work = _backfill(patience, server.api, settings, keys, **options)
-        summary = _follow(work, accuracy, patience, start=server.start_daemon)
+        summary = _run(patience, server.api, settings, keys, accuracy, start=server.start_daemon, **options)
         if not exit_when_done:
             where_to_click(console, server.address)
             server.stay()
@@ -143,8 +144,7 @@ def run_partitions(
             console.print(f"Dagster runs on this home already: {address}")
             api = DagsterApi(address, settings.dagster_home)
             patience = Patience(console, lambda seconds: _wait_for(api, seconds))
-            work = _backfill(patience, api, settings, keys, **options)
-            summary = _follow(work, lambda: None, patience)
+            summary = _run(patience, api, settings, keys, lambda: None, **options)
         except KeyboardInterrupt:
             console.print(f"\nThe backfill goes on in {address}; {command('status')} shows how far it is.")
     return _code(summary)
@@ -165,15 +165,21 @@ def _wait_for(api: DagsterApi, seconds: float) -> None:
     api.url = address  # it may have been started again meanwhile
 
 
-def _backfill(
+def _run(
     patience: Patience,
     api: DagsterApi,
     settings: Settings,
     keys: KeysOf | None,
+    accuracy: Callable[[], str | None],
+    *,
+    start: Callable[[], None] = lambda: None,
     **options: Unpack[BackfillOptions],
-) -> Backfill:
-    chosen = patience.ask(lambda: keys(api)) if keys is not None else all_keys(settings.home)
-    return Backfill(api, settings, chosen, **options)
+) -> BackfillSummary:
+    """Choose the partitions, and follow their backfill to its end. The arguments are those of ``_follow``."""
+    with contextlib.ExitStack() as opened:
+        dagster = patience.ask(lambda: opened.enter_context(dagster_facts(settings)))
+        chosen = patience.ask(lambda: keys(dagster)) if keys is not None else all_keys(settings.home)
+        return _follow(Backfill(api, dagster, settings, chosen, **options), accuracy, patience, start=start)
 
 
 def _code(summary: BackfillSummary | None) -> int:
@@ -196,10 +202,13 @@ class Patience:
         while True:
             try:
                 answer = question()
-            except (DagsterUnreachableError, ControlStateError, StoreAwayError) as error:
+            except Exception as error:
+                why = _who_is_away(error)
+                if why is None:
+                    raise
                 if not waits:
                     self.console.print(
-                        f"[yellow]{escape(str(error).rstrip('.'))}. Runs go on meanwhile; asking again until"
+                        f"[yellow]{escape(why.rstrip('.'))}. Runs go on meanwhile; asking again until"
                         " there is an answer.[/]"
                     )
                 waits = True
@@ -208,6 +217,18 @@ class Patience:
                 if waits:
                     self.console.print("There are answers again.")
                 return answer
+
+
+def _who_is_away(error: Exception) -> str | None:
+    """Which service gave no answer, and why, in a line; None where another try would end the same way."""
+    if isinstance(error, DagsterUnreachableError | ControlStateError | StoreAwayError):
+        return str(error)
+    from sqlalchemy.exc import SQLAlchemyError
+
+    # Dagster's own exception, after some tries to reach Postgres, has the last of them as its cause.
+    if isinstance(error, SQLAlchemyError) or isinstance(error.__cause__, SQLAlchemyError):
+        return f"Dagster's database gave no answer: {str(error).partition(chr(10))[0]}"
+    return None
 
 
 def _follow(
@@ -393,12 +414,12 @@ def _chosen(
     """The partitions that the arguments name; None: all. Raises CatalogError."""
 
     if stale:
-        return lambda api: sorted(status.stale_keys)
+        return lambda dagster: sorted(status.stale_keys)
     if keys:
         checked_keys = known_keys(current.home, keys)
-        return lambda api: checked_keys
+        return lambda dagster: checked_keys
     if failed:
-        return lambda api: failed_keys(current.home, status, api)
+        return lambda dagster: failed_keys(current.home, status, dagster)
     return None
 
 
@@ -416,7 +437,9 @@ def _publish_refused(current: Settings, key: str, *, port: int, yes: bool) -> in
         return 1
     run_config = config_of_runs(current, {current.descriptions.name: {"accept_failed": True}})
     console = TerminalConsole(soft_wrap=True)
-    return run_partitions(current, port=port, keys=lambda api: [key], run_config=run_config, console=console)
+    return run_partitions(
+        current, port=port, keys=lambda dagster: [key], run_config=run_config, console=console
+    )
 
 
 _SERVE_EXAMPLES = """\b
@@ -513,19 +536,18 @@ def show_summary(console: Console, summary: BackfillSummary) -> None:
         console.print(escape(summary.accuracy))
     outlooks, more = summary.outlooks
     for outlook in outlooks:
-        colour = "red" if outlook.next_try is None else "yellow"
+        colour = "red" if outlook.needs_person else "yellow"
         console.print(f"[{colour}]{outlook.ending}:[/] {escape(outlook.sentence())}.")
     if more:
         console.print(f"… and {counted(more, 'more partitions')} whose last run failed or was interrupted")
-    if any(outlook.next_try is not None for outlook in outlooks):
+    if not all(outlook.needs_person for outlook in outlooks):
         console.print(
-            f"They are tried again while Dagster runs: {command('serve')}. At once: {command('run')}."
+            f"{command('serve')} runs it, {command('status')} says when. At once: {command('run')}."
         )
     checks = [
-        f"[{'red' if check.severity == 'ERROR' else 'yellow'}]{check.severity}:[/] check {check.name}"
-        f" of {check.asset}, partition {check.partition}:"
-        f" {escape(check.description or 'it did not come to a result')}"
-        for check in summary.failing
+        f"[{'red' if result.severity == 'ERROR' else 'yellow'}]{result.severity}:[/] check {result.check}"
+        f" of {result.asset}, partition {result.partition}: {escape(result.description)}"
+        for result in summary.failing
     ]
     for line in checks[:SHOWN]:
         console.print(line)

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import contextlib
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from sensors.retry_ledger import Attempts
+from resources.dagster_names import NEVER_STARTED
+from sensors.partition_history import PartitionHistory
 from vlm_assets.assets.fingerprint import ANEW, KEEP
 from vlm_assets.assets.partition_state import State
 from vlm_assets.config.question_sets import config_of_runs, options_of, with_downstream
-from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.expected_cost import SetProgress, read_progress
 from vlm_assets.services.status import Status, read_status
-from vlm_assets.webserver.api import (
-    LAUNCHED_BY,
-    STALE,
-    DagsterApi,
-    DagsterUnreachableError,
-    FailingCheck,
-    LaunchedBackfill,
-)
+from vlm_assets.webserver.api import LAUNCHED_BY, STALE, DagsterApi
+from vlm_assets.webserver.home import take_environment
 from vlm_catalog.catalog import Catalog
 from vlm_catalog.catalog_file import CatalogError
 from vlm_durable.commands import command
 from vlm_durable.wording import counted
 
 if TYPE_CHECKING:
+    from sensors.dagster_internals.events import CheckEvaluation, DagsterFacts
+    from sensors.dagster_internals.runs import LaunchedBackfill
     from sensors.outlook import Outlook
 
 SHOWN = 5
@@ -39,8 +37,26 @@ _FAILED = frozenset({State.FAILED, State.GIVEN_UP, State.REFUSED, State.DAMAGED,
 _COMMITTED = frozenset({State.INTERRUPTED, State.FAILED, State.REFUSED, State.GIVEN_UP})
 """States with committed rows, where nothing is published."""
 
-KeysOf = Callable[[DagsterApi], Sequence[str]]
+KeysOf = Callable[["DagsterFacts"], Sequence[str]]
 """Chooses the partitions of a backfill, once Dagster can be asked."""
+
+
+@contextlib.contextmanager
+def dagster_facts(settings: Settings) -> Iterator[DagsterFacts]:
+    """What the sensors read, of this home's Dagster, whoever runs it."""
+    import dagster as dg
+
+    from sensors.dagster_internals.events import DagsterFacts
+
+    take_environment(settings.dagster_home)
+    logging.getLogger().addFilter(_is_no_try_of_postgres)
+    with dg.DagsterInstance.from_config(str(settings.dagster_home)) as instance:
+        yield DagsterFacts(instance, settings.names)
+
+
+def _is_no_try_of_postgres(record: logging.LogRecord) -> bool:
+    """False for what Dagster logs at each of its tries: who asks says once that the database is away."""
+    return not str(record.msg).startswith("Retrying failed database")
 
 
 def all_keys(home: Path) -> list[str]:
@@ -59,11 +75,13 @@ def known_keys(home: Path, keys: Sequence[str]) -> list[str]:
     return sorted(set(keys))
 
 
-def failed_keys(home: Path, status: Status, api: DagsterApi) -> list[str]:
+def failed_keys(home: Path, status: Status, dagster: DagsterFacts) -> list[str]:
     """Partitions whose last run failed, or whose files are not what they should be, in either asset."""
-    failed_runs = frozenset[str]().union(*(api.partition_keys(asset).failed for asset in status.assets))
-    failed_files = {partition.key for partition in status.partitions if partition.state in _FAILED}
-    return [key for key in all_keys(home) if key in failed_runs or key in failed_files]
+    keys, history = all_keys(home), PartitionHistory(status.assets)
+    history.update(dagster)
+    failed = {key for key, run in history.open_runs(dagster, frozenset(keys)) if run.ended_badly}
+    failed.update(partition.key for partition in status.partitions if partition.state in _FAILED)
+    return [key for key in keys if key in failed]
 
 
 @dataclass(frozen=True)
@@ -91,9 +109,13 @@ class BackfillOptions(TypedDict, total=False):
 
 @dataclass
 class Backfill:
-    """The backfill of some partitions (``keys``), launched and followed from a terminal."""
+    """The backfill of some partitions (``keys``), launched and followed from a terminal.
+
+    api: launches. dagster: how the runs and partitions stand.
+    """
 
     api: DagsterApi
+    dagster: DagsterFacts
     settings: Settings
     keys: Sequence[str]
     run_config: Mapping[str, object] = field(default_factory=dict)
@@ -110,6 +132,9 @@ class Backfill:
     """Those whose new runs were not seen yet: Dagster still shows what was there before."""
     deferred: bool = False
     """Whether it has to begin again when these have ended: an asset waits for what it is made from."""
+
+    def __post_init__(self) -> None:
+        self.history = PartitionHistory(self.assets)
 
     @property
     def assets(self) -> tuple[str, ...]:
@@ -136,21 +161,24 @@ class Backfill:
                 f" {counted(len(self.keys), 'partitions are', 'partition is')} complete."
             )
         left = {key: set(assets) for key, assets in lacking.items()}
-        for backfill, assets in self._unfinished():
-            under_way = backfill.keys & lacking.keys()
-            if self.stale_too and backfill.stale != _in_words(options):
+        for backfill in self.dagster.unfinished_backfills(self.assets):
+            # One that was launched before a question set was added knows nothing of it.
+            made, stale = backfill.keys.keys(), backfill.tags.get(STALE)
+            launched_keys = frozenset[str]().union(*backfill.keys.values())
+            under_way = launched_keys & lacking.keys()
+            if self.stale_too and stale != _in_words(options):
                 # Its runs keep partitions that are stale now, or their option is unknown.
                 under_way -= status.stale_keys
             if under_way:
                 self.followed.append(backfill.id)
                 for key in under_way:
-                    left[key] -= assets
+                    left[key] -= made
                 sentences.append(
                     f"Going on with backfill {backfill.id}:"
                     f" {counted(len(under_way), 'partitions are', 'partition is')} left."
                 )
-            anew = backfill.keys & status.stale_keys & frozenset(self.keys)
-            if anew and not self.stale_too and backfill.stale != KEEP:
+            anew = launched_keys & status.stale_keys & frozenset(self.keys)
+            if anew and not self.stale_too and stale != KEEP:
                 sentences.append(
                     f"Backfill {backfill.id} was launched before to make"
                     f" {counted(len(anew), 'stale partitions')} anew, and goes on with that. Its page cancels"
@@ -191,17 +219,6 @@ class Backfill:
                 lacking.setdefault(partition.key, set()).add(partition.asset)
         return {key: with_downstream(self.settings, assets) for key, assets in lacking.items()}
 
-    def _unfinished(self) -> list[tuple[LaunchedBackfill, set[str]]]:
-        """The backfills that Dagster has not ended, each with those of the assets that it makes.
-
-        One that was launched before a question set was added knows nothing of it.
-        """
-        unfinished: dict[str, tuple[LaunchedBackfill, set[str]]] = {}
-        for asset in self.assets:
-            for backfill in self.api.unfinished_backfills(asset):
-                unfinished.setdefault(backfill.id, (backfill, set()))[1].add(asset)
-        return list(unfinished.values())
-
     def _retried(self, status: Status) -> dict[str, set[str]]:
         """The question sets, by partition, in which failed properties are tried again."""
         retried: dict[str, set[str]] = {}
@@ -239,18 +256,22 @@ class Backfill:
 
     def progress(self) -> BackfillProgress:
         """The progress of the partitions."""
-        assets = [self.api.partition_keys(asset) for asset in self.assets]
-        failed = frozenset.union(*(keys.failed for keys in assets)).intersection(self.keys)
-        never_started = failed & self.api.never_started() if failed else failed
-        under_way = frozenset.union(*(keys.running for keys in assets)).intersection(self.keys)
-        made = frozenset.intersection(*(keys.materialized for keys in assets)).intersection(self.keys)
+        from dagster import DagsterRunStatus
+
+        self.history.update(self.dagster)
+        keys = frozenset(self.keys)
+        runs = self.history.open_runs(self.dagster, keys)
+        failed = frozenset(key for key, run in runs if run.ended_badly)
+        never_started = frozenset(key for key, run in runs if run.interrupted_by == NEVER_STARTED) & failed
+        under_way = frozenset(key for key, run in runs if not run.finished)
+        made = keys.intersection(*self.history.materialized.values()) - failed - under_way
         # What Dagster does not show as made was never there, or its new run began.
-        self.made_again = (self.made_again - under_way) & made
+        self.made_again &= made
         return BackfillProgress(
             done=made - self.made_again,
             under_way=under_way,
             failed=failed - never_started,
-            runs=self.api.runs_in("STARTED"),
+            runs=len(self.dagster.runs_in([DagsterRunStatus.STARTED])),
             never_started=never_started,
         )
 
@@ -286,7 +307,8 @@ class Backfill:
         ]
 
     def _read_followed(self) -> list[LaunchedBackfill]:
-        return [self.api.backfill(backfill_id) for backfill_id in self.followed]
+        backfills = (self.dagster.backfill(backfill_id) for backfill_id in self.followed)
+        return [backfill for backfill in backfills if backfill is not None]
 
 
 def stale_options(assets: Sequence[str], settings: Mapping[str, str], *, stale_too: bool) -> dict[str, str]:
@@ -321,7 +343,7 @@ class BackfillSummary:
     left_keys: frozenset[str]
     outlooks: tuple[Sequence[Outlook], int]
     status: Status
-    failing: Sequence[FailingCheck]
+    failing: Sequence[CheckEvaluation]
     accuracy: str | None
 
     @property
@@ -338,51 +360,27 @@ class BackfillSummary:
 def summarize(work: Backfill, accuracy: Callable[[], str | None]) -> BackfillSummary:
     """Say how a backfill has ended. accuracy: a sentence about the finished output, or None.
 
-    Raises DagsterApiError, DagsterUnreachableError, ControlStateError, CatalogError.
+    Raises ControlStateError, CatalogError, and what Dagster's database raises.
     """
-    failing = [check for asset in work.assets for check in work.api.failing_checks(asset)]
+    from sensors.outlook import outlooks
+
+    dagster, history = work.dagster, work.history
+    history.update(dagster)
     status = work.status()
     left_keys = status.keys_left(stale_too=work.stale_too)
+    given_up = {partition.key for partition in status.partitions if partition.state is State.GIVEN_UP}
     return BackfillSummary(
         keys=work.keys,
         left_keys=left_keys,
-        outlooks=_outlooks(work.settings, status, left_keys.intersection(work.keys)),
+        outlooks=outlooks(dagster, left_keys.intersection(work.keys), given_up, most=SHOWN),
         status=status,
         failing=[
-            check
-            for check in failing
-            if check.partition in work.keys
-            # Why the run of a partition that is left ended before its checks stands in the outlooks.
-            and (check.description is not None or check.partition not in left_keys)
+            result
+            for result in dagster.latest_results(work.assets)
+            if (key := result.partition) is not None
+            and key in work.keys
+            # An earlier result is of a check that the partition was made again without.
+            and result.storage_id > history.materialized[result.asset].get(key, 0)
         ],
         accuracy=accuracy(),
     )
-
-
-def _outlooks(settings: Settings, status: Status, keys: frozenset[str]) -> tuple[Sequence[Outlook], int]:
-    """What becomes of those of these partitions whose last run did not end well."""
-    if not keys or not settings.dagster_home.is_dir():
-        return (), 0
-    import dagster as dg
-    import sqlalchemy as sa
-
-    from sensors.dagster_internals.runs import InstanceRuns
-    from sensors.outlook import outlooks
-    from sensors.retry_decision import ATTEMPTS, Policy
-
-    rows = {
-        partition.key: partition.rows for partition in reversed(status.partitions) if partition.key in keys
-    }
-    try:
-        with dg.DagsterInstance.from_config(str(settings.dagster_home)) as instance:
-            return outlooks(
-                InstanceRuns(instance),
-                Attempts(control_state(settings)).read(),
-                rows,
-                Policy(ATTEMPTS, settings.retry_minutes * 60.0),
-                every_minutes=settings.retry_every_minutes,
-                now=status.at,
-                most=SHOWN,
-            )
-    except sa.exc.SQLAlchemyError as error:
-        raise DagsterUnreachableError(f"Dagster's database gave no answer: {error}") from error

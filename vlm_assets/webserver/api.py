@@ -1,19 +1,18 @@
-"""Requests to a running Dagster, through the GraphQL that its pages use.
+"""What only a running Dagster can do or say, through the GraphQL that its pages use.
 
-``server.py`` starts Dagster. Code that needs no running webserver asks the Dagster instance itself.
+``server.py`` starts Dagster. How runs and partitions stand is read from its database
+(``sensors/dagster_internals``), by ``run`` as by the sensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from resources.dagster_names import FAILURE_REASON, NEVER_STARTED
 from vlm_assets.webserver.home import HOME_HEADER, home_id, running_address
 from vlm_durable.commands import command
-from vlm_durable.markdown_text import plain
 
 if TYPE_CHECKING:
     import httpx2
@@ -25,9 +24,6 @@ STALE = "vlm-assets/stale"
 """Tag of a backfill: what its runs do with stale partitions."""
 
 _SECONDS = 60.0
-
-_FAILED_RUNS_READ = 100
-"""Of the runs that failed, so many are asked why, at each look."""
 
 
 class DagsterApiError(RuntimeError):
@@ -47,46 +43,6 @@ class OtherHomeError(DagsterApiError):
 
 class CodeLocationError(DagsterApiError):
     """The definitions did not load; the message says why."""
-
-
-@dataclass(frozen=True)
-class PartitionKeys:
-    """Keys of one asset's partitions by their status in Dagster; ``rest`` were never materialized."""
-
-    materialized: frozenset[str]
-    failed: frozenset[str]
-    running: frozenset[str]
-    rest: frozenset[str]
-
-
-@dataclass(frozen=True)
-class LaunchedBackfill:
-    """A backfill: ``keys`` are the partitions of the asset that it was looked up for.
-
-    unfinished: Dagster goes on with it. stale: what its runs do with stale
-    partitions, as it was launched; None where that was not said. error: why Dagster gave it up, whatever its
-    runs did; None where it did not.
-    """
-
-    id: str
-    unfinished: bool
-    keys: frozenset[str] = frozenset()
-    stale: str | None = None
-    error: str | None = None
-
-
-@dataclass(frozen=True)
-class FailingCheck:
-    """The latest result of a check for one partition, where it did not pass.
-
-    severity: WARN or ERROR. description: plain text; None if the run ended before the check had a result.
-    """
-
-    asset: str
-    name: str
-    partition: str
-    severity: str
-    description: str | None
 
 
 @dataclass(frozen=True)
@@ -173,20 +129,6 @@ class DagsterApi:
         )["runsOrError"]
         return int(runs["count"])
 
-    def never_started(self) -> frozenset[str]:
-        """Partitions whose latest failed run never started, among the runs that failed last."""
-        runs = self.ask(
-            "query($n: Int!){runsOrError(filter: {statuses: [FAILURE]}, limit: $n){__typename"
-            " ...on Runs{results{tags{key value}}} ...on Error{message}}}",
-            n=_FAILED_RUNS_READ,
-        )["runsOrError"]
-        _refuse_error(runs)
-        reasons: dict[str, str | None] = {}
-        for run in runs["results"]:  # the newest first
-            tags = {tag["key"]: tag["value"] for tag in run["tags"]}
-            reasons.setdefault(tags.get("dagster/partition", ""), tags.get(FAILURE_REASON))
-        return frozenset(key for key, reason in reasons.items() if reason == NEVER_STARTED)
-
     def queue(self, pool: str) -> Queue:
         """How the queue, a pool and the daemons stand. Raises DagsterApiError."""
         answer = self.ask(
@@ -205,21 +147,6 @@ class DagsterApi:
         }
         return Queue(
             self.runs_in("QUEUED"), self.runs_in("STARTED"), int(limits.get(pool, 0)), failing_daemons
-        )
-
-    def partition_keys(self, asset: str) -> PartitionKeys:
-        """Which partitions of an asset are done, failed, running or not there. Raises DagsterApiError."""
-        node = self._node(
-            asset,
-            "assetPartitionStatuses{...on DefaultPartitionStatuses{materializedPartitions failedPartitions"
-            " materializingPartitions unmaterializedPartitions}}",
-        )
-        statuses = node["assetPartitionStatuses"]
-        return PartitionKeys(
-            materialized=frozenset(statuses["materializedPartitions"]),
-            failed=frozenset(statuses["failedPartitions"]),
-            running=frozenset(statuses["materializingPartitions"]),
-            rest=frozenset(statuses["unmaterializedPartitions"]),
         )
 
     def launch_backfill(
@@ -248,106 +175,6 @@ class DagsterApi:
         )["launchPartitionBackfill"]
         _refuse_error(result)
         return str(result["backfillId"])
-
-    def unfinished_backfills(self, asset: str) -> list[LaunchedBackfill]:
-        """Backfills of an asset that Dagster goes on with, oldest first, whoever launched them."""
-        result = self.ask(
-            "query{partitionBackfillsOrError(filters: {statuses: ["
-            + " ".join(_UNFINISHED)
-            + "]}){__typename ...on PartitionBackfills{results{"
-            + _BACKFILL
-            + " assetSelection{path}}}"
-            " ...on PythonError{message}}}",
-        )["partitionBackfillsOrError"]
-        _refuse_error(result)
-        # Asked for the partitions of an asset that a backfill does not have, Dagster fails.
-        of_asset = [row for row in result["results"] if {"path": [asset]} in (row["assetSelection"] or ())]
-        backfills = [replace(_backfill(row), keys=self._keys_of(row["id"], asset)) for row in of_asset]
-        return [backfill for backfill in reversed(backfills) if backfill.keys]
-
-    def _keys_of(self, backfill_id: str, asset: str) -> frozenset[str]:
-        """The partitions of one of its assets that a backfill was launched for."""
-        targeted = self._backfill(
-            backfill_id, "partitionsTargetedForAssetKey(assetKey: $a){partitionKeys}", asset
-        )["partitionsTargetedForAssetKey"]
-        return frozenset((targeted or {}).get("partitionKeys") or ())
-
-    def backfill(self, backfill_id: str) -> LaunchedBackfill:
-        """One backfill, without its partitions. Raises DagsterApiError."""
-        return _backfill(self._backfill(backfill_id, _BACKFILL))
-
-    def _backfill(self, backfill_id: str, fields: str, asset: str | None = None) -> Mapping[str, Any]:
-        given, values = "$i: String!", {}
-        if asset is not None:
-            given, values = f"{given}, $a: AssetKeyInput!", {"a": {"path": [asset]}}
-        result: Mapping[str, Any] = self.ask(
-            f"query({given}){{partitionBackfillOrError(backfillId: $i){{__typename"
-            " ...on PartitionBackfill{" + fields + "} ...on Error{message}}}",
-            i=backfill_id,
-            **values,
-        )["partitionBackfillOrError"]
-        _refuse_error(result)
-        return result
-
-    def failing_checks(self, asset: str) -> list[FailingCheck]:
-        """The checks of an asset whose latest result for a partition is not passed."""
-        node = self._node(
-            asset,
-            "assetChecksOrError{...on AssetChecks{checks{name partitionStatuses{__typename"
-            " ...on AssetCheckDefaultPartitionStatuses{" + " ".join(_NOT_PASSED) + "}}}}}",
-        )
-        failing = []
-        for check in node["assetChecksOrError"].get("checks", []):
-            statuses = check["partitionStatuses"] or {}
-            for key in sorted(key for name in _NOT_PASSED for key in statuses.get(name, ())):
-                failing.append(self._latest_result(asset, check["name"], key))
-        return failing
-
-    def _latest_result(self, asset: str, name: str, key: str) -> FailingCheck:
-        executions = self.ask(
-            "query($a: AssetKeyInput!, $n: String!, $p: String){assetCheckExecutions(assetKey: $a,"
-            " checkName: $n, partition: $p, limit: 1){status evaluation{severity description}}}",
-            a={"path": [asset]},
-            n=name,
-            p=key,
-        )["assetCheckExecutions"]
-        evaluation: Mapping[str, Any] = (executions[0]["evaluation"] if executions else None) or {}
-        return FailingCheck(
-            asset=asset,
-            name=name,
-            partition=key,
-            severity=evaluation.get("severity", "ERROR"),
-            description=plain(evaluation["description"] or "") if evaluation else None,
-        )
-
-    def _node(self, asset: str, fields: str) -> dict[str, Any]:
-        node: dict[str, Any] = self.ask(
-            "query($a: AssetKeyInput!){assetNodeOrError(assetKey: $a){__typename ...on AssetNode{"
-            + fields
-            + "} ...on AssetNotFoundError{message}}}",
-            a={"path": [asset]},
-        )["assetNodeOrError"]
-        if node["__typename"] != "AssetNode":
-            # While definitions are loaded again, Dagster knows no asset.
-            raise DagsterUnreachableError(f"Dagster does not know the asset {asset}: {node.get('message')}")
-        return node
-
-
-_UNFINISHED = ("REQUESTED", "CANCELING", "FAILING")
-
-_NOT_PASSED = ("failedPartitions", "executionFailedPartitions")
-
-_BACKFILL = "id status tags{key value} error{message}"
-
-
-def _backfill(row: Mapping[str, Any]) -> LaunchedBackfill:
-    tags = {tag["key"]: tag["value"] for tag in row["tags"]}
-    return LaunchedBackfill(
-        row["id"],
-        row["status"] in _UNFINISHED,
-        stale=tags.get(STALE),
-        error=_first_line(row["error"]["message"]) if row["error"] else None,
-    )
 
 
 def _refuse_unloaded(entries: Sequence[Mapping[str, Any]]) -> None:

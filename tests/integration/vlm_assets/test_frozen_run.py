@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from resources.alerts.outbox import Outbox
+from tests.support.dagster_pages import partition_keys
 from tests.support.processes import has_ended
 from tests.support.waiting import wait_until
 from vlm_assets.webserver import server as server_module
@@ -83,6 +84,6 @@ def test_a_frozen_run_that_is_terminated_stops_no_launch_and_keeps_no_device(
         before = computed(beside)
         wait(lambda: has_ended(process), "killed")
         assert instance.get_run_by_id(frozen).status is dg.DagsterRunStatus.CANCELED
-        wait(lambda: next_key in server.api.partition_keys(DESCRIPTIONS).materialized, "launched meanwhile")
+        wait(lambda: next_key in partition_keys(server.api, DESCRIPTIONS).materialized, "launched meanwhile")
         wait(lambda: computed(beside) > before > 0, "the run beside it goes on")
         wait(lambda: not any(one.endswith("/lease") for one in outbox.open_subjects()), "its device is free")

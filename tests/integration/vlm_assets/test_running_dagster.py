@@ -15,14 +15,17 @@ import dagster as dg
 import pytest
 from typer.testing import CliRunner
 
+from sensors.dagster_internals.events import DagsterFacts
 from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY
 from sensors.retry_schedule import BUTTON, SCHEDULE
+from tests.support.dagster_pages import partition_keys
 from tests.support.processes import command_line, descendants, has_ended
 from tests.support.waiting import wait_until
 from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.commands.main import app
 from vlm_assets.commands.run import INTERRUPTED
 from vlm_assets.config.settings import Settings, load_settings
+from vlm_assets.services.backfill import Backfill
 from vlm_assets.services.doctor.machine_checks import pool_findings
 from vlm_assets.services.home_audit import audit
 from vlm_assets.webserver.api import CodeLocationError
@@ -94,7 +97,7 @@ class Running:
     def published(self, key: str) -> bool:
         if not (self.home / EMBEDDINGS / f"{key}.parquet").exists():
             return False
-        return all(key in self.server.api.partition_keys(asset).materialized for asset in BOTH)
+        return all(key in partition_keys(self.server.api, asset).materialized for asset in BOTH)
 
     def skipped(self) -> list[str]:
         """What the schedule's last ticks said."""
@@ -284,7 +287,7 @@ def test_definitions_that_nobody_serves_are_loaded_again(
             return False
 
     running.wait_until(loaded, "definitions loaded again")
-    assert light in api.partition_keys(DESCRIPTIONS).rest
+    assert light in partition_keys(api, DESCRIPTIONS).rest
     run = running.launch_run(api, [DESCRIPTIONS], light)
     done = dg.DagsterRunStatus.SUCCESS
     running.wait_until(
@@ -295,23 +298,27 @@ def test_definitions_that_nobody_serves_are_loaded_again(
 def test_new_ranges_are_seen_at_once_and_run_heaviest_first(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`ingest` lets the running Dagster read its definitions anew; a backfill of all starts the heaviest."""
+    """`ingest` lets the running Dagster read its definitions anew; a backfill of all starts the heaviest.
+
+    Meanwhile `run` says of each partition what the pages show.
+    """
     monkeypatch.setenv("VLM_ASSETS_HOME", str(running.home))
     api = running.server.api
+    running.wait_until(lambda: running.again.poll() is not None, "the end of the backfill")
     assert len(running.keys) == 6
     said = CliRunner().invoke(app, ["ingest", str(running.uneven), "--home", str(running.home)])
     assert f"Dagster at {running.server.address} has read its definitions anew" in said.output
     *_, light, middle, heavy = running.keys
-    assert {middle, heavy} <= api.partition_keys(DESCRIPTIONS).rest
+    assert {middle, heavy} <= partition_keys(api, DESCRIPTIONS).rest
 
-    instance = running.instance
+    instance, dagster = running.instance, DagsterFacts(running.instance)
     # No device until all are queued: what is queued first must not be taken first for that alone.
     instance.event_log_storage.set_concurrency_slots(POOL, 0)
     of_it: dict[str, str] = {}
 
     def all_queued() -> bool:
         # The daemon reads new ranges some seconds after the webserver, and gives up what it has not read yet.
-        if not of_it or api.backfill(of_it["dagster/backfill"]).error:
+        if not of_it or dagster.backfill(of_it["dagster/backfill"]).error:
             of_it["dagster/backfill"] = api.launch_backfill(
                 [DESCRIPTIONS], [light, middle, heavy], title="all", tags={}
             )
@@ -321,9 +328,13 @@ def test_new_ranges_are_seen_at_once_and_run_heaviest_first(
         return dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED], tags=of_it)
 
     running.wait_until(all_queued, "three runs queued")
-    # Dagster fails where it is asked for the partitions of an asset that a backfill does not make.
-    assert api.unfinished_backfills("property_embeddings") == []
-    assert api.unfinished_backfills(DESCRIPTIONS)[-1].keys == {light, middle, heavy}
+    assert dagster.unfinished_backfills([EMBEDDINGS]) == []
+    assert dagster.unfinished_backfills(BOTH)[-1].keys == {DESCRIPTIONS: {light, middle, heavy}}
+    now = Backfill(api, dagster, running.settings, running.keys).progress()
+    pages = [partition_keys(api, asset) for asset in BOTH]
+    assert now.under_way == pages[0].running | pages[1].running == {light, middle, heavy}
+    assert now.done == pages[0].materialized & pages[1].materialized
+    assert now.failed == pages[0].failed | pages[1].failed
     told = CliRunner().invoke(app, ["status", "--prometheus", "--home", str(running.home)]).stdout
     assert f'vlm_assets_runs{{home="{running.home}",status="queued"}} 3.0' in told
     (found,) = pool_findings(api.queue(POOL), 1)

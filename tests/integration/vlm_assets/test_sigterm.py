@@ -13,6 +13,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.dagster_pages import partition_keys
 from tests.support.processes import has_ended
 from tests.support.waiting import wait_until
 from vlm_assets.assets.partition_state import committed_rows
@@ -81,10 +82,10 @@ def test_sigterm_commits_what_is_finished_and_the_next_start_goes_on(listing: Pa
         # Dagster's own retry of the run, may have the device by then.
         wait_for(server, lambda: not holds(worker.pid), "device free")
         assert not file.exists()
-        assert KEY not in server.api.partition_keys(DESCRIPTIONS).materialized
+        assert KEY not in partition_keys(server.api, DESCRIPTIONS).materialized
 
         # Dagster's retry of crashed runs is the next start.
-        wait_for(server, lambda: KEY in server.api.partition_keys(DESCRIPTIONS).materialized, "materialized")
+        wait_for(server, lambda: KEY in partition_keys(server.api, DESCRIPTIONS).materialized, "materialized")
     assert pq.read_table(file)["property_id"].to_pylist() == [f"p{n}" for n in range(PROPERTIES)]
     with dg.DagsterInstance.from_config(str(dagster_home)) as instance:
         wanted = dg.AssetRecordsFilter(asset_key=dg.AssetKey(DESCRIPTIONS), asset_partitions=[KEY])

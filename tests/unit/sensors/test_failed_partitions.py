@@ -102,7 +102,7 @@ def test_what_a_backfill_will_launch_is_queued(orchestrator):
         partition_names=["a"],
         asset_selection=[dg.AssetKey("first"), dg.AssetKey("second")],
         backfill_timestamp=0.0,
-        tags={},
+        tags={"stale": "keep"},
         dynamic_partitions_store=orchestrator.instance,
         all_partitions=False,
         title=None,
@@ -110,8 +110,16 @@ def test_what_a_backfill_will_launch_is_queued(orchestrator):
         run_config=None,
     )
     orchestrator.instance.add_backfill(backfill)
+    (unfinished,) = orchestrator.dagster.unfinished_backfills(["first", "beside"])
+    assert (unfinished.keys, unfinished.tags) == ({"first": {"a"}}, {"stale": "keep"})
+    assert orchestrator.dagster.unfinished_backfills(["beside"]) == []
     assert [launch.key for launch in orchestrator.look().launches] == ["b"]
+    orchestrator.instance.update_backfill(backfill.with_status(BulkActionStatus.CANCELING))
+    assert orchestrator.dagster.awaited_partitions(["first"]) == set()
+    assert orchestrator.dagster.backfill("b").unfinished
     orchestrator.instance.update_backfill(backfill.with_status(BulkActionStatus.COMPLETED_SUCCESS))
+    assert not orchestrator.dagster.backfill("b").unfinished
+    assert orchestrator.dagster.unfinished_backfills(["first"]) == []
     orchestrator.behaviour.interrupted.remove("b")
     assert orchestrator.tick() == ["a"]
 

@@ -3,35 +3,36 @@
 import time
 
 from resources.dagster_names import NEEDS_PERSON
+from sensors.dagster_internals.runs import GOES_ON_WITH, LAUNCHED_BY, RETRY
 from sensors.outlook import outlooks
-from sensors.retry_decision import Policy
-
-POLICY = Policy(attempts=5, backoff_seconds=600.0)
 
 
 def test_what_is_tried_again_and_what_needs_a_person_are_told_apart(orchestrator):
-    """With the time, the reason and the command; a run that never started is not called failed."""
+    """With the reason and the command; a run that never started is not called failed.
+
+    Given up is what the schedule itself has tried last: what a person launched since is tried again.
+    """
     garbage = orchestrator.created("a")
     orchestrator.instance.add_run_tags(garbage.run_id, {NEEDS_PERSON: garbage.run_id})
     orchestrator.ends(garbage, "the model's answers are garbage.")
     for key, does in (("b", "the disk is full."), ("c", "never start"), ("d", "fail")):
         orchestrator.ends(orchestrator.created(key), does)
     orchestrator.materialize("d")
-    rows = dict.fromkeys("abcdef", 0)
-    told, more = outlooks(orchestrator.dagster, {}, rows, POLICY, every_minutes=10, now=time.time(), most=9)
-    left, failed, late = told
+    ours = {LAUNCHED_BY: RETRY, GOES_ON_WITH: "before", "dagster/parent_run_id": "before"}
+    orchestrator.ends(orchestrator.created("e", **ours), "the disk is full.")
+    told, more = outlooks(orchestrator.dagster, "abcdef", {"b", "e"}, most=9)
+    left, given_up, failed, late = told
     assert more == 0
-    assert (left.ending, failed.ending, late.ending) == ("Failed", "Failed", "Not started")
+    assert [one.ending for one in told] == ["Failed", "Failed", "Failed", "Not started"]
     assert left.sentence() == (
         "partition a needs you: the model's answers are garbage. Put that right, then `vlm-assets run a`"
     )
-    begin, because, why = failed.sentence().partition(", because ")
-    assert begin == f"partition b is tried again {failed.next_try}"
-    assert (because, why) == (", because ", "the disk is full")
-    assert failed.next_try is not None and failed.next_try[-1] == "0", "when the schedule looks"
+    assert given_up.sentence().startswith("partition e needs you: the disk is full. Put that right")
+    again = "partition b is tried again by itself while Dagster runs, because the disk is full"
+    assert failed.sentence() == again
     assert "no failure of the partition, and no attempt" in late.sentence()
-    told, more = outlooks(orchestrator.dagster, {}, rows, POLICY, every_minutes=10, now=0.0, most=1)
-    assert ([one.key for one in told], more) == (["a"], 2)
+    told, more = outlooks(orchestrator.dagster, "abcdef", {"b", "e"}, most=1)
+    assert ([one.key for one in told], more) == (["a"], 3)
 
 
 def test_a_long_error_ends_with_a_whole_sentence(orchestrator):
@@ -43,8 +44,7 @@ def test_a_long_error_ends_with_a_whole_sentence(orchestrator):
     }
     for key, error in errors.items():
         orchestrator.ends(orchestrator.created(key), error)
-    rows = dict.fromkeys(errors, 0)
-    told, _ = outlooks(orchestrator.dagster, {}, rows, POLICY, every_minutes=10, now=time.time(), most=9)
+    told, _ = outlooks(orchestrator.dagster, errors, (), most=9)
     whys = {outlook.key: outlook.why for outlook in told}
     assert whys["a"].startswith("No row is good. See more. ") and whys["a"].endswith("See more …")
     assert whys["b"].endswith("endless …") and "`" not in whys["c"]

@@ -17,6 +17,7 @@ import dagster as dg
 import pytest
 
 from resources.alerts.outbox import Outbox
+from tests.support.dagster_pages import partition_keys
 from tests.support.processes import command_line, descendants, has_ended
 from tests.support.waiting import wait_until
 from vlm_assets.automation.dataset_progress import progress_metadata
@@ -174,7 +175,7 @@ def test_one_dagster_serves_a_home_until_it_is_told_to_end(served: Served) -> No
     api = served.api_when_up()
     assert api.definitions_loaded()
     # By the reconciliation sensor.
-    wait_until(lambda: api.partition_keys(DESCRIPTIONS).materialized == published, "filled", every=1.0)
+    wait_until(lambda: partition_keys(api, DESCRIPTIONS).materialized == published, "filled", every=1.0)
     (aside,) = dagster_home.glob("history.damaged-*")
     assert (aside / "runs.db").read_bytes().startswith(b"\0not a database")
     alerts = Outbox(open_state(served.home / ".state")).open_subjects()

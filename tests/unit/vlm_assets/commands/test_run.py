@@ -5,27 +5,32 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
+from dagster import AssetCheckEvaluation, AssetCheckSeverity, AssetKey, DagsterRunStatus
 from rich.console import Console
+from sqlalchemy.exc import OperationalError
 from typer.testing import CliRunner
 
+from faults.rehearsal.dagster_in_memory import DagsterInMemory, SimulatedClock
 from resources.dagster_names import FAILURE_REASON, NEVER_STARTED
+from sensors.dagster_internals.runs import LaunchedBackfill
 from tests.support.journals import open_journal
 from vlm_assets.assets.fingerprint import Meaning, Meanings
 from vlm_assets.commands import run as run_module
 from vlm_assets.commands.main import app
 from vlm_assets.commands.run import Patience, ProgressLine, _follow, _wait_for, show_summary
 from vlm_assets.config.questions_file import QuestionsFile
-from vlm_assets.services.backfill import Backfill, BackfillSummary, stale_options, with_stale
+from vlm_assets.services.backfill import (
+    Backfill,
+    BackfillSummary,
+    failed_keys,
+    stale_options,
+    summarize,
+    with_stale,
+)
 from vlm_assets.services.expected_cost import SetProgress
 from vlm_assets.services.forecast import ForecastAndRun
 from vlm_assets.services.status import read_status
-from vlm_assets.webserver.api import (
-    DagsterApi,
-    DagsterApiError,
-    DagsterUnreachableError,
-    LaunchedBackfill,
-    PartitionKeys,
-)
+from vlm_assets.webserver.api import STALE, DagsterApi, DagsterApiError, DagsterUnreachableError
 from vlm_assets.webserver.home import note_address, only_dagster
 from vlm_assets.webserver.process_group import ProcessEndedError
 from vlm_durable.state.rate import Rate
@@ -81,7 +86,7 @@ def test_who_names_a_refused_partition_has_its_failed_properties_tried_again(ref
     api.launch_backfill = lambda assets, keys, *, run_config, **_: launched.append((keys, run_config)) or "b"
     for retry_failed, expected in ((True, {first: True, second: None}), (False, {first: None, second: None})):
         launched.clear()
-        Backfill(api, refused.settings, [first, second], retry_failed=retry_failed).begin()
+        Backfill(api, with_backfills(), refused.settings, [first, second], retry_failed=retry_failed).begin()
         asked = {
             key: config["ops"][ASSETS[0]]["config"].get("retry_failed")
             for keys, config in launched
@@ -113,10 +118,7 @@ def test_what_is_published_already_is_left_alone(dataset):
 
 
 def summary_of(dataset) -> tuple[bool, str]:
-    work = Backfill(
-        DagsterApi("http://127.0.0.1:9", dataset.settings.dagster_home), dataset.settings, dataset.keys
-    )
-    status = work.status()
+    status = read_status(dataset.settings, dataset.catalog)
     found = BackfillSummary(dataset.keys, status.keys_left(), ((), 0), status, [], None)
     console = Console(file=io.StringIO(), width=200)
     show_summary(console, found)
@@ -135,20 +137,30 @@ def test_the_summary_counts_what_status_calls_complete(dataset) -> None:
     assert f"{count - 1} of {count} partitions are complete." in said
 
 
-PATIENT = Patience(Console(file=io.StringIO()), lambda seconds: None)
+def with_backfills(*backfills):
+    """A Dagster without runs."""
+    dagster = DagsterInMemory(SimulatedClock())
+    dagster.backfills.extend(backfills)
+    return dagster
+
+
+def of_assets(unfinished):
+    """Such a Dagster with unfinished backfills, by asset."""
+    return with_backfills(
+        *(
+            LaunchedBackfill(f"b of {asset}", True, {asset: frozenset(keys)})
+            for asset, keys in unfinished.items()
+        )
+    )
 
 
 class LaunchedKeys(DagsterApi):
-    """A Dagster without anything under way, which notes what it is asked to launch."""
+    """Notes the last keys that were to be launched, and what becomes of stale ones."""
 
     def __init__(self):
         super().__init__("http://127.0.0.1:9", None)
         self.keys = []
-        self.unfinished = []
         self.stale = {}
-
-    def unfinished_backfills(self, asset):
-        return self.unfinished
 
     def launch_backfill(self, assets, keys, *, run_config, **_):
         self.keys = list(keys)
@@ -167,7 +179,9 @@ def launched_by(dataset, monkeypatch):
         api = LaunchedKeys()
 
         def run_partitions(settings, *, keys, stale_too, **_):
-            print(replace(run_module._backfill(PATIENT, api, settings, keys), stale_too=stale_too).begin())
+            dagster = with_backfills()
+            chosen = dataset.keys if keys is None else keys(dagster)
+            print(Backfill(api, dagster, settings, chosen, stale_too=stale_too).begin())
             return 0
 
         monkeypatch.setattr(run_module, "run_partitions", run_partitions)
@@ -222,24 +236,19 @@ def test_an_unfinished_backfill_makes_stale_partitions_anew_only_as_was_agreed(d
         (False, options, []),
         (False, "keep", []),
     ):
-        api = LaunchedKeys()
-        api.unfinished = [LaunchedBackfill("b0", True, frozenset([third]), before)]
-        said = Backfill(api, dataset.settings, dataset.keys, {}, stale_too).begin()
+        api, tags = LaunchedKeys(), {} if before is None else {STALE: before}
+        dagster = with_backfills(LaunchedBackfill("b0", True, {ASSETS[0]: frozenset([third])}, tags=tags))
+        said = Backfill(api, dagster, dataset.settings, dataset.keys, stale_too=stale_too).begin()
         assert api.keys == launches, (stale_too, before)
         assert ("and goes on with that" in said) == (not stale_too and before != "keep"), said
 
 
-class BackfillsOfAssets(DagsterApi):
-    """A Dagster with unfinished backfills by asset, which notes what it is asked to launch."""
+class LaunchesOfAssets(DagsterApi):
+    """Notes all that it is asked to launch."""
 
-    def __init__(self, unfinished):
+    def __init__(self):
         super().__init__("http://127.0.0.1:9", None)
-        self.unfinished = unfinished
         self.launched = []
-
-    def unfinished_backfills(self, asset):
-        keys = self.unfinished.get(asset)
-        return [] if keys is None else [LaunchedBackfill(f"b of {asset}", True, frozenset(keys))]
 
     def launch_backfill(self, assets, keys, **_):
         self.launched.append((tuple(assets), list(keys)))
@@ -267,15 +276,15 @@ def test_a_set_that_a_backfill_under_way_knows_nothing_of_is_launched_beside_it(
         ({"property_gate": [first, second]}, []),
         ({"property_gate": [second]}, [(("property_gate",), [first])]),
     ):
-        api = BackfillsOfAssets(unfinished)
-        backfill = Backfill(api, settings, [first, second])
+        api = LaunchesOfAssets()
+        backfill = Backfill(api, of_assets(unfinished), settings, [first, second])
         backfill.begin()
         assert api.launched == launches, unfinished
         assert set(backfill.followed) >= {f"b of {asset}" for asset in unfinished}
     # What is complete is not launched, but for what follows what is made anew.
     dataset.descriptions.path(first).unlink()
-    api = BackfillsOfAssets({})
-    Backfill(api, settings, [first, second]).begin()
+    api = LaunchesOfAssets()
+    Backfill(api, with_backfills(), settings, [first, second]).begin()
     assert api.launched == [((*ASSETS, "property_gate"), [first]), (("property_gate",), [second])]
 
 
@@ -292,14 +301,13 @@ def test_a_set_with_a_condition_waits_for_the_backfill_that_makes_what_it_looks_
     settings = dataset.settings.model_copy(update={"questions": QuestionsFile.read(file)})
     first, second = dataset.keys[:2]
     dataset.descriptions.path(second).unlink()
-    api = BackfillsOfAssets({ASSETS[0]: [first, second]})
-    backfill = Backfill(api, settings, [first, second])
+    api, dagster = LaunchesOfAssets(), of_assets({ASSETS[0]: [first, second]})
+    backfill = Backfill(api, dagster, settings, [first, second])
     backfill.begin()
     assert (api.launched, backfill.deferred) == ([(("property_tall",), [first])], True)
-    monkeypatch.setattr("vlm_assets.commands.run._watch", lambda work, patience: api.unfinished.clear())
+    monkeypatch.setattr("vlm_assets.commands.run._watch", lambda work, patience: dagster.backfills.clear())
     monkeypatch.setattr("vlm_assets.commands.run.summarize", lambda work, accuracy: None)
     monkeypatch.setattr("vlm_assets.commands.run.show_summary", lambda console, summary: None)
-    monkeypatch.setattr(api, "backfill", lambda of: LaunchedBackfill(of, False, frozenset()), raising=False)
     api.launched.clear()
     _follow(backfill, lambda: None, Patience(Console(file=io.StringIO()), lambda _: None))
     assert api.launched == [
@@ -342,125 +350,178 @@ def test_what_is_stale_is_not_guessed_at(dataset, launched_by, monkeypatch):
     assert "the server does not answer" in done.stderr
 
 
-class FalteringApi(DagsterApi):
+class Faltering(DagsterInMemory):
     """Dagster whose database is away at each first question of a kind."""
 
-    def __init__(self, settings, keys):
-        super().__init__("http://127.0.0.1:9", settings.dagster_home)
-        self.keys = frozenset(keys)
+    def __init__(self):
+        super().__init__(SimulatedClock())
         self.asked = set()
-        self.launched = []
 
-    def answers(self, question, answer):
+    def falters(self, question):
         if question not in self.asked:
             self.asked.add(question)
-            raise DagsterUnreachableError("Dagster could not answer: (psycopg2.OperationalError) refused")
-        return answer
+            raise OperationalError("SELECT 1", {}, Exception("connection refused\nIs the server running?"))
 
-    def unfinished_backfills(self, asset):
-        return self.answers("unfinished", [])
+    def unfinished_backfills(self, assets):
+        self.falters("unfinished")
+        return super().unfinished_backfills(assets)
 
-    def launch_backfill(self, assets, keys, **_):
-        self.answers("launch", None)
-        self.launched.append(keys)
-        return "b1"
+    def newest_event(self):
+        self.falters("events")
+        return super().newest_event()
 
-    def partition_keys(self, asset):
-        return self.answers(asset, PartitionKeys(self.keys, frozenset(), frozenset(), frozenset()))
-
-    def runs_in(self, status):
-        return 0
+    def runs_in(self, statuses):
+        self.falters("runs")
+        return super().runs_in(statuses)
 
     def backfill(self, backfill_id):
-        return self.answers("backfill", LaunchedBackfill(backfill_id, unfinished=False, keys=self.keys))
+        self.falters("backfill")
+        return super().backfill(backfill_id)
 
-    def failing_checks(self, asset):
-        return self.answers("checks", [])
+    def latest_results(self, assets=None, *, passed=False):
+        if "backfill" in self.asked:
+            self.falters("checks")
+        return super().latest_results(assets, passed=passed)
+
+
+class FalteringApi(DagsterApi):
+    """Launches a backfill that ends at once. The first request is not answered."""
+
+    def __init__(self, dagster, times=0):
+        super().__init__("http://127.0.0.1:9", None)
+        self.dagster = dagster
+        self.times = times
+        self.launched = []
+
+    def launch_backfill(self, assets, keys, **_):
+        if isinstance(self.dagster, Faltering) and "launch" not in self.dagster.asked:
+            self.dagster.asked.add("launch")
+            raise DagsterUnreachableError("Dagster could not answer: (psycopg2.OperationalError) refused")
+        self.launched.append(keys)
+        error = "Targeted partitions have been removed" if len(self.launched) <= self.times else None
+        self.dagster.backfills[:] = [LaunchedBackfill("b1", unfinished=False, error=error)]
+        return "b1"
 
 
 def test_a_backfill_is_followed_to_its_end_though_answers_fail(dataset):
     """Dagster's database is away for a moment: nothing ends, and a person reads one sentence each time."""
     dataset.descriptions.path(dataset.keys[0]).unlink()
-    api = FalteringApi(dataset.settings, dataset.keys)
+    dagster = Faltering()
+    api = FalteringApi(dagster)
     console = Console(file=io.StringIO(), width=200)
     waited = []
-    work = Backfill(api, dataset.settings, dataset.keys)
+    work = Backfill(api, dagster, dataset.settings, dataset.keys)
     summary = _follow(work, lambda: None, Patience(console, waited.append))
     assert api.launched == [[dataset.keys[0]]]
     assert not summary.ok, "its file is still gone"
     said = console.file.getvalue()
     assert "refused. Runs go on meanwhile; asking again until there is an answer." in said
+    assert "SELECT" not in said and "server running" not in said
     assert said.count("asking again") == said.count("There are answers again.") == 3, "once an outage"
-    assert len(waited) == len(api.asked)
-
-
-class GivingUpApi(FalteringApi):
-    """Dagster whose daemon has not read the ranges yet when the first backfills come."""
-
-    def __init__(self, settings, keys, times):
-        super().__init__(settings, keys)
-        self.times = times
-
-    def answers(self, question, answer):
-        return answer
-
-    def backfill(self, backfill_id):
-        error = "Targeted partitions have been removed" if len(self.launched) <= self.times else None
-        return LaunchedBackfill(backfill_id, unfinished=False, keys=self.keys, error=error)
+    assert len(waited) == len(dagster.asked) == 6
 
 
 @pytest.mark.parametrize(("times", "launches"), [(0, 1), (1, 2), (99, 5)])
 def test_a_backfill_that_dagster_gave_up_is_launched_again(dataset, times, launches):
     """New ranges are run though Dagster's daemon reads them late; not for ever, and a person reads why."""
     dataset.descriptions.path(dataset.keys[0]).unlink()
-    api = GivingUpApi(dataset.settings, dataset.keys, times)
+    dagster = with_backfills()
+    api = FalteringApi(dagster, times)
     console = Console(file=io.StringIO(), width=200)
-    work = Backfill(api, dataset.settings, dataset.keys)
+    work = Backfill(api, dagster, dataset.settings, dataset.keys)
     _follow(work, lambda: None, Patience(console, lambda _: None))
     assert api.launched == [[dataset.keys[0]]] * launches
     why = "Dagster gave up backfill b1: Targeted partitions have been removed"
     assert console.file.getvalue().count(why) == min(times, launches)
 
 
-def test_a_run_that_never_started_is_no_failure_of_its_partition(dataset, monkeypatch):
+def test_a_run_that_never_started_is_no_failure_of_its_partition(dataset):
     """A busy machine let it wait in vain, and it is started again: the progress does not call it failed."""
     first, second, third = dataset.keys
-
     late, failed = {FAILURE_REASON: NEVER_STARTED}, {FAILURE_REASON: "STEP_FAILURE"}
-    runs = [(second, failed), (first, late), (first, failed), (second, late)]  # the newest first
-    tagged = [{"dagster/partition": key, **tags} for key, tags in runs]
-    results = [{"tags": [{"key": name, "value": value} for name, value in tags.items()]} for tags in tagged]
-    api = DagsterApi("http://127.0.0.1:9", dataset.settings.dagster_home)
-    monkeypatch.setattr(
-        api, "ask", lambda query, **_: {"runsOrError": {"__typename": "Runs", "results": results}}
-    )
-    monkeypatch.setattr(api, "runs_in", lambda status: 0)
-    keys = PartitionKeys(frozenset([third]), frozenset([first, second]), frozenset(), frozenset())
-    monkeypatch.setattr(api, "partition_keys", lambda asset: keys)
-    now = Backfill(api, dataset.settings, dataset.keys).progress()
-    assert (now.failed, now.never_started) == ({second}, {first})
+    dagster = with_backfills()
+    for asset in ASSETS:  # once, before its run failed
+        dagster.materialize(asset, second)
+    for key, tags in ((second, late), (first, failed), (first, late), (second, failed)):
+        run = dagster.launch(key, ASSETS)
+        dagster.change(run, DagsterRunStatus.FAILURE, **tags)
+    for asset in ASSETS:
+        dagster.materialize(asset, third)
+    now = Backfill(LaunchedKeys(), dagster, dataset.settings, dataset.keys).progress()
+    assert (now.done, now.failed, now.never_started) == ({third}, {second}, {first})
     console = Console(file=io.StringIO(), width=100)
     with ProgressLine(console, dataset.keys) as line:
         line.show(now, SetProgress(Rate(), {}))
     assert "1/3 partitions, 0 running, 1 failed, 1 not started;" in console.file.getvalue()
 
 
-def test_what_is_made_again_is_not_done_before_its_run(dataset, monkeypatch):
+def test_failed_partitions_are_those_of_runs_and_of_files(dataset):
+    """`run --failed` takes what no file tells: an asset whose latest run failed, until one ends well."""
+    first, second, third = dataset.keys
+    dagster, status = with_backfills(), read_status(dataset.settings, dataset.catalog)
+    for key in (first, second, third):
+        dagster.change(dagster.launch(key, ASSETS), DagsterRunStatus.FAILURE)
+    again = dagster.launch(second, ASSETS)
+    for asset in ASSETS:
+        dagster.materialize(asset, second, again)
+    dagster.materialize(ASSETS[0], third)
+    assert failed_keys(dataset.settings.home, status, dagster) == [first, third]
+    dataset.descriptions.path(second).unlink()
+    status = read_status(dataset.settings, dataset.catalog)
+    assert second in failed_keys(dataset.settings.home, status, dagster)
+
+
+def test_what_is_made_again_is_not_done_before_its_run(dataset):
     """Dagster still shows as made what is about to be made anew: it is done once its run was seen."""
     first, second, third = dataset.keys
-    api = DagsterApi("http://127.0.0.1:9", dataset.settings.dagster_home)
-    work = Backfill(api, dataset.settings, dataset.keys, made_again=frozenset([first, second]))
-    monkeypatch.setattr(api, "runs_in", lambda status: 0)
+    dagster = with_backfills()
 
-    def done(made, running):
-        keys = PartitionKeys(frozenset(made), frozenset(), frozenset(running), frozenset())
-        monkeypatch.setattr(api, "partition_keys", lambda asset: keys)
-        return work.progress().done
+    def make(key, run=""):
+        for asset in ASSETS:
+            dagster.materialize(asset, key, run)
 
-    assert done([first, second, third], []) == {third}
-    assert done([second, third], [first]) == {third}
-    assert done([first, third], [second]) == {first, third}
-    assert done([first, second, third], []) == {first, second, third}
+    for key in dataset.keys:
+        make(key)
+    again = frozenset([first, second])
+    work = Backfill(LaunchedKeys(), dagster, dataset.settings, dataset.keys, made_again=again)
+    assert work.progress().done == {third}
+    run = dagster.launch(first, ASSETS)
+    now = work.progress()
+    assert (now.done, now.under_way, now.runs) == ({third}, {first}, 1)
+    make(first, run)
+    assert work.progress().done == {first, third}
+    # An asset that a cancelled run did not make is as it was.
+    dagster.change(dagster.launch(second, ASSETS), DagsterRunStatus.CANCELED)
+    assert work.progress().done == {first, third}
+    run = dagster.launch(second, ASSETS)
+    assert work.progress().done == {first, third}
+    dagster.change(run, DagsterRunStatus.CANCELED)
+    assert work.progress().done == {first, second, third}
+
+
+def test_the_summary_tells_the_checks_that_stand(dataset):
+    """As the retry schedule reads them: not that of a check that the partition was made again without."""
+    first, second, _ = dataset.keys
+    dagster = with_backfills()
+
+    def fails(check, key, **severity):
+        asset = AssetKey(ASSETS[0])
+        dagster.report_evaluation(
+            AssetCheckEvaluation(asset, check, passed=False, metadata={}, partition=key, **severity)
+        )
+
+    fails("gone", first)
+    dagster.materialize(ASSETS[0], first)
+    fails("warned", first, severity=AssetCheckSeverity.WARN)
+    fails("refused", second)
+    work = Backfill(LaunchedKeys(), dagster, dataset.settings, [first, second])
+    summary = summarize(work, lambda: None)
+    assert {(result.check, result.partition) for result in summary.failing} == {
+        ("warned", first),
+        ("refused", second),
+    }
+    assert not summary.ok
+    assert replace(summary, failing=summary.failing[:1]).ok == (summary.failing[0].severity == "WARN")
 
 
 def test_how_far_the_plan_of_each_set_was_off_is_said_at_the_end(two_sets, monkeypatch):
@@ -474,8 +535,12 @@ def test_how_far_the_plan_of_each_set_was_off_is_said_at_the_end(two_sets, monke
         lambda settings: compared if settings.descriptions.name == "property_condition" else None,
     )
     console = Console(file=io.StringIO(), width=200)
-    api = GivingUpApi(two_sets.settings, two_sets.keys, 0)
-    _follow(Backfill(api, two_sets.settings, []), lambda: None, Patience(console, lambda _: None))
+    dagster = with_backfills()
+    _follow(
+        Backfill(FalteringApi(dagster), dagster, two_sets.settings, []),
+        lambda: None,
+        Patience(console, lambda _: None),
+    )
     assert f"property_condition: {compared.sentence()}" in console.file.getvalue()
 
 
@@ -486,7 +551,8 @@ def test_a_backfill_is_followed_no_longer_than_dagster_lives(dataset):
     def ended(seconds):
         raise ProcessEndedError("webserver ended with exit code 1.")
 
-    work = Backfill(FalteringApi(dataset.settings, dataset.keys), dataset.settings, dataset.keys)
+    dagster = Faltering()
+    work = Backfill(FalteringApi(dagster), dagster, dataset.settings, dataset.keys)
     with pytest.raises(ProcessEndedError):
         _follow(work, lambda: None, Patience(Console(file=io.StringIO()), ended))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from faults.rehearsal.dagster_in_memory import DagsterInMemory, SimulatedClock
 from vlm_assets.assets.published_rows import PublishedRows
 from vlm_assets.config.settings import Settings
 from vlm_assets.services import expected_cost
@@ -149,7 +150,11 @@ def test_the_line_of_a_run_that_makes_partitions_anew_counts_what_it_made(empty)
     first, second, _ = empty.keys
     for key in (first, second):
         empty.describe(key)
-    work = Backfill(DagsterApi("http://127.0.0.1:9", empty.settings.dagster_home), empty.settings, empty.keys)
+    api, dagster = (
+        DagsterApi("http://127.0.0.1:9", empty.settings.dagster_home),
+        DagsterInMemory(SimulatedClock()),
+    )
+    work = Backfill(api, dagster, empty.settings, empty.keys)
     now = BackfillProgress(frozenset(), frozenset([first, second]), frozenset(), 1)
     assert work.slowest_set(now).done == {first: 3, second: 3}
     work.lacking = {key: {"property_descriptions"} for key in (first, second)}
