@@ -107,7 +107,7 @@ class ExportedRows:
         rows = rows.append_column("answer", _answers(rows))
         if further:
             answers = {of_set.name: _answers(of_set.rows) for of_set in further}
-            facts = set_facts(rows, further, answers=answers)
+            facts = set_facts(rows, further, answers)
             rows = joined(rows, further).append_column(SETS, facts)
         rows = rows.combine_chunks()
         listed = self.catalog.slice(PropertyRange.from_key(key))

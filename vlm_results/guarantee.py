@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 from vlm_assets.assets.fingerprint import digest_of, settings_digest
 from vlm_assets.assets.partition import CONFIDENCE
 from vlm_assets.config.settings import Settings
-from vlm_assets.config.where import quoted
 from vlm_durable.files.files import TEMPORARY_SUFFIX
 from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, set_aside_damaged, write_sealed
 from vlm_durable.versions.partition_files import PublishedRecord
@@ -219,47 +218,6 @@ def _sure_answers(
     # As doubles on both sides, as in the tests: 0.95 as a float is less than 0.95.
     is_sure = pc.greater_equal(pc.struct_field(sure, field.name).cast(pa.float64()), threshold)
     return pc.if_else(is_sure, pc.struct_field(raw, field.name), nothing)
-
-
-def shown_description(limits: Mapping[str, str], types: Mapping[str, pa.StructType]) -> str:
-    """The description in SQL, with null for answers below their threshold.
-
-    limits: by field, the threshold in SQL. types: of the columns description and confidence.
-    """
-    # A nested object has no confidence of its own: nothing can be promised of it, and none of it is shown.
-    sure_fields = {field.name for field in types.get(CONFIDENCE, ()) if pa.types.is_floating(field.type)}
-    shown = []
-    for field, limit in limits.items():
-        if types["description"].get_field_index(field) < 0:
-            continue
-        name = quoted(field)
-        answer = "NULL"
-        if field in sure_fields:
-            # As doubles on both sides, as in the tests: 0.95 as a float is less than 0.95.
-            sure = f"CAST({CONFIDENCE}.{name} AS DOUBLE) >= CAST({limit} AS DOUBLE)"
-            answer = f"CASE WHEN {sure} THEN description.{name} END"
-        shown.append(f"{name} := {answer}")
-    if not shown:
-        return "description"
-    return f"CASE WHEN description IS NOT NULL THEN struct_update(description, {', '.join(shown)}) END"
-
-
-def limits_by_file(thresholds: Mapping[str, Thresholds]) -> dict[str, str]:
-    """By field, the threshold in SQL for a table of several files. thresholds: by the name of the file."""
-    limits: dict[str, str] = {}
-    for field in next(iter(thresholds.values()), {}):
-        files: dict[float | None, list[str]] = {}
-        for name, of_file in thresholds.items():
-            files.setdefault(of_file[field], []).append(quoted(name, "'"))
-        limits[field] = _sql(next(iter(files)))
-        if len(files) > 1:
-            cases = (f"WHEN filename IN ({', '.join(names)}) THEN {_sql(at)}" for at, names in files.items())
-            limits[field] = f"CASE {' '.join(cases)} END"
-    return limits
-
-
-def _sql(threshold: float | None) -> str:
-    return "NULL" if threshold is None else repr(threshold)
 
 
 def as_json(settings: Settings) -> dict[str, Any]:

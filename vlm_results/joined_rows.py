@@ -2,7 +2,7 @@
 
 A further set adds its fields to ``description`` and ``confidence`` where it has a row of the same property,
 and else they are null. ``filled_fields.py`` says whose answer a field has that a set fills.
-``published_table.py`` reads the rows, and has the same view for a person's SQL.
+``published_table.py`` reads the rows, and gives the view to a person's SQL.
 """
 
 from __future__ import annotations
@@ -85,6 +85,8 @@ def beside(descriptions: pa.Table, rows: pa.Table) -> pa.Table:
 
     A row under another id is left out: while a withdrawal goes on, one of the two may have it still.
     """
+    if all(rows[name].equals(descriptions[name]) for name in ("property_id", "ordinal")):
+        return rows
     rows = rows.combine_chunks()
     at = pc.index_in(descriptions["ordinal"], value_set=_column(rows, "ordinal")).combine_chunks()
     is_same = pc.equal(descriptions["property_id"].combine_chunks(), _column(rows, "property_id").take(at))
@@ -155,14 +157,15 @@ def joined(descriptions: pa.Table, further: Sequence[FurtherRows]) -> pa.Table:
 
 
 def set_facts(
-    descriptions: pa.Table, further: Sequence[FurtherRows], *, answers: Mapping[str, pa.Array]
+    descriptions: pa.Table, further: Sequence[FurtherRows], answers: Mapping[str, pa.Array] | None = None
 ) -> pa.StructArray:
-    """The column SETS: of each set, the facts about its row, and the digest of its answer."""
+    """The column SETS: of each set, the facts about its row; with ``answers``, the digest of its answer."""
     facts = {}
     shown_answers = ShownAnswers.of(descriptions, further)
     for of_set in further:
         columns = {name: _column(of_set.rows, name) for name in SET_COLUMNS}
-        columns["answer"] = answers[of_set.name]
+        if answers is not None:
+            columns["answer"] = answers[of_set.name]
         if of_set.fills:
             columns[FILLED] = pa.array(shown_answers.filled(of_set), pa.list_(pa.string()))
         facts[of_set.name] = pa.StructArray.from_arrays(

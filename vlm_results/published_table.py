@@ -1,29 +1,27 @@
 """The published rows: read with their vectors, and as a table for a person's SQL, fields as columns.
 
-The SQL runs where only these files can be read, no file can be written, and no network can be reached.
+The SQL runs where only these rows can be read, no file can be written, and no network can be reached.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import typer
 
 from vlm_assets.assets.fingerprint import TEXTS, digest_of
 from vlm_assets.assets.partition import CONFIDENCE, INPUTS
-from vlm_assets.config.filled_fields import FieldSources, field_sources, in_sql, shown
 from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.settings import Settings
 from vlm_assets.config.where import quoted
@@ -36,16 +34,8 @@ from vlm_durable.versions.partition_files import NotPublishedError, PublishedRec
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.versions.versioned_object import RecordDamagedError
 from vlm_engine.schema import confidence_type
-from vlm_results.guarantee import (
-    RAW,
-    Guarantee,
-    Thresholds,
-    limits_by_file,
-    shown_description,
-    shown_rows,
-)
+from vlm_results.guarantee import RAW, Guarantee, promised_shares, shown_rows
 from vlm_results.joined_rows import (
-    FILLED,
     SET_COLUMNS,
     SETS,
     FurtherRows,
@@ -54,6 +44,7 @@ from vlm_results.joined_rows import (
     further_records,
     further_sets,
     joined,
+    set_facts,
 )
 
 if TYPE_CHECKING:
@@ -78,6 +69,8 @@ Where = Annotated[
 
 _COLUMNS = ("property_id", "ordinal", "status", "error_kind", "error", "images_seen", "model", "fingerprint")
 """Columns of a row that conditions may name, beside the fields of the description."""
+
+_VIEW = (*_COLUMNS, "description", CONFIDENCE, SETS, RAW)
 
 _ATTEMPTS = 3
 
@@ -173,7 +166,10 @@ def read_rows(
     PublishedError.
     """
     rows, further = read_sets(settings, guarantee, key, columns, ordinals=ordinals)
+    facts = set_facts(rows, further) if further and SETS in columns else None
     rows = joined(rows, further)
+    if facts is not None:
+        rows = rows.append_column(SETS, facts)
     return rows.select([name for name in rows.column_names if name in columns or name == RAW])
 
 
@@ -186,7 +182,7 @@ def read_sets(
     ordinals: pa.Array | None = None,
 ) -> tuple[pa.Table, tuple[FurtherRows, ...]]:
     """The rows of the descriptions, and those of the further sets beside them. Raises PublishedError."""
-    # Settings make other folders of the descriptions each time, and each reads the catalogue's id anew.
+    # The settings would make other folders of the descriptions each time, and each reads the catalogue's id.
     descriptions, *sets = question_sets(settings)
     needed = {"property_id", "ordinal"} if sets else set[str]()
     if any(asked.fills for asked in sets):
@@ -195,9 +191,9 @@ def read_sets(
     _, rows = _read_set(descriptions.asset, guarantee, key, columns, ordinals)
     further = []
     for asked in sets:
-        of_set = [*columns, *(name for name in SET_COLUMNS if name not in columns)]
+        of_set = dict.fromkeys([*columns, *(SET_COLUMNS if SETS in columns else ())])
         try:
-            record, answered = _read_set(asked.asset, guarantee, key, of_set, ordinals)
+            record, answered = _read_set(asked.asset, guarantee, key, [*of_set], ordinals)
         except NotPublishedError:
             schema = columns_of(asked)
             none = schema.empty_table().select([name for name in of_set if name in schema.names])
@@ -213,17 +209,16 @@ def _read_set(
     published = PublishedPartitions(asset)
     read = dict.fromkeys((*columns, *((CONFIDENCE,) if guarantee.targets else ())))
     for _ in range(_ATTEMPTS):
-        record = published.record(key) if guarantee.targets else None
         file = published.read(key)
         rows = file.to_table(list(read))
         # The thresholds are those of these rows, not those of rows that were published before.
-        if not guarantee.targets or published.record(key) == record:
+        if not guarantee.targets or published.record(key) == file.record:
             break
     else:
         raise _changes_all_the_time(key)
     if ordinals is not None:
         rows = rows.filter(pc.is_in(rows["ordinal"], value_set=ordinals))
-    rows = shown_rows(rows, guarantee.of(record))
+    rows = shown_rows(rows, guarantee.of(file.record))
     return file.record, rows.select([name for name in rows.column_names if name in columns or name == RAW])
 
 
@@ -287,23 +282,9 @@ def matching_rows(settings: Settings, catalog: Catalog, where: str) -> Mask:
     keys = published_records(settings.descriptions, catalog)
     if not keys:
         raise CommandError(f"No description is published yet: {command('run')}.")
-    guarantee = Guarantee.read(settings)
-
-    def files(asset: AssetFolders, records: Mapping[str, PublishedRecord]) -> dict[Path, Thresholds]:
-        return {asset.partition(key).published: guarantee.of(record) for key, record in records.items()}
-
-    further = [
-        FurtherFiles(
-            asked.name,
-            files(asked.asset, published_records(asked.asset, catalog)),
-            columns_of(asked),
-            asked.fills,
-        )
-        for asked in further_sets(settings)
-    ]
     doing(f"looking for which properties --where holds, {SECONDS:g} s at most")
     mask = np.zeros(catalog.rows, dtype=np.bool_)
-    with table(files(settings.descriptions, keys), further) as connection:
+    with table(settings, keys, _looked_at(where)) as connection:
         query = f"SELECT ordinal FROM {NAME} WHERE ({where}\n)"  # noqa: S608 - see table
         try:
             statements = connection.extract_statements(query)
@@ -322,7 +303,8 @@ def matching_rows(settings: Settings, catalog: Catalog, where: str) -> Mask:
                 " Give a simpler condition."
             ) from error
         except duckdb.Error as error:
-            names = [row[0] for row in connection.execute(f"DESCRIBE {NAME}").fetchall()]
+            described = [row[0] for row in connection.execute(f"DESCRIBE {NAME}").fetchall()]
+            names = dict.fromkeys([*_COLUMNS, *described, *([SETS] if further_sets(settings) else [])])
             raise CommandError(
                 f"--where {where!r}: {str(error).splitlines()[0]}. Columns: {', '.join(names)}."
             ) from error
@@ -331,172 +313,84 @@ def matching_rows(settings: Settings, catalog: Catalog, where: str) -> Mask:
     return mask
 
 
-@dataclass(frozen=True)
-class FurtherFiles:
-    """The files of a further question set, with their thresholds.
-
-    columns: of its rows, by its schema. fills: see ``QuestionSet``.
-    """
-
-    name: str
-    files: Mapping[Path, Thresholds]
-    columns: pa.Schema
-    fills: tuple[str, ...] = ()
+def _looked_at(where: str) -> tuple[str, ...]:
+    """The columns that a condition may look at."""
+    # These mean columns without their names: all of them, the one at a place, a row.
+    if re.search(rf"[*#]|columns|{NAME}", where, re.IGNORECASE):
+        return _VIEW
+    return tuple(name for name in _VIEW if name in ("ordinal", "description") or name in where.lower())
 
 
 @contextmanager
 def table(
-    files: Mapping[Path, Thresholds], further: Sequence[FurtherFiles] = ()
+    settings: Settings, keys: Iterable[str], columns: Sequence[str] = _VIEW
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A connection with the view over files of all question sets, and access to nothing else.
+    """A connection with the view of these partitions' rows as they are shown, and access to nothing else.
 
-    files: of the descriptions, with the thresholds of the guarantee, below which an answer is null in the
-    view.
-
-    Run only one SELECT on it: a COPY could write to the files that it may read.
+    columns: more than these are not read where rows have to be joined. Run only one SELECT on it: a COPY
+    could write to the files that it may read. Raises PublishedError.
     """
     import duckdb
 
-    sets = [FurtherFiles("descriptions", files, pa.schema([])), *further]
-    descriptions, *_ = sources = [_Source.of(of_set) for of_set in sets]
-    columns = _view_columns(descriptions, sources)
-    listed = ", ".join(quoted(str(path), "'") for of in sets for path in of.files)
+    files: list[str] = []
     config: dict[str, Any] = {"memory_limit": MEMORY, "preserve_insertion_order": False}
     with (
-        # A join of millions of rows has more than its memory. DuckDB would put the rest beside the caller.
+        # Millions of rows have more than its memory. DuckDB would put the rest beside the caller.
         TemporaryDirectory(prefix="vlm-assets-where-") as folder,
         duckdb.connect(config={**config, "temp_directory": folder}) as connection,
     ):
-        for of_set in further:
-            connection.register(f"nothing_of_{of_set.name}", of_set.columns.empty_table())
-        rows = descriptions.rows if not further else _joined_rows(descriptions, sources)
+        if promised_shares(settings)[0] or further_sets(settings):
+            rows = _copied(connection, settings, keys, columns)
+        else:
+            # The files are what is shown: DuckDB reads of them what a condition needs, four times as fast.
+            files = [quoted(str(settings.descriptions.partition(key).published), "'") for key in keys]
+            rows = f"FROM read_parquet([{', '.join(files)}], union_by_name=true, hive_partitioning=false)"
+        schema = connection.sql(f"SELECT * FROM ({rows}) LIMIT 0").to_arrow_table().schema  # noqa: S608
         connection.execute(
-            f"CREATE VIEW {NAME} AS SELECT {columns} FROM ({rows})"  # noqa: S608 - names quoted
+            f"CREATE VIEW {NAME} AS SELECT {_view_columns(schema)} FROM ({rows})"  # noqa: S608 - names quoted
         )
-        connection.execute(f"SET allowed_paths=[{listed}]")
+        connection.execute(f"SET allowed_paths=[{', '.join(files)}]")
         connection.execute("SET enable_external_access=false")
         connection.execute("SET lock_configuration=true")
         yield connection
 
 
-@dataclass(frozen=True)
-class _Source:
-    """Rows of a question set in SQL. names: of its columns, as the newest file has them.
-
-    types: of description and confidence, with the fields of all files. is_limited: the raw answers are a
-    column of their own. fills: see ``QuestionSet``.
-    """
-
-    name: str
-    rows: str
-    names: frozenset[str]
-    types: Mapping[str, pa.StructType]
-    is_limited: bool
-    fills: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, of_set: FurtherFiles) -> Self:
-        """The rows of these files, as they are shown; without a file none, with the columns of its schema."""
-        types = _answer_types(map(pq.read_schema, of_set.files) if of_set.files else [of_set.columns])
-        last = pq.read_schema(list(of_set.files)[-1]) if of_set.files else of_set.columns
-        limits = limits_by_file({str(path): thresholds for path, thresholds in of_set.files.items()})
-        selected = "*" if of_set.files else f"*, description AS {RAW}"
-        if limits:
-            selected = f"* REPLACE ({shown_description(limits, types)} AS description), description AS {RAW}"
-        listed = ", ".join(quoted(str(path), "'") for path in of_set.files)
-        files = f"read_parquet([{listed}], union_by_name=true, hive_partitioning=false, filename=true)"
-        rows = f"SELECT {selected} FROM {files if of_set.files else f'nothing_of_{of_set.name}'}"  # noqa: S608 - names quoted
-        is_limited = bool(limits) or not of_set.files
-        return cls(of_set.name, rows, frozenset(last.names), types, is_limited, of_set.fills)
-
-    def column(self, name: str) -> str:
-        """A column of its row in the joined rows, in SQL."""
-        return f"{quoted(self.name)}.{name}"
-
-    def has(self, field: str) -> str:
-        """The condition in SQL that it has a raw answer."""
-        return f"{self.column(RAW if self.is_limited else 'description')}.{quoted(field)} IS NOT NULL"
-
-    def answer(self, name: str, field: str) -> str:
-        """A field of its description or confidence in SQL; null where its files have no confidence of it."""
-        if name == CONFIDENCE and self.types.get(CONFIDENCE, pa.struct([])).get_field_index(field) < 0:
-            return f"NULL::{_sql_type(confidence_type(self.types['description']).field(field).type)}"
-        return f"{self.column(name)}.{quoted(field)}"
+def _copied(
+    connection: duckdb.DuckDBPyConnection, settings: Settings, keys: Iterable[str], columns: Sequence[str]
+) -> str:
+    """Copy rows into tables of the connection, one for each schema. Gives the SQL that reads all of them."""
+    guarantee = Guarantee.read(settings)
+    tables: dict[pa.Schema, str] = {}
+    # A transaction for each partition takes twice the time, and threads have nothing to share of its rows.
+    connection.execute("SET threads=1")
+    connection.begin()
+    for key in keys:
+        rows = read_rows(settings, guarantee, key, columns)
+        rows = rows.select([name for name in rows.column_names if name in columns])
+        connection.register("partition", rows)
+        name = tables.get(rows.schema)
+        if name is None:
+            name = tables[rows.schema] = f"rows_{len(tables)}"
+            connection.execute(f"CREATE TABLE {name} AS FROM partition")
+        else:
+            connection.execute(f"INSERT INTO {name} FROM partition")
+        connection.unregister("partition")
+    connection.commit()
+    connection.execute("RESET threads")
+    return " UNION ALL BY NAME ".join(f"FROM {name}" for name in tables.values())
 
 
-def _answer_types(schemas: Iterable[pa.Schema]) -> dict[str, pa.StructType]:
-    """The types of description and confidence, with the fields of all files."""
-    types: dict[str, pa.StructType] = {}
-    for schema in schemas:
-        for name in ("description", CONFIDENCE):
-            if name in schema.names:
-                fields = {field.name: field for field in [*types.get(name, ()), *schema.field(name).type]}
-                types[name] = pa.struct(list(fields.values()))
-    return types
-
-
-def _joined_rows(descriptions: _Source, sources: Sequence[_Source]) -> str:
-    """The rows of the descriptions with the fields of all sources in SQL, as ``joined_rows.py`` has them."""
-    own = [f"descriptions.{name}" for name in descriptions.names.intersection(_COLUMNS)]
-    fields = field_sources((of.name, of.types.get("description", ()), of.fills) for of in sources)
-    named = {of.name: of for of in sources}
-    answers = ["description", CONFIDENCE, *([RAW] if descriptions.is_limited else [])]
-    merged = [f"{_merged(name, named, fields)} AS {name}" for name in answers]
-    fillers = {}
-    for field, of_field in fields.items():
-        has = ((named[name].has(field), f"'{name}'") for name in of_field.fillers)
-        fillers[field] = shown("''", has, in_sql)
-    facts = []
-    for of in sources[1:]:
-        columns = {name: of.column(name) for name in SET_COLUMNS}
-        if of.fills:
-            filled = [field for field in of.fills if field in fillers]
-            names = ", ".join(quoted(field, "'") for field in filled)
-            masks = ", ".join(f"{fillers[field]} = '{of.name}'" for field in filled)
-            columns[FILLED] = f"list_where([{names}]::VARCHAR[], [{masks}]::BOOLEAN[])"
-        packed = ", ".join(f"{name} := {value}" for name, value in columns.items())
-        facts.append(
-            f"{quoted(of.name)} := CASE WHEN {of.column('status')} IS NOT NULL THEN struct_pack({packed}) END"
-        )
-    joins = " ".join(
-        f"LEFT JOIN ({of.rows}) AS {quoted(of.name)} ON {of.column('ordinal')} = descriptions.ordinal"
-        f" AND {of.column('property_id')} = descriptions.property_id"
-        for of in sources[1:]
-    )
-    selected = ", ".join([*own, *merged, f"struct_pack({', '.join(facts)}) AS {SETS}"])
-    return f"SELECT {selected} FROM ({descriptions.rows}) AS descriptions {joins}"  # noqa: S608 - names quoted
-
-
-def _merged(name: str, sources: Mapping[str, _Source], fields: Mapping[str, FieldSources]) -> str:
-    """One struct of the fields of all sources in SQL; null where all are."""
-    merged = []
-    for field, of_field in fields.items():
-        better = ((sources[of].has(field), sources[of].answer(name, field)) for of in of_field.fillers)
-        value = shown(sources[of_field.first].answer(name, field), better, in_sql)
-        merged.append(f"{quoted(field)} := {value}")
-    has_any = " OR ".join(
-        f"{of.column(name)} IS NOT NULL"
-        for of in sources.values()
-        if name != CONFIDENCE or CONFIDENCE in of.types
-    )
-    return f"CASE WHEN {has_any or 'false'} THEN struct_pack({', '.join(merged)}) END"
-
-
-def _view_columns(descriptions: _Source, sources: Sequence[_Source]) -> str:
-    """The row's own columns, description and confidence, and each field that has no column's name."""
-    own = [name for name in _COLUMNS if name in descriptions.names]
-    facts = [SETS] if len(sources) > 1 else []
-    taken = (*own, "description", CONFIDENCE, *facts)
-    names = dict.fromkeys(field.name for of in sources for field in of.types.get("description", ()))
-    nested = [f"description.{quoted(name)} AS {quoted(name)}" for name in names if name not in taken]
-    described = []
-    if "description" in descriptions.types:
+def _view_columns(rows: pa.Schema) -> str:
+    """The columns of a row in the view, and each field of its description that has no column's name."""
+    columns = {name: name for name in _VIEW if name in rows.names}
+    if "description" in columns:
+        description = rows.field("description").type
         # Where no file has the column it is null, and conditions may name it all the same.
-        missing = f"NULL::{_sql_type(confidence_type(descriptions.types['description']))} AS {CONFIDENCE}"
-        has_confidence = facts or CONFIDENCE in descriptions.types
-        described = ["description", CONFIDENCE if has_confidence else missing]
-    raw = [RAW] if descriptions.is_limited else []
-    return ", ".join([*own, *described, *facts, *nested, *raw])
+        unknown = f"NULL::{_sql_type(confidence_type(description))} AS {CONFIDENCE}"
+        columns.setdefault(CONFIDENCE, unknown)
+        for name in (field.name for field in description):
+            columns.setdefault(name, f"description.{quoted(name)} AS {quoted(name)}")
+    return ", ".join(columns.values())
 
 
 def _sql_type(kind: pa.DataType) -> str:

@@ -112,7 +112,7 @@ def _conditions_choose_and_reach_nothing_else(desk, rows, tmp_path):
             matching_rows(desk.settings, catalog, condition)
     assert published.read_bytes() == whole
     assert not (tmp_path / "new.csv").exists()
-    with table({published: {}}) as connection, pytest.raises(Exception, match=r"[Cc]annot"):
+    with table(desk.settings, KEYS) as connection, pytest.raises(Exception, match=r"[Cc]annot"):
         connection.execute("SET enable_external_access = true")
 
 

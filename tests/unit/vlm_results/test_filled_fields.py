@@ -25,15 +25,15 @@ from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.questions_file import QuestionsFile
 from vlm_assets.config.settings import load_settings
 from vlm_durable.versions.published import PublishedPartitions
-from vlm_engine.schema import load_schema
+from vlm_engine.schema import confidence_type, load_schema
 from vlm_results.changes import RowSnapshot, Since
 from vlm_results.dataset_quality import quality_metadata
 from vlm_results.described_table import TableChanges, TablePlace, bring_up_to_date
 from vlm_results.export import Format, export
-from vlm_results.guarantee import RAW, Guarantee, shown_rows
-from vlm_results.joined_rows import FurtherRows, beside, joined, set_facts
+from vlm_results.guarantee import RAW, Guarantee
+from vlm_results.joined_rows import FurtherRows, joined
 from vlm_results.labels import read_judged
-from vlm_results.published_table import FurtherFiles, matching_rows, read_rows, readable_records, table
+from vlm_results.published_table import matching_rows, read_rows, readable_records
 from vlm_results.quality import assess_quality, summarize
 from vlm_results.review import (
     Accuracy,
@@ -46,8 +46,6 @@ from vlm_results.review import (
 )
 from vlm_results.word_index import find_words
 
-ROWS = 60
-
 
 class Pool(BaseModel):
     """The schema of a set that is asked by what the others say."""
@@ -55,108 +53,34 @@ class Pool(BaseModel):
     is_heated: bool = Field(description="Whether its pool is heated")
 
 
-TYPES = {
-    "floors": pa.int64(),
-    "tags": pa.list_(pa.string()),
-    "rooms": pa.struct([("heated", pa.bool_())]),
-    "material": pa.string(),
-}
-SURE = {name: pa.float32() for name in TYPES} | {"rooms": pa.struct([("heated", pa.float32())])}
-FACTS = {
-    "error_kind": pa.string(),
-    "error": pa.string(),
-    "model": pa.string(),
-    "model_revision": pa.string(),
-    "described_at": pa.timestamp("us", tz="UTC"),
-}
-
-
-def drawn_rows(chance: random.Random, fields: list[str], *, is_first: bool, has_confidence: bool) -> pa.Table:
-    """Rows of a set: answers, nulls, failures, properties that are not asked, of another id, or not there."""
-    values: dict[str, Any] = {
-        "floors": lambda: chance.randrange(9),
-        "tags": lambda: chance.sample(["a", "b", "c"], chance.randrange(3)),
-        "rooms": lambda: {"heated": chance.choice([True, False, None])},
-        "material": lambda: chance.choice("xyz"),
-    }
-    rows = []
-    for ordinal in range(ROWS):
-        status = chance.choice(
-            ["ok", "ok", "ok", "failed", *([] if is_first else ["not_asked", "not there"])]
-        )
-        if status == "not there":
-            continue
-        is_ok = status == "ok"
-        row: dict[str, Any] = {
-            "property_id": f"p{ordinal}" if is_first or chance.random() < 0.9 else "another",
-            "ordinal": ordinal,
-            "status": status,
-            "model": f"model of {fields}" if status != "not_asked" else None,
-            "description": {name: values[name]() if chance.random() < 0.7 else None for name in fields},
+def test_fields_of_every_type_are_filled_and_where_no_set_answers_there_is_no_answer():
+    """Lists and objects too. Without its own confidence, a better answer does not get that of the worse."""
+    fields = [("tags", pa.list_(pa.string())), ("rooms", pa.struct([("heated", pa.bool_())]))]
+    better = [{"tags": ["b"], "rooms": None}, {"tags": None, "rooms": {"heated": False}}, None]
+    worse = [{"tags": ["a"], "rooms": {"heated": True}}, {"tags": ["a"], "rooms": None}, None]
+    sure = {"tags": 0.5, "rooms": {"heated": 0.75}}
+    first = pa.table(
+        {
+            "description": pa.array(worse, pa.struct(fields)),
+            "confidence": pa.array([sure, sure, None], confidence_type(pa.struct(fields))),
         }
-        if has_confidence:
-            row["confidence"] = {
-                name: {"heated": chance.random()} if name == "rooms" else chance.random() for name in fields
-            }
-        rows.append(row if is_ok else {**row, "description": None, "confidence": None})
-    columns = {
-        "property_id": pa.string(),
-        "ordinal": pa.int64(),
-        "status": pa.string(),
-        **FACTS,
-        "description": pa.struct([(name, TYPES[name]) for name in fields]),
-        **({"confidence": pa.struct([(name, SURE[name]) for name in fields])} if has_confidence else {}),
-    }
-    return pa.Table.from_pylist(chance.sample(rows, len(rows)), schema=pa.schema(columns))
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_both_views_show_the_same_answers_and_say_alike_whose_they_are(seed, tmp_path):
-    """What is read for exports, search and pages is what ``--where`` sees, in any mixture of rows."""
-    chance = random.Random(seed)
-    thresholds = {"floors": 0.5, "material": None} if seed % 2 else {}
-    fields = {
-        "descriptions": ["floors", "tags", "rooms"],
-        "again": ["tags", "floors", "material"],
-        "once_more": ["floors", "rooms", "material"],
-    }
-    fills = {"again": ("floors", "tags"), "once_more": ("floors", "rooms", "material")}
-    rows = {
-        name: drawn_rows(chance, names, is_first=name == "descriptions", has_confidence=chance.random() < 0.8)
-        for name, names in fields.items()
-    }
-    files = {name: {tmp_path / f"{name}.parquet": thresholds} for name in fields}
-    for name, of_set in rows.items():
-        pq.write_table(of_set, tmp_path / f"{name}.parquet")
-    empty = "again" if seed == 0 else "once_more" if seed == 1 else None
-    if empty is not None:
-        files[empty], rows[empty] = {}, rows[empty].slice(0, 0)
-    first = shown_rows(rows["descriptions"], thresholds)
-    further = [
-        FurtherRows(name, None, beside(first, shown_rows(rows[name], thresholds)), of_set)
-        for name, of_set in fills.items()
-    ]
-    answers = {name: pa.nulls(ROWS, pa.string()) for name in fills}
-    read = joined(first, further).append_column("sets", set_facts(first, further, answers=answers))
-    of_sets = [FurtherFiles(name, files[name], rows[name].schema, of_set) for name, of_set in fills.items()]
-    with table(files["descriptions"], of_sets) as connection:
-        seen = connection.sql("SELECT * FROM properties").to_arrow_table()
-    names = ["description", "confidence", "sets", *([RAW] if thresholds else [])]
-    names = [name for name in names if name in read.column_names]
-    one, other = (
-        [
-            row | {"sets": {name: fact and fact["filled"] for name, fact in row["sets"].items()}}
-            for row in part
-        ]
-        for part in (sorted_rows(read, names), sorted_rows(seen, names))
     )
-    assert one == other
-    whose = {tuple(sorted(filled or ())) for row in one for filled in row["sets"].values()}
-    assert len(whose) > 2, "nothing was filled"
+    again = pa.table({"description": pa.array(better, pa.struct(fields))})
+    shown = joined(first, [FurtherRows("again", None, again, ("tags", "rooms"))])
+    described = [
+        {"tags": ["b"], "rooms": {"heated": True}},
+        {"tags": ["a"], "rooms": {"heated": False}},
+        None,
+    ]
+    assert shown["description"].to_pylist() == described
+    assert shown["confidence"].to_pylist() == [sure | {"tags": None}, sure | {"rooms": None}, None]
 
 
-def sorted_rows(rows: pa.Table, names: list[str]) -> list[dict[str, Any]]:
-    return rows.sort_by("ordinal").select(names).to_pylist()
+def test_an_answer_of_another_type_is_not_shown_in_place_of_the_first():
+    """Files of earlier schemas may have a field of another type."""
+    first, again = (pa.table({"description": [{"floors": floors}]}) for floors in (2, "three"))
+    shown = joined(first, [FurtherRows("again", None, again, ("floors",))])
+    assert shown.to_pylist() == [{"description": {"floors": 2}}]
 
 
 def three_floors(folder: Path) -> Path:

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.exports import exported_rows, list_changes
+from tests.support.homes import DESCRIPTIONS, publish
 from tests.support.sure_answers import sure_dataset
 from vlm_assets.config.settings import SettingsError, load_settings
 from vlm_assets.services.command_error import CommandError
@@ -22,7 +23,7 @@ from vlm_results.export import Format, export
 from vlm_results.exported_images import Images
 from vlm_results.guarantee import FILE, Guarantee, shown_rows
 from vlm_results.labels import Judged
-from vlm_results.published_table import matching_rows, published_records, read_described, read_rows, table
+from vlm_results.published_table import matching_rows, published_records, read_described, read_rows
 from vlm_results.quality import Quality
 from vlm_results.results_extension import examine_guarantee
 from vlm_results.review import published_answers
@@ -365,11 +366,16 @@ def test_a_confidence_is_compared_as_it_was_tested():
 
 def test_a_promised_field_that_one_partition_alone_has_is_hidden_from_conditions(tmp_path):
     """Types were those of the first and the last file: unsure answers of a field between them were shown."""
-    thresholds = {}
-    for name, field in (("a", "floors"), ("b", "has_pool"), ("c", "floors")):
-        rows = [{"ordinal": 1, "description": {field: 1}, "confidence": {field: 0.5}}]
-        pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
-        thresholds[tmp_path / f"{name}.parquet"] = {"has_pool": 0.9}
-    with table(thresholds) as connection:
-        shown = connection.sql("SELECT description.has_pool, raw_description.has_pool FROM properties")
-        assert {row for row in shown.fetchall() if row[1]} == {(None, 1)}
+    dataset = labelled(tmp_path, ())
+    other = pa.field("description", pa.struct([("floors", pa.string())]))
+    schema = DESCRIPTIONS.set(DESCRIPTIONS.get_field_index("description"), other)
+    for key in (dataset.keys[0], *dataset.keys[2:]):
+        rows = [{**row, "description": {"floors": "two"}} for row in dataset.rows(key)]
+        publish(dataset.descriptions, key, rows, schema, "fp", {})
+    expected = {
+        "raw_description.has_pool IS NOT NULL": 500,
+        "has_pool IS NOT NULL": 0,
+        "floors = 'two'": 1500,
+    }
+    for condition, count in expected.items():
+        assert matching_rows(dataset.settings, dataset.catalog, condition).sum() == count

@@ -12,6 +12,7 @@ import pytest
 from tests.support.exports import exported_rows, list_changes
 from tests.support.homes import Dataset
 from vlm_assets.assets.truth import FieldVerdict, verdicts
+from vlm_assets.services.command_error import CommandError
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_results import explore
 from vlm_results.changes import PointInTime, RowSnapshot, Since
@@ -104,11 +105,21 @@ def test_a_spreadsheet_has_a_column_for_each_field_of_each_set(two_sets, tmp_pat
         ("sets.condition IS NULL", [6, 7, 8]),
         ("sets.condition.model = 'model-t' AND status = 'failed'", [4]),
         ("floors = 2", [0, 1, 2, 3, 5, 6, 7, 8]),
+        ("Status = 'failed'", [4]),
+        ("COLUMNS('^stat') = 'failed'", [4]),
+        ("#3 = 'failed'", [4]),
+        ("ordinal = (SELECT max(ordinal) FROM properties WHERE error IS NULL)", [8]),
     ],
 )
 def test_a_condition_names_fields_and_confidences_of_every_set(two_sets, where, expected):
     """``--where`` is over the same view."""
     assert chosen(two_sets, where) == expected
+
+
+def test_a_wrong_condition_is_told_the_columns_of_every_set(two_sets):
+    """Also those that a right one of its kind would not have read."""
+    with pytest.raises(CommandError, match=r"Columns: property_id.* status.* confidence.* wear.* sets"):
+        chosen(two_sets, "no_such_field = 1")
 
 
 def test_a_condition_may_name_a_set_that_nothing_is_published_of(two_sets):
