@@ -15,10 +15,11 @@ from vlm_assets.assets.fingerprint import ANEW, KEEP
 from vlm_assets.assets.partition_state import State
 from vlm_assets.config.question_sets import config_of_runs, options_of, with_downstream
 from vlm_assets.config.settings import Settings
+from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.expected_cost import SetProgress, read_progress
 from vlm_assets.services.status import Status, read_status
 from vlm_assets.webserver.api import LAUNCHED_BY, STALE, DagsterApi
-from vlm_assets.webserver.home import take_environment
+from vlm_assets.webserver.home import lacking_variables
 from vlm_catalog.catalog import Catalog
 from vlm_catalog.catalog_file import CatalogError
 from vlm_durable.commands import command
@@ -43,12 +44,16 @@ KeysOf = Callable[["DagsterFacts"], Sequence[str]]
 
 @contextlib.contextmanager
 def dagster_facts(settings: Settings) -> Iterator[DagsterFacts]:
-    """What the sensors read, of this home's Dagster, whoever runs it."""
+    """What the sensors read, of this home's Dagster, whoever runs it. Raises CommandError, OSError."""
     import dagster as dg
 
     from sensors.dagster_internals.events import DagsterFacts
 
-    take_environment(settings.dagster_home)
+    if lacking := lacking_variables(settings.dagster_home):
+        raise CommandError(
+            f"{settings.dagster_home / 'dagster.yaml'} names {', '.join(lacking)}, and this shell has no such"
+            " variable. Nothing was launched. Set it as the service has it, then do it again."
+        )
     logging.getLogger().addFilter(_is_no_try_of_postgres)
     with dg.DagsterInstance.from_config(str(settings.dagster_home)) as instance:
         yield DagsterFacts(instance, settings.names)

@@ -236,19 +236,10 @@ def running_address(dagster_home: Path) -> str | None:
     return holder.url if holder is not None and not holder.orphans() else None
 
 
-def take_environment(dagster_home: Path) -> None:
-    """Take the variables that Dagster's settings name and this process lacks from the Dagster that runs.
-
-    The password of its database is often in the environment of the service alone.
-    """
+def lacking_variables(dagster_home: Path) -> list[str]:
+    """The environment variables that Dagster's settings name and this process lacks. Raises OSError."""
     settings = (dagster_home / "dagster.yaml").read_text()
-    lacking = set(re.findall(r"\benv:\s*(\w+)", settings)) - os.environ.keys()
-    with contextlib.suppress(OSError):  # none runs, or it is another user's
-        holder = _holder(dagster_home) if lacking else None
-        entries = Path(f"/proc/{holder.pid}/environ").read_text().split("\0") if holder is not None else []
-        for name, _, value in (entry.partition("=") for entry in entries):
-            if name in lacking:
-                os.environ[name] = value
+    return sorted(set(re.findall(r"\benv:\s*(\w+)", settings)) - os.environ.keys())
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Dagster's state: seeded, bound to one catalogue, run by one Dagster at a time; damage set aside by name."""
 
 import io
-import json
 import os
 import shutil
 import signal
@@ -21,6 +20,9 @@ from resources.alerts.outbox import Outbox
 from sensors.cluster import STARTING_SECONDS
 from tests.support.processes import has_ended
 from vlm_assets.commands.terminal import TerminalConsole
+from vlm_assets.config.settings import load_settings
+from vlm_assets.services.backfill import dagster_facts
+from vlm_assets.services.command_error import CommandError
 from vlm_assets.webserver import home as home_module
 from vlm_assets.webserver.home import (
     DagsterHomeError,
@@ -35,7 +37,6 @@ from vlm_assets.webserver.home import (
     seed_settings,
     set_databases_aside,
     start_timeout,
-    take_environment,
 )
 from vlm_assets.webserver.server import dagster_server, prepare_home
 from vlm_catalog.catalog import Catalog
@@ -340,21 +341,14 @@ def test_a_copy_of_a_home_has_an_id_of_its_own(tmp_path):
         assert home_id(tmp_path) == before
 
 
-def test_what_dagsters_settings_name_is_taken_from_the_dagster_that_runs(tmp_path, monkeypatch):
-    """The database's password may stand in the service's environment alone: `run` works beside it."""
-    (tmp_path / "dagster.yaml").write_text(
+def test_a_variable_that_dagsters_settings_name_and_this_shell_lacks_is_named(tmp_path, monkeypatch):
+    """The database's password may stand in the service's environment alone: `run` says which one it needs."""
+    settings = load_settings(home=tmp_path)
+    settings.dagster_home.mkdir()
+    (settings.dagster_home / "dagster.yaml").write_text(
         "storage: {postgres: {postgres_url: {env: OF_SERVICE}}}\nx: {env: OWN}"
     )
     monkeypatch.setenv("OWN", "mine")
     monkeypatch.delenv("OF_SERVICE", raising=False)
-    take_environment(tmp_path)
-    assert "OF_SERVICE" not in os.environ, "no Dagster runs"
-    service = {**os.environ, "OF_SERVICE": "a=b", "OWN": "theirs", "NOT_NAMED": "x"}
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, env=service) as serving:
-        note = {"pid": serving.pid, "url": "http://127.0.0.1:3000"}
-        (tmp_path / "running.lock").write_text(json.dumps(note))
-        take_environment(tmp_path)
-        assert serving.stdin is not None
-        serving.stdin.close()
-    assert (os.environ.pop("OF_SERVICE"), os.environ["OWN"]) == ("a=b", "mine")
-    assert "NOT_NAMED" not in os.environ
+    with pytest.raises(CommandError, match=r"names OF_SERVICE, and .* Set it"), dagster_facts(settings):
+        pass
