@@ -37,10 +37,12 @@ NOT_BY_FAULTS = frozenset(
         # A store: tests with a real one have them.
         "catalog_copies._is_explained: if files.mark is not None and"
         " (isinstance(files.copy, str) or _problem(files.copy, files.mark))",
+        "catalog_copies.last_store: if doubt is not None",
         "catalog_copies.note_store: if mark is not None",
         "catalog_copies.publish_catalog: if isinstance((damage := _header_of(path, wholly=True)), str)",
         "partition_files.PartitionFiles._newest: if place is None and fetch is not None and"
         " ((content := fetch(newest)) is not None)",
+        "version_mark.VersionMarkFile.last_store: if reading.is_unreadable",
         "version_mark.VersionMarkFile.note_store: if mark is not None and mark.store != store",
         # Bytes that a wrong program handed in.
         "catalog_copies._header_to_publish: except UNREADABLE",

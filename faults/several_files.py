@@ -35,6 +35,9 @@ Fates = dict[str, str]
 
 INGESTS = (1, 5, 9)
 """The steps of a home's history that ingest."""
+_STEPS = {"first ingest": INGESTS[:1], "ingest": INGESTS[1:]}
+"""At which a family is struck; others at any but the first."""
+
 FATES = ("left", "left", "left", "gone", "damaged", "older", "another's")
 _OPERATIONS = 40
 _READINGS = 12
@@ -59,6 +62,8 @@ RARE: tuple[tuple[str, Fates], ...] = (
     ("catalogue", {"copy": "another's", "mark copy": "another's"}),
     ("catalogue", {"file": "another's", "copy": "another's", "mark copy": "another's"}),
     ("catalogue", {"note": "damaged"}),
+    ("first ingest", {"mark copy": "another's"}),
+    ("first ingest", {"copy": "another's", "mark copy": "another's"}),
     ("ingest", {"file": "older", "mark": "older", "mark copy": "older", "copy": "damaged"}),
     ("partition", {"record": "damaged", "record copy": "damaged", **_NO_MARK}),
     ("partition", {"record": "damaged", "record copy": "damaged", "file": "gone", "copy": "gone"}),
@@ -146,7 +151,7 @@ def _drawn(chance: random.Random) -> tuple[str, Fates]:
 
 def _somewhere(archive: Archive, chance: random.Random, name: str, fates: Fates) -> tuple[int, Family, int]:
     """A step, a family of files that are there at that step, and the last step at which they were older."""
-    steps = INGESTS[1:] if name == "ingest" else range(2, len(archive.history.steps) + 1)
+    steps = _STEPS.get(name, range(2, len(archive.history.steps) + 1))
     families: list[Family] = [catalog_family]
     if name == "partition":
         keys = Home(archive.home(steps[-1])).asset(ASSETS[0]).published_keys()

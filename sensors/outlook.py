@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from resources.dagster_names import NEVER_STARTED
 from sensors.dagster_internals.runs import InstanceRuns, RunState
+from sensors.retry_decision import ATTEMPTS
 from vlm_durable.commands import command
 
 _LONGEST = 600
@@ -30,7 +31,10 @@ class Outlook:
             return (
                 f"partition {self.key} needs you: {self.why}. Put that right, then {command('run', self.key)}"
             )
-        return f"partition {self.key} is tried again by itself while Dagster runs, because {self.why}"
+        return (
+            f"partition {self.key} is tried again by itself, {ATTEMPTS} times at most without a new row,"
+            f" because {self.why}"
+        )
 
 
 def outlooks(

@@ -48,7 +48,7 @@ class PartitionHistory:
         self._until = newest
 
     def open_runs(self, dagster: DagsterFacts, keys: Collection[str]) -> list[tuple[str, RunState]]:
-        """Of these partitions the runs after which an asset was not materialized (yet), each with its key."""
+        """The last run of each of these partitions, with its key, if it has not materialized its asset."""
         attempts = [
             attempt
             for of_asset in self.open_attempts.values()

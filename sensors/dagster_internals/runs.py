@@ -261,7 +261,7 @@ class InstanceRuns:
         return {key for backfill in self.unfinished_backfills(assets) for key in backfill.awaited}
 
     def unfinished_backfills(self, assets: Sequence[str]) -> list[LaunchedBackfill]:
-        """The backfills of any of these assets that Dagster goes on with, oldest first, by whom ever."""
+        """The backfills of these assets that Dagster goes on with, oldest first, whoever launched them."""
         from dagster._core.execution.backfill import BulkActionsFilter, BulkActionStatus
 
         statuses = [BulkActionStatus(status) for status in _BACKFILL_GOES_ON]

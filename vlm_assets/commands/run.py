@@ -7,6 +7,7 @@ A Dagster that runs on the home already is used; otherwise one is started, and e
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ from vlm_assets.services.backfill import (
     known_keys,
     summarize,
 )
+from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.expected_cost import SetProgress
 from vlm_assets.services.forecast import compare_with_run
 from vlm_assets.services.progress import doing
@@ -220,15 +222,28 @@ class Patience:
 
 
 def _who_is_away(error: Exception) -> str | None:
-    """Which service gave no answer, and why, in a line; None where another try would end the same way."""
+    """Which service gave no answer, and why, in a line; None if no service is away.
+
+    Raises CommandError where Dagster's database would answer another try in the same way.
+    """
     if isinstance(error, DagsterUnreachableError | ControlStateError | StoreAwayError):
         return str(error)
-    from sqlalchemy.exc import SQLAlchemyError
+    from sqlalchemy import exc
 
     # Dagster's own exception, after some tries to reach Postgres, has the last of them as its cause.
-    if isinstance(error, SQLAlchemyError) or isinstance(error.__cause__, SQLAlchemyError):
-        return f"Dagster's database gave no answer: {str(error).partition(chr(10))[0]}"
-    return None
+    cause = error if isinstance(error, exc.SQLAlchemyError) else error.__cause__
+    if not isinstance(cause, exc.SQLAlchemyError):
+        return None
+    reason = getattr(cause, "orig", None) or cause
+    why = str(reason).partition("\n")[0]
+    is_away = isinstance(cause, exc.OperationalError | exc.InterfaceError | exc.TimeoutError)
+    # SQLite has this code for a statement that the tables do not fit.
+    if is_away and getattr(reason, "sqlite_errorcode", None) != sqlite3.SQLITE_ERROR:
+        return f"Dagster's database gave no answer: {why}"
+    raise CommandError(
+        f"Dagster's database is not what this version of Dagster expects: {why}. If it is of an earlier"
+        " version, stop Dagster and migrate it: `dagster instance migrate`."
+    ) from error
 
 
 def _follow(
@@ -542,7 +557,8 @@ def show_summary(console: Console, summary: BackfillSummary) -> None:
         console.print(f"… and {counted(more, 'more partitions')} whose last run failed or was interrupted")
     if not all(outlook.needs_person for outlook in outlooks):
         console.print(
-            f"{command('serve')} runs it, {command('status')} says when. At once: {command('run')}."
+            f"That is while Dagster runs: {command('serve')}. {command('status')} says when."
+            f" To do it now: {command('run')}."
         )
     checks = [
         f"[{'red' if result.severity == 'ERROR' else 'yellow'}]{result.severity}:[/] check {result.check}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +15,12 @@ from sensors.partition_history import PartitionHistory
 from vlm_assets.assets.fingerprint import ANEW, KEEP
 from vlm_assets.assets.partition_state import State
 from vlm_assets.config.question_sets import config_of_runs, options_of, with_downstream
-from vlm_assets.config.settings import Settings
+from vlm_assets.config.settings import Settings, of_env_file
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.expected_cost import SetProgress, read_progress
 from vlm_assets.services.status import Status, read_status
 from vlm_assets.webserver.api import LAUNCHED_BY, STALE, DagsterApi
-from vlm_assets.webserver.home import lacking_variables
+from vlm_assets.webserver.home import named_variables
 from vlm_catalog.catalog import Catalog
 from vlm_catalog.catalog_file import CatalogError
 from vlm_durable.commands import command
@@ -49,18 +50,23 @@ def dagster_facts(settings: Settings) -> Iterator[DagsterFacts]:
 
     from sensors.dagster_internals.events import DagsterFacts
 
-    if lacking := lacking_variables(settings.dagster_home):
+    named, file = named_variables(settings.dagster_home), of_env_file()
+    # The Dagster that `serve` starts has these too.
+    os.environ.update({name: file[name] for name in named & file.keys() if name not in os.environ})
+    if lacking := sorted(named - os.environ.keys()):
         raise CommandError(
             f"{settings.dagster_home / 'dagster.yaml'} names {', '.join(lacking)}, and this shell has no such"
             " variable. Nothing was launched. Set it as the service has it, then do it again."
         )
-    logging.getLogger().addFilter(_is_no_try_of_postgres)
-    with dg.DagsterInstance.from_config(str(settings.dagster_home)) as instance:
+    with contextlib.ExitStack() as opened:
+        logging.getLogger().addFilter(_is_not_a_retry)
+        opened.callback(logging.getLogger().removeFilter, _is_not_a_retry)
+        instance = opened.enter_context(dg.DagsterInstance.from_config(str(settings.dagster_home)))
         yield DagsterFacts(instance, settings.names)
 
 
-def _is_no_try_of_postgres(record: logging.LogRecord) -> bool:
-    """False for what Dagster logs at each of its tries: who asks says once that the database is away."""
+def _is_not_a_retry(record: logging.LogRecord) -> bool:
+    """Drops what Dagster logs at each retry: `run` prints one line for the whole outage."""
     return not str(record.msg).startswith("Retrying failed database")
 
 
@@ -168,7 +174,7 @@ class Backfill:
         left = {key: set(assets) for key, assets in lacking.items()}
         for backfill in self.dagster.unfinished_backfills(self.assets):
             # One that was launched before a question set was added knows nothing of it.
-            made, stale = backfill.keys.keys(), backfill.tags.get(STALE)
+            stale = backfill.tags.get(STALE)
             launched_keys = frozenset[str]().union(*backfill.keys.values())
             under_way = launched_keys & lacking.keys()
             if self.stale_too and stale != _in_words(options):
@@ -176,8 +182,9 @@ class Backfill:
                 under_way -= status.stale_keys
             if under_way:
                 self.followed.append(backfill.id)
-                for key in under_way:
-                    left[key] -= made
+                for asset, made in backfill.keys.items():
+                    for key in under_way & made:
+                        left[key].discard(asset)
                 sentences.append(
                     f"Going on with backfill {backfill.id}:"
                     f" {counted(len(under_way), 'partitions are', 'partition is')} left."

@@ -236,10 +236,19 @@ def running_address(dagster_home: Path) -> str | None:
     return holder.url if holder is not None and not holder.orphans() else None
 
 
-def lacking_variables(dagster_home: Path) -> list[str]:
-    """The environment variables that Dagster's settings name and this process lacks. Raises OSError."""
-    settings = (dagster_home / "dagster.yaml").read_text()
-    return sorted(set(re.findall(r"\benv:\s*(\w+)", settings)) - os.environ.keys())
+def named_variables(dagster_home: Path) -> set[str]:
+    """The environment variables that Dagster's settings name. Raises OSError."""
+    names = set[str]()
+    parts = [yaml.safe_load((dagster_home / "dagster.yaml").read_text())]
+    while parts:
+        match parts.pop():
+            case {"env": str(name), **others} if not others:
+                names.add(name)
+            case dict(part):
+                parts += part.values()
+            case list(part):
+                parts += part
+    return names
 
 
 @dataclass(frozen=True)

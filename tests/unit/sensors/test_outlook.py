@@ -28,8 +28,9 @@ def test_what_is_tried_again_and_what_needs_a_person_are_told_apart(orchestrator
         "partition a needs you: the model's answers are garbage. Put that right, then `vlm-assets run a`"
     )
     assert given_up.sentence().startswith("partition e needs you: the disk is full. Put that right")
-    again = "partition b is tried again by itself while Dagster runs, because the disk is full"
-    assert failed.sentence() == again
+    assert failed.sentence() == (
+        "partition b is tried again by itself, 5 times at most without a new row, because the disk is full"
+    )
     assert "no failure of the partition, and no attempt" in late.sentence()
     told, more = outlooks(orchestrator.dagster, "abcdef", {"b", "e"}, most=1)
     assert ([one.key for one in told], more) == (["a"], 3)

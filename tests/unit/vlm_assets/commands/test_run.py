@@ -1,7 +1,9 @@
 """What ``publish`` says and ``run`` chooses before a launch, and how a backfill is followed to its end."""
 
 import io
+import sqlite3
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -27,6 +29,7 @@ from vlm_assets.services.backfill import (
     summarize,
     with_stale,
 )
+from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.expected_cost import SetProgress
 from vlm_assets.services.forecast import ForecastAndRun
 from vlm_assets.services.status import read_status
@@ -419,6 +422,53 @@ def test_a_backfill_is_followed_to_its_end_though_answers_fail(dataset):
     assert "SELECT" not in said and "server running" not in said
     assert said.count("asking again") == said.count("There are answers again.") == 3, "once an outage"
     assert len(waited) == len(dagster.asked) == 6
+
+
+def from_database(why, code=None):
+    """What SQLAlchemy raises, and what Dagster raises from it after some tries to reach Postgres."""
+    reason = sqlite3.OperationalError(why)
+    if code is not None:
+        reason.sqlite_errorcode = code
+    error, of_dagster = OperationalError("SELECT 1", {}, reason), RuntimeError("too many retries")
+    of_dagster.__cause__ = error
+    return error, of_dagster
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *from_database("database is locked", sqlite3.SQLITE_BUSY),
+        *from_database("server refused the connection\n\tIs the server running?"),
+    ],
+)
+def test_a_database_that_is_away_is_waited_for_and_its_reason_is_told(error):
+    """Whatever Dagster wraps it in, a person reads in one line why there is no answer."""
+    console, waited = Console(file=io.StringIO(), width=200), []
+    question = Mock(side_effect=[error, error, "an answer"])
+    assert Patience(console, waited.append).ask(question) == "an answer"
+    assert len(waited) == 2
+    said = console.file.getvalue()
+    assert "gave no answer: database is locked. Runs" in said or "refused the connection. Runs" in said
+    assert "SELECT" not in said
+
+
+def test_a_database_that_no_wait_mends_ends_the_command_with_a_sentence():
+    """Tables of another version stay what they are."""
+    for error in from_database("no such table: runs", sqlite3.SQLITE_ERROR):
+        with pytest.raises(CommandError, match=r"no such table: runs\. .*dagster instance migrate"):
+            Patience(Console(file=io.StringIO()), pytest.fail).ask(Mock(side_effect=error))
+
+
+def test_what_an_unfinished_backfill_makes_of_one_asset_alone_is_launched_for_the_others(empty):
+    """Dagster's re-execution may have other partitions of each asset: none is taken for under way."""
+    first, second, _ = empty.keys
+    api, launched = LaunchedKeys(), []
+    api.launch_backfill = lambda assets, keys, **_: launched.append((tuple(assets), keys)) or "b1"
+    made = {ASSETS[0]: frozenset([first]), ASSETS[1]: frozenset([first, second])}
+    work = Backfill(api, with_backfills(LaunchedBackfill("b0", True, made)), empty.settings, [first, second])
+    work.begin()
+    assert launched == [((ASSETS[0],), [second])]
+    assert work.followed == ["b0", "b1"]
 
 
 @pytest.mark.parametrize(("times", "launches"), [(0, 1), (1, 2), (99, 5)])

@@ -21,6 +21,7 @@ from sensors.cluster import STARTING_SECONDS
 from tests.support.processes import has_ended
 from vlm_assets.commands.terminal import TerminalConsole
 from vlm_assets.config.settings import load_settings
+from vlm_assets.services import backfill
 from vlm_assets.services.backfill import dagster_facts
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.webserver import home as home_module
@@ -346,9 +347,15 @@ def test_a_variable_that_dagsters_settings_name_and_this_shell_lacks_is_named(tm
     settings = load_settings(home=tmp_path)
     settings.dagster_home.mkdir()
     (settings.dagster_home / "dagster.yaml").write_text(
-        "storage: {postgres: {postgres_url: {env: OF_SERVICE}}}\nx: {env: OWN}"
+        "storage: {postgres: {postgres_url: {env: 'OF_SERVICE'}}}  # password: {env: OLD}\n"
+        "x: [{env: OWN}, {env: VLM_ASSETS_OF_FILE}]\nother: {env: NO_SOURCE, of: two}"
     )
+    file = {"VLM_ASSETS_OF_FILE": "here"}
+    monkeypatch.setattr(backfill, "of_env_file", lambda: file)
     monkeypatch.setenv("OWN", "mine")
+    monkeypatch.setenv("VLM_ASSETS_OF_FILE", "")
+    monkeypatch.delenv("VLM_ASSETS_OF_FILE")
     monkeypatch.delenv("OF_SERVICE", raising=False)
     with pytest.raises(CommandError, match=r"names OF_SERVICE, and .* Set it"), dagster_facts(settings):
         pass
+    assert os.environ["VLM_ASSETS_OF_FILE"] == "here", "the Dagster that `serve` starts has it from .env"
