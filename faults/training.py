@@ -32,18 +32,23 @@ from vlm_assets.config.settings import EXAMPLE_MODEL
 from vlm_durable.files.lock_files import acquire_lock
 from vlm_training.checkpoints import Checkpoints
 from vlm_training.objective import DescribeObjective
-from vlm_training.order import seed_of
+from vlm_training.order import SampleOrder, seed_of
 from vlm_training.rank import PLAN
 from vlm_training.rank_processes import RankProcesses
-from vlm_training.training_plan import Sample, TrainingPlan, write_samples
+from vlm_training.training_plan import Sample, SampleFile, TrainingPlan, write_samples
 
 WORKERS, RANKS = (0, 2, 4), (1, 2)
 FALLEN = "fallen"
 """In a training's folder: the signal of ``FallenObjective`` was sent."""
+LEARNED = "learned"
+"""In a training's folder: an empty file for each sample that a step computed. Its name has both."""
 
 
 class ShakenObjective(DescribeObjective):
-    """The default objective with dropout in the text layers and images in another light each time."""
+    """The default objective with dropout in the text layers and images in another light each time.
+
+    It notes which samples a step really computed, however they came to it.
+    """
 
     def build(self) -> tuple[Any, Any]:
         """See Objective."""
@@ -58,7 +63,19 @@ class ShakenObjective(DescribeObjective):
         if made is None:
             return None
         light = 0.9 + 0.2 * random.Random(seed).random()
-        return replace(made, tensors={**made.tensors, "pixel_values": made.tensors["pixel_values"] * light})
+        tensors = {**made.tensors, "pixel_values": made.tensors["pixel_values"] * light}
+        return f"{seed} {sample.property_id}", replace(made, tensors=tensors)
+
+    def collate(self, features: Sequence[Any]) -> Any:
+        """See Objective."""
+        return [name for name, _ in features], super().collate([made for _, made in features])
+
+    def loss(self, model: Any, heads: Any, batch: Any, *, step: int) -> tuple[Any, float]:
+        """See Objective."""
+        names, made = batch
+        for name in names if model.training else ():
+            (Path(self._plan.samples).with_name(LEARNED) / f"{step} {name}").touch()
+        return super().loss(model, heads, made, step=step)
 
 
 class PoisonedObjective(DescribeObjective):
@@ -118,7 +135,7 @@ def prepare(folder: Path, *, properties: int = 32) -> list[Sample]:
 
 def make_plan(folder: Path, samples: Sequence[Sample], *, steps: int | None, **changes: Any) -> TrainingPlan:
     """A training's folder with all that its ranks read."""
-    (folder / "work").mkdir(parents=True)
+    (folder / "work" / LEARNED).mkdir(parents=True)
     write_samples(folder / "work" / "samples.jsonl", samples)
     plan = TrainingPlan(
         variant="shaken",
@@ -267,11 +284,16 @@ def children(pid: int) -> list[int]:
 
 
 def repeated_or_left_out(folder: Path) -> bool:
-    """Whether the steps of the history, over all starts, are not each of the next samples, without a gap."""
-    batch = TrainingPlan.read(folder / "work" / PLAN).batch
-    lines = [json.loads(line) for line in (folder / "training.jsonl").read_text().splitlines()]
-    found = [(line["step"], line["samples"]) for line in lines]
-    return found != [(step, step * batch) for step in range(1, len(lines) + 1)]
+    """Whether the steps, over all starts, computed other samples than those due, or not all of them."""
+    plan = TrainingPlan.read(folder / "work" / PLAN)
+    assert plan.steps is not None
+    ids = [name for name in SampleFile(Path(plan.samples)).ids if not plan.is_held_out(name)]
+    order = SampleOrder(len(ids), plan.seed)
+    due = {
+        f"{number // plan.batch} {seed_of('sample', plan.seed, number)} {ids[order.index(number)]}"
+        for number in range(plan.steps * plan.batch)
+    }
+    return {path.name for path in (folder / "work" / LEARNED).iterdir()} != due
 
 
 def damaged_and_used(folder: Path, *, cases: int, rng: random.Random) -> int:

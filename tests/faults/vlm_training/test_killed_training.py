@@ -15,7 +15,17 @@ from typing import Any
 import pytest
 import torch
 
-from faults.training import FALLEN, Outcome, make_plan, outcome, prepare, processes, run_killed
+from faults.training import (
+    FALLEN,
+    LEARNED,
+    Outcome,
+    make_plan,
+    outcome,
+    prepare,
+    processes,
+    repeated_or_left_out,
+    run_killed,
+)
 from sensors.progress_judge import ProgressLimits, Standstill
 from tests.support.damage import flip_bit
 from tests.support.shares import SHARE, share_of
@@ -77,13 +87,19 @@ def whole(samples: list[Sample], tmp_path_factory: pytest.TempPathFactory, in_pr
 def test_killed_again_and_again_it_comes_out_the_same(
     samples: list[Sample], whole: Outcome, tmp_path: Path
 ) -> None:
-    """SIGKILL at a random moment, others each day, ranks and workers drawn anew: equal to the bit."""
+    """SIGKILL at a random moment, others each day, ranks and workers drawn anew: equal to the bit.
+
+    Each step computed the samples that were due, and no others.
+    """
     folder = tmp_path / "training"
     make_plan(folder, samples, steps=STEPS)
     found = run_killed(folder, kills=KILLS, rng=random.Random(SHARE))
     assert (found.model, found.history) == (whole.model, whole.history)
     steps = [json.loads(line)["step"] for line in (folder / "training.jsonl").read_text().splitlines()]
     assert steps == list(range(1, STEPS + 1)), "the whole history, no step twice"
+    assert not repeated_or_left_out(folder)
+    next((folder / "work" / LEARNED).iterdir()).unlink()
+    assert repeated_or_left_out(folder), "it reads what the steps noted"
 
 
 def falling(folder: Path, samples: list[Sample], name: str) -> str:
