@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import random
 from pathlib import Path
@@ -54,18 +53,37 @@ def test_what_was_written_is_read(checkpoints: Checkpoints) -> None:
     assert read_state(path)["step"] == 7
 
 
-def test_a_checkpoint_of_the_format_before_is_read(
+def test_a_checkpoint_of_the_format_before_is_read() -> None:
+    """Format 1, as the version before wrote it, with a sum of its samples that is no longer kept."""
+    folder = Path(__file__).with_name("formats") / "1"
+    (path,) = folder.iterdir()
+    assert Checkpoints(folder, folder).newest(damaged=pytest.fail) == path
+    found, there = read(path)
+    assert found == TrainingState(
+        step=3,
+        consumed=40,
+        skips={8: ["p1", "p2"]},
+        losses=[0.75, 0.5, 0.25],
+        samples=[24, 32, 40],
+        epochs=[{"epoch": 1, "step": 2, "samples": 24, "metric": 0.5, "delivered": 2**63 + 7}],
+        best=0.5,
+        best_epoch=1,
+        seconds=1.5,
+        starts=2,
+        order="0123456789abcdef",
+        count=20,
+    )
+    assert there.keys() == tensors(7).keys()
+    assert all(torch.equal(there[name], one) for name, one in tensors(7).items())
+    assert read_state(path)["step"] == 3
+
+
+def test_a_checkpoint_of_a_later_format_is_refused(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It holds a sum that is no longer kept. A program of before refuses one of now, by its number."""
-    written = checkpoints_module._metadata(state(7))
-    before = {"format": "1", "state": json.dumps({**json.loads(written["state"]), "delivered": 2**63})}
-    with monkeypatch.context() as patched:
-        patched.setattr(checkpoints_module, "_metadata", lambda _: before)
-        path = checkpoints.write(state(7), tensors(7))
-    assert read(path)[0] == state(7) and read_state(path) == json.loads(written["state"])
+    """By its number, before anything in it is taken for what it is not."""
     path = checkpoints.write(state(8), tensors(8))
-    monkeypatch.setattr(checkpoints_module, "FORMAT", 1)
+    monkeypatch.setattr(checkpoints_module, "FORMAT", checkpoints_module.FORMAT - 1)
     with pytest.raises(FormatVersionError, match="a newer version wrote it"):
         read(path)
 
