@@ -184,6 +184,8 @@ class RankProcesses:
         }
         self._position(number).unlink(missing_ok=True)
         path = os.pathsep.join(filter(None, (str(_SOURCE_ROOT), os.environ.get("PYTHONPATH"))))
+        # Python's tracker outlives a rank, and its warning would hide the last line of the log.
+        warnings = ",".join(filter(None, (os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker")))
         environment = {
             **os.environ,
             "PYTHONPATH": path,
@@ -192,8 +194,7 @@ class RankProcesses:
             # All ranks are on this machine.
             "GLOO_SOCKET_IFNAME": "lo",
             "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-            # Python's tracker outlives a rank, and its warning would hide the last line of the log.
-            "PYTHONWARNINGS": "ignore:resource_tracker",
+            "PYTHONWARNINGS": warnings,
         }
         command = [sys.executable, "-P", "-m", "vlm_training.rank", str(self.folder)]
         with (self.folder / f"rank-{number}.log").open("wb") as log:
