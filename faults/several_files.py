@@ -64,6 +64,7 @@ RARE: tuple[tuple[str, Fates], ...] = (
     ("catalogue", {"note": "damaged"}),
     ("first ingest", {"mark copy": "another's"}),
     ("first ingest", {"copy": "another's", "mark copy": "another's"}),
+    ("first ingest", _MARK_OF_ANOTHER),
     ("ingest", {"file": "older", "mark": "older", "mark copy": "older", "copy": "damaged"}),
     ("partition", {"record": "damaged", "record copy": "damaged", **_NO_MARK}),
     ("partition", {"record": "damaged", "record copy": "damaged", "file": "gone", "copy": "gone"}),
