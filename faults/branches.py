@@ -36,10 +36,12 @@ NOT_BY_FAULTS = frozenset(
         "partition_files.PartitionFiles.holds: if error.errno != errno.EIO",
         # A store: tests with a real one have them.
         "catalog_copies._is_explained: if files.mark is not None and"
-        " (isinstance(files.copy, str) or _problem(files.copy, files.mark))",
+        " (isinstance(copy, str) or _problem(copy, files.mark))",
         "catalog_copies.last_store: if doubt is not None",
         "catalog_copies.note_store: if mark is not None",
         "catalog_copies.publish_catalog: if isinstance((damage := _header_of(path, wholly=True)), str)",
+        "catalog_copies.publish_catalog: except CatalogUnreadableError",
+        "catalog_copies.publish_catalog: if not _comes_after_files(home, header)",
         "partition_files.PartitionFiles._newest: if place is None and fetch is not None and"
         " ((content := fetch(newest)) is not None)",
         "version_mark.VersionMarkFile.last_store: if reading.is_unreadable",

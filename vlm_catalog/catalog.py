@@ -1,8 +1,8 @@
 """The property catalogue of a home: one row per property, in an order that never changes.
 
 A catalogue has ranges (the partitions), an unfilled tail, and verified rows. A reader that meets a damaged or
-older catalogue puts it back from its second copy. ``catalog_file.py`` has the
-format, ``ingest.py`` makes and extends the catalogue.
+older catalogue puts it back from its second copy. ``catalog_file.py`` has the format, ``ingest.py`` makes and
+extends the catalogue.
 """
 
 from __future__ import annotations

@@ -170,7 +170,16 @@ def publish_catalog(home: Path, data: bytes) -> None:
             return
         if isinstance(damage := _header_of(path, wholly=True), str):
             # One that rotted keeps no newer one away, and is no version before.
-            _put_right(home, damage=f"cannot be read: {damage}")
+            try:
+                _put_right(home, damage=f"cannot be read: {damage}")
+            except CatalogUnreadableError:
+                if not _comes_after_files(home, header):
+                    raise
+                # No row of an ingest that only this home has is lost: an ingest reads every row of the
+                # catalogue that it extends, so what it hands in has them all, and rows that do not read make
+                # none. What a store hands in comes after these files, and the quarantine keeps them.
+                _publish_over_files(home, header, data)
+                return
         before = path.read_bytes()
         _replace(home, previous, before)
         try:
@@ -184,19 +193,14 @@ def publish_catalog(home: Path, data: bytes) -> None:
         _raise_mark(home, header)
 
 
-def replace_catalog(home: Path, data: bytes, *, chosen: bool = False) -> None:
+def replace_catalog(home: Path, data: bytes, *, chosen: CatalogHeader | None = None) -> None:
     """Put a newer catalogue in place of files that may be damaged or old; they are kept in the quarantine.
 
-    chosen: a person says that it is the true one, whichever catalogue the mark is of. Raises as
-    ``publish_catalog`` does.
+    chosen: the header of these bytes, each row of which was read, where a person says that this is the true
+    catalogue, whichever one the mark is of. Raises as ``publish_catalog`` does.
     """
     with only_catalog_writer(home):
-        header = _header_to_publish(home, data, chosen=chosen)
-        make_directory(quarantine(home))
-        for path in (catalog_path(home), backup_paths(home)[0]):
-            if path.exists():
-                set_aside(path, quarantine(home), keep=True)
-        _publish_beside_nothing(home, header, data)
+        _publish_over_files(home, chosen or _header_to_publish(home, data), data)
 
 
 def note_repair(home: Path, title: str, sentence: str) -> None:
@@ -476,7 +480,8 @@ def _is_explained(home: Path, header: CatalogHeader, files: _CatalogFiles) -> bo
     if not backup_paths(home)[0].exists():
         # A first catalogue is marked before it is copied.
         return True
-    if files.mark is not None and (isinstance(files.copy, str) or _problem(files.copy, files.mark)):
+    copy = _header_of(backup_paths(home)[0], wholly=True)
+    if files.mark is not None and (isinstance(copy, str) or _problem(copy, files.mark)):
         # Then it replaced files that were damaged or old.
         return True
     before = _header_of(backup_paths(home)[1])
@@ -565,11 +570,13 @@ def _own_mark(home: Path) -> tuple[VersionMark | None, str | None]:
     return _mark(home, _header_of(catalog_path(home)), _header_of(backup_paths(home)[0]))
 
 
-def _raise_mark(home: Path, header: CatalogHeader) -> None:
-    """Have the mark say this version. Where the disk refuses, the next opening does it."""
+def _raise_mark(home: Path, header: CatalogHeader) -> bool:
+    """Have the mark say this version; False where the disk refuses. Then the next opening does it."""
     with contextlib.suppress(OSError):
         mark = _catalog(home).mark
         mark.raise_to(VersionMark.now(mark.name, header.sequence, _version(header)))
+        return True
+    return False
 
 
 def _header_of(path: Path, *, wholly: bool = False) -> CatalogHeader | str:
@@ -582,23 +589,51 @@ def _header_of(path: Path, *, wholly: bool = False) -> CatalogHeader | str:
         return str(error)
 
 
-def _header_to_publish(home: Path, data: bytes, *, chosen: bool = False) -> CatalogHeader:
+def _header_to_publish(home: Path, data: bytes) -> CatalogHeader:
     """Read every row of what should be the catalogue; the disk gets these bytes, and is read back."""
     refused = "is not replaced: what should replace it"
     try:
         header = verify_file(pa.BufferReader(data))
     except UNREADABLE as error:
         raise unreadable(home, f"{refused} cannot be read: {error}") from error
-    if not chosen and (problem := trouble_of(home, header)):
+    if problem := trouble_of(home, header):
         raise unreadable(home, f"{refused} {problem}")
     return header
 
 
+def _comes_after_files(home: Path, header: CatalogHeader) -> bool:
+    """Whether the catalogue and its second copy, where their footers read, come before this one or are it.
+
+    The mark may be behind them.
+    """
+    footers = (_header_of(path) for path in (catalog_path(home), backup_paths(home)[0]))
+    return all(
+        other.catalog_id == header.catalog_id
+        and (other.sequence < header.sequence or other.sha256 == header.sha256)
+        for other in footers
+        if isinstance(other, CatalogHeader)
+    )
+
+
+def _publish_over_files(home: Path, header: CatalogHeader, data: bytes) -> None:
+    """Keep the catalogue and its second copy in the quarantine, and publish as beside nothing."""
+    make_directory(quarantine(home))
+    for path in (catalog_path(home), backup_paths(home)[0]):
+        if path.exists():
+            set_aside(path, quarantine(home), keep=True)
+    _publish_beside_nothing(home, header, data)
+
+
 def _publish_beside_nothing(home: Path, header: CatalogHeader, data: bytes) -> None:
-    """The copy comes last: a copy without a catalogue means that the catalogue was lost."""
+    """The copy comes last: a copy without a catalogue means that the catalogue was lost.
+
+    A new copy beside no mark means that the mark was lost. So where the mark could not be written, the next
+    regular look makes the copy; but none that was replaced stays, or it might count as the newest.
+    """
+    second_copy = backup_paths(home)[0]
     _replace(home, catalog_path(home), data)
-    _raise_mark(home, header)
-    _replace(home, backup_paths(home)[0], data)
+    if _raise_mark(home, header) or second_copy.exists():
+        _replace(home, second_copy, data)
 
 
 def _replace(home: Path, path: Path, data: bytes) -> None:

@@ -121,8 +121,9 @@ def put_in_place(home: Path, chosen: ChosenCatalog, store: Mirror = NO_MIRROR) -
         if header.sequence < chosen.newest or trouble_of(home, header) is not None:
             header = replace(header, sequence=max(chosen.newest, header.sequence) + 1)
             data = _renumbered(data, header)
+            header = _verified(f"{chosen.place}, renumbered,", data)
         put_catalog(store, data, over=chosen.over)
-        replace_catalog(home, data, chosen=True)
+        replace_catalog(home, data, chosen=header)
         note_store(home, store)
     return header
 

@@ -29,7 +29,7 @@ from vlm_catalog.catalog_copies import (
     quarantine,
     replace_catalog,
 )
-from vlm_catalog.catalog_file import CatalogError
+from vlm_catalog.catalog_file import CatalogError, verify_file
 from vlm_catalog.chosen_catalog import check_catalog, put_in_place
 from vlm_catalog.ingest import close_tail, ingest
 from vlm_durable.versions import version_mark
@@ -174,7 +174,7 @@ def test_a_kill_between_a_catalogue_of_a_store_and_its_mark_is_explained(
 
 
 @pytest.mark.parametrize("writes", range(5))
-@pytest.mark.parametrize("harm", ["older", "damaged"])
+@pytest.mark.parametrize("harm", ["older", "damaged", "damaged rows"])
 def test_a_kill_while_the_catalogue_of_a_store_replaces_what_is_wrong_is_explained(
     versions: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str, writes: int
 ) -> None:
@@ -185,7 +185,8 @@ def test_a_kill_while_the_catalogue_of_a_store_replaces_what_is_wrong_is_explain
         put_back(home, versions[1], "catalogue", "second copy")
     else:
         for path in (catalog_path(home), backup_paths(home)[0]):
-            path.write_bytes(b"damaged")
+            damage_rows(path) if harm == "damaged rows" else path.write_bytes(b"damaged")
+    take = publish_catalog if harm == "damaged rows" else replace_catalog
     real, calls = catalog_copies.write_replacing, itertools.count()
 
     def die(*arguments: Any) -> None:
@@ -196,12 +197,12 @@ def test_a_kill_while_the_catalogue_of_a_store_replaces_what_is_wrong_is_explain
     with monkeypatch.context() as killed, contextlib.suppress(SystemExit):
         killed.setattr(catalog_copies, "write_replacing", die)
         killed.setattr(version_mark, "write_replacing", die)
-        replace_catalog(home, newest)
+        take(home, newest)
     try:
-        Catalog.open(home)
+        Catalog.open(home).verify()
     except CatalogUnreadableError:
         assert writes == 0
-        replace_catalog(home, newest)
+        take(home, newest)
     check_copies(home)
     assert catalog_path(home).read_bytes() == backup_paths(home)[0].read_bytes() == newest
     assert last_put_back(home) is None
@@ -232,6 +233,84 @@ def test_a_catalogue_that_rotted_keeps_no_newer_one_away(home: Path, versions: d
     paths = (catalog_path(home), *backup_paths(home))
     assert [path.read_bytes() for path in paths] == [newest, newest, whole]
     assert last_put_back(home) is not None
+
+
+@pytest.mark.parametrize("number", [2, 3])
+@pytest.mark.promise("Of two valid versions the newer is true")
+def test_two_copies_that_rotted_keep_no_newer_one_away(home: Path, versions, number: int) -> None:
+    """Their footers tell that it comes after them, or is the same version; they are kept."""
+    put_back(home, versions[number], *FILES)
+    newest = catalog_path(versions[3]).read_bytes()
+    paths = catalog_path(home), backup_paths(home)[0]
+    for path in paths:
+        damage_rows(path)
+    rotten = [path.read_bytes() for path in paths]
+    publish_catalog(home, newest)
+    assert [path.read_bytes() for path in paths] == [newest, newest]
+    assert sorted(path.read_bytes() for path in quarantine(home).glob("*parquet*")) == sorted(rotten)
+    Catalog.open(home).verify()
+
+
+@pytest.mark.parametrize("stands", ["newer", "another's", "of the same number"])
+@pytest.mark.promise("Of two valid versions the newer is true")
+def test_rotten_files_that_may_be_the_true_ones_are_not_replaced(
+    home: Path, versions: dict[int, Path], strangers: dict[int, Path], tmp_path: Path, stands: str
+) -> None:
+    """Without a mark that knows of them their footers do: then everything stops, and nothing is changed."""
+    older = (
+        catalog_path(home).read_bytes() if stands == "another's" else catalog_path(versions[2]).read_bytes()
+    )
+    if stands == "another's":
+        put_back(home, strangers[1], "catalogue", "second copy")
+    elif stands == "of the same number":
+        put_back(home, versions[1], *FILES)
+        add(list_properties(tmp_path, 17), home)
+    shutil.rmtree(mark_path(home).parent)
+    paths = catalog_path(home), backup_paths(home)[0]
+    for path in paths:
+        damage_rows(path)
+    rotten = [path.read_bytes() for path in paths]
+    with pytest.raises(CatalogUnreadableError, match=r"(?s)cannot be read.*Nothing was changed"):
+        publish_catalog(home, older)
+    assert [path.read_bytes() for path in paths] == rotten
+
+
+def test_a_first_catalogue_whose_mark_the_disk_refused_alarms_nobody(
+    versions: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no second copy yet, so its mark was never lost; the next regular look makes both."""
+    home, first = tmp_path / "home", catalog_path(versions[1]).read_bytes()
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr("vlm_durable.versions.version_mark.write_replacing", refuse)
+        publish_catalog(home, first)
+        assert Catalog.open(home).rows == 10
+    check_copies(home)
+    assert catalog_path(home).read_bytes() == backup_paths(home)[0].read_bytes() == first
+    assert mark_path(home).is_file()
+    assert last_put_back(home) is None
+
+
+def test_a_copy_that_a_person_replaced_does_not_come_back_where_the_disk_refuses_the_mark(
+    home: Path, strangers: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another home's copy agrees with the old mark: beside it the person's choice would be put back."""
+    kept = shutil.copy(catalog_path(home), tmp_path / "kept.parquet")
+    put_back(home, strangers[4], *FILES)
+    shutil.copyfile(kept, catalog_path(home))
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("vlm_durable.versions.version_mark.write_replacing", refuse)
+    chosen = Path(kept).read_bytes()
+    replace_catalog(home, chosen, chosen=verify_file(Path(kept)))
+    with pytest.raises(CatalogUnreadableError, match="is that of another one"):
+        Catalog.open(home)
+    assert catalog_path(home).read_bytes() == chosen
 
 
 def test_a_mark_that_cannot_be_written_stops_nobody(home, versions, monkeypatch) -> None:
@@ -530,6 +609,26 @@ def test_damaged_marks_beside_copies_that_differ_stop(home, versions, name, harm
     assert other.read_bytes() == before
     put_in_place(home, check_catalog(home, str(other)))
     assert Catalog.open(home).rows == 30
+
+
+def test_what_a_person_names_is_read_once_and_no_renumbered_copy_goes_unread(home, monkeypatch) -> None:
+    """The check read every row of these bytes; bytes that are written anew are read before they count."""
+    chosen = check_catalog(home, str(catalog_path(home)))
+    with monkeypatch.context() as once:
+        once.setattr(catalog_copies, "verify_file", None)
+        put_in_place(home, chosen)
+    newest, older = catalog_path(home).read_bytes(), check_catalog(home, str(backup_paths(home)[1]))
+
+    def torn(data: bytes, header: object) -> bytes:
+        torn_file = home / "torn"
+        torn_file.write_bytes(data)
+        damage_rows(torn_file)
+        return torn_file.read_bytes()
+
+    monkeypatch.setattr("vlm_catalog.chosen_catalog._renumbered", torn)
+    with pytest.raises(CatalogError, match=r"(?s)renumbered, is no whole catalogue.*Nothing was changed"):
+        put_in_place(home, older)
+    assert catalog_path(home).read_bytes() == newest
 
 
 def test_a_choice_is_not_put_over_what_came_while_a_person_decided(home: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.damage import damage_rows
 from tests.support.homes import Dataset
 from tests.support.listings import write_listing
 from vlm_catalog.catalog import Catalog
@@ -167,6 +168,22 @@ def test_a_stores_older_catalogue_replaces_nothing(dataset, objects, tmp_path):
     objects[CATALOG_NAME] = newest
     pull_catalog(home, STORE)
     assert catalog_path(home).read_bytes() == newest
+
+
+@pytest.mark.parametrize("is_newer", [False, True])
+@pytest.mark.parametrize("files", [1, 2])
+def test_rows_that_rotted_keep_the_stores_catalogue_not_away(dataset, objects, tmp_path, files, is_newer):
+    """Their footers read, so a home opens: the same version of the store, or a newer one, puts it right."""
+    home, other = dataset.settings.home, tmp_path / "other"
+    pull_catalog(home, STORE)
+    if is_newer:
+        shutil.copytree(home, other)
+        add(other, tmp_path, "late", STORE)
+    for path in (catalog_path(home), backup_paths(home)[0])[:files]:
+        damage_rows(path)
+    pull_catalog(home, STORE)
+    assert catalog_path(home).read_bytes() == backup_paths(home)[0].read_bytes() == objects[CATALOG_NAME]
+    Catalog.open(home).verify()
 
 
 def test_the_store_of_another_home_is_named(dataset, objects, tmp_path):
