@@ -65,8 +65,8 @@ class _Activity:
     On a terminal: one moving line that goes when it is over. Else: a plain line now and then.
     """
 
-    def __init__(self) -> None:
-        self._text, self._done, self._total = "", 0, 0
+    def __init__(self, text: str, done: int, total: int) -> None:
+        self.now(text, done, total)
         self.console = TerminalConsole(stderr=True, soft_wrap=True)
         self._began = time.monotonic()
         self._over = threading.Event()
@@ -114,8 +114,10 @@ def show_activity(context: typer.Context) -> None:
 def _show_progress(text: str, done: int, total: int) -> None:
     """Show an activity until anything else is written; not with ``--json``, or outside of a command."""
     if _activities:
-        activity = _activities[0] = _activities[0] or _Activity()
-        activity.now(text, done, total)
+        if (activity := _activities[0]) is not None:
+            activity.now(text, done, total)
+        else:
+            _activities[0] = _Activity(text, done, total)
 
 
 def doing_nothing() -> None:
