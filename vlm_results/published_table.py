@@ -11,7 +11,8 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -284,30 +285,33 @@ def matching_rows(settings: Settings, catalog: Catalog, where: str) -> Mask:
         raise CommandError(f"No description is published yet: {command('run')}.")
     doing(f"looking for which properties --where holds, {SECONDS:g} s at most")
     mask = np.zeros(catalog.rows, dtype=np.bool_)
-    with table(settings, keys, _looked_at(where)) as connection:
-        query = f"SELECT ordinal FROM {NAME} WHERE ({where}\n)"  # noqa: S608 - see table
-        try:
-            statements = connection.extract_statements(query)
-            if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-                raise CommandError(f"{where!r} is no condition: give what stands after WHERE, and only that.")
-            timer = threading.Timer(SECONDS, connection.interrupt)
-            timer.start()
+    query = f"SELECT ordinal FROM {NAME} WHERE ({where}\n)"  # noqa: S608 - see table
+    try:
+        with table(settings, keys, _looked_at(where)) as connection:
             try:
+                statements = connection.extract_statements(query)
+                if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+                    raise CommandError(
+                        f"{where!r} is no condition: give what stands after WHERE, and only that."
+                    )
                 ordinals = connection.execute(statements[0]).fetchnumpy()["ordinal"]
-            finally:
-                timer.cancel()
-                timer.join()
-        except duckdb.InterruptException as error:
-            raise CommandError(
-                f"--where {where!r} was ended after {SECONDS:g} s. Nothing was changed."
-                " Give a simpler condition."
-            ) from error
-        except duckdb.Error as error:
-            described = [row[0] for row in connection.execute(f"DESCRIBE {NAME}").fetchall()]
-            names = dict.fromkeys([*_COLUMNS, *described, *([SETS] if further_sets(settings) else [])])
-            raise CommandError(
-                f"--where {where!r}: {str(error).splitlines()[0]}. Columns: {', '.join(names)}."
-            ) from error
+            except (duckdb.InterruptException, duckdb.OperationalError):
+                raise  # No other columns would help.
+            except duckdb.Error as error:
+                described = [row[0] for row in connection.execute(f"DESCRIBE {NAME}").fetchall()]
+                names = dict.fromkeys([*_COLUMNS, *described, *([SETS] if further_sets(settings) else [])])
+                raise CommandError(
+                    f"--where {where!r}: {str(error).splitlines()[0]}. Columns: {', '.join(names)}."
+                ) from error
+    except duckdb.InterruptException as error:
+        raise CommandError(
+            f"--where {where!r} was ended after {SECONDS:g} s. Nothing was changed. Give a simpler condition."
+        ) from error
+    except duckdb.Error as error:
+        raise CommandError(
+            f"--where {where!r}: {str(error).splitlines()[0]}. Nothing was changed. Rows beyond {MEMORY} are"
+            f" put into {gettempdir()}: if it is full, free space there, or set TMPDIR to a larger folder."
+        ) from error
     ordinals = np.ma.compressed(np.ma.asarray(ordinals)).astype(np.int64)
     mask[ordinals[(ordinals >= 0) & (ordinals < catalog.rows)]] = True
     return mask
@@ -328,19 +332,22 @@ def table(
     """A connection with the view of these partitions' rows as they are shown, and access to nothing else.
 
     columns: more than these are not read where rows have to be joined. Run only one SELECT on it: a COPY
-    could write to the files that it may read. Raises PublishedError.
+    could write to the files that it may read. After SECONDS, reading and the SELECT raise InterruptException.
+    Raises PublishedError.
     """
     import duckdb
 
+    ends = monotonic() + SECONDS
     files: list[str] = []
     config: dict[str, Any] = {"memory_limit": MEMORY, "preserve_insertion_order": False}
     with (
         # Millions of rows have more than its memory. DuckDB would put the rest beside the caller.
         TemporaryDirectory(prefix="vlm-assets-where-") as folder,
         duckdb.connect(config={**config, "temp_directory": folder}) as connection,
+        _interrupted_at(ends, connection),
     ):
         if promised_shares(settings)[0] or further_sets(settings):
-            rows = _copied(connection, settings, keys, columns)
+            rows = _copied(connection, settings, keys, columns, ends)
         else:
             # The files are what is shown: DuckDB reads of them what a condition needs, four times as fast.
             files = [quoted(str(settings.descriptions.partition(key).published), "'") for key in keys]
@@ -355,16 +362,46 @@ def table(
         yield connection
 
 
+@contextmanager
+def _interrupted_at(ends: float, connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
+    """Interrupt what the connection does from this moment of the monotonic clock on."""
+    closing = threading.Event()
+
+    def interrupt() -> None:
+        while not closing.wait(0.1):
+            if monotonic() >= ends:
+                connection.interrupt()  # Again and again: it ends only SQL that has begun.
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        yield
+    finally:
+        closing.set()
+        thread.join()
+
+
 def _copied(
-    connection: duckdb.DuckDBPyConnection, settings: Settings, keys: Iterable[str], columns: Sequence[str]
+    connection: duckdb.DuckDBPyConnection,
+    settings: Settings,
+    keys: Iterable[str],
+    columns: Sequence[str],
+    ends: float,
 ) -> str:
-    """Copy rows into tables of the connection, one for each schema. Gives the SQL that reads all of them."""
+    """Copy rows into tables of the connection, one for each schema. Gives the SQL that reads all of them.
+
+    ends: when to give up, by the monotonic clock. Raises InterruptException.
+    """
+    import duckdb
+
     guarantee = Guarantee.read(settings)
     tables: dict[pa.Schema, str] = {}
     # A transaction for each partition takes twice the time, and threads have nothing to share of its rows.
     connection.execute("SET threads=1")
     connection.begin()
     for key in keys:
+        if monotonic() >= ends:
+            raise duckdb.InterruptException  # Reading files is no SQL, which could be interrupted.
         rows = read_rows(settings, guarantee, key, columns)
         rows = rows.select([name for name in rows.column_names if name in columns])
         connection.register("partition", rows)

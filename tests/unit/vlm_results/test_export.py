@@ -229,14 +229,6 @@ def test_no_cell_of_a_csv_is_a_formula(dataset, tmp_path):
         exported("raw")
 
 
-def test_a_condition_that_never_ends_is_ended(dataset, monkeypatch):
-    """An expression that goes through billions of rows does not hold the machine; it ends with a sentence."""
-    monkeypatch.setattr(published_table, "SECONDS", 0.5)
-    slow = "(SELECT sum(sqrt(a.range * b.range)) FROM range(10000000) a, range(10000000) b) > ordinal"
-    with pytest.raises(CommandError, match=r"ended after 0.5 s\. Nothing was changed"):
-        published_table.matching_rows(dataset.settings, dataset.catalog, slow)
-
-
 @pytest.mark.parametrize("name", ["search", "export"])
 def test_help_and_documentation_say_when_a_condition_is_ended(name):
     """Nobody learns of the limit from a condition that was ended after two minutes."""

@@ -1,15 +1,21 @@
 """The table for a person's SQL, and the exported rows: how sure each field is, in files of any version."""
 
 import json
+from tempfile import gettempdir
+from time import monotonic
 
 import pyarrow.parquet as pq
 import pytest
 
 from tests.support.sure_answers import sure_dataset
+from vlm_assets.services.command_error import CommandError
+from vlm_results import published_table
 from vlm_results.export import Format, export
 from vlm_results.published_table import matching_rows
 
 SURE = "confidence.has_pool > 0.9"
+SLOW = "(SELECT sum(sqrt(a.range * b.range)) FROM range(10000000) a, range(10000000) b) > ordinal"
+GUARANTEE = "has_pool>=0.9"
 
 
 @pytest.fixture(scope="module")
@@ -53,3 +59,36 @@ def test_exported_rows_have_their_confidence(dataset, tmp_path):
     export(dataset.settings, dataset.catalog, tmp_path / "cells", Format.csv)
     header = (tmp_path / "cells" / f"{dataset.keys[1]}.csv").read_text().splitlines()[0]
     assert {"description.floors", "confidence.floors"} <= set(json.loads(f"[{header}]"))
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "limit", "reading", "condition", "partitions"),
+    [
+        pytest.param("", 0.5, 0.0, SLOW, 0, id="in the query"),
+        pytest.param(GUARANTEE, 1000.0, 600.0, "floors >= 0", 2, id="between the partitions that are copied"),
+        pytest.param(GUARANTEE, 1000.0, 249.9, SLOW, 4, id="in the query, after what copying took"),
+    ],
+)
+def test_a_condition_that_takes_too_long_is_ended(
+    tmp_path, monkeypatch, guarantee, limit, reading, condition, partitions
+):
+    """Copying and the query have one limit together, and end with a sentence: none holds the machine."""
+    dataset = sure_dataset(tmp_path, guarantee=guarantee)
+    read_rows, read = published_table.read_rows, []
+    monkeypatch.setattr(published_table, "SECONDS", limit)
+    monkeypatch.setattr(published_table, "monotonic", lambda: monotonic() + reading * len(read))
+    monkeypatch.setattr(
+        published_table, "read_rows", lambda *of, **more: (read.append(of), read_rows(*of, **more))[1]
+    )
+    with pytest.raises(CommandError, match=rf"ended after {limit:g} s\. Nothing was changed"):
+        matching_rows(dataset.settings, dataset.catalog, condition)
+    assert len(read) == partitions
+
+
+@pytest.mark.parametrize("guarantee", ["", GUARANTEE])
+def test_rows_without_room_in_memory_and_on_disk_end_with_a_sentence(tmp_path, monkeypatch, guarantee):
+    """Whoever meets a full temporary folder reads which folder it is, and how to take another."""
+    dataset = sure_dataset(tmp_path, guarantee=guarantee)
+    monkeypatch.setattr(published_table, "MEMORY", "1KB")
+    with pytest.raises(CommandError, match=rf"Nothing was changed.* {gettempdir()}: .*TMPDIR"):
+        matching_rows(dataset.settings, dataset.catalog, "floors >= 0")
