@@ -60,7 +60,8 @@ class Broken(Line):
     """An objective with a defect, which is none where nobody makes errors of warnings."""
 
     def loss(self, model: Any, heads: Any, batch: Any, *, step: int) -> tuple[Any, float]:
-        warnings.warn("a defect", stacklevel=1)
+        for message in ("resource_tracker: leaked semaphores", "a defect"):
+            warnings.warn(message, stacklevel=1)
         return super().loss(model, heads, batch, step=step)
 
 
@@ -150,9 +151,9 @@ def test_a_rank_with_a_defect_ends_beside_its_loader_processes(
 ) -> None:
     """They ignore signals: a rank that waits for them as Python does would hang, and the others with it.
 
-    The error is its last line, and comes because the user's own PYTHONWARNINGS reach the rank.
+    The error is its last line: the user's own PYTHONWARNINGS reach the rank, and Python's tracker is silent.
     """
-    monkeypatch.setenv("PYTHONWARNINGS", "error:a defect")
+    monkeypatch.setenv("PYTHONWARNINGS", "error:a defect,error:resource_tracker")
     monkeypatch.setattr(rank_processes, "_TRIES", 1)
     replace(PLAN_OF_LINE, objective=f"{__name__}:Broken", workers=1).write(tmp_path / PLAN)
     lock = acquire_lock(tmp_path / "lock")
