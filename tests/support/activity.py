@@ -39,6 +39,9 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
     class Activity:
         console = None
 
+        def __init__(self, text: str, done: int, total: int) -> None:
+            self.now(text, done, total)
+
         def now(self, text: str, done: int, total: int) -> None:
             shown.append((text, done, total))
 
