@@ -64,6 +64,7 @@ _SETTINGS = {
 _BACKFILL = f"""
 import json, sys, time
 from pathlib import Path
+from sqlalchemy.exc import SQLAlchemyError
 from vlm_catalog.catalog import Catalog
 from vlm_assets.services.backfill import dagster_facts
 from vlm_assets.webserver.api import DagsterApi
@@ -85,6 +86,9 @@ def is_unfinished():
         with dagster_facts(settings) as dagster:
             return dagster.backfill(backfill).unfinished
     except Exception as error:
+        # Dagster's exception for Postgres has the database's as its cause. Nothing else passes by waiting.
+        if not isinstance(error.__cause__ or error, SQLAlchemyError):
+            raise
         print(error, flush=True)
         return True
 
