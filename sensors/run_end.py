@@ -7,7 +7,7 @@ out. Tell: people and Dagster, last, so that a message that cannot be written ke
 Others send the first signal too: Dagster or Ray at a run that a person terminates, which Dagster has fenced
 as being cancelled, and a node that stops, whose runs say themselves that they were interrupted. Each run
 hears its first signal alone (``interrupt_once`` in ``resources/interrupts.py``). What does not end is
-killed here.
+killed here; a node that stops kills its own after the same grace, and the head ends their runs as gone.
 
 What does not live here: who is to end. Workers that stand still are in ``worker_health.py``, processes that
 outlive their run in ``leases_after_end.py`` and ``vlm_cluster/node.py``, runs whose process is gone in
@@ -54,11 +54,11 @@ def end_gone_run(dagster: DagsterFacts, run_id: str, why: str, *, job: str | Non
     """End a run whose process is certainly gone, so that there is nothing to signal or to kill.
 
     It ends as interrupted, or as cancelled if it is being cancelled. job: its job in Ray, if it may still
-    begin later. Returns False if the run has ended meanwhile.
+    begin later: it is stopped instead of a process. Returns False if the run has ended meanwhile.
     """
+    dagster.mark_interrupted(run_id)
     if job is not None:
         dagster.stop_ray_job(job)
-    dagster.mark_interrupted(run_id)
     dagster.free_slots(run_id)
     return dagster.report_end(run_id, why)
 
