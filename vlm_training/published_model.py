@@ -20,6 +20,7 @@ from vlm_durable.commands import command
 from vlm_durable.files.files import exchange, make_directory, sha256_of, sync_directory, sync_file
 from vlm_durable.files.layout import AssetFolders
 from vlm_durable.files.sealed_json import BrokenSealError, FormatVersionError, sealed, unsealed
+from vlm_durable.versions.findings import Finding, FindingKind
 from vlm_durable.versions.version_mark import VersionMark
 from vlm_durable.versions.versioned_object import RecordDamagedError, VersionedObject
 
@@ -74,25 +75,34 @@ class PublishedModel(VersionedObject[Mapping[str, Any]]):
             )
         return max(known, key=lambda record: int(record["sequence"]), default=None)
 
-    def trouble(self, digest: Callable[[Path], str] = sha256_of) -> str | None:
+    def trouble(self, digest: Callable[[Path], str] = sha256_of) -> Finding | None:
         """Why nothing may be described with what stands there; None where it is the newest model.
 
         digest: gives the SHA-256 of a file; one that remembers it makes this cheap.
         """
+
+        def finding(kind: FindingKind, sentence: str, next_step: str = "") -> Finding:
+            return Finding(kind, self.asset, None, sentence, next_step, str(self.folder))
+
         try:
             newest, standing = self.record, [record["sequence"] for record in self._standing()]
             if newest is None or self.is_whole(newest, digest=digest):
                 return None
-        except (FormatVersionError, RecordDamagedError, OSError) as error:
-            return f"{error}"
-        older = "its files are others than those of its record"
+        except (FormatVersionError, RecordDamagedError) as error:
+            return finding(FindingKind.RECORD, f"{error}")
+        except OSError as error:
+            return finding(FindingKind.UNREADABLE, f"{error}")
+        kind, older = FindingKind.DIGEST_DIFFERS, "its files are others than those of its record"
         if newest["sequence"] not in standing:
-            older = f"version {max(standing)} stands there" if standing else "its record is lost"
-        return (
+            kind, older = FindingKind.RECORD, "its record is lost"
+            if standing:
+                kind, older = FindingKind.PUT_BACK, f"version {max(standing)} stands there"
+        return finding(
+            kind,
             f"the model of {self.key} is not the newest one that was published: {older}, and version"
-            f" {newest['sequence']} ({newest['step']} steps) was here. Nothing was changed. Materialize"
-            f" {ASSET} {self.key}, which makes that one again from its last checkpoint, or name the folder"
-            f" itself as the model: {self.folder}. {command('status')} shows the variants."
+            f" {newest['sequence']} ({newest['step']} steps) was here. Nothing was changed.",
+            f"Materialize {ASSET} {self.key}, which makes that one again from its last checkpoint, or name"
+            f" the folder itself as the model: {self.folder}. {command('status')} shows the variants.",
         )
 
     def is_whole(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 from vlm_assets.config.extensions import Extension, StatusTable, StoredLeftover
 from vlm_assets.config.settings import PREFIX, Settings, SettingsError
+from vlm_durable.files.files import sha256_of
 from vlm_durable.state.workers import Worker
+from vlm_durable.versions.findings import Finding
+from vlm_durable.versions.versioned_object import unfit_key
 from vlm_training.training_settings import TrainingSettings
 
 
@@ -42,11 +45,21 @@ class TrainingExtension(Extension):
 
     def model_trouble(self, settings: Settings, name: str) -> str | None:
         """An older model was put back, or nothing tells which one is the newest."""
-        from vlm_engine.model_source import file_digest
+        trouble = _model(settings, name).trouble(_remembered_digest(settings))
+        return None if trouble is None else trouble.text
 
-        return _model(settings, name).trouble(
-            partial(file_digest, kept_in=settings.state_directory / "models")
-        )
+    def findings(self, settings: Settings, *, deep: bool) -> Iterator[Finding]:
+        """Models that are not the newest ones that were published here, but those in training now."""
+        from vlm_training.published_model import ASSET, PublishedModel
+
+        folders, digest = settings.layout.asset(ASSET), sha256_of if deep else _remembered_digest(settings)
+        for name in sorted(folders.touched_keys()):
+            if unfit_key(name) is not None:
+                continue
+            model = PublishedModel(folders, name)
+            if model.trouble(digest) is not None and not _is_in_training(settings, name):
+                # A training that has ended meanwhile may have published.
+                yield from filter(None, [model.trouble(digest)])
 
     def assets_by_hand(self, settings: Settings) -> tuple[str, ...]:
         """The asset, if there are variants."""
@@ -92,6 +105,23 @@ class TrainingExtension(Extension):
         for folder in remove_trainings(settings, ids):
             yield f"Removed the training {folder}: its variant is trained anew, without them."
         yield from forget_labels(settings, ids)
+
+
+def _is_in_training(settings: Settings, name: str) -> bool:
+    """Whether a training of this variant runs now: it may be about to publish. Raises ControlStateError."""
+    from vlm_assets.config.resource_settings import control_state
+    from vlm_durable.state.workers import Workers
+    from vlm_training.published_model import ASSET
+
+    living = Workers(control_state(settings)).living()
+    return any((worker.asset, worker.partition) == (ASSET, name) for worker in living)
+
+
+def _remembered_digest(settings: Settings) -> Callable[[Path], str]:
+    """Gives a file's SHA-256; that of a file which has not changed since is not computed again."""
+    from vlm_engine.model_source import file_digest
+
+    return partial(file_digest, kept_in=settings.state_directory / "models")
 
 
 def _model(settings: Settings, name: str) -> PublishedModel:

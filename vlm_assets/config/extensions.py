@@ -6,7 +6,7 @@ names a subclass of ``Extension``. The core imports none of them by name, and do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 from vlm_assets.config.settings import EXTENSIONS, PREFIX, Settings, SettingsError, loaded_extensions
 from vlm_durable.files.layout import Home
 from vlm_durable.state.workers import Worker
+from vlm_durable.versions.findings import Finding
 
 Level = Literal["ok", "warning", "error"]
 """How bad a finding of ``doctor`` is. An error stops a long run sooner or later."""
@@ -104,6 +105,13 @@ class Extension:
     def model_trouble(self, settings: Settings, name: str) -> str | None:
         """Why nothing may be described with its model of this name, and what to do. Raises OSError."""
         return None
+
+    def findings(self, settings: Settings, *, deep: bool) -> Iterable[Finding]:
+        """What is wrong with the files of its ``assets``, found without a change. No finding has a key.
+
+        deep: every byte is read; else only those of files that have changed. Raises OSError.
+        """
+        return ()
 
     def dagster_settings(self, settings: Settings) -> str | None:
         """The text of dagster.yaml, with the launcher of runs, where runs of these settings are its own."""

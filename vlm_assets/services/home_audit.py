@@ -1,7 +1,7 @@
 """The audit: what is on disk against the catalogue, for every partition of every asset.
 
-It adds the rows (``vlm_assets/assets/row_counts.py``) and foreign files to the states of partitions
-(``vlm_assets/assets/partition_state.py``).
+It adds the rows (``vlm_assets/assets/row_counts.py``), foreign files, and what extensions find in their own
+files, to the states of partitions (``vlm_assets/assets/partition_state.py``).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import pyarrow as pa
 from vlm_assets.assets.fingerprint import OF_THE_PARTITION
 from vlm_assets.assets.partition_state import PartitionState, PartitionStates, State
 from vlm_assets.assets.row_counts import Counted, RowCounts, RowsFile, count_rows
+from vlm_assets.config.extensions import installed
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.kept_assets import assets_in_store, kept_assets, removed_set_finding
 from vlm_assets.services.progress import doing
@@ -182,6 +183,8 @@ def audit(settings: Settings, catalog: Catalog, *, deep: bool = False) -> Audit:
         else:
             findings.append(removed_set_finding(asset))
     findings += _withdrawn(settings, catalog)
+    for extension in installed():
+        findings += extension.findings(settings, deep=deep)
     findings += of_store
     names = tuple(asset.name for asset in assets)
     return Audit(str(settings.home), deep, names, tuple(partitions), tuple(findings))

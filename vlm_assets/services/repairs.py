@@ -14,6 +14,7 @@ from pathlib import Path
 
 from vlm_assets.assets.fingerprint import KEEP, TEXTS
 from vlm_assets.assets.partition_state import State
+from vlm_assets.config.extensions import installed
 from vlm_assets.config.question_sets import config_of_runs
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import PREFIX, Settings
@@ -93,6 +94,7 @@ def find_repairs(settings: Settings, audited: Audit, *, failed: bool = False) ->
     """
     embeddings = settings.embeddings.name
     by_partition: dict[tuple[str, str], list[Finding]] = defaultdict(list)
+    of_extensions = {asset for extension in installed() for asset in extension.assets}
     repairs: list[Repair] = []
     for finding in audited.findings:
         if finding.key is not None:
@@ -103,7 +105,7 @@ def find_repairs(settings: Settings, audited: Audit, *, failed: bool = False) ->
             path = Path(finding.path)
             remedy = Remedy.SET_ASIDE if path.is_file() else Remedy.BY_HAND
             repairs.append(Repair(finding.asset, None, remedy, (finding.sentence,), path))
-        elif finding.kind in (FindingKind.UNLISTED, FindingKind.WITHDRAWN):
+        elif finding.kind in (FindingKind.UNLISTED, FindingKind.WITHDRAWN) or finding.asset in of_extensions:
             repairs.append(Repair(finding.asset, None, Remedy.BY_HAND, (finding.text,)))
     for (asset, key), findings in doing_each("reading the files of wrong partitions", by_partition.items()):
         folders = settings.layout.asset(asset)
