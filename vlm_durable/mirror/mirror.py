@@ -1,6 +1,7 @@
 """The mirror of a home: the S3 folder that also has all that is finished and committed, or none.
 
-Callers do not ask which of the two they have: without a store nothing is there, and nothing is copied.
+Without a store nothing is there, and nothing is copied. Callers need not ask which of the two they have;
+``keeps_copies`` says it to those that would work for nothing.
 """
 
 from __future__ import annotations
