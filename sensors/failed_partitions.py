@@ -363,10 +363,10 @@ class _Tick:
         if run is None:
             was_left = any(entry.needs_person(asset) for asset in self.watched.assets)
             return replace(entry, told=None) if was_left else entry
-        if entry.told != (told := told_person(run.run_id, assets)):
+        if entry.told != (mark := told_person(run.run_id, assets)):
             of_run = replace(entry, reckoned=run.run_id)
             self.alerts.append(left_to_person(of_run, assets, why_for_person(run), self.now))
-            entry = replace(self._with_why(entry), told=told, alerted=True)
+            entry = replace(self._with_why(entry), told=mark, alerted=True)
             self.entries[entry.key] = entry
         return entry
 

@@ -136,7 +136,7 @@ class DriftWatched(Protocol):
     def made_from(self) -> Sequence[AssetFolders]:
         """The assets whose published rows it follows from."""
 
-    def look(self) -> contextlib.AbstractContextManager[Callable[[str], Verification | None]]:
+    def verifier(self) -> contextlib.AbstractContextManager[Callable[[str], Verification | None]]:
         """Gives the verdict on a partition by its key; None while a publication is under way.
 
         Every byte of a file is read that changed, or came into doubt, since it was last verified.
@@ -214,7 +214,7 @@ class DriftWatcher:
         verified = 0
         is_incomplete = False
         began = self.monotonic()
-        with watched.look() as verify:
+        with watched.verifier() as verify:
             for number, key in enumerate(changed):
                 if verified and self.monotonic() - began > time_left.seconds:
                     is_incomplete = True

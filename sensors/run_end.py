@@ -92,7 +92,7 @@ class RunEnder:
         sentences: list[str] = []
         for run in runs:
             if run.process is None:
-                sentences += [f"{run.who} {run.why}: it is not ended from here.", *self._tell(run)]
+                sentences += [f"{run.who} {run.why}: it is not ended from here.", *self._post_alert(run)]
             else:
                 by_key.setdefault(_key(run.run_id, run.process), run)
         for key, signalled_at in (self._signalled | watch.ending).items():
@@ -105,7 +105,7 @@ class RunEnder:
                 watch.killed.pop(key, None)
                 sentences.append(f"Process {pid} of run {run_id} has ended; its device is free.")
         for key, run in by_key.items():
-            sentences += [*self._take_step(key, run, watch, dagster), *self._tell(run)]
+            sentences += [*self._take_step(key, run, watch, dagster), *self._post_alert(run)]
         return sentences
 
     def _take_step(self, key: str, run: RunToEnd, watch: Watch, dagster: DagsterFacts) -> list[str]:
@@ -167,7 +167,7 @@ class RunEnder:
             return [f"{run.device} is not left out for that: {error}"]
         return []
 
-    def _tell(self, run: RunToEnd) -> list[str]:
+    def _post_alert(self, run: RunToEnd) -> list[str]:
         try:
             if run.alert is not None:
                 self.outbox.post(run.alert)

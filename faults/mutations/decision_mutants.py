@@ -403,7 +403,7 @@ MUTANTS = (
     Mutant(_LEASES, "                _refuse_if_locks_do_not_hold(path)\n", "", "a file system without locks is refused"),
     Mutant(_LEASES, "            if reasons and device.given:\n", "            if False:\n", "what a cluster gave is taken"),
     Mutant(_WHERE, "({self.text}\\n), false)", "({self.text}\\n), true)", "what is not known does not hold"),
-    Mutant(_WHERE, "for of in fillers)", "for of in fillers[:0])", "a condition looks at the better answer"),
+    Mutant(_WHERE, "for filler in fillers)", "for filler in fillers[:0])", "a condition looks at the better answer"),
     Mutant(_WHERE, 'node["function_name"] in unsteady', "False", "a condition says the same each time"),
     Mutant(_WHERE, "above = names[: names.index(SET_PREFIX + name)]", "above = names", "no two sets wait for each other"),
     Mutant(_CHECKS, "        passed=not differing,\n        expected=f\"{counted(len(left_out)", "        passed=True,\n        expected=f\"{counted(len(left_out)",

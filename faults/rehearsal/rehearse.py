@@ -182,7 +182,7 @@ def _planned(
     default_nodes = math.ceil(devices / measured_devices) if measured is not None else _NODES
     nodes = min(scenario.nodes or default_nodes, devices)
     assumed = measured is None and None in (scenario.devices, scenario.nodes)
-    images = list(ExpectedCost.of(own, catalog).whole.values())
+    images = list(ExpectedCost.from_catalog(own, catalog).whole.values())
     if scenario.days is None and measured is not None:
         pace = Pace.from_measurement(measured)
         return pace, pace.seconds(images, devices, machines=nodes), devices, nodes, assumed

@@ -179,7 +179,7 @@ class Simulation:
         self._batch_size = BatchSize(settings.batch_size, images)
         self._images = np.minimum(self.catalog.image_counts(), settings.max_images)
         self._mean_images = float(self._images.mean())
-        self._cost = ExpectedCost.of(settings, self.catalog)
+        self._cost = ExpectedCost.from_catalog(settings, self.catalog)
         self._keys = tuple(device.key for device in self.catalog.ranges)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._number = itertools.count()

@@ -106,13 +106,13 @@ class Delivery:
             lambda connection: [target for target in self.targets if _next(connection, target.number, now)]
         )
         with ThreadPoolExecutor(len(due) or 1) as pool:
-            outcomes = list(pool.map(lambda target: self._tell(target, now, seconds, address), due))
+            outcomes = list(pool.map(lambda target: self._send_due(target, now, seconds, address), due))
         self.outbox.prune(now)
         waiting = sum(count for count, _ in self.backlog().values())
         sent = sum(count for count, _ in outcomes)
         return Delivered(sent, tuple(trouble for _, trouble in outcomes if trouble), waiting)
 
-    def _tell(self, target: Target, now: float, seconds: float, address: str | None) -> tuple[int, str]:
+    def _send_due(self, target: Target, now: float, seconds: float, address: str | None) -> tuple[int, str]:
         """Send a target what is due, message by message. Returns how many it took, and the trouble."""
         sent, seconds_left = 0, seconds
         deadline = time.monotonic() + seconds

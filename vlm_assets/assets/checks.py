@@ -205,13 +205,13 @@ def _conservation(
             yield CheckOutcome(name, passed=False, expected="rows that can be counted", actual=why)
         return
     unsettled = counts.unsettled + (0 if may_leave_out else counts.not_asked)
-    known, other = "ok or failed", "neither ok nor failed"
+    allowed, other = "ok or failed", "neither ok nor failed"
     if may_leave_out:
-        known, other = "ok, failed or not asked", "none of these"
+        allowed, other = "ok, failed or not asked", "none of these"
     yield CheckOutcome(
         "ids_conserved",
         passed=not (counts.missing or counts.foreign or unsettled),
-        expected=f"the {counted(expected, 'ids')} of the catalogue, each {known}",
+        expected=f"the {counted(expected, 'ids')} of the catalogue, each {allowed}",
         actual=f"{counts.missing} missing, {counts.foreign} foreign, {unsettled} {other}",
         first_ids=counts.first_ids,
         next_step=again,

@@ -35,13 +35,13 @@ class LookedAt:
     def read(cls, where: Where, home: Home, key: str, ids: Sequence[str]) -> LookedAt:
         """Look at what is published. Raises PublishedError, WhereError."""
         published = {}
-        for of in where.answers:
-            partitions = PublishedPartitions(home.asset(of.asset))
+        for source in where.answers:
+            partitions = PublishedPartitions(home.asset(source.asset))
             partitions.refuse_put_back(key)
-            published[of.asset] = partitions.read(key)
-        rows = {of.asset: _answers(of, published[of.asset], key) for of in where.answers}
+            published[source.asset] = partitions.read(key)
+        rows = {source.asset: _answers(source, published[source.asset], key) for source in where.answers}
         records = {asset: file.record for asset, file in published.items()}
-        return cls(_digest(records), where.look(ids, rows))
+        return cls(_digest(records), where.evaluate(ids, rows))
 
 
 def asked_shares(settings: Settings, catalog: Catalog) -> dict[str, float]:
@@ -61,7 +61,7 @@ def asked_shares(settings: Settings, catalog: Catalog) -> dict[str, float]:
             looks = LookedAt.read(settings.where, settings.layout, range_.key, ids).looks.values()
         except (PublishedError, WhereError):
             continue
-        shares[range_.key] = sum(look.holds for look in looks) / len(ids)
+        shares[range_.key] = sum(evaluated.holds for evaluated in looks) / len(ids)
     usual = fmean(shares.values()) if shares else 1.0
     return {range_.key: usual for range_ in catalog.ranges} | shares
 
@@ -69,7 +69,9 @@ def asked_shares(settings: Settings, catalog: Catalog) -> dict[str, float]:
 def published_digest(where: Where, home: Home, key: str) -> str | None:
     """The digest that ``LookedAt`` would have now; None where a record cannot be read."""
     try:
-        return _digest({of.asset: PartitionFiles(home.asset(of.asset), key).peek() for of in where.answers})
+        return _digest(
+            {source.asset: PartitionFiles(home.asset(source.asset), key).peek() for source in where.answers}
+        )
     except RecordDamagedError:
         return None
 
@@ -80,15 +82,17 @@ def _digest(records: Mapping[str, PublishedRecord | None]) -> str:
     return digest_of(files) if len(files) == len(records) else ""
 
 
-def _answers(of: Answers, rows: PartitionRows, key: str) -> pa.Table:
+def _answers(source: Answers, rows: PartitionRows, key: str) -> pa.Table:
     has_confidence = CONFIDENCE in rows.schema.names
     table = rows.to_table(["property_id", "description", *([CONFIDENCE] if has_confidence else [])])
     made_with = table["description"].type
-    if lacking := [field for field in of.fields if made_with.get_field_index(field) < 0]:
+    if lacking := [field for field in source.fields if made_with.get_field_index(field) < 0]:
         raise WhereError(
-            f"The rows of {of.asset} in {key} have no {', '.join(lacking)}: another schema made them."
+            f"The rows of {source.asset} in {key} have no {', '.join(lacking)}: another schema made them."
             f" {command('run', key, '--stale')} makes them anew."
         )
     if not has_confidence:  # Files of earlier versions.
-        return table.append_column(CONFIDENCE, pa.nulls(table.num_rows, of.columns.field(CONFIDENCE).type))
+        return table.append_column(
+            CONFIDENCE, pa.nulls(table.num_rows, source.columns.field(CONFIDENCE).type)
+        )
     return table

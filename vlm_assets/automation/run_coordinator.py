@@ -51,7 +51,7 @@ def expected_tags(run: dg.DagsterRun) -> dict[str, str]:
     if key is None or ranked_by_a_person:
         return {}
     settings = load_settings()
-    cost = ExpectedCost.of(settings, Catalog.open(settings.home))
+    cost = ExpectedCost.from_catalog(settings, Catalog.open(settings.home))
     # Whether it computes the descriptions again, published or not.
     anew = options_of(settings, run.run_config, settings.descriptions.name).get("recompute") is True
     return {PRIORITY_TAG: str(cost.priority(key, anew=anew)), EXPECTED_TAG: str(cost.left(key, anew=anew))}

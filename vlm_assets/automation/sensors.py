@@ -87,8 +87,8 @@ class DriftLooks:
         """The assets whose published rows this one follows from."""
         if self.asset == self.settings.embeddings:
             return (self.settings.descriptions,)
-        looked_at = looked_at_by(self.settings, self.asset.name)
-        return tuple(map(self.settings.layout.asset, looked_at))
+        assets_above = looked_at_by(self.settings, self.asset.name)
+        return tuple(map(self.settings.layout.asset, assets_above))
 
     def check_store(self) -> tuple[Mapping[str, str], list[str]]:
         """List the objects in the store, ask for what changed, read a few, and put back what was wrong.
@@ -99,7 +99,7 @@ class DriftLooks:
         if looks is None:
             return {}, []
         try:
-            notes = looks.look(seconds=_STORE_SECONDS, read=READ_EACH_LOOK, mend=True)
+            notes = looks.inspect(seconds=_STORE_SECONDS, read=READ_EACH_LOOK, mend=True)
         except StoreError as error:
             notes = [str(error)]
         troubles = looks.troubles()
@@ -118,7 +118,7 @@ class DriftLooks:
         return digest_of([catalog.catalog_id, catalog.header.sequence, dict(meaning)])
 
     @contextlib.contextmanager
-    def look(self) -> Iterator[Callable[[str], Verification | None]]:
+    def verifier(self) -> Iterator[Callable[[str], Verification | None]]:
         """Gives verdicts by key. A file is read if it changed, or is in doubt, since it was verified."""
         verified = VerifiedFiles(self.settings.state_directory, seconds=math.inf)
         states = PartitionStates(
@@ -140,7 +140,7 @@ class DriftLooks:
         """The finding of a stale partition, with what making it anew costs."""
         if finding.kind is not FindingKind.STALE:
             return finding
-        images = ExpectedCost.of(self.settings, self._catalog()).whole.get(state.key, 0)
+        images = ExpectedCost.from_catalog(self.settings, self._catalog()).whole.get(state.key, 0)
         cost = f"{counted(state.expected, 'properties')} with {counted(images, 'images')} to describe"
         if self.asset == self.settings.embeddings:
             cost = f"{counted(state.expected, 'descriptions')} to embed"

@@ -78,8 +78,8 @@ def plan_command(
     measured = current_measurement(settings, model, gpu)
     if measured is None or measured.run is None:
         sample_size = limit or max(20, min(4 * settings.batch_size, 200))
-        tell = None if as_json else partial(say, err=True)
-        measured = measure(settings, catalog, gpu, model, limit=sample_size, tell=tell)
+        report = None if as_json else partial(say, err=True)
+        measured = measure(settings, catalog, gpu, model, limit=sample_size, report=report)
     doing("planning what is left")
     forecast = make_forecast(
         settings,

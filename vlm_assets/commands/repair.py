@@ -162,7 +162,7 @@ def _accept_loss(settings: Settings, key: str, yes: bool) -> int:
     if _is_worked_on(settings, key):
         return 1
     pull_catalog(settings.home, settings.mirror)
-    losses = find_losses(settings, Catalog.open(settings.home), key, tell=say)
+    losses = find_losses(settings, Catalog.open(settings.home), key, report=say)
     if not losses:
         say(f"Nothing of {key} is lost under these settings: a start goes on with all that is committed.")
         return 0

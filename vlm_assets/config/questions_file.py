@@ -123,9 +123,9 @@ def _asked(path: Path, name: object, keys: object) -> AskedSet:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
-        known = ", ".join(field.alias or own for own, field in AskedSet.model_fields.items())
+        accepted_keys = ", ".join(field.alias or own for own, field in AskedSet.model_fields.items())
         why = (
-            f"there is no such key; the keys are {known}"
+            f"there is no such key; the keys are {accepted_keys}"
             if first["type"] == "extra_forbidden"
             else first["msg"]
         )

@@ -453,7 +453,9 @@ class Settings(BaseSettings):
         given = {**values, "prompt": None, "questions": None, **asked.given(), "_env_file": None}
         keys = {own: field.alias or own for own, field in AskedSet.model_fields.items()}
         of_set = _validated(
-            type(self), given, name_of=lambda of: f"{self.questions}, the set {name}, {keys.get(of, of)}"
+            type(self),
+            given,
+            name_of=lambda own_name: f"{self.questions}, the set {name}, {keys.get(own_name, own_name)}",
         )
         of_set._describes = SET_PREFIX + name
         of_set._where = where
@@ -530,7 +532,7 @@ def secret_names(settings: type[Settings]) -> set[str]:
 
 def _refuse_unknown_names(every: type[Settings]) -> None:
     # A misspelt setting that is silently ignored costs a run of weeks.
-    known = {PREFIX + name.upper() for name in (*every.model_fields, "env_file")}
+    setting_names = {PREFIX + name.upper() for name in (*every.model_fields, "env_file")}
     file = Path(str(Settings.model_config["env_file"]))
     try:
         of_file = dotenv_values(file)
@@ -541,8 +543,8 @@ def _refuse_unknown_names(every: type[Settings]) -> None:
         ) from error
     for where, names in (("the environment", os.environ), (str(file), of_file)):
         for name in sorted(names):
-            if name.upper().startswith(PREFIX) and name.upper() not in known:
-                near = difflib.get_close_matches(name.upper(), known, n=1)
+            if name.upper().startswith(PREFIX) and name.upper() not in setting_names:
+                near = difflib.get_close_matches(name.upper(), setting_names, n=1)
                 hint = f" Did you mean {near[0]}?" if near else ""
                 raise SettingsError(
                     f"{name} is set in {where} but there is no such setting, or its extension is not"

@@ -52,7 +52,7 @@ class Answers:
 
     @property
     def columns(self) -> pa.Schema:
-        """The columns that ``Where.look`` takes of its rows."""
+        """The columns that ``Where.evaluate`` needs of its rows."""
         return pa.schema(
             [
                 ("property_id", pa.string()),
@@ -82,7 +82,7 @@ class Where:
     names: tuple[str, ...]
     answers: tuple[Answers, ...]
 
-    def look(self, ids: Sequence[str], rows: Mapping[str, pa.Table]) -> dict[str, WhereLook]:
+    def evaluate(self, ids: Sequence[str], rows: Mapping[str, pa.Table]) -> dict[str, WhereLook]:
         """Whether it holds, for each id. A condition that is null does not hold. Raises WhereError.
 
         rows: of each of the answers' assets, with ``Answers.columns``; a property without a row has null.
@@ -94,10 +94,10 @@ class Where:
             values = "".join(f", {_path(name)}" for name in self.names)
             query = f"SELECT {_ID}, coalesce(({self.text}\n), false){values} FROM {_TABLE}"  # noqa: S608
             try:
-                found = connection.execute(query).fetchall()
+                verdicts = connection.execute(query).fetchall()
             except duckdb.Error as error:
                 raise WhereError(f"{self.text!r}: {str(error).splitlines()[0]}") from error
-        return {property_id: WhereLook(holds, tuple(seen)) for property_id, holds, *seen in found}
+        return {property_id: WhereLook(holds, tuple(seen)) for property_id, holds, *seen in verdicts}
 
     def refuse_wrong_types(self) -> None:
         """Raise WhereError where it is no condition of these fields."""
@@ -125,21 +125,21 @@ def where_of(file: QuestionsFile, name: str, described_schema: str) -> Where | N
     if asked.where is None:
         return None
     schemas = {DESCRIPTIONS: described_schema}
-    schemas |= {SET_PREFIX + of: each.description_schema for of, each in file.sets}
+    schemas |= {SET_PREFIX + set_name: each.description_schema for set_name, each in file.sets}
     names = list(schemas)
     above = names[: names.index(SET_PREFIX + name)]
     types = {asset: load_schema(schemas[asset]).arrow_type for asset in above}
     fields = [field.name for type_ in types.values() for field in type_]
     try:
-        looked_at = tuple(dict.fromkeys(_names_in(asked.where)))
+        columns = tuple(dict.fromkeys(_names_in(asked.where)))
     except RecursionError as error:
         raise WhereError("it is nested too deeply: write it with fewer steps in each other") from error
     roots = set[str]()
-    for of in looked_at:
-        first, _, rest = of.partition(".")
+    for column in columns:
+        first, _, rest = column.partition(".")
         root = rest.partition(".")[0] if first == _CONFIDENCE else first
         if root not in fields:
-            raise WhereError(_unknown(of, root, fields, _later(file, names[len(above) :], schemas)))
+            raise WhereError(_unknown(column, root, fields, _later(file, names[len(above) :], schemas)))
         roots.add(root)
     if not roots:
         raise WhereError(f"{asked.where!r} names no field of a set above: give a condition on one")
@@ -147,9 +147,9 @@ def where_of(file: QuestionsFile, name: str, described_schema: str) -> Where | N
         Answers(asset, type_, tuple(field.name for field in type_ if field.name in roots))
         for asset, type_ in types.items()
     )
-    where = Where(asked.where, looked_at, tuple(of for of in answers if of.fields))
+    where = Where(asked.where, columns, tuple(source for source in answers if source.fields))
     where.refuse_wrong_types()
-    where.look(["of no property"], {})
+    where.evaluate(["of no property"], {})
     return where
 
 
@@ -187,12 +187,12 @@ def _names_in(text: str) -> Iterator[str]:
         if statements.get("error", True):
             raise WhereError(f"{text!r} is no SQL condition: {statements.get('error_message', '')}")
         nodes = [statement["node"] for statement in statements["statements"]]
-        one = nodes[0] if len(nodes) == 1 else {}
+        select = nodes[0] if len(nodes) == 1 else {}
         whole = ("where_clause", "group_expressions", "having", "qualify", "sample", "modifiers")
         if (
-            len(one.get("select_list", ())) != 1
-            or one["from_table"].get("table_name") != _TABLE
-            or any(one.get(part) for part in whole)
+            len(select.get("select_list", ())) != 1
+            or select["from_table"].get("table_name") != _TABLE
+            or any(select.get(part) for part in whole)
         ):
             raise WhereError(f"{text!r} is no condition: give what stands after WHERE, and only that")
         changing = connection.execute(
@@ -200,7 +200,7 @@ def _names_in(text: str) -> Iterator[str]:
             " WHERE stability IN ('VOLATILE', 'CONSISTENT_WITHIN_QUERY')"
         ).fetchall()
     unsteady = {name for (name,) in changing}
-    for node in _nodes(one["select_list"][0]):
+    for node in _nodes(select["select_list"][0]):
         kind = node.get("class")
         if kind in _OF_MORE:
             raise WhereError(f"{text!r} has {_OF_MORE[kind]}: give a condition on fields of one property")
@@ -228,19 +228,20 @@ def _connection(
     import duckdb
 
     fields: dict[str, list[str]] = {}
-    for of in answers:
-        for field in of.fields:
-            fields.setdefault(field, []).append(quoted(of.asset))
+    for source in answers:
+        for field in source.fields:
+            fields.setdefault(field, []).append(quoted(source.asset))
     values = [f"{_answer(field, sets, 'description')} AS {quoted(field)}" for field, sets in fields.items()]
     sure = [f"{quoted(field)} := {_answer(field, sets, _CONFIDENCE)}" for field, sets in fields.items()]
     joins = " ".join(
-        f"LEFT JOIN {quoted(f'of_{of.asset}')} AS {quoted(of.asset)} USING (property_id)" for of in answers
+        f"LEFT JOIN {quoted(f'of_{source.asset}')} AS {quoted(source.asset)} USING (property_id)"
+        for source in answers
     )
     columns = ", ".join([*values, f"struct_pack({', '.join(sure)}) AS {_CONFIDENCE}"])
     query = f"SELECT property_id AS {_ID}, {columns} FROM listed {joins}"  # noqa: S608 - names quoted
     with duckdb.connect(config={"enable_external_access": False, "lock_configuration": True}) as connection:
-        for of in answers:
-            connection.register(f"of_{of.asset}", rows.get(of.asset, of.columns.empty_table()))
+        for source in answers:
+            connection.register(f"of_{source.asset}", rows.get(source.asset, source.columns.empty_table()))
         connection.register("listed", pa.table({"property_id": pa.array([], pa.string())}))
         try:
             connection.execute(f"CREATE TEMP VIEW {_TABLE} AS {query}")
@@ -252,7 +253,7 @@ def _connection(
 def _answer(field: str, sets: Sequence[str], column: str) -> str:
     """The answer that is shown: all sets but the first fill the field, or the settings refuse it."""
     (first, *fillers), name = sets, quoted(field)
-    has = ((f"{of}.description.{name} IS NOT NULL", f"{of}.{column}.{name}") for of in fillers)
+    has = ((f"{filler}.description.{name} IS NOT NULL", f"{filler}.{column}.{name}") for filler in fillers)
     return shown(f"{first}.{column}.{name}", has, in_sql)
 
 

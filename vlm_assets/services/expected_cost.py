@@ -47,7 +47,7 @@ class ExpectedCost:
     limit: int
 
     @classmethod
-    def of(cls, settings: Settings, catalog: Catalog) -> ExpectedCost:
+    def from_catalog(cls, settings: Settings, catalog: Catalog) -> ExpectedCost:
         """The costs of a catalogue's ranges, counted once a catalogue. Raises CatalogUnreadableError."""
         longest = max(map(len, catalog.ranges), default=0)
         return cls(settings, _whole(settings, catalog), longest * settings.max_images)
@@ -100,7 +100,7 @@ def heaviest_first(settings: Settings) -> Callable[[Collection[str]], list[str]]
     def order(keys: Collection[str]) -> list[str]:
         plain = sorted(keys)
         try:
-            first = ExpectedCost.of(settings, Catalog.open(settings.home)).heaviest_first(plain)
+            first = ExpectedCost.from_catalog(settings, Catalog.open(settings.home)).heaviest_first(plain)
         except (CatalogError, OSError) as error:
             _log.warning("Partitions are taken in plain order, not heaviest first: %s", error)
             return plain

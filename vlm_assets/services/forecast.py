@@ -218,7 +218,7 @@ def _images_left(
     settings: Settings, catalog: Catalog, asked: Mapping[str, float]
 ) -> dict[str, tuple[int, int]]:
     """Of each partition with something left: its properties and images that are not described."""
-    cost = ExpectedCost.of(settings, catalog)
+    cost = ExpectedCost.from_catalog(settings, catalog)
     partitions = {}
     for range_ in catalog.ranges:
         if images := cost.left(range_.key):
@@ -462,7 +462,7 @@ def _learn(settings: Settings, name: str, times: Mapping[str, Sequence[tuple[flo
 
 def all_images(settings: Settings, catalog: Catalog) -> dict[str, tuple[int, int]]:
     """Of each partition of the catalogue: its properties and images. Raises CatalogError."""
-    whole = ExpectedCost.of(settings, catalog).whole
+    whole = ExpectedCost.from_catalog(settings, catalog).whole
     return {range_.key: (len(range_), whole[range_.key]) for range_ in catalog.ranges}
 
 

@@ -199,7 +199,7 @@ def _look_at_store(
     try:
         in_store = assets_in_store(settings)
         for asset, looks in store_looks(settings, in_store).items():
-            looks.look(deep=deep, advance=partial(doing, f"looking at partitions of {asset} in the store"))
+            looks.inspect(deep=deep, advance=partial(doing, f"looking at partitions of {asset} in the store"))
             stored |= {(asset, key): trouble for key, trouble in looks.troubles().items()}
         of_store = list(store_findings(settings, in_store, deep=deep))
         return kept_assets(settings, settings.mirror), stored, of_store

@@ -50,7 +50,7 @@ class Loss:
 
 
 def find_losses(
-    settings: Settings, catalog: Catalog, key: str, *, tell: Callable[[str], None] = lambda sentence: None
+    settings: Settings, catalog: Catalog, key: str, *, report: Callable[[str], None] = lambda sentence: None
 ) -> list[Loss]:
     """The losses of a partition, of either asset, under the settings of now; of the store too, if one is set.
 
@@ -61,11 +61,11 @@ def find_losses(
     store = settings.mirror
     for asset in settings.partitioned_assets:
         for sentence in StoredPartitions(asset, store).pull(key):
-            tell(sentence)
+            report(sentence)
     losses: list[Loss] = []
     for partition, schema in _partitions(settings, catalog, PropertyRange.from_key(key)):
         record = PublishedPartitions(partition.paths.asset).record(key)
-        damaged = dict(_damaged_heads(partition, record, store, tell))
+        damaged = dict(_damaged_heads(partition, record, store, report))
         losses += [Loss(partition, generation, schema, error) for generation, error in damaged.items()]
         for generation in _generations(partition, record):
             if generation in damaged:
@@ -78,7 +78,7 @@ def find_losses(
 
 
 def _damaged_heads(
-    partition: Partition, record: PublishedRecord | None, store: Mirror, tell: Callable[[str], None]
+    partition: Partition, record: PublishedRecord | None, store: Mirror, report: Callable[[str], None]
 ) -> Iterator[tuple[str, HeadDamagedError]]:
     """Fetch what the store has of a partition's work; gives the generations of which nobody can tell."""
     published = record.metadata.get("generation") if record is not None else None
@@ -87,7 +87,7 @@ def _damaged_heads(
             continue
         try:
             for sentence in StoredJournal(partition.paths, generation, store).pull():
-                tell(sentence)
+                report(sentence)
         except HeadDamagedError as error:
             yield generation, error
 

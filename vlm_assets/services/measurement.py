@@ -145,7 +145,7 @@ def measure(
     model: VisionLanguageModel,
     *,
     limit: int,
-    tell: Callable[[str], None] | None = None,
+    report: Callable[[str], None] | None = None,
 ) -> Measurement:
     """Measure and keep what is not kept yet: a sample, then real runs of small partitions.
 
@@ -154,7 +154,7 @@ def measure(
     """
     if model.server is None and not gpu.usable():
         raise CommandError(f"Every device is left out, so nothing can be measured: {command('devices')}.")
-    announce = tell or (lambda sentence: None)
+    announce = report or (lambda sentence: None)
     measured = current_measurement(settings, model, gpu)
     if measured is None:
         rest = ", and how long the rest of measuring takes is said after it" if model.server is None else ""
@@ -163,7 +163,7 @@ def measure(
             f" {counted(min(limit, catalog.rows), 'properties')} is described, once{rest}; {_NOTHING_WRITTEN}"
         )
         if model.server is None:
-            _try_apart(settings, limit, quiet=tell is None)
+            _try_apart(settings, limit, quiet=report is None)
             measured = current_measurement(settings, model, gpu)
         else:
             trial = run_trial(settings, catalog, gpu, model, limit=limit)

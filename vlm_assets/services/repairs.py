@@ -275,7 +275,7 @@ _RUN_OPTIONS = {Remedy.COMPUTE: "recompute", Remedy.RETRY_FAILED: "retry_failed"
 
 
 def carry_out(
-    settings: Settings, repairs: Sequence[Repair], tell: Callable[[str], None], *, newest_here: bool
+    settings: Settings, repairs: Sequence[Repair], report: Callable[[str], None], *, newest_here: bool
 ) -> bool:
     """Do the repairs; returns whether all are done.
 
@@ -285,31 +285,31 @@ def carry_out(
     # Also those that wait for a device: they hold their journals.
     running = {worker.partition for worker in Workers(control_state(settings)).living()}
     for key in sorted({repair.key for repair in repairs if repair.key in running}):
-        tell(f"{key} is left to the run that works on it now; look again when it has ended.")
+        report(f"{key} is left to the run that works on it now; look again when it has ended.")
     free = [repair for repair in repairs if repair.key not in running]
     at_once = [repair for repair in free if repair.remedy not in COMPUTING or repair.forgets]
-    all_put_right = _put_all_right(settings, at_once, tell, newest_here)
-    all_launched = _launch(settings, [repair for repair in free if repair.remedy in COMPUTING], tell)
+    all_put_right = _put_all_right(settings, at_once, report, newest_here)
+    all_launched = _launch(settings, [repair for repair in free if repair.remedy in COMPUTING], report)
     return all_put_right and all_launched and len(free) == len(repairs)
 
 
 def _put_all_right(
-    settings: Settings, repairs: Sequence[Repair], tell: Callable[[str], None], newest_here: bool
+    settings: Settings, repairs: Sequence[Repair], report: Callable[[str], None], newest_here: bool
 ) -> bool:
     all_done = True
     for repair in doing_each("putting right", repairs):
         try:
             for sentence in put_right(settings, repair, newest_here=newest_here):
-                tell(sentence)
+                report(sentence)
         except (PublishedError, CatalogError, StoreError, OSError) as error:
             all_done = False
-            tell(f"Not repaired: {repair.asset} {repair.key or repair.path}: {error}")
+            report(f"Not repaired: {repair.asset} {repair.key or repair.path}: {error}")
         if repair.remedy is Remedy.BY_HAND:
             all_done = False
     return all_done
 
 
-def _launch(settings: Settings, repairs: Sequence[Repair], tell: Callable[[str], None]) -> bool:
+def _launch(settings: Settings, repairs: Sequence[Repair], report: Callable[[str], None]) -> bool:
     """Have the running Dagster compute what must be computed; returns whether it does."""
     if not repairs:
         return True
@@ -317,7 +317,7 @@ def _launch(settings: Settings, repairs: Sequence[Repair], tell: Callable[[str],
     address = running_address(settings.dagster_home)
     if address is None:
         keys = sample({key for group in groups for key in group.keys})
-        tell(
+        report(
             f"Not computed, for no Dagster runs on this home: {keys}. {command('serve')}, then repair again."
         )
         return False
@@ -329,7 +329,7 @@ def _launch(settings: Settings, repairs: Sequence[Repair], tell: Callable[[str],
             tags={LAUNCHED_BY: "repair"},
             run_config=group.run_config(settings),
         )
-        tell(
+        report(
             f"Launched backfill {backfill} of {counted(len(group.keys), 'partitions')}"
             f" ({', '.join(group.assets)}):"
             f" {address}/runs/b/{backfill}"

@@ -64,8 +64,8 @@ class SecondOpinion:
             for row in trial.described
         ]
         table = pa.Table.from_pylist(rows, schema=answers.columns)
-        looks = self.where.look(table["property_id"].to_pylist(), {answers.asset: table})
-        return frozenset(property_id for property_id, look in looks.items() if look.holds)
+        looks = self.where.evaluate(table["property_id"].to_pylist(), {answers.asset: table})
+        return frozenset(property_id for property_id, evaluated in looks.items() if evaluated.holds)
 
     def combined(self, first: Trial, second: Trial) -> Trial:
         """What both would take and answer. second: the set asked of every property of the first trial.
@@ -96,7 +96,9 @@ class SecondOpinion:
             return both
         sources = (FieldSources(name, DESCRIPTIONS, (self.name,)) for name in self.fills)
         answers = {self.name: second.description}
-        filled = {of.field: second.description[of.field] for of in sources if of.filler(answers)}
+        filled = {
+            source.field: second.description[source.field] for source in sources if source.filler(answers)
+        }
         sure = {name: (second.confidence or {}).get(name) for name in filled}
         return replace(
             both,

@@ -275,8 +275,11 @@ def read_status(
         if state.asset in computed
     ]
     verified.save()
-    cost = ExpectedCost.of(settings, catalog)
-    sets = [_Asked.of(settings, asked.asset, states, workers, cost, now) for asked in question_sets(settings)]
+    cost = ExpectedCost.from_catalog(settings, catalog)
+    sets = [
+        _Asked.from_states(settings, asked.asset, states, workers, cost, now)
+        for asked in question_sets(settings)
+    ]
     first = sets[0]
     partitions = (
         *_with_turns([partition for asked in sets for partition in asked.partitions], cost),
@@ -368,7 +371,7 @@ class _Asked:
     progress: SetProgress
 
     @classmethod
-    def of(
+    def from_states(
         cls,
         settings: Settings,
         asset: AssetFolders,
@@ -412,8 +415,8 @@ class _Asked:
 
 def _longest(seconds: Iterable[float | None]) -> float | None:
     """None where one of them is unknown."""
-    known = list(seconds)
-    return None if None in known else max(each for each in known if each is not None)
+    durations = list(seconds)
+    return None if None in durations else max(each for each in durations if each is not None)
 
 
 def _with_failures(settings: Settings, state: PartitionState) -> PartitionState:

@@ -75,7 +75,7 @@ class StoreLooks:
         """Whether another process looked a moment ago."""
         return time.time() - self._read().at < _FRESH_SECONDS
 
-    def look(
+    def inspect(
         self,
         *,
         seconds: float = math.inf,
@@ -193,15 +193,15 @@ def store_troubles(settings: Settings) -> StoreTroubles:
     looks = store_looks(settings)
     errors: list[str] = []
 
-    def look() -> None:
+    def inspect() -> None:
         try:
             for of_asset in looks.values():
                 if not of_asset.is_fresh():
-                    of_asset.look(seconds=_HASTY_SECONDS)
+                    of_asset.inspect(seconds=_HASTY_SECONDS)
         except StoreError as error:
             errors.append(str(error))
 
-    asking = threading.Thread(target=look, daemon=True)
+    asking = threading.Thread(target=inspect, daemon=True)
     asking.start()
     asking.join(_ANSWER_SECONDS)
     if asking.is_alive():

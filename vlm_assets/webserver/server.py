@@ -221,7 +221,7 @@ class DagsterServer:
     def _look_after_launching(self) -> None:
         if can_launch(self._socket, seconds=_LAUNCH_SECONDS):
             self._looks_without_launch = 0
-            self._tell(
+            self._change_alert(
                 lambda: self._outbox.note_recovery(
                     LAUNCHING, sentence="Runs are launched again.", at=time.time()
                 )
@@ -238,12 +238,12 @@ class DagsterServer:
             _log.warning("The old code server (process %d) does not end, though it was killed.", serving.pid)
         with contextlib.suppress(DagsterApiError):
             self.api.reload_definitions()
-        self._tell(lambda: self._outbox.post_all([_launches_nothing()], once_while_open=True))
+        self._change_alert(lambda: self._outbox.post_all([_launches_nothing()], once_while_open=True))
 
-    def _tell(self, tell: Callable[[], object]) -> None:
+    def _change_alert(self, change: Callable[[], object]) -> None:
         """Change an alert where the control state can be written; the log has it in any case."""
         try:
-            tell()
+            change()
         except ControlStateError as error:
             _log.warning("An alert could not be noted: %s", error)
 

@@ -35,7 +35,7 @@ class WriterLock:
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         keep = False
         try:
-            self._take(descriptor)
+            self._lock(descriptor)
             if not self._is_at_path(descriptor):
                 return -1
             os.ftruncate(descriptor, 0)
@@ -47,7 +47,7 @@ class WriterLock:
             if not keep:
                 os.close(descriptor)
 
-    def _take(self, descriptor: int) -> None:
+    def _lock(self, descriptor: int) -> None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

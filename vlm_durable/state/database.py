@@ -196,13 +196,13 @@ class ControlState:
         self.is_shared = url is not None
         """Whether other machines may use it too."""
         self._clock = clock
-        self._store: _SqliteStore | _PostgresStore = (
-            _SqliteStore(directory, clock) if url is None else _PostgresStore(url)
+        self._database: _SqliteDatabase | _PostgresDatabase = (
+            _SqliteDatabase(directory, clock) if url is None else _PostgresDatabase(url)
         )
 
     def read(self, work: Callable[[sa.Connection], T]) -> T:
         """Run ``work`` in a transaction that only reads. Without a database, all tables are empty."""
-        return self._store.read(work)
+        return self._database.read(work)
 
     def write(self, work: Callable[[sa.Connection], T], *, copy: bool = False) -> T:
         """Run ``work`` in a transaction that excludes all other writers; durable when it returns.
@@ -210,19 +210,19 @@ class ControlState:
         copy: make a verified copy too, for a pause, a cancel or a device left out. ``work`` may be run twice.
         Transactions must not be nested.
         """
-        return self._store.write(work, copy=copy)
+        return self._database.write(work, copy=copy)
 
     def beat(self, work: Callable[[sa.Connection], T]) -> T:
         """Run ``work`` on the tables of ``tables.liveness``, without fsync: a power cut may lose it."""
-        return self._store.beat(work)
+        return self._database.beat(work)
 
     def read_beats(self, work: Callable[[sa.Connection], T]) -> T:
         """Run ``work`` in a transaction that only reads the tables of ``tables.liveness``."""
-        return self._store.read_beats(work)
+        return self._database.read_beats(work)
 
     def copy_if_due(self) -> None:
         """Make a verified copy where the newest is an hour old. A failure is logged: the next call tries."""
-        self._store.copy_if_due()
+        self._database.copy_if_due()
 
     def restorations(self) -> list[StateRestoration]:
         """The restorations of the database, oldest first."""
@@ -237,7 +237,7 @@ class ControlState:
         return self.read(read)
 
 
-class _SqliteStore:
+class _SqliteDatabase:
     """Two files in ``.state``: one that is durable, with copies, and one for heartbeats."""
 
     def __init__(self, directory: Path, clock: Callable[[], float]) -> None:
@@ -351,7 +351,7 @@ class _SqliteStore:
             _log.error("%s", restoration.sentence())
 
 
-class _PostgresStore:
+class _PostgresDatabase:
     """A Postgres database for one home. Durability, checksums and backups are the server's."""
 
     def __init__(self, url: str) -> None:

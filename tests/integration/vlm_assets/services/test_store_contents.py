@@ -272,7 +272,7 @@ def test_status_sees_at_once_what_the_store_lost_and_waits_for_no_store(machine,
     monkeypatch.setattr(store_looks_module, "_FRESH_SECONDS", 0.0)
     monkeypatch.setattr(store_looks_module, "_ANSWER_SECONDS", 0.2)
     silent = threading.Event()
-    monkeypatch.setattr(StoreLooks, "look", lambda *_, **__: silent.wait(60))
+    monkeypatch.setattr(StoreLooks, "inspect", lambda *_, **__: silent.wait(60))
     status = read_status(machine.settings, catalog)
     silent.set()
     assert status.counts(ASSETS[0])[State.DAMAGED] == 1, "what is known stays known"

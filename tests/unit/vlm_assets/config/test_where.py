@@ -95,7 +95,7 @@ def test_the_better_answer_decides_and_what_is_not_known_does_not_hold():
     described = [answer(name, "flat", sure) for name, sure in (("a", 0.5), ("b", 0.5), ("c", 0.9))]
     nothing = {"property_id": "d", "description": None, "confidence": None}
     second = [answer("b", "hip", 0.25), {**nothing, "property_id": "a"}]
-    looks = of.look(
+    looks = of.evaluate(
         ["a", "b", "c", "d", "e"],
         {
             "property_descriptions": rows(of, "property_descriptions", *described, nothing),
@@ -121,7 +121,7 @@ def test_a_field_that_has_the_name_of_a_column_is_what_a_condition_names():
         "property_descriptions",
         {"property_id": "a", "description": {"property_id": "7"}, "confidence": None},
     )
-    looks = of.look(["a", "7"], {"property_descriptions": numbered})
+    looks = of.evaluate(["a", "7"], {"property_descriptions": numbered})
     assert (looks["a"].holds, looks["7"].holds) == (True, False)
 
 

@@ -33,7 +33,7 @@ LIGHT, HEAVY, MIDDLE, LAST = (f"{start:09d}-{start + 1:09d}" for start in (0, 2,
 
 
 def cost_of(settings: Settings) -> ExpectedCost:
-    return ExpectedCost.of(settings, Catalog.open(settings.home))
+    return ExpectedCost.from_catalog(settings, Catalog.open(settings.home))
 
 
 def test_cost_is_images_shown_of_what_is_not_committed(uneven: Settings, commit) -> None:

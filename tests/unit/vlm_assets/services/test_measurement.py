@@ -47,7 +47,7 @@ def test_a_plan_says_before_it_measures_how_long_that_takes(uneven, monkeypatch)
 
     monkeypatch.setattr(measurement, "_try_apart", describe)
     monkeypatch.setattr(measurement, "measure_small_runs", run)
-    found = measure(settings, catalog, gpu, model, limit=20, tell=happened.append)
+    found = measure(settings, catalog, gpu, model, limit=20, report=happened.append)
     first, sample, then, runs = happened
     assert "a sample of 8 properties is described" in first
     assert "how long the rest of measuring takes is said after it" in first
@@ -57,7 +57,7 @@ def test_a_plan_says_before_it_measures_how_long_that_takes(uneven, monkeypatch)
     assert read_measurements(settings) == [found]
     assert found.run == MEASURED.run
     happened.clear()
-    assert measure(settings, catalog, gpu, model, limit=20, tell=happened.append) == found
+    assert measure(settings, catalog, gpu, model, limit=20, report=happened.append) == found
     assert not happened, "all is measured"
 
 

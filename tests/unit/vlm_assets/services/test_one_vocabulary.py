@@ -103,7 +103,7 @@ def test_all_say_the_same_of_the_same_disk(dataset, damage, kind):
     assert (finding.text if by_hand else finding.sentence) in whys
 
     looks = DriftLooks(settings, settings.descriptions, dataset.keys, Meanings.from_settings(settings))
-    with looks.look() as verify:
+    with looks.verifier() as verify:
         verdict = verify(FIRST)
     assert verdict is not None and verdict.worst == finding
     told = evaluation(DESCRIBED, FIRST, verdict, 1.0)
@@ -138,7 +138,7 @@ def test_a_stale_partition_and_a_foreign_file_have_one_sentence_each(dataset, me
     assert status.partitions[0].note == stale.text
     assert foreign.text in status.warnings
     looks = DriftLooks(settings, settings.descriptions, dataset.keys, Meanings.from_settings(settings))
-    with looks.look() as verify:
+    with looks.verifier() as verify:
         verdict = verify(stale.key or "")
     assert verdict is not None and verdict.worst is not None
     assert verdict.worst.sentence == stale.sentence

@@ -42,7 +42,7 @@ def paused(state):
 
 def close(state):
     """Leave the database as a machine that lost power does: files alone, no connection open."""
-    state._store._file._engine.dispose()
+    state._database._file._engine.dispose()
 
 
 def state_with(directory, partitions):
@@ -318,7 +318,7 @@ def test_heartbeats_that_do_not_read_are_begun_anew(directory):
     state = ControlState(directory)
     beat = tables.workers.insert().values(name="x", record={"at": 1.0})
     state.beat(lambda connection: connection.execute(beat))
-    state._store._liveness._engine.dispose()
+    state._database._liveness._engine.dispose()
     damage_noise(directory / "liveness.db")
     state = ControlState(directory)
     state.beat(lambda connection: connection.execute(beat))
@@ -425,7 +425,7 @@ def test_nothing_that_was_acknowledged_is_lost_by_kills(directory, damage):
 def test_a_stopped_process_is_named_and_holds_nobody_up_for_ever(directory, monkeypatch):
     """A paused process must not turn the control plane into a queue behind it."""
     state = ControlState(directory)
-    monkeypatch.setattr(state._store._file, "_busy_seconds", 0.2)
+    monkeypatch.setattr(state._database._file, "_busy_seconds", 0.2)
     note_cancel(state, "a")
     with contextlib.closing(sqlite3.connect(directory / "state.db", isolation_level=None)) as other:
         close(state)

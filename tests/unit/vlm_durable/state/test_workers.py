@@ -227,8 +227,8 @@ def test_a_beat_that_cannot_be_written_does_not_stop_the_work(workers, clock, ca
         database = workers.directory.parent / "liveness.db"
         with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            workers._state._store._liveness._busy_seconds = 0.1
-            workers._state._store._liveness._engine.dispose()
+            workers._state._database._liveness._busy_seconds = 0.1
+            workers._state._database._liveness._engine.dispose()
             clock.now += 5
             beat.beat(computed=1, committed=11)
             assert "was not written" in caplog.text
