@@ -103,7 +103,7 @@ def read_curves(settings: Settings) -> list[Calibration]:
 def _as_json(calibration: Calibration) -> dict[str, Any]:
     arrays = {name: getattr(calibration.labels, name).tolist() for name in _ARRAYS}
     labels = {**arrays, "digest": calibration.labels.digest}
-    kept = {of.name: getattr(calibration, of.name) for of in dataclasses.fields(calibration)}
+    kept = {field.name: getattr(calibration, field.name) for field in dataclasses.fields(calibration)}
     return {**kept, "curve": asdict(calibration.curve), "labels": labels}
 
 

@@ -143,11 +143,11 @@ def certify_promises(
             learned = sum(label.is_learned and field in label.right for label in of_field)
             promise = FieldPromise(made_with, field, target, risk, population, labels, (), learned)
             results = list(_results(promise, of_field, kept))
-            promises.append(replace(promise, looks=tuple(look for look in results if look.holds)))
+            promises.append(replace(promise, looks=tuple(result for result in results if result.holds)))
             done += results
-    current = {look.promise for look in done}
+    current = {result.promise for result in done}
     # Looks for other targets or other answers stay: these may come back, and are not tested twice then.
-    done = [*(look for look in kept if look.promise not in current), *done]
+    done = [*(result for result in kept if result.promise not in current), *done]
     if done != kept:
         write_looks(settings, done)
     return promises
@@ -163,13 +163,13 @@ def _results(
     its labels changed: a person corrected a verdict, or a partition was described anew with the same answers
     and other confidences. One that there are too few labels for by now shows nothing, and is kept.
     """
-    of = promise.made_with, promise.field, promise.target, promise.risk
-    done = {look.labels: look for look in kept if look.promise == of}
+    promised = promise.made_with, promise.field, promise.target, promise.risk
+    done = {result.labels: result for result in kept if result.promise == promised}
     first = dict.fromkeys(name for labels in sorted(done) for name in done[labels].judged)
     today = certifying_labels(judged, promise.field).judged
-    for look in looks(promise.risk):
-        result = done.pop(look.labels, None)
-        if look.labels > promise.labels:
+    for planned in looks(promise.risk):
+        result = done.pop(planned.labels, None)
+        if planned.labels > promise.labels:
             if result is not None:
                 yield replace(result, holds=False)
             if not done:
@@ -177,11 +177,11 @@ def _results(
         elif result is not None and not result.has_changed(today):
             yield replace(result, holds=True)
         else:
-            chosen = certifying_labels(judged, promise.field, look.labels, first=first)
+            chosen = certifying_labels(judged, promise.field, planned.labels, first=first)
             certified = certify(
-                chosen.confidences, chosen.right, promise.population, target=promise.target, risk=look.risk
+                chosen.confidences, chosen.right, promise.population, target=promise.target, risk=planned.risk
             )
             now = datetime.now(UTC).isoformat(timespec="seconds")
             threshold, right, above = certified or (None, 0, 0)
-            yield LookResult(*of, look.labels, chosen.judged, threshold, right, above, now)
+            yield LookResult(*promised, planned.labels, chosen.judged, threshold, right, above, now)
             first |= dict.fromkeys(chosen.judged)

@@ -132,10 +132,10 @@ class _NotKeptError(Exception):
 class Since:
     """What was told before; of itself nothing, so that everything is new.
 
-    told: the partitions that were told, if that is written down, and which version of each.
+    versions: which version of each partition was told, as far as that is written down.
     """
 
-    told: Mapping[str, Version] = MappingProxyType({})
+    versions: Mapping[str, Version] = MappingProxyType({})
 
     def has(self, files: PublishedFiles) -> bool:
         """Whether this version of a partition was told."""
@@ -167,7 +167,7 @@ class PointInTime(Since):
         try:
             described = self._file(self._settings.descriptions, key)
             embedded = self._file(self._settings.embeddings, key)
-            answered = [(of, self._file(of.asset, key)) for of in further_sets(self._settings)]
+            answered = [(of_set, self._file(of_set.asset, key)) for of_set in further_sets(self._settings)]
         except _NotKeptError:
             self.not_compared.append(key)
             return None
@@ -179,15 +179,15 @@ class PointInTime(Since):
             vectors = PartitionRows(embedded[1]).to_table(["ordinal", "embedding"])
         rows = self._shown(record, path)
         further = tuple(
-            FurtherRows(of.name, file[0], beside(rows, self._shown(*file)), of.fills)
-            for of, file in answered
+            FurtherRows(of_set.name, file[0], beside(rows, self._shown(*file)), of_set.fills)
+            for of_set, file in answered
             if file is not None
         )
         return _rows_of(DescribedRows(rows, vectors, record, embedded and embedded[0], further))
 
     def _shown(self, record: PublishedRecord, path: Path) -> pa.Table:
         rows = PartitionRows(path).to_table([*_COLUMNS, CONFIDENCE])
-        return shown_rows(rows, Guarantee.read(self._settings).of(record))
+        return shown_rows(rows, Guarantee.read(self._settings).thresholds_for(record))
 
     def _file(self, asset: AssetFolders, key: str) -> tuple[PublishedRecord, Path] | None:
         """The version that was published then, and its file; None: none was. Raises _NotKeptError."""
@@ -220,10 +220,10 @@ class RowSnapshot(Since):
             content = unsealed(self._file.metadata.metadata[_HEADER], path, format_=_FORMAT)
             if content["catalog_id"] != catalog.catalog_id:
                 raise CommandError(f"{path} is a snapshot of another catalogue than {catalog.path}.")
-            self.told: dict[str, Version] = {}
+            self.versions: dict[str, Version] = {}
             self._groups: dict[str, int] = {}
             for key, described, embedded, rows in content["versions"]:
-                self.told[key] = described, embedded
+                self.versions[key] = described, embedded
                 if rows:
                     self._groups[key] = len(self._groups)
         except (OSError, pa.ArrowException, BrokenSealError, LookupError, TypeError) as error:
@@ -231,7 +231,7 @@ class RowSnapshot(Since):
 
     def has(self, files: PublishedFiles) -> bool:
         """Whether this version was told."""
-        return self.told.get(files.described.key) == files.version
+        return self.versions.get(files.described.key) == files.version
 
     def rows(self, key: str) -> Rows:
         """The rows of a partition that were told."""
@@ -317,7 +317,7 @@ def changes(
 
     described = published_records(settings.descriptions, catalog)
     embedded = published_records(settings.embeddings, catalog)
-    keys = sorted({*described, *since.told})
+    keys = sorted({*described, *since.versions})
     for number, key in enumerate(keys):
         doing("comparing partitions", number, len(keys))
         record, vectors = described.get(key), embedded.get(key)
@@ -325,7 +325,7 @@ def changes(
         files = None if record is None else files_of(record, vectors, further_records(settings, key))
         if files is None or since.has(files):
             if following is not None:
-                version = since.told[key] if files is None else files.version
+                version = since.versions[key] if files is None else files.version
                 following.add(key, version, since.rows(key) or {})
             continue
         read, before = read_described(settings, key, _COLUMNS), since.rows(key)
@@ -365,7 +365,7 @@ def _rows_of(read: DescribedRows) -> Rows:
     vectors = {} if read.vectors is None else vector_bytes(read.vectors)
     rows = {}
     of_sets = [(of_set.name, of_set.rows.to_pylist()) for of_set in read.further]
-    shown = ShownAnswers.of(read.rows, read.further)
+    shown = ShownAnswers.from_rows(read.rows, read.further)
     filled = {of_set.name: shown.filled(of_set) for of_set in read.further}
     for number, row in enumerate(read.rows.to_pylist()):
         ordinal, vector = row["ordinal"], vectors.get(row["ordinal"], b"")

@@ -60,8 +60,8 @@ def changes_command(
         )
     counts: Counter[Kind] = Counter()
 
-    def tell(told: Iterable[Change]) -> None:
-        for change in told:
+    def report(compared: Iterable[Change]) -> None:
+        for change in compared:
             counts[change.change] += 1
             if as_json:
                 say_json(line_of(change))
@@ -75,13 +75,13 @@ def changes_command(
             raise CommandError(
                 "A table keeps its snapshots itself: leave out --next. The last line names the newest."
             )
-        between = TableChanges(TablePlace.of(current, place_of(table)).read(), since)
-        tell(between.changes())
+        between = TableChanges(TablePlace.from_settings(current, place_of(table)).read(), since)
+        report(between.changes())
         next_ = str(between.snapshot)
     else:
         before = told_before(since, current, catalog)
         with SnapshotWriter.opened(following, catalog) as writer:
-            tell(changes(current, catalog, before, writer))
+            report(changes(current, catalog, before, writer))
             if writer is not None:
                 writer.finish()
         not_compared = before.not_compared if isinstance(before, PointInTime) else []

@@ -71,9 +71,9 @@ def labels_needed(target: float, risk: float) -> int:
 def next_look(labels: int, *, target: float, risk: float) -> Look:
     """The first later look that can promise the target. risk: of the field, over all looks."""
     return next(
-        look
-        for look in looks(risk)
-        if look.labels > labels and look.labels >= labels_needed(target, look.risk)
+        planned
+        for planned in looks(risk)
+        if planned.labels > labels and planned.labels >= labels_needed(target, planned.risk)
     )
 
 

@@ -51,7 +51,7 @@ def build_described_properties(settings: Settings) -> dg.AssetsDefinition:
 
         settings.name_in_commands()
         changed = shown_state(settings)
-        table = bring_up_to_date(settings, Catalog.open(settings.home), TablePlace.of(settings))
+        table = bring_up_to_date(settings, Catalog.open(settings.home), TablePlace.from_settings(settings))
         for text in table.sentences():
             context.log.warning(text)
         return dg.MaterializeResult(

@@ -150,7 +150,7 @@ class TablePlace:
     catalog_url: str | None = None
 
     @classmethod
-    def of(cls, settings: Settings, folder: Place | None = None) -> TablePlace:
+    def from_settings(cls, settings: Settings, folder: Place | None = None) -> TablePlace:
         """The table in a folder, or the asset's own, whose catalogue the settings name."""
         of_results = ResultsSettings.part_of(settings)
         own = of_results.described_table
@@ -755,7 +755,7 @@ def forget_properties(settings: Settings, keys: Collection[str]) -> Iterator[str
 
     Raises CommandError, OSError.
     """
-    place = TablePlace.of(settings)
+    place = TablePlace.from_settings(settings)
     refuse_away(settings, place.folder)
     catalog = Catalog.open(settings.home)
     with place.opened() as described:

@@ -618,7 +618,7 @@ def _bring_table_up_to_date(
 
     if where is not None:
         raise CommandError("A table has all rows: leave out --where, and choose rows when you read it.")
-    table = bring_up_to_date(settings, catalog, TablePlace.of(settings, folder), images, base_url)
+    table = bring_up_to_date(settings, catalog, TablePlace.from_settings(settings, folder), images, base_url)
     if as_json:
         say_as_json(asdict(table))
         return

@@ -87,7 +87,9 @@ def lowest_threshold(looks: Iterable[LookResult]) -> float | None:
 
     The risks of all looks are parts of the field's, so what each of them showed holds.
     """
-    return min((look.threshold for look in looks if look.holds and look.threshold is not None), default=None)
+    return min(
+        (result.threshold for result in looks if result.holds and result.threshold is not None), default=None
+    )
 
 
 def read_looks(settings: Settings) -> list[LookResult]:
@@ -97,7 +99,7 @@ def read_looks(settings: Settings) -> list[LookResult]:
     """
     with contextlib.suppress(FileNotFoundError, BrokenSealError):
         content = read_sealed(settings.state_directory / FILE, format_=_FORMAT)
-        return [_look(look) for look in content["looks"]]
+        return [_look_result(entry) for entry in content["looks"]]
     return []
 
 
@@ -110,7 +112,7 @@ def quarantine_looks(settings: Settings) -> str:
 def write_looks(settings: Settings, looks: Iterable[LookResult]) -> None:
     """Keep these looks in place of those before, durably. Raises OSError."""
     write_sealed(
-        settings.state_directory / FILE, {"looks": [asdict(look) for look in looks]}, format_=_FORMAT
+        settings.state_directory / FILE, {"looks": [asdict(result) for result in looks]}, format_=_FORMAT
     )
 
 
@@ -126,16 +128,16 @@ def forget_judged(settings: Settings, ids: Iterable[str]) -> bool:
     gone = set(map(digest_of, ids))
     kept = read_looks(settings)
     left = [
-        replace(look, judged={name: label for name, label in look.judged.items() if name not in gone})
-        for look in kept
+        replace(result, judged={name: label for name, label in result.judged.items() if name not in gone})
+        for result in kept
     ]
     if left != kept:
         write_looks(settings, left)
     return left != kept
 
 
-def _look(content: Mapping[str, Any]) -> LookResult:
-    """A look of the file.
+def _look_result(content: Mapping[str, Any]) -> LookResult:
+    """The result of a look, read from the file.
 
     Format 1 kept a digest of its labels alone, format 2 not how sure they are: such a look is done once more.
     """
@@ -164,12 +166,12 @@ class Guarantee:
         """The thresholds that labels have shown for these settings. Raises FormatVersionError, OSError."""
         targets, risk = promised_shares(settings)
         looks: dict[tuple[str, str], list[LookResult]] = {}
-        for look in read_looks(settings) if targets else ():
-            if (look.target, look.risk) == (targets.get(look.field), risk):
-                looks.setdefault((look.made_with, look.field), []).append(look)
+        for result in read_looks(settings) if targets else ():
+            if (result.target, result.risk) == (targets.get(result.field), risk):
+                looks.setdefault((result.made_with, result.field), []).append(result)
         return cls(targets, {key: lowest_threshold(of_field) for key, of_field in looks.items()})
 
-    def of(self, record: PublishedRecord | None) -> Thresholds:
+    def thresholds_for(self, record: PublishedRecord | None) -> Thresholds:
         """The thresholds for a partition's rows; empty without a guarantee."""
         if not self.targets:
             return {}
@@ -178,7 +180,7 @@ class Guarantee:
 
     def version_of(self, record: PublishedRecord) -> str:
         """What a partition's shown rows depend on beside the partition; empty without a guarantee."""
-        return digest_of(self.of(record)) if self.targets else ""
+        return digest_of(self.thresholds_for(record)) if self.targets else ""
 
 
 EVERYTHING: Final = Guarantee({}, {})

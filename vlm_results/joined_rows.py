@@ -104,11 +104,14 @@ class ShownAnswers:
     fillers: Mapping[str, pa.StringArray]
 
     @classmethod
-    def of(cls, descriptions: pa.Table, further: Sequence[FurtherRows]) -> Self:
+    def from_rows(cls, descriptions: pa.Table, further: Sequence[FurtherRows]) -> Self:
         """Look at the raw answers."""
         sets = [FurtherRows("", None, descriptions), *further]
-        raw = {of.name: _answers(of.rows, RAW if _has(of.rows, RAW) else "description") for of in sets}
-        sources = field_sources((of.name, raw[of.name].type, of.fills) for of in sets)
+        raw = {
+            of_set.name: _answers(of_set.rows, RAW if _has(of_set.rows, RAW) else "description")
+            for of_set in sets
+        }
+        sources = field_sources((of_set.name, raw[of_set.name].type, of_set.fills) for of_set in sets)
         fillers = {}
         for field, of_field in sources.items():
             has = ((pc.struct_field(raw[name], field).is_valid(), name) for name in of_field.fillers)
@@ -145,12 +148,12 @@ def joined(descriptions: pa.Table, further: Sequence[FurtherRows]) -> pa.Table:
     """The rows of the descriptions with the fields of all sets, in the order of their file."""
     if not further:
         return descriptions
-    if not _has(descriptions, CONFIDENCE) and any(_has(of.rows, CONFIDENCE) for of in further):
+    if not _has(descriptions, CONFIDENCE) and any(_has(of_set.rows, CONFIDENCE) for of_set in further):
         descriptions = descriptions.append_column(CONFIDENCE, _answers(descriptions, CONFIDENCE))
-    shown_answers = ShownAnswers.of(descriptions, further)
+    shown_answers = ShownAnswers.from_rows(descriptions, further)
     for place, name in enumerate(descriptions.column_names):
         if name in ("description", CONFIDENCE, RAW):
-            answers = {of.name: _answers(of.rows, name) for of in further}
+            answers = {of_set.name: _answers(of_set.rows, name) for of_set in further}
             merged = shown_answers.merged({"": _column(descriptions, name), **answers})
             descriptions = descriptions.set_column(place, name, merged)
     return descriptions
@@ -161,7 +164,7 @@ def set_facts(
 ) -> pa.StructArray:
     """The column SETS: of each set, the facts about its row; with ``answers``, the digest of its answer."""
     facts = {}
-    shown_answers = ShownAnswers.of(descriptions, further)
+    shown_answers = ShownAnswers.from_rows(descriptions, further)
     for of_set in further:
         columns = {name: _column(of_set.rows, name) for name in SET_COLUMNS}
         if answers is not None:

@@ -146,9 +146,11 @@ def read_judged(settings: Settings, catalog: Catalog) -> dict[str, list[Judged]]
     sources: dict[str, dict[str, str]] = {}
     for name in ordered:
         rows = {of_set: rows[name] for of_set, rows in of_sets.items() if name in rows}
-        fields = field_sources((of.name, rows[of.name]["type"], of.fills) for of in sets if of.name in rows)
+        fields = field_sources(
+            (asked.name, rows[asked.name]["type"], asked.fills) for asked in sets if asked.name in rows
+        )
         answers = {of_set: row["description"] for of_set, row in rows.items()}
-        sources[name] = {field: of.filler(answers) or of.first for field, of in fields.items()}
+        sources[name] = {field: source.filler(answers) or source.first for field, source in fields.items()}
     for of_set, rows in of_sets.items():
         models = {row["model"] for row in rows.values()} if truth else ()
         learned = {model: learned_labels(settings, model) for model in models}

@@ -198,7 +198,7 @@ def read_sets(
         except NotPublishedError:
             schema = columns_of(asked)
             none = schema.empty_table().select([name for name in of_set if name in schema.names])
-            record, answered = None, shown_rows(none, guarantee.of(None))
+            record, answered = None, shown_rows(none, guarantee.thresholds_for(None))
         further.append(FurtherRows(asked.name, record, beside(rows, answered), asked.fills))
     return rows, tuple(further)
 
@@ -219,7 +219,7 @@ def _read_set(
         raise _changes_all_the_time(key)
     if ordinals is not None:
         rows = rows.filter(pc.is_in(rows["ordinal"], value_set=ordinals))
-    rows = shown_rows(rows, guarantee.of(file.record))
+    rows = shown_rows(rows, guarantee.thresholds_for(file.record))
     return file.record, rows.select([name for name in rows.column_names if name in columns or name == RAW])
 
 
@@ -287,7 +287,7 @@ def matching_rows(settings: Settings, catalog: Catalog, where: str) -> Mask:
     mask = np.zeros(catalog.rows, dtype=np.bool_)
     query = f"SELECT ordinal FROM {NAME} WHERE ({where}\n)"  # noqa: S608 - see table
     try:
-        with table(settings, keys, _looked_at(where)) as connection:
+        with table(settings, keys, _columns_in(where)) as connection:
             try:
                 statements = connection.extract_statements(query)
                 if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
@@ -317,7 +317,7 @@ def matching_rows(settings: Settings, catalog: Catalog, where: str) -> Mask:
     return mask
 
 
-def _looked_at(where: str) -> tuple[str, ...]:
+def _columns_in(where: str) -> tuple[str, ...]:
     """The columns that a condition may look at."""
     # These mean columns without their names: all of them, the one at a place, a row.
     if re.search(rf"[*#]|columns|{NAME}", where, re.IGNORECASE):

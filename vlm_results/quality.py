@@ -305,7 +305,7 @@ class _AskedSet:
     fills: tuple[str, ...]
 
     @classmethod
-    def of(cls, asked: QuestionSet, name: str) -> Self:
+    def from_question_set(cls, asked: QuestionSet, name: str) -> Self:
         """Raises SchemaError."""
         schema = load_schema(asked.settings.description_schema)
         return cls(name, PublishedPartitions(asked.asset), schema, asked.fills)
@@ -324,13 +324,17 @@ def assess_quality(settings: Settings, catalog: Catalog) -> Quality:
     Raises CatalogError, SchemaError, TruthError.
     """
     first, *further = question_sets(settings)
-    sets = {"": _AskedSet.of(first, "")} | {asked.name: _AskedSet.of(asked, asked.name) for asked in further}
+    sets = {"": _AskedSet.from_question_set(first, "")} | {
+        asked.name: _AskedSet.from_question_set(asked, asked.name) for asked in further
+    }
     file = ResultsSettings.part_of(settings).truth
     truth = read_truth(file) if file is not None else {}
     return judge(
         _summaries(settings, catalog, list(sets.values()), truth=truth),
         path_of=lambda key, name: sets[name].published.path(key),
-        conditions={name: condition for of in sets.values() for name, condition in of.conditions.items()},
+        conditions={
+            name: condition for asked_set in sets.values() for name, condition in asked_set.conditions.items()
+        },
         further=[asked.name for asked in further],
     )
 
@@ -340,10 +344,18 @@ def _summaries(
 ) -> Iterator[PartitionSummary | str]:
     """The summary of each described partition, or why it cannot be read. Kept summaries come first."""
     questions = [
-        digest_of([of.schema.digest, of.conditions, str(sorted(truth.items())), _CONTENT, *of.fills])
-        for of in sets
+        digest_of(
+            [
+                asked_set.schema.digest,
+                asked_set.conditions,
+                str(sorted(truth.items())),
+                _CONTENT,
+                *asked_set.fills,
+            ]
+        )
+        for asked_set in sets
     ]
-    published_keys = [frozenset(of.published.asset.published_keys()) for of in sets]
+    published_keys = [frozenset(asked_set.published.asset.published_keys()) for asked_set in sets]
     made_of = dict[str, str]()
     for key in (catalog_range.key for catalog_range in catalog.ranges):
         if key not in published_keys[0]:
@@ -351,8 +363,8 @@ def _summaries(
         try:
             # Each publication is a new file, so a change of its record is a change of the file.
             states = [
-                f"{of.name}{signature_of(of.published.path(key).stat())} {asked}"
-                for of, asked, keys in zip(sets, questions, published_keys, strict=True)
+                f"{asked_set.name}{signature_of(asked_set.published.path(key).stat())} {asked}"
+                for asked_set, asked, keys in zip(sets, questions, published_keys, strict=True)
                 if key in keys
             ]
         except OSError as error:
@@ -367,18 +379,18 @@ def _summaries(
         doing("reading what the descriptions say, of partitions", number, len(made_of))
         try:
             summaries: dict[str, PartitionSummary] = {}
-            filled = _filled(settings, key) if any(of.fills for of in sets) else {}
-            for of in sets:
-                if (record := of.published.record(key)) is not None:
-                    summaries[of.name] = summarize(
-                        of.published.path(key),
-                        of.schema,
+            filled = _filled(settings, key) if any(asked_set.fills for asked_set in sets) else {}
+            for asked_set in sets:
+                if (record := asked_set.published.record(key)) is not None:
+                    summaries[asked_set.name] = summarize(
+                        asked_set.published.path(key),
+                        asked_set.schema,
                         key,
                         record.published_at,
-                        conditions=of.conditions,
+                        conditions=asked_set.conditions,
                         truth=truth,
                         made_with=settings_digest(record.metadata.get("parts", {})),
-                        filled=filled.get(of.name, {}),
+                        filled=filled.get(asked_set.name, {}),
                     )
             if "" in summaries:
                 described = summaries.pop("")
@@ -392,7 +404,7 @@ def _summaries(
 def _filled(settings: Settings, key: str) -> dict[str, Filled]:
     """What ``summarize`` takes, by question set. Raises PublishedError, OSError, ArrowException."""
     rows, further = read_sets(settings, EVERYTHING, key, ["property_id", "description"])
-    answers = ShownAnswers.of(rows, further)
+    answers = ShownAnswers.from_rows(rows, further)
     return {
         name: {
             field: rows["property_id"].filter(pc.invert(answers.is_shown(name, field)))

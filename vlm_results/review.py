@@ -220,17 +220,17 @@ def _unsureness(
     first, further = read_sets(settings, EVERYTHING, key, ["ordinal", "status", CONFIDENCE])
     scores, confidences = np.zeros(first.num_rows), np.full(first.num_rows, np.nan)
     fields = np.full(first.num_rows, "", object)
-    shown = ShownAnswers.of(first, further)
+    shown = ShownAnswers.from_rows(first, further)
     for number, of_set in enumerate(further):
         for name in (name for name in of_set.fills if name in shown.fillers):
             is_shown = np.asarray(pc.equal(shown.fillers[name], of_set.name))
             most = _disagree(joined(first, further[:number]), of_set, name, is_shown) & (scores == 0)
             scores, fields = np.where(most, factor, scores), np.where(most, name, fields)
-    sets = [("", first, record), *((of.name, of.rows, of.record) for of in further)]
+    sets = [("", first, record), *((of_set.name, of_set.rows, of_set.record) for of_set in further)]
     for set_name, rows, of_record in reversed(sets):
-        thresholds = guarantee.of(of_record)
+        thresholds = guarantee.thresholds_for(of_record)
         own = rows.schema.field(CONFIDENCE).type if CONFIDENCE in rows.column_names else ()
-        for name in (of.name for of in own if not thresholds or of.name in thresholds):
+        for name in (own_field.name for own_field in own if not thresholds or own_field.name in thresholds):
             sure = field_confidences(rows[CONFIDENCE], name)
             worth = np.nan_to_num(factor * label_worth(sure, thresholds.get(name)))
             if shown.fillers:
@@ -261,10 +261,10 @@ def _read(settings: Settings, key: str, ordinals: Sequence[int]) -> Iterator[Rev
     chosen = pa.array(ordinals, pa.int64())
     first, further = read_sets(settings, EVERYTHING, key, _COLUMNS, ordinals=chosen)
     rows: list[dict[str, Any]] = joined(first, further).to_pylist()
-    shown = ShownAnswers.of(first, further)
+    shown = ShownAnswers.from_rows(first, further)
     answered = [
         zip(first.to_pylist(), [[]] * len(rows), strict=True),
-        *(zip(of.rows.to_pylist(), shown.filled(of), strict=True) for of in further),
+        *(zip(of_set.rows.to_pylist(), shown.filled(of_set), strict=True) for of_set in further),
     ]
     for row, *of_sets in zip(rows, *answered, strict=True):
         described = row["description"] or {}
@@ -379,7 +379,7 @@ def take_verdicts(settings: Settings, catalog: Catalog, path: Path) -> TakenVerd
     published = {reviewed.property_id: reviewed for reviewed in sample}
     kept_before = verdicts(settings.home)
     judged: list[FieldVerdict] = []
-    known = 0
+    already_kept = 0
     for number, line in lines.items():
         reviewed = published.get(line["property_id"])
         if reviewed is None:
@@ -407,12 +407,12 @@ def take_verdicts(settings: Settings, catalog: Catalog, path: Path) -> TakenVerd
             raise CommandError(f"{path}, line {number}: {error}. Nothing was kept.") from error
         before = kept_before.get(verdict.property_id)
         if before is not None and (before.judgement == verdict.judgement or before.outlasts(verdict)):
-            known += 1
+            already_kept += 1
         else:
             judged.append(verdict)
     for verdict in judged:
         append_verdict(settings.home, verdict)
-    return TakenVerdicts(len(judged), known, replaced=len(lines) - known - len(judged))
+    return TakenVerdicts(len(judged), already_kept, replaced=len(lines) - already_kept - len(judged))
 
 
 def _read_lines(path: Path) -> dict[int, dict[str, Any]]:

@@ -118,7 +118,7 @@ def build_description_model(settings: Settings) -> dg.AssetsDefinition | None:
 
         try:
             with_store(partial(pull_data, settings, variants[name]))
-            work = TrainingWork.of(settings, name, variants[name])
+            work = TrainingWork.for_variant(settings, name, variants[name])
             lock = work.model.lock(_LOCK_SECONDS)
             if lock is None:
                 raise TrainingError(
@@ -316,7 +316,7 @@ class TrainingWork:
     labels: Container[str] | None = frozenset()
 
     @classmethod
-    def of(cls, settings: Settings, name: str, variant: Variant) -> Self:
+    def for_variant(cls, settings: Settings, name: str, variant: Variant) -> Self:
         """The work of a variant. Raises TrainingError, CatalogError, SchemaError, ModelLoadError."""
         samples: list[Any] = []
         data = variant.data

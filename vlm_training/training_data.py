@@ -147,12 +147,12 @@ def learned_by_teachers(settings: Settings, variant: Variant) -> LearnedLabels:
 
 def _known_confidence(confidence: Mapping[str, Any]) -> dict[str, Any]:
     """The confidences that are known, with three digits: the rest is noise of the batch."""
-    known = {
+    rounded = {
         name: _known_confidence(sure) if isinstance(sure, Mapping) else round(sure, 3)
         for name, sure in confidence.items()
         if sure is not None
     }
-    return {name: sure for name, sure in known.items() if sure != {}}
+    return {name: sure for name, sure in rounded.items() if sure != {}}
 
 
 def _read_targets(path: Path) -> Targets:

@@ -25,13 +25,13 @@ def shared(dataset: Dataset, postgres_url: str) -> Dataset:
 
 
 def ids(dataset: Dataset) -> list[str]:
-    rows = TablePlace.of(dataset.settings).read().scan().to_arrow()
+    rows = TablePlace.from_settings(dataset.settings).read().scan().to_arrow()
     return sorted(name for name in rows["property_id"].to_pylist() if name.startswith("p"))
 
 
 def test_two_machines_write_beside_each_other(shared, postgres_url, postgres_server):
     """Each partition is written once, whoever does it; a lost catalogue is made again; a withdrawal holds."""
-    place = TablePlace.of(shared.settings)
+    place = TablePlace.from_settings(shared.settings)
     assert place.catalog_url == postgres_url
     written = []
 
@@ -57,7 +57,7 @@ def test_two_machines_write_beside_each_other(shared, postgres_url, postgres_ser
 
 def test_a_writer_waits_for_the_lock_and_commits_nothing_without_it(shared, postgres_url, monkeypatch):
     """Who holds the lock writes alone; who lost it with its connection leaves the table as it is."""
-    place = TablePlace.of(shared.settings)
+    place = TablePlace.from_settings(shared.settings)
     bring_up_to_date(shared.settings, shared.catalog, place)
     before = place.read().metadata_location
     shared.describe(shared.keys[0], text="another house", settings="other")
@@ -92,15 +92,15 @@ def test_the_state_database_keeps_the_catalogue_where_no_other_is_set(shared, po
     """Several machines set one address; a table in another folder has a catalogue of its own all the same."""
     update = {"table_catalog": None, "state_url": SecretStr(postgres_url)}
     settings = shared.settings.model_copy(update=update)
-    assert TablePlace.of(settings).catalog_url == postgres_url
-    assert TablePlace.of(settings, settings.home / "elsewhere").catalog_url is None
+    assert TablePlace.from_settings(settings).catalog_url == postgres_url
+    assert TablePlace.from_settings(settings, settings.home / "elsewhere").catalog_url is None
 
 
 def test_a_table_on_s3_keeps_what_it_promises_on_disk(shared, bucket, s3_proxy, monkeypatch):
     """Wherever the store goes away, the last commit stands; a withdrawal leaves nothing of its rows there."""
     monkeypatch.setattr("vlm_durable.mirror.bucket.PATIENCE_SECONDS", 0.0)
     shared = Dataset(shared.settings.model_copy(update={"table": bucket}))
-    place = TablePlace.of(shared.settings)
+    place = TablePlace.from_settings(shared.settings)
 
     def follow() -> BroughtUpToDate:
         return bring_up_to_date(shared.settings, shared.catalog, place)

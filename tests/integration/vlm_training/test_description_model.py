@@ -163,7 +163,7 @@ def test_without_a_free_device_it_is_no_attempt(training_desk):
 def test_what_another_plan_leaves_behind_is_said_before_a_device_is_asked_for(training_desk):
     """The published model and the steps under way, which values changed, and where the training begins."""
     settings = training_desk.settings
-    work = TrainingWork.of(settings, "tiny", read_variants(settings)["tiny"])
+    work = TrainingWork.for_variant(settings, "tiny", read_variants(settings)["tiny"])
     work.prepare()
     checkpoints = Checkpoints(work.folder / "checkpoints", work.paths.quarantine)
     checkpoints.sweep()

@@ -14,4 +14,4 @@ def work(order: dict, report) -> None:
     """Bring the table of the order's home up to date."""
     settings = load_settings(model="example", embedding_model="example", home=Path(order["home"]))
     FileOperations(settings.described_table, strike_at(order["at"], torn=True)).install()
-    bring_up_to_date(settings, Catalog.open(settings.home), TablePlace.of(settings))
+    bring_up_to_date(settings, Catalog.open(settings.home), TablePlace.from_settings(settings))

@@ -176,7 +176,7 @@ def test_what_a_model_learned_is_known_after_its_folder_is_gone_and_of_its_stude
     shutil.rmtree(folder)
     (kept,) = (dataset.settings.state_directory / "learned").iterdir()
     assert len(certifying(dataset)) == 100
-    student = TrainingWork.of(dataset.settings, "student", Variant(base="a:b", epochs=1))
+    student = TrainingWork.for_variant(dataset.settings, "student", Variant(base="a:b", epochs=1))
     assert [name for name in ids if name in student.labels] == ids[:300]
     earlier = sealed({"learned": [digest_of(name) for name in ids[:300]]})
     for unreadable in (kept.read_bytes()[:-5], earlier):

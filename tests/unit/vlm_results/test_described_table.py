@@ -40,11 +40,13 @@ def dataset(dataset: Dataset) -> Dataset:
 
 
 def follow(dataset: Dataset, folder: Path | None = None) -> BroughtUpToDate:
-    return bring_up_to_date(dataset.settings, dataset.catalog, TablePlace.of(dataset.settings, folder))
+    return bring_up_to_date(
+        dataset.settings, dataset.catalog, TablePlace.from_settings(dataset.settings, folder)
+    )
 
 
 def table_of(dataset: Dataset, folder: Path | None = None) -> Table:
-    return TablePlace.of(dataset.settings, folder).read()
+    return TablePlace.from_settings(dataset.settings, folder).read()
 
 
 def rows_at(table: Table, snapshot: int | None = None) -> dict[str, dict[str, Any]]:
@@ -313,7 +315,7 @@ def test_another_folder_forgets_with_its_next_run(dataset, tmp_path):
 @pytest.mark.parametrize("damage", ["gone", "text", "older"])
 def test_a_catalogue_that_is_lost_is_made_again(changed, damage):
     """Gone, no database, or put back from before files were removed: its snapshots are there."""
-    dataset, place = changed, TablePlace.of(changed.settings)
+    dataset, place = changed, TablePlace.from_settings(changed.settings)
     older = place.sqlite.read_bytes()
     follow(dataset)
     table = table_of(dataset)
@@ -372,7 +374,7 @@ def test_another_type_begins_another_table(dataset):
     described_with(dataset, first, floors="two", has_pool=False)
     after = follow(dataset)
     assert (after.partitions, after.written, after.other_types) == (1, 1, (second, third))
-    place = TablePlace.of(dataset.settings)
+    place = TablePlace.from_settings(dataset.settings)
     with place.opened() as opened:
         before = opened._load("described_properties_1")
         assert len(rows_at(before)) == 9
@@ -462,7 +464,9 @@ def test_a_table_of_another_catalogue_or_place_is_refused(dataset, tmp_path):
         with pytest.raises(CommandError, match=message):
             follow(dataset, place)
     with pytest.raises(CommandError, match="holds no image files"):
-        bring_up_to_date(dataset.settings, dataset.catalog, TablePlace.of(dataset.settings), Images.copy)
+        bring_up_to_date(
+            dataset.settings, dataset.catalog, TablePlace.from_settings(dataset.settings), Images.copy
+        )
 
 
 def test_a_table_on_a_disk_that_is_not_mounted_is_missed(dataset):
@@ -488,7 +492,7 @@ def test_a_table_on_a_disk_that_is_not_mounted_is_missed(dataset):
 
 def test_a_catalogue_with_the_table_of_another_home_is_refused(dataset, tmp_path):
     """The name of the table is the same in each home: the second would write into the first one's files."""
-    first = TablePlace.of(dataset.settings)
+    first = TablePlace.from_settings(dataset.settings)
     follow(dataset)
     rows = rows_at(first.read())
     shared = f"sqlite:///{first.sqlite}"

@@ -138,7 +138,7 @@ def told(dataset: Dataset, since: Since, following: Path) -> set[str]:
 def test_properties_that_are_not_asked_are_no_change_and_no_failure(asked_again, tmp_path):
     """Followers hear of the answers alone; whoever counts, counts the others apart."""
     settings, catalog = asked_again.settings, asked_again.catalog
-    place = TablePlace.of(settings)
+    place = TablePlace.from_settings(settings)
     before = bring_up_to_date(settings, catalog, place)
     told(asked_again, Since(), tmp_path / "1")
     asked_again.ask_again(asked_again.keys[2], {7: 4})

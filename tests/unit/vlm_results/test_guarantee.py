@@ -177,7 +177,7 @@ def test_a_look_is_done_once_and_again_only_when_its_labels_change(promised):
     assert again.looks == promise.looks
     assert path.read_bytes() == before
     path.write_bytes(before[:-5])  # A damaged file promises nothing until the next look.
-    assert set(Guarantee.read(dataset.settings).of(None).values()) == {None}
+    assert set(Guarantee.read(dataset.settings).thresholds_for(None).values()) == {None}
     told = []
     (again,) = certify_published(dataset.settings, dataset.catalog, report=told.append)
     assert [look.threshold for look in again.looks] == [look.threshold for look in promise.looks]
@@ -209,7 +209,7 @@ def test_labels_that_are_gone_promise_nothing_any_more(tmp_path):
     dataset = labelled(tmp_path, ())
     for labels, promises in ((300, True), (299, False)):
         assert (certify(dataset, range(labels)).threshold is not None) is promises
-        shown = Guarantee.read(dataset.settings).of(dataset.descriptions.record(dataset.keys[0]))
+        shown = Guarantee.read(dataset.settings).thresholds_for(dataset.descriptions.record(dataset.keys[0]))
         assert (shown["has_pool"] is not None) is promises
 
 

@@ -171,7 +171,7 @@ def test_a_promise_covers_the_fields_of_every_set(two_sets):
 
 def test_the_table_has_the_fields_of_all_sets_and_follows_each(two_sets):
     """A partition that a set reaches is written anew, and no other; the table says what is not complete."""
-    place = TablePlace.of(two_sets.settings)
+    place = TablePlace.from_settings(two_sets.settings)
     first = bring_up_to_date(two_sets.settings, two_sets.catalog, place)
     assert (first.written, first.lacking) == (3, {"condition": 3})
     assert any("condition is not complete" in sentence for sentence in first.sentences())
@@ -229,7 +229,7 @@ def test_changes_tell_a_property_once_for_each_set_that_answers(two_sets, tmp_pa
 def test_the_table_tells_what_a_set_changed(two_sets):
     """Of its snapshots: rows that a set added or changed, and no others, also where it has no column yet."""
     settings = two_sets.settings
-    place = TablePlace.of(settings)
+    place = TablePlace.from_settings(settings)
     alone = settings.model_copy(update={"questions": None})
     snapshots = [bring_up_to_date(alone, two_sets.catalog, place).snapshot]
     snapshots.append(bring_up_to_date(settings, two_sets.catalog, place).snapshot)
@@ -330,7 +330,7 @@ def test_a_withdrawn_property_is_in_the_view_of_no_set(two_sets, tmp_path):
     """Its answers to further sets are gone with those of the descriptions, also from earlier exports."""
     settings, folder = two_sets.settings, tmp_path / "out"
     export(settings, two_sets.catalog, folder, Format.jsonl)
-    place = TablePlace.of(settings)
+    place = TablePlace.from_settings(settings)
     bring_up_to_date(settings, two_sets.catalog, place)
     assert chosen(two_sets, "wear = 'worn 1'") == [1]
     two_sets.withdraw("p1")

@@ -83,7 +83,8 @@ def test_a_variant_whose_plan_changed_is_told_before_it_begins_anew(settings: Se
     """Which values changed, what is left behind, what stays; back at the plan of before, all is as it was."""
     variants = read_variants(settings)
     parts = {
-        name: dict(TrainingWork.of(settings, name, one).fingerprint.parts) for name, one in variants.items()
+        name: dict(TrainingWork.for_variant(settings, name, one).fingerprint.parts)
+        for name, one in variants.items()
     }
     folder = settings.layout.asset(ASSET).partition("published")
     figures = {"parts": parts["published"], "step": 600, "metric": 0.125}
