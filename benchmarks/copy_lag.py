@@ -20,6 +20,7 @@ import pyarrow as pa
 from faults.s3_server import BUCKET, S3Server
 from vlm_durable.files.layout import Home
 from vlm_durable.journal.journal import Journal
+from vlm_durable.journal.segments import JournalIdentity
 from vlm_durable.mirror.bucket import S3Folder
 from vlm_durable.mirror.stored_journal import Copying, StoredJournal
 
@@ -43,11 +44,9 @@ def main() -> None:
         with Copying(stored, most_bytes=1 << 40) as copying:
             journal = Journal.open(
                 paths.journal(GENERATION),
-                key=KEY,
-                generation=GENERATION,
-                fingerprints={"model": "m"},
-                schema=SCHEMA,
-                expected_ids=[f"p{n}" for n in range(most)],
+                JournalIdentity(
+                    KEY, GENERATION, {"model": "m"}, SCHEMA, frozenset(f"p{n}" for n in range(most))
+                ),
                 high_water_mark=paths.high_water_mark(GENERATION),
                 quarantine=paths.quarantine,
             )

@@ -20,6 +20,7 @@ import pyarrow as pa
 from vlm_assets.assets.property_descriptions import description_rows
 from vlm_assets.config.settings import load_settings
 from vlm_durable.journal.journal import Journal
+from vlm_durable.journal.segments import JournalIdentity
 from vlm_engine.schema import load_schema
 
 COMMIT_ROWS = 2000
@@ -95,11 +96,7 @@ def _ids(total: int) -> list[str]:
 def _open(home: Path, schema: pa.Schema, expected: list[str]) -> Journal:
     return Journal.open(
         home / "journal",
-        key="benchmark",
-        generation="g",
-        fingerprints={},
-        schema=schema,
-        expected_ids=expected,
+        JournalIdentity("benchmark", "g", {}, schema, frozenset(expected)),
         high_water_mark=home / "mark.json",
     )
 

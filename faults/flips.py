@@ -21,7 +21,6 @@ from faults.partition_life import BATCH, KEY, VERSIONS, open_journal, rows
 from vlm_durable.files.sealed_json import seal, unseal
 from vlm_durable.journal.high_water_mark import slots
 from vlm_durable.journal.recovery import Survey, survey_journal
-from vlm_durable.journal.segments import JournalIdentity
 from vlm_durable.versions.partition_files import PartitionFiles
 from vlm_durable.versions.published import PublishedPartitions
 
@@ -48,15 +47,9 @@ class _Home:
         return PublishedPartitions(partition_life.asset(self.root), lock_seconds=0)
 
     def survey(self) -> Survey:
-        settings = partition_life.journal_settings(self.root, _WORK_UNDER_WAY)
-        identity = JournalIdentity(
-            settings["key"],
-            settings["generation"],
-            settings["fingerprints"],
-            settings["schema"],
-            settings["expected_ids"],
-        )
-        return survey_journal(self.journal, identity, settings["high_water_mark"])
+        identity = partition_life.journal_identity(_WORK_UNDER_WAY)
+        mark = partition_life.high_water_mark(self.root, _WORK_UNDER_WAY)
+        return survey_journal(self.journal, identity, mark)
 
 
 def anywhere(chance: random.Random, place: Path, number: int) -> Counter[str]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
 from vlm_durable.files.layout import AssetFolders, Home
 from vlm_durable.journal.journal import Journal, clear_retired
+from vlm_durable.journal.segments import JournalIdentity
 from vlm_durable.versions.published import PublishedPartitions
 
 KEY = "000000000-000000011"
@@ -61,22 +61,20 @@ def high_water_mark(home: Path, version: int) -> Path:
     return asset(home).partition(KEY).high_water_mark(f"generation-{version}")
 
 
-def journal_settings(home: Path, version: int) -> dict[str, Any]:
-    """What a version's journal is opened with."""
-    return {
-        "key": KEY,
-        "generation": f"generation-{version}",
-        "fingerprints": {"catalogue": "c", "model": f"m{version}"},
-        "schema": SCHEMA,
-        "expected_ids": IDS,
-        "high_water_mark": high_water_mark(home, version),
-        "quarantine": asset(home).partition(KEY).quarantine,
-    }
+def journal_identity(version: int) -> JournalIdentity:
+    """Whose rows a version's journal holds."""
+    fingerprints = {"catalogue": "c", "model": f"m{version}"}
+    return JournalIdentity(KEY, f"generation-{version}", fingerprints, SCHEMA, IDS)
 
 
 def open_journal(home: Path, version: int) -> Journal:
     """Open a version's journal: recover and verify it."""
-    return Journal.open(journal_directory(home, version), **journal_settings(home, version))
+    return Journal.open(
+        journal_directory(home, version),
+        journal_identity(version),
+        high_water_mark=high_water_mark(home, version),
+        quarantine=asset(home).partition(KEY).quarantine,
+    )
 
 
 def live(home: Path, say: Say, *, commits: int | None = None) -> None:

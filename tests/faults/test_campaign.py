@@ -136,9 +136,13 @@ def test_a_cut_is_a_cut(mounted, kind: str, how: int) -> None:
 def test_two_mounts_are_refused_at_the_start(mounted) -> None:
     """Fault 9: files would have to move between two file systems: refused by name, nothing made."""
     one, two = mounted("tmpfs", "one"), mounted("tmpfs", "two")
-    settings = partition_life.journal_settings(one.path, 1) | {"quarantine": two.path / "quarantine"}
     with pytest.raises(CrossDeviceError, match="different devices"):
-        Journal.open(partition_life.journal_directory(one.path, 1), **settings)
+        Journal.open(
+            partition_life.journal_directory(one.path, 1),
+            partition_life.journal_identity(1),
+            high_water_mark=partition_life.high_water_mark(one.path, 1),
+            quarantine=two.path / "quarantine",
+        )
     assert not list(one.path.rglob("manifest-*"))
 
 

@@ -22,10 +22,11 @@ from vlm_durable.commands import command
 from vlm_durable.files.files import sync_directory
 from vlm_durable.files.layout import PartitionPaths
 from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, write_sealed
+from vlm_durable.journal.commits import CommitPace
 from vlm_durable.journal.high_water_mark import read_mark
 from vlm_durable.journal.journal import Journal, clear_retired
 from vlm_durable.journal.journal_errors import SegmentUnreadableError
-from vlm_durable.journal.segments import segment_paths, verified_rows, with_later_columns
+from vlm_durable.journal.segments import JournalIdentity, segment_paths, verified_rows, with_later_columns
 from vlm_durable.journal.setting_aside import is_set_aside
 from vlm_durable.versions.partition_files import NotPublishedError, PublishedRecord
 from vlm_durable.versions.partition_rows import PartitionRows
@@ -76,16 +77,13 @@ class Partition:
         """
         return Journal.open(
             self.paths.journal(generation),
-            key=self.key,
-            generation=generation,
-            fingerprints=dict(self.fingerprint.parts),
-            schema=schema,
-            expected_ids=self.expected_ids,
+            JournalIdentity(
+                self.key, generation, dict(self.fingerprint.parts), schema, frozenset(self.expected_ids)
+            ),
             high_water_mark=self.paths.high_water_mark(generation),
             quarantine=self.paths.quarantine,
             accept_loss=accept_loss,
-            commit_seconds=self.settings.commit_seconds,
-            commit_rows=COMMIT_ROWS,
+            pace=CommitPace(self.settings.commit_seconds, COMMIT_ROWS),
         )
 
     def finish_retirement(self, generation: str, rows_schema: Callable[[], pa.Schema]) -> str | None:

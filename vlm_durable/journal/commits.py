@@ -304,25 +304,28 @@ class _Waiting:
     since: float
 
 
+@dataclass(frozen=True)
+class CommitPace:
+    """A commit is due when so many rows wait, or when the oldest has waited so many seconds by the clock."""
+
+    seconds: float = 30.0
+    rows: int = 2000
+    clock: Callable[[], float] = time.monotonic
+
+
+DEFAULT_PACE = CommitPace()
+
+
 class CommitThread:
-    """Groups submitted tables until ``commit_rows`` rows wait or the oldest waits ``commit_seconds``.
+    """Groups submitted tables until their commit is due.
 
     After an error nothing more is committed; the error is raised by every later call. The thread is a
     daemon: a caller that dies without closing is not held up by it.
     """
 
-    def __init__(
-        self,
-        commit: Callable[[Sequence[Any]], None],
-        *,
-        commit_seconds: float,
-        commit_rows: int,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, commit: Callable[[Sequence[Any]], None], pace: CommitPace) -> None:
         self._commit = commit
-        self._commit_seconds = commit_seconds
-        self._commit_rows = commit_rows
-        self._clock = clock
+        self._pace = pace
         self._changed = threading.Condition()
         self._waiting: list[_Waiting] = []
         self._submitted = 0
@@ -340,7 +343,7 @@ class CommitThread:
         started = time.monotonic()
         with self._changed:
             self._raise_error()
-            self._waiting.append(_Waiting(table, self._clock()))
+            self._waiting.append(_Waiting(table, self._pace.clock()))
             self._submitted += 1
             self._changed.notify_all()
         self.wait_seconds += time.monotonic() - started
@@ -396,10 +399,10 @@ class CommitThread:
             return False
         rows = sum(waiting.table.num_rows for waiting in self._waiting)
         is_flushing = self._stopping or self._flush_to > self._done
-        return is_flushing or rows >= self._commit_rows or (self._seconds_left() or 0.0) <= 0.0
+        return is_flushing or rows >= self._pace.rows or (self._seconds_left() or 0.0) <= 0.0
 
     def _seconds_left(self) -> float | None:
         """Seconds until the oldest waiting table is due; None where none waits."""
         if not self._waiting:
             return None
-        return self._waiting[0].since + self._commit_seconds - self._clock()
+        return self._waiting[0].since + self._pace.seconds - self._pace.clock()

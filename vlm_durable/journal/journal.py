@@ -9,15 +9,14 @@ from __future__ import annotations
 import errno
 import logging
 import threading
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from vlm_durable.files import files
 from vlm_durable.journal import commits
-from vlm_durable.journal.commits import Committer, CommitThread, remove_retired
+from vlm_durable.journal.commits import DEFAULT_PACE, CommitPace, Committer, CommitThread, remove_retired
 from vlm_durable.journal.high_water_mark import clear_temporaries, read_mark, write_mark
 from vlm_durable.journal.journal_errors import (
     CrossDeviceError,
@@ -59,7 +58,7 @@ class Journal:
         committer: Committer,
         recovery: Recovery,
         segments: Sequence[Segment],
-        thread_settings: Mapping[str, Any],
+        pace: CommitPace,
     ) -> None:
         self.recovery = recovery
         self._directory = directory
@@ -77,37 +76,30 @@ class Journal:
         self._guard = threading.Lock()
         self._closed = False
         self._commit_listeners: list[Callable[[int], None]] = []
-        self._thread = CommitThread(self._commit, **thread_settings)
+        self._thread = CommitThread(self._commit, pace)
 
     @classmethod
     def open(
         cls,
         directory: Path,
+        identity: JournalIdentity,
         *,
-        key: str,
-        generation: str,
-        fingerprints: Mapping[str, str],
-        schema: Any,
-        expected_ids: Collection[str],
         high_water_mark: Path,
         quarantine: Path | None = None,
         accept_loss: str | None = None,
-        commit_seconds: float = 30.0,
-        commit_rows: int = 2000,
-        clock: Callable[[], float] = time.monotonic,
+        pace: CommitPace = DEFAULT_PACE,
     ) -> Journal:
         """Recover what is on disk, verify it, and become its one writer.
 
         ``directory`` is this generation's alone; ``high_water_mark`` a file of its own for each key and
-        generation, kept apart from it. ``schema``: pyarrow schema of the rows. ``quarantine`` (default:
-        a folder in ``directory``) takes what does not verify; it must be on the same device.
+        generation, kept apart from it. ``quarantine`` (default: a folder in ``directory``) takes what does
+        not verify; it must be on the same device.
         ``accept_loss``: a person's reason for giving up rows that cannot be restored; it is recorded.
 
         Raises JournalLossError, JournalLockedError, JournalError, FormatVersionError,
         CrossDeviceError, DirectoryNotWritableError, DiskFullError; each says what to do.
         """
         quarantine = quarantine or directory / "quarantine"
-        identity = JournalIdentity(key, generation, fingerprints, schema, frozenset(expected_ids))
         try:
             for folder in (directory, quarantine.parent, high_water_mark.parent):
                 files.make_directory(folder)
@@ -144,8 +136,7 @@ class Journal:
         except BaseException:
             lock.release()
             raise
-        settings = {"commit_seconds": commit_seconds, "commit_rows": commit_rows, "clock": clock}
-        return cls(directory, identity, lock, committer, recovery, survey.segments, settings)
+        return cls(directory, identity, lock, committer, recovery, survey.segments, pace)
 
     @property
     def generation(self) -> str:

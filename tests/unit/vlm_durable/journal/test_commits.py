@@ -1,12 +1,11 @@
 """vlm_durable/journal/commits.py: when a group is due, who waits, where errors come up."""
 
 import threading
-import time
 
 import pyarrow as pa
 import pytest
 
-from vlm_durable.journal.commits import CommitThread
+from vlm_durable.journal.commits import CommitPace, CommitThread
 
 
 class Clock:
@@ -46,7 +45,7 @@ def disk():
 
 
 def thread(disk, clock=None, seconds=30.0, rows=10):
-    return CommitThread(disk.commit, commit_seconds=seconds, commit_rows=rows, clock=clock or Clock())
+    return CommitThread(disk.commit, CommitPace(seconds, rows, clock or Clock()))
 
 
 def rows(count):
@@ -64,7 +63,7 @@ def test_nothing_is_committed_before_it_is_due(disk):
 
 
 def test_enough_rows_are_committed_at_once(disk):
-    """commit_rows bounds what a commit holds back."""
+    """The number of rows bounds what a commit holds back."""
     commits = thread(disk)
     commits.submit(rows(4))
     commits.submit(rows(6))
@@ -91,7 +90,7 @@ def test_the_oldest_row_never_waits_longer_than_commit_seconds(disk):
 
 def test_time_alone_makes_a_commit_due(disk):
     """Nothing more submitted, nobody flushing: the deadline itself commits."""
-    commits = CommitThread(disk.commit, commit_seconds=0.01, commit_rows=10, clock=time.monotonic)
+    commits = CommitThread(disk.commit, CommitPace(0.01, 10))
     commits.submit(rows(1))
     assert disk.committed.wait(10)
     assert disk.groups == [[1]]
@@ -138,7 +137,7 @@ def test_rows_that_waited_behind_a_failed_commit_are_not_committed():
         if len(groups) == 1:
             raise OSError("no space")
 
-    commits = CommitThread(commit, commit_seconds=30.0, commit_rows=10, clock=Clock())
+    commits = CommitThread(commit, CommitPace(30.0, 10, Clock()))
     commits.submit(rows(10))
     assert entered.wait(10)
     commits.submit(rows(10))

@@ -181,7 +181,7 @@ def test_left_over_temporaries_go(committed):
         ({"fingerprints": {"catalogue": "c2", "model": "m1"}}, "catalogue is 'c1' there"),
         ({"key": "OTHER"}, "KEY"),
         ({"generation": "other"}, "generation"),
-        ({"expected_ids": ["p0", "p1"]}, "expected_rows is 12 there and 2 here"),
+        ({"expected_ids": frozenset({"p0", "p1"})}, "expected_rows is 12 there and 2 here"),
         ({"schema": pa.schema([("property_id", pa.string())])}, "the schema needs"),
     ],
 )
