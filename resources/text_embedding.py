@@ -43,7 +43,7 @@ class TextEmbeddingModel:
 
     @property
     def source(self) -> ModelSource:
-        """Where the model comes from. Raises ModelLoadError if no model is named."""
+        """The source of the model. Raises ModelLoadError if no model is named."""
         if not self.model:
             raise ModelLoadError(NO_EMBEDDER)
         records = Path(self.records_directory) if self.records_directory else None

@@ -117,7 +117,7 @@ class VisionLanguageModel:
 
     @property
     def source(self) -> ModelSource:
-        """Where the model comes from."""
+        """The source of the model."""
         records = Path(self.records_directory) if self.records_directory else None
         return ModelSource(self.model, self.revision, self.trust_remote_code, records)
 
@@ -179,7 +179,7 @@ class VisionLanguageModel:
         return None if plan is None else plan.digest
 
     def device_name(self, device: Device) -> str:
-        """Where the model computes, for the rows: the leased device, or a server's host and port."""
+        """The device that the rows name: the leased one, or a server's host and port."""
         if self.server is None or self.server.url is None:
             return device.id
         return f"server {urlsplit(self.server.url).netloc.rpartition('@')[2]}"

@@ -144,7 +144,7 @@ class AlertScan:
         return Cursor(until, now, still_since), f"{len(posted)} new, {len(recoveries)} right again"
 
     def _standing(self, dagster: DagsterFacts) -> dict[str, tuple[float, Callable[..., Alert]]]:
-        """By subject, what stands still: seconds for which that is no trouble, and a function for its alert.
+        """What stands still, by subject: seconds for which that is no trouble, and a function for its alert.
 
         That is each run of a partition that was started and has no heartbeat, which no other sensor watches;
         and the queue, if runs wait in it although none is under way.
@@ -288,7 +288,7 @@ def alert_of(evaluation: CheckEvaluation, names: DagsterNames = UNPREFIXED) -> A
 
 
 def passed_again(evaluations: Iterable[CheckEvaluation]) -> dict[str, str]:
-    """By subject, a sentence for each check whose latest result among these passed."""
+    """A sentence for each check whose latest result among these passed, by subject."""
     in_order = sorted(evaluations, key=lambda evaluation: evaluation.storage_id)
     latest = {_subject_of(evaluation): evaluation for evaluation in in_order}
     return {

@@ -42,7 +42,7 @@ machine just as loaded. If its machine died, Ray says much sooner that its job h
 
 _SETTLED_SECONDS = 5.0
 _GAP_SECONDS = 15.0
-"""After a gap of this length between two ticks, nothing is known of the time between."""
+"""The longest gap between two ticks: after a longer one, nothing is known of the time between."""
 
 _TAKING_SECONDS = 3.0
 """How long a tick takes over partitions of other machines: the rest follows at the next ticks."""
@@ -78,7 +78,7 @@ class ClusterWatch:
         self.first_seen = {run_id: self.first_seen.get(run_id, snapshot.now) for run_id in not_begun}
 
     def silence(self, node: Node) -> float:
-        """For how many seconds a node has been silent, counted only while this sensor ticked."""
+        """The seconds for which a node has been silent, counted only while this sensor ticked."""
         return self.at - max(node.beat_at, min(self.since, self.at))
 
 

@@ -363,7 +363,7 @@ def build_published_file_drift_sensor(watcher: DriftWatcher, *, ticks: Ticks) ->
 
 
 def signatures(asset: AssetFolders, *, made_from: Sequence[AssetFolders] = ()) -> dict[str, str]:
-    """By key, the signatures of each partition's file and record that exists.
+    """The signatures of each partition's file and record that exists, by its key.
 
     made_from: the assets that this one is made from; their records count too.
     """

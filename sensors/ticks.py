@@ -127,7 +127,7 @@ class Ticks:
             )
 
     def ticking_again(self, open_subjects: Collection[str], *, now: float) -> dict[str, str]:
-        """By subject, a sentence for each sensor that was silent and ticks again; and for the daemon.
+        """A sentence for each sensor that was silent and ticks again, and for the daemon, by subject.
 
         A sensor calls this, so the daemon ticks.
         """

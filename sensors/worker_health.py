@@ -77,7 +77,7 @@ class Slow:
 
     @property
     def percent(self) -> float:
-        """By how many percent it is slower than its peers."""
+        """The percentage by which it is slower than its peers."""
         return 100.0 * (1.0 - self.worker.rate / self.peer_rate)
 
 

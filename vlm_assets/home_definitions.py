@@ -1,7 +1,7 @@
-"""Where everything meets: settings, catalogue, assets, checks and resources become one set of definitions.
+"""Everything meets here: settings, catalogue, assets, checks and resources become one set of definitions.
 
-Loaded by every process of a run, so nothing here imports torch or transformers. Which settings they are, the
-caller says: ``definitions.py`` reads them from the environment, ``component.py`` from a defs.yaml.
+Loaded by every process of a run, so nothing here imports torch or transformers. The caller says which
+settings they are: ``definitions.py`` reads them from the environment, ``component.py`` from a defs.yaml.
 """
 
 from __future__ import annotations

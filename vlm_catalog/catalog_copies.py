@@ -53,7 +53,7 @@ from vlm_durable.wording import counted
 _KEY = "catalog"
 _NOTE = "put_back.json"
 _WAIT_SECONDS = 60.0
-"""For another process that publishes or puts back: each takes a few seconds."""
+"""How long to wait for another process that publishes or puts back: each takes a few seconds."""
 
 _WAS_DAMAGED = "The catalogue was damaged and was put back"
 _WAS_OLDER = "The catalogue was an older version and was put back"

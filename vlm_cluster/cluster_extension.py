@@ -23,7 +23,7 @@ def filled_in(store: S3Folder, *, devices_of_a_run: int) -> str:
 
 
 def logs_prefix(store: S3Folder) -> str:
-    """Where the output of runs is kept in the store's bucket."""
+    """The prefix under which the store's bucket keeps the output of runs."""
     return f"{store.prefix}dagster-logs"
 
 

@@ -65,8 +65,8 @@ class NodeError(RuntimeError):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a node is. address: its own, of the private interface. head: HOST:PORT of Ray's head, or None for
-    the head itself. port: of the head. dashboard_port: of its job server.
+    """The addresses of a node. address: its own, of the private interface. head: HOST:PORT of Ray's head, or
+    None for the head itself. port: of the head. dashboard_port: of its job server.
     """
 
     address: str

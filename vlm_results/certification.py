@@ -73,7 +73,7 @@ class FieldPromise:
         return next_look(self.labels, target=self.target, risk=self.risk).labels - self.labels
 
     def sentence(self) -> str:
-        """For people: what is promised, or what is missing for it."""
+        """What is promised, or what is missing for it, as a sentence for people."""
         name = f"{self.field}, of answers made with {self.made_with}"
         if self.threshold is not None:
             return (

@@ -79,7 +79,7 @@ _TRIES: Final = 5
 """Commits of a partition beside a program that does not know our lock, such as Spark's maintenance."""
 
 _FORMAT: Final = 1
-"""Of the rows: with another one each partition is written anew."""
+"""The format of the rows: with another one each partition is written anew."""
 
 _CATALOG_ID: Final = "vlm-assets.catalog-id"
 _PROPERTIES: Final = {

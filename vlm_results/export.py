@@ -489,7 +489,7 @@ def _about_sets(exported: Exported) -> str:
 
 
 def _about_images(question: Mapping[str, Any], exported: Exported) -> str:
-    """Where the images are, for the card."""
+    """What the card says about the place of the images."""
     if not question["image_roots"]:
         return "Images are not part of it."
     roots = " and ".join(f"`{root}`" for root in question["image_roots"])

@@ -34,7 +34,7 @@ RAW: Final = "raw_description"
 """The column with the answers as the model gave them, beside those that are shown."""
 
 Thresholds = Mapping[str, float | None]
-"""By promised field: the confidence from which on its answers are shown; None: nothing is promised yet."""
+"""The confidence from which on answers are shown, by promised field; None: nothing is promised yet."""
 
 
 @dataclass(frozen=True)

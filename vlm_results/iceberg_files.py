@@ -29,7 +29,7 @@ from vlm_durable.mirror.bucket import NoObjectError, ObjectDamagedError, Place, 
 
 _SCHEME: Final = "file://"
 _MOST_BYTES: Final = 5 << 30
-"""Of an object: S3 takes no larger one in one put."""
+"""The largest object: S3 takes no larger one in one put."""
 
 
 class DurableFileIO(FileIO):

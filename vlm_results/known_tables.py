@@ -19,7 +19,7 @@ from vlm_durable.mirror.bucket import Place, S3Folder, place_of
 from vlm_results.results_settings import ResultsSettings
 
 NAME: Final = "described_properties"
-"""Of the table. Its files are in a folder of this name with a number, as those of the tables before it."""
+"""The table's name. Its files are in a folder of this name with a number, like those of earlier tables."""
 
 
 def has_table(settings: Settings) -> bool:

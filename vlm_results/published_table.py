@@ -274,7 +274,7 @@ def field_confidences(column: pa.ChunkedArray, name: str) -> npt.NDArray[np.floa
 
 
 def matching_rows(settings: Settings, catalog: Catalog, where: str) -> Mask:
-    """For each ordinal, whether the condition holds for its published row.
+    """Whether the condition holds for the published row of each ordinal.
 
     Raises CommandError.
     """

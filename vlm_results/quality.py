@@ -76,7 +76,7 @@ PathOf = Callable[[str, str], Path]
 """The file of a partition, by its key and the name of the further question set; empty: the descriptions."""
 Numbers = npt.NDArray[np.int64]
 Filled = Mapping[str, pa.Array]
-"""By field, the ids of the properties whose answer another question set gives."""
+"""The ids of the properties whose answer another question set gives, by field."""
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ class Reviewed:
 
     @property
     def answers(self) -> dict[str, str]:
-        """Of each field the digest of its set's answer."""
+        """The digest of the answer of each field's set."""
         return {name: self.further.get(name, self.answer) for name in self.description}
 
     @property
@@ -213,9 +213,9 @@ def _read_sample(
 def _unsureness(
     settings: Settings, key: str, record: PublishedRecord, guarantee: Guarantee, *, factor: float
 ) -> pa.Table:
-    """For each row its ordinal and status, and how much a label would teach.
+    """The ordinal and status of each row, and how much a label would teach.
 
-    Also of which field and confidence, and whether two sets disagree on it. record: of the descriptions.
+    Also the label's field and its confidence: none where two sets disagree. record: of the descriptions.
     """
     first, further = read_sets(settings, EVERYTHING, key, ["ordinal", "status", CONFIDENCE])
     scores, confidences = np.zeros(first.num_rows), np.full(first.num_rows, np.nan)
@@ -455,7 +455,7 @@ class Accuracy:
 
 
 PublishedAnswers = Mapping[str, Mapping[str, str]]
-"""By property and field, the digest of the published answer of the field's question set."""
+"""The digest of the published answer of the field's question set, by property and field."""
 
 
 def published_answers(settings: Settings, catalog: Catalog) -> dict[str, Mapping[str, str]]:

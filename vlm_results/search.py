@@ -55,7 +55,8 @@ _LINE: Final = 110
 Vector = npt.NDArray[np.float32]
 
 _RANK_OFFSET: Final = 60
-"""Of reciprocal rank fusion (Cormack, Clarke and Buettcher, 2009). If larger, the first ranks count less."""
+"""The constant of reciprocal rank fusion (Cormack, Clarke and Buettcher, 2009): the larger, the less the
+first ranks count."""
 
 _DEPTH, _LEAST_DEPTH = 5, 200
 """Rows of each ranking for each requested hit, and at least. The second in both is often the best hit."""

@@ -79,7 +79,7 @@ _TRAINING = "training"
 _REPORT_SECONDS = 30.0
 _BEAT_SECONDS = 2.0
 _LOCK_SECONDS = 15.0
-"""For the processes of a killed run to be gone."""
+"""How long to wait until the processes of a killed run are gone."""
 
 
 def build_description_model(settings: Settings) -> dg.AssetsDefinition | None:
@@ -393,7 +393,7 @@ class TrainingWork:
         context: dg.AssetExecutionContext,
         will_be_free: WillBeFree | None = None,
     ) -> Iterator[list[str]]:
-        """For each rank, the devices that it may see. Each rank on a GPU leases one while one is free.
+        """The devices that each rank may see. Each rank on a GPU leases one while one is free.
 
         The first one is waited for: will_be_free as in ``GpuResource.lease``.
         """

@@ -224,7 +224,7 @@ class DescribeObjective:
         return total, count
 
     def figures(self, folder: Path, held_out: Sequence[Sample], device: Literal["cpu", "cuda"]) -> Figures:
-        """For each known field, the share of properties that get it right, guided as in a real run."""
+        """The share of properties that get each known field right, guided as in a real run."""
         from vlm_engine.transformers.transformers_engine import TransformersEngine
 
         plan = self._plan
@@ -304,7 +304,7 @@ def answer(
 
 
 def _value_places(description: Mapping[str, Any], place: int = 0) -> dict[str, tuple[int, int]]:
-    """Where each value stands in the text of a description that begins at ``place``; nulls stand nowhere."""
+    """The place of each value in the text of a description that begins at ``place``; nulls have none."""
     places = {}
     for name, value in description.items():
         if value is not None:
@@ -317,7 +317,7 @@ def _value_places(description: Mapping[str, Any], place: int = 0) -> dict[str, t
 def _weighed_places(
     description: Mapping[str, Any], confidence: Mapping[str, Any], place: int = 0
 ) -> Iterator[tuple[int, int, float]]:
-    """Where the values stand that a teacher was more or less sure of, and how sure."""
+    """The places of the values that a teacher was more or less sure of, and how sure."""
     for name, (start, stop) in _value_places(description, place).items():
         value, sure = description[name], confidence.get(name)
         if isinstance(sure, Mapping) and isinstance(value, Mapping):

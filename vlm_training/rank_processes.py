@@ -37,7 +37,7 @@ _LAST_BYTES: Final = 2000
 _log: Final = logging.getLogger(__name__)
 
 _TRIES: Final = 3
-"""After so many deaths in a row without a new step the training stops."""
+"""The training stops after so many deaths in a row without a new step."""
 
 
 class RanksDiedError(RuntimeError):

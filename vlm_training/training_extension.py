@@ -40,7 +40,7 @@ class TrainingExtension(Extension):
         return dg.Definitions(assets=[] if asset is None else [asset])
 
     def model_folder(self, settings: Settings, name: str) -> Path:
-        """Where a variant's finished model is published."""
+        """The folder in which a variant's finished model is published."""
         return _model(settings, name).folder
 
     def model_trouble(self, settings: Settings, name: str) -> str | None:

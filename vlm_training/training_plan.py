@@ -87,7 +87,7 @@ class TrainingPlan:
 
     @property
     def source(self) -> ModelSource:
-        """Where the base model comes from."""
+        """The source of the base model."""
         return ModelSource(self.base, self.revision, self.trust_remote_code)
 
     @property

@@ -44,7 +44,7 @@ PATIENT_TRIES = 3
 
 _SECONDS_FOR_MESSAGE = 1.0
 _MOST_DOUBLINGS = 10
-"""Of the wait: it is the longest by then, and a larger power of two would overflow some day."""
+"""The wait is doubled this often at most: by then it is the longest, and it could overflow some day."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Delivered:
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """What was delivered, as a sentence for people."""
         counts = (
             f"{counted(self.sent, 'messages')} delivered, {counted(self.waiting, 'alerts')} waiting,"
             " counted for each target."
@@ -170,7 +170,7 @@ class Delivery:
             return list(zip(self.targets, answers, strict=True))
 
     def backlog(self) -> dict[str, tuple[int, int]]:
-        """By target name: the events that wait for it, and how often its current message was tried."""
+        """The events that wait for each target, by its name, and how often its current message was tried."""
 
         def count(connection: sa.Connection) -> dict[int, tuple[int, int]]:
             return {

@@ -49,7 +49,7 @@ DESCRIPTION_CHECKS = {
 WHERE_CHECKS = {
     "where_holds": "Every property for which the set's `where` holds was asked, and no other.",
 }
-"""Of a question set that has a condition."""
+"""The check of a question set that has a condition."""
 
 EMBEDDING_CHECKS = {
     "ids_conserved": DESCRIPTION_CHECKS["ids_conserved"],
@@ -104,7 +104,7 @@ class Acceptance:
 NOT_ACCEPTED = Acceptance()
 
 _WARN_SHARE = 0.01
-"""Of failed rows, from which a partition warns: more than the odd broken listing."""
+"""A partition warns from this share of failed rows: it is more than the odd broken listing."""
 _JUDGED_ROWS = 2
 """Failed rows below which the share is not judged: one broken listing is no alarm in a small partition."""
 

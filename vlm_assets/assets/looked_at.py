@@ -45,10 +45,10 @@ class LookedAt:
 
 
 def asked_shares(settings: Settings, catalog: Catalog) -> dict[str, float]:
-    """Of each partition, the share of its properties for which the settings' condition holds.
+    """The share of properties for which the settings' condition holds, for each partition.
 
-    Of one whose answers are not published yet, and of those beyond a sample, the share of the others; 1 where
-    none are. Without a condition nothing.
+    A partition beyond the sample, or whose answers are not published yet, gets the mean of the others;
+    1 where there are none. Empty without a condition.
     """
     if settings.where is None:
         return {}

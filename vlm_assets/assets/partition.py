@@ -67,7 +67,7 @@ class Partition:
 
     @cached_property
     def paths(self) -> PartitionPaths:
-        """Where its files lie."""
+        """The paths of its files."""
         return self.settings.layout.asset(self.asset).partition(self.key)
 
     def open_journal(self, generation: str, schema: pa.Schema, *, accept_loss: str | None = None) -> Journal:

@@ -246,7 +246,7 @@ def _lacking(path: Path, columns: Mapping[str, pa.DataType | None]) -> str | Non
 
 
 def _unlike(connection: duckdb.DuckDBPyConnection) -> dict[tuple[str, str], tuple[int, tuple[str, ...]]]:
-    """By embeddings partition: ids that differ from the descriptions, where the files of both were read."""
+    """How many ids differ from the descriptions, by embeddings partition, if the files of both were read."""
     differing = connection.execute(
         f"""
         WITH both_read AS (

@@ -314,7 +314,7 @@ class RunProgress:
         self.rows_seconds += time.monotonic() - began
 
     def work_time(self, spent: Spent, engine: Engine) -> WorkTime:
-        """Where the time of the work went, up to its last commit."""
+        """How long each part of the work took, up to its last commit."""
         waited = self._journal.commit_wait_seconds
         return WorkTime(spent, engine.seconds, self.rows_seconds, waited, self.seconds)
 

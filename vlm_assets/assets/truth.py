@@ -173,10 +173,10 @@ def _typed(text: str | None) -> Any:
 
 
 def verdicts(home: Path) -> dict[str, FieldVerdict]:
-    """Of each property the verdict that counts: the latest, unless an earlier one outlasts it.
+    """The verdict that counts for each property: the latest, unless an earlier one outlasts it.
 
-    In the order in which chance drew them: looks take the first. Raises TruthError, FormatVersionError,
-    OSError.
+    They are in the order in which chance drew them: looks take the first. Raises TruthError,
+    FormatVersionError, OSError.
     """
     path = home / REVIEWS
     if not path.exists():

@@ -185,7 +185,7 @@ def build_progress_sensor(settings: Settings, progress: dg.AssetsDefinition) -> 
 
 
 def _to_begin(settings: Settings, drawn: Drawn, now: float) -> Decided:
-    """Where nothing was ever started: show the first steps once, and again when they change."""
+    """If nothing was ever started, show the first steps once, and again when they change."""
     steps = first_steps(settings)
     shown = hashlib.sha256("\n".join(steps).encode()).hexdigest()[:16]
     if shown == drawn.moved:

@@ -165,7 +165,7 @@ _SILENCES = 4.0
 
 _USUAL_INTERVAL = 30.0
 _START_SECONDS = 1200.0
-"""For a run to import, and to read its model and its partition, before it may wait for a model server."""
+"""How long a run imports, and reads its model and its partition, before it may wait for a model server."""
 
 
 def build_sensors(settings: Settings, keys: Sequence[str]) -> list[dg.SensorDefinition]:

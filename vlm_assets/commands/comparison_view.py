@@ -47,7 +47,7 @@ _LIMIT_OF_SEVERAL: Final = 50
 
 
 def cards(trial: Trial, catalog: Catalog) -> list[Card]:
-    """Of a page: each property's first images beside its answer, or why it has none. Raises CatalogError."""
+    """The cards of a page: a property's images beside its answer, or why it has none. Raises CatalogError."""
     answers = trial.described[:_PAGE_PROPERTIES]
     rows = [catalog.find(answer.property_id) for answer in answers]
     uris = [() if row is None else row.image_uris for row in rows]

@@ -71,7 +71,7 @@ _CORE: Final = {
     "status": ("status_view", "Say where every partition stands, and what is left."),
     "withdraw": ("withdraw", "Remove properties for good, from files, versions and journals."),
 }
-"""Of the core, by name: the module beside this one, and the first line of its help."""
+"""The core's commands, by name: the module beside this one, and the first line of its help."""
 
 
 @cache

@@ -56,7 +56,7 @@ _FIRST_SECONDS = 1.0
 """What is done sooner is not worth a line that flickers."""
 
 _FIRST_LINE_SECONDS, _LINE_SECONDS = 5.0, 30.0
-"""Of lines in a file: the first, and from one to the next."""
+"""When output goes to a file: the time until the first line, and from each line to the next."""
 
 
 class _Activity:
@@ -101,7 +101,7 @@ class _Activity:
 
 
 _activities: list[_Activity | None] = []
-"""Of the command that runs: None in it where nothing is shown; empty where no command runs."""
+"""The activities of the command that runs: None in it where nothing is shown; empty where no command runs."""
 
 
 def show_activity(context: typer.Context) -> None:

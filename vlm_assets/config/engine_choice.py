@@ -24,7 +24,7 @@ from vlm_engine.devices.find import DeviceError, find_devices
 from vlm_engine.protocol import ModelLoadError
 
 _ENVIRONMENT = CHECKOUT / ".venv-vllm"
-"""Where ``make vllm`` puts vLLM; a file ``cuda-VERSION`` or ``cpu-VERSION`` says which build."""
+"""``make vllm`` puts vLLM into it; a file ``cuda-VERSION`` or ``cpu-VERSION`` says which build."""
 
 _ABOUT = (
     "Truth: what VLM_ASSETS_ENGINE=auto stands for in this home since its first run. Remove it to have it"

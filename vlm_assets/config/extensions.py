@@ -74,7 +74,7 @@ class Extension:
     """Its import package: errors that it raises are sentences, and are shown without a traceback."""
 
     commands: ClassVar[Mapping[str, tuple[str, str]]] = {}
-    """By name, each command's module and the first line of its help."""
+    """Each command's module and the first line of its help, by its name."""
 
     extras: ClassVar[Mapping[str, str]] = {}
     """Import packages that an extra of its distribution installs, each with what to give to pip."""
@@ -184,7 +184,7 @@ KEPT_IN_HOMES: Final = (
     ),
     KeptInHomes("training", assets=("description_model",)),
 )
-"""Of the extensions of this repository; those of others have to stay installed."""
+"""What the extensions of this repository keep in homes; extensions of others have to stay installed."""
 
 
 def left_by_missing(home: Home, *, assets_alone: bool = False) -> Iterator[tuple[str, Path]]:

@@ -20,7 +20,7 @@ from vlm_catalog.ranges import SET_PREFIX as SET_PREFIX
 
 _MOST_BYTES = 1 << 20
 _MOST_CHARACTERS = 2000
-"""Of a condition."""
+"""The longest condition."""
 _RESERVED = [asset.removeprefix(SET_PREFIX) for asset in (CATALOG, DESCRIPTIONS, EMBEDDINGS)]
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 

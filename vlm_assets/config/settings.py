@@ -52,7 +52,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 """The folder of this project. Of an installed package: the folder that holds all packages."""
 IS_CHECKOUT = (CHECKOUT / "pyproject.toml").is_file()
 ROOT = CHECKOUT if IS_CHECKOUT else Path.cwd()
-"""Where the default home is: the checkout; for an installed package the current folder."""
+"""The folder of the default home: the checkout; for an installed package the current folder."""
 PREFIX = "VLM_ASSETS_"
 EXTENSIONS: Final = "vlm_assets.extensions"
 """Entry points of this group are extensions; ``extensions.py`` says what one is."""
@@ -194,8 +194,8 @@ class Settings(BaseSettings):
     """Run new partitions by themselves as soon as they are catalogued, and the last properties as a smaller
     partition when they waited so many hours for others. Default: only what a person launches."""
     price_per_hour: NonNegativeFloat | None = None
-    """Of one device for an hour, in any currency: with it `vlm-assets plan`, `status` and `run` say what work
-    costs."""
+    """The price of one device for an hour, in any currency. With it `vlm-assets plan`, `status` and `run`
+    say what work costs."""
     alert_targets: SecretStr | None = None
     """Whom to tell: apprise addresses (Slack, mail, webhook), separated by blanks. Secret."""
     ui_address: str | None = None
@@ -390,7 +390,7 @@ class Settings(BaseSettings):
 
     @property
     def layout(self) -> Home:
-        """Where every file of the home lies."""
+        """The paths of all files of the home."""
         from vlm_catalog.catalog_copies import catalog_id_of
 
         return Home(self.home, catalog_id_of)
@@ -468,12 +468,12 @@ class Settings(BaseSettings):
 
     @property
     def devices_directory(self) -> Path:
-        """Where the locks of devices lie, and what keeps their model servers loaded."""
+        """The folder of the devices' locks, and of what keeps their model servers loaded."""
         return self.devices_folder or self.state_directory
 
     @property
     def dagster_home(self) -> Path:
-        """Where Dagster keeps its own state: in the home, but of the checkout's ``data/`` beside it."""
+        """The folder of Dagster's own state: in the home, but beside the checkout's ``data/``."""
         is_default = IS_CHECKOUT and self.home == CHECKOUT / "data"
         return CHECKOUT / "dagster_home" if is_default else self.home / "dagster"
 

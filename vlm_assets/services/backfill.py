@@ -138,7 +138,7 @@ class Backfill:
     followed: list[str] = field(default_factory=list)
     """Ids of the Dagster backfills that this one continues or has launched."""
     lacking: Mapping[str, Collection[str]] = field(default_factory=dict)
-    """Of each partition that was not complete at the beginning, the assets that are to be made."""
+    """The assets to be made, for each partition that was not complete at the beginning."""
     made_again: frozenset[str] = frozenset()
     """Those whose new runs were not seen yet: Dagster still shows what was there before."""
     deferred: bool = False

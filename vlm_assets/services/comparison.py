@@ -271,7 +271,7 @@ def _pair(
 def _judge(
     descriptions: Descriptions, expected: Descriptions, fields: Collection[str]
 ) -> dict[str, dict[str, bool]]:
-    """For each property, which fields are as expected. Fields without an expected value are left out."""
+    """Whether each field of each property is as expected. Fields without an expected value are left out."""
     return {
         property_id: {
             key: same((descriptions[property_id] or {}).get(key), value)
@@ -284,7 +284,7 @@ def _judge(
 
 
 def _share_by_field(judged: Mapping[str, Mapping[str, bool]]) -> dict[str, Share]:
-    """For each field, how often it is as expected, over the properties with an expected value."""
+    """How often each field is as expected, over the properties with an expected value."""
     verdicts: dict[str, list[bool]] = {}
     for fields in judged.values():
         for key, is_right in fields.items():
@@ -293,7 +293,7 @@ def _share_by_field(judged: Mapping[str, Mapping[str, bool]]) -> dict[str, Share
 
 
 def _share_by_property(judged: Mapping[str, Mapping[str, bool]]) -> dict[str, float]:
-    """For each property, the share of its judged fields that are as expected."""
+    """The share of each property's judged fields that are as expected."""
     return {property_id: fmean(fields.values()) for property_id, fields in judged.items() if fields}
 
 

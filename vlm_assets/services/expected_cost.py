@@ -151,9 +151,9 @@ class SetProgress:
 def read_progress(
     settings: Settings, catalog: Catalog, anew: Mapping[str, Collection[str]] = MappingProxyType({})
 ) -> dict[str, SetProgress]:
-    """Of each question set, by its asset: as ``status`` says it, without its rest. Raises OSError.
+    """The progress of each question set, by its asset, as in ``status``, without its rest. Raises OSError.
 
-    anew: of each asset, partitions whose published rows are computed again, so that they count for nothing.
+    anew: for each asset, partitions whose published rows are computed again, so that they count for nothing.
     """
     sizes = {range_.key: len(range_) for range_ in catalog.ranges}
     workers = Workers(control_state(settings)).living()
@@ -178,7 +178,7 @@ def _read_progress(
 
 
 def share_asked(published: Collection[PublishedRows]) -> float:
-    """Of the published properties, the share that was asked; 1 where none is published."""
+    """The share of the published properties that was asked; 1 where none is published."""
     left_out = sum(rows.not_asked for rows in published)
     asked = sum(rows.asked for rows in published)
     return asked / (asked + left_out) if left_out else 1.0

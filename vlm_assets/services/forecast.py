@@ -217,7 +217,7 @@ def _commit_cost(interval: float, cost: float, mtbf: float) -> float:
 def _images_left(
     settings: Settings, catalog: Catalog, asked: Mapping[str, float]
 ) -> dict[str, tuple[int, int]]:
-    """Of each partition with something left: its properties and images that are not described."""
+    """The properties and images that are not described, for each partition that has any."""
     cost = ExpectedCost.from_catalog(settings, catalog)
     partitions = {}
     for range_ in catalog.ranges:
@@ -404,7 +404,7 @@ def compare_with_run(settings: Settings) -> ForecastAndRun | None:
 def _launches_and_ends(
     settings: Settings, keys: Sequence[str], *, since: float
 ) -> dict[str, list[tuple[float, float]]] | None:
-    """Of each partition and asset: launch and publication; None while one is not made, or was before."""
+    """Launch and publication of each partition and asset; None while one is not made, or was made before."""
     # Other question sets have plans of their own.
     planned = [settings.descriptions, *([settings.embeddings] if settings.embedding_model else [])]
     times = {}
@@ -461,7 +461,7 @@ def _learn(settings: Settings, name: str, times: Mapping[str, Sequence[tuple[flo
 
 
 def all_images(settings: Settings, catalog: Catalog) -> dict[str, tuple[int, int]]:
-    """Of each partition of the catalogue: its properties and images. Raises CatalogError."""
+    """The numbers of properties and images of each partition of the catalogue. Raises CatalogError."""
     whole = ExpectedCost.from_catalog(settings, catalog).whole
     return {range_.key: (len(range_), whole[range_.key]) for range_ in catalog.ranges}
 

@@ -35,7 +35,7 @@ class Share:
     total: int
 
     def sentence(self) -> str:
-        """For people."""
+        """The figures as a sentence for people."""
         return f"{self.share:.0%} ({self.low:.0%} to {self.high:.0%})" if self.total else "none"
 
 
@@ -53,7 +53,7 @@ class Difference:
     differing: int
 
     def sentence(self) -> str:
-        """For people."""
+        """The figures as a sentence for people."""
         if not self.total:
             return ""
         band = f"({self.low:+.1%} to {self.high:+.1%})"

@@ -85,7 +85,7 @@ class Measurement:
 
     @property
     def seconds_an_image(self) -> float:
-        """Of one device, model loaded."""
+        """The seconds that one device with its model loaded takes for an image."""
         seconds = sum(seconds for _, _, seconds in self.steady)
         return seconds / max(1, sum(images for _, images, _ in self.steady))
 

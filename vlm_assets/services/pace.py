@@ -53,12 +53,12 @@ class Pace:
         return cls(base, each, base, cpu, cores, between, devices=run.devices, shared=min(1.0, shared))
 
     def speed(self, at_once: float) -> float:
-        """Of each of so many devices of a machine at work, against one alone: they share its cores."""
+        """The speed of each of so many devices at work, against one alone: they share the machine's cores."""
         beside = min(at_once, self.devices) - 1
         return 1.0 - (1.0 - self.shared) * beside / max(1, self.devices - 1)
 
     def run_seconds(self, images: float, *, first: bool) -> float:
-        """Of a run with no other at work, the time before its launch included."""
+        """The time of a run with no other at work, with the time before its launch."""
         beside = 0.0 if first else self.between_seconds
         return self.base_seconds + beside + images * self.image_seconds
 

@@ -249,7 +249,7 @@ def _refused(audited: Audit, embeddings: str) -> Iterator[Repair]:
 def older_versions(
     settings: Settings, key: str
 ) -> Iterator[tuple[PublishedPartitions | StoredPartitions, str]]:
-    """Where an older version of a partition stands, here or in the store, with a sentence for each place.
+    """The older versions of a partition, here or in the store, with a sentence for the place of each.
 
     Raises PublishedError, StoreError, OSError.
     """

@@ -183,7 +183,7 @@ def measure_small_runs(settings: Settings, catalog: Catalog, usable: Sequence[De
 
 
 _END_SECONDS: Final = 120.0
-"""For it to end its own processes, with their grace."""
+"""The time in which it ends its own processes, with their grace."""
 
 
 @contextlib.contextmanager
@@ -255,5 +255,5 @@ def scratch_folder(settings: Settings) -> Iterator[Path]:
 
 
 def measured_folder(settings: Settings) -> Path:
-    """Where measurements of a home are kept."""
+    """The folder in which measurements of a home are kept."""
     return settings.state_directory / "measured"

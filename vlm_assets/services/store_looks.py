@@ -38,7 +38,7 @@ _FRESH_SECONDS = 90.0
 """The drift sensor looks every minute: while it does, nobody else needs to."""
 
 _HASTY_SECONDS, _ANSWER_SECONDS = 2.0, 5.0
-"""For a command that a person waits for: to look, and for the store to answer."""
+"""The times for a command that a person waits for: to look, and for the store to answer."""
 
 _AT_ONCE = 16
 

@@ -86,17 +86,17 @@ class Trial:
 
     @property
     def images(self) -> int:
-        """Of the sample, as they were shown."""
+        """The number of images of the sample that were shown."""
         return sum(described.images_seen for described in self.described)
 
     @property
     def days(self) -> float:
-        """For the whole catalogue on all devices found."""
+        """The days that the whole catalogue takes on all devices found."""
         return self.catalogue_rows / self.properties_per_second / self.devices / 86_400
 
     @property
     def disk_bytes(self) -> float:
-        """For the descriptions of the whole catalogue, second copies included."""
+        """The bytes that the descriptions of the whole catalogue take, with second copies."""
         return COPIES * self.bytes / len(self.described) * self.catalogue_rows
 
 

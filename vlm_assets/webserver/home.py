@@ -329,7 +329,7 @@ def _damage(path: Path) -> str | None:
 
 
 def names_aside(dagster_home: Path, damaged: Sequence[Damage]) -> dict[str, Path]:
-    """Where the folders of damaged databases will be set aside, by the folder's name."""
+    """The names under which the folders of damaged databases will be set aside, by the folder's name."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     names = {}
     for damage in damaged:

@@ -70,15 +70,15 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 30.0
-"""For a run to commit what it has finished, between SIGTERM and SIGKILL."""
+"""The time between SIGTERM and SIGKILL, in which a run commits what it has finished."""
 
 _HOST = "127.0.0.1"
 _LOOK_SECONDS = 0.2
 _LOOK_AFTER_SECONDS = 30.0
 _LAUNCH_SECONDS = 20
-"""For the code server to say that it could launch a run: a loaded machine may take seconds."""
+"""The time in which the code server says that it could launch a run: a loaded machine may take seconds."""
 _LAUNCH_LOOKS = 3
-"""After this many looks in a row without an answer the code server is restarted. A launch itself has 60 s."""
+"""The code server is restarted after this many looks in a row without an answer. A launch itself has 60 s."""
 LAUNCHING = "Dagster/launching runs"
 """Subject of the alert that the code server launches nothing."""
 _LOOK_SHARE = 0.005

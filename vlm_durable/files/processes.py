@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Self
 
 KILL_SECONDS = 30.0
-"""For killed processes to be gone. One that hangs in a driver, or waits for storage, may never be."""
+"""How long to wait until killed processes are gone. One that hangs in a driver or storage may never be."""
 
 _PR_SET_PDEATHSIG = 1
 _SLACK_SECONDS = 60.0

@@ -100,7 +100,7 @@ class Manifest:
 
 
 def manifest_path(directory: Path, sequence: int) -> Path:
-    """Where the manifest of a sequence number stands."""
+    """The path of the manifest with a sequence number."""
     return directory / f"manifest-{sequence:012d}.json"
 
 

@@ -101,7 +101,7 @@ class JournalIdentity:
         return pa.schema([column for column in self.schema if not is_later(column)])
 
     def failed_tries(self, table: Any) -> list[int]:
-        """For each row: 0 where it is final, else the number of the try that failed.
+        """The number of the try that failed, for each row; 0 where the row is final.
 
         Without the two columns every row is final. Raises ValueError for a failed row without a number.
         """

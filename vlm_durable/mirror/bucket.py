@@ -95,7 +95,7 @@ class StoredObject:
     etag: str
     sha256: str | None
     modified: datetime = field(compare=False)
-    """By the store's clock."""
+    """The time of the last change, by the store's clock."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class S3Folder:
         return f"s3://{self.bucket}/{self.prefix}{name}"
 
     def uri_of(self, path: Path, home: Path) -> str:
-        """Where others read a file of a home that is copied here."""
+        """The address at which others read a file of a home that is copied here."""
         return self.address(str(path.relative_to(home)))
 
     def below(self, name: str) -> S3Folder:

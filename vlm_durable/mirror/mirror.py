@@ -29,7 +29,7 @@ class NoMirror:
         return name
 
     def uri_of(self, path: Path, home: Path) -> str:
-        """Where others read a file of a home: in the home alone."""
+        """The address at which others read a file of a home: in the home alone."""
         return path.as_uri()
 
     def below(self, name: str) -> NoMirror:

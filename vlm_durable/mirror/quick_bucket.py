@@ -15,7 +15,7 @@ from typing import Any, Final
 from vlm_durable.mirror.bucket import CONNECT_SECONDS, S3Folder, client, endpoint, session
 
 MOST_DOUBTS: Final = 20
-"""After so many objects in a row that only the ordinary way got, the quick way is given up. In such a bucket
+"""The quick way is given up after so many objects in a row that only the ordinary way got. In such a bucket
 an ETag is no MD5 (KMS keys, parts), or the store needs settings that only boto3 has (a proxy, a certificate,
 a redirect)."""
 

@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 VERSION = 6
-"""Of this schema; all others are refused. A bit that was flipped before version 6 could not be noticed."""
+"""The schema's version; others are refused. A bit that was flipped before version 6 could not be noticed."""
 
 metadata = sa.MetaData()
 """The tables that must not be lost."""

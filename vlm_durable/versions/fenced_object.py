@@ -45,7 +45,7 @@ class FencedObject:
 
     @property
     def address(self) -> str:
-        """Where the record is, for people."""
+        """The place of the record, for people."""
         return self._store.address(self._record_name)
 
     def read(self, *, whole: bool = False) -> bytes | None:

@@ -483,7 +483,7 @@ class PartitionFiles(VersionedObject[PartitionVersions]):
         return verified
 
     def _complete(self, pending: PendingPublication, copy: Path | None, notes: list[str]) -> None:
-        """After the published name has the new file: mark it, rotate the backups, then write both records.
+        """Finish, once the published name has the file: mark it, rotate the backups, then write both records.
 
         Every step can be repeated: a file that is in its place is left alone.
         """

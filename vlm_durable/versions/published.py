@@ -164,7 +164,7 @@ class PublishedPartitions:
         self._lock_seconds = lock_seconds
 
     def path(self, key: str) -> Path:
-        """Where the partition's file is, or will be."""
+        """The path of the partition's file, which may not exist yet."""
         return PartitionFiles(self.asset, key).published
 
     def keys(self) -> list[str]:

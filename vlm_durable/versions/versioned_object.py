@@ -69,7 +69,7 @@ class VersionedObject(Generic[Record]):
 
     @property
     def quarantine(self) -> Path:
-        """Where files of it go that do not verify."""
+        """The folder for files of it that do not verify."""
         return self.paths.quarantine
 
     def parsed(self, content: bytes) -> Record:

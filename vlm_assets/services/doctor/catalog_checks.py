@@ -121,9 +121,9 @@ def _sampled_images(catalog: Catalog) -> tuple[list[PropertyJob], int, list[int]
 
 
 def _format(catalog: Catalog, uri: str) -> str:
-    """Of a file by its first bytes; by its name where these do not say, and of an object on S3.
+    """The format that a file's first bytes show; else, and for an object on S3, the one that its name shows.
 
-    Nothing is decoded: that is for a worker, which such a file may end.
+    Nothing is decoded here: a broken file may end its process, so a worker decodes.
     """
     format_ = None
     with contextlib.suppress(OSError, ValueError):  # The worker says why.

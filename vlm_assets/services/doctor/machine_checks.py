@@ -37,7 +37,7 @@ from vlm_engine.devices.find import Device, DriverNvml, GpuReading, torch_troubl
 from vlm_engine.devices.health import HealthCheck
 
 _ROW_BYTES: Final = 4096.0
-"""Of a description and its vector, where nothing is measured yet."""
+"""The size of a description with its vector, where nothing is measured yet."""
 _RUN_BYTES: Final = 1 << 30
 """Memory of a run beside its model: interpreter, torch, Dagster and the images of a few batches."""
 _FILES: Final = 4096
