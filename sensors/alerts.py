@@ -55,7 +55,7 @@ _SETTLED_SECONDS = 3.0
 _RUNS_LOOK_BACK_SECONDS = 600.0
 _RUNS_FIRST_SCAN_SECONDS = 3600.0
 _QUOTED = 20
-"""In one scan the errors of so many runs are read from their logs. Others are told without their error."""
+"""The most runs of a scan whose errors are read from their logs. Others are told without their error."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from sensors.ticks import Ticks
 NAME = "catalog_watch"
 INTERVAL_SECONDS = 60
 COMPARE_SECONDS = 3600.0
-"""Between two comparisons of the copies, which read both files. Every reader verifies its rows as well."""
+"""The time between two comparisons of the copies, which read both. Every reader verifies its rows too."""
 
 _KIND = "catalog_damaged"
 _PUT_BACK, _LOST = "property_catalog/put_back", "property_catalog/lost"

@@ -57,8 +57,8 @@ class Action(StrEnum):
 
 
 ATTEMPTS = 5
-"""In a row without a new row, after which a partition is given up. With their back-offs these are hours,
-which most outages do not outlast."""
+"""A partition is given up after so many attempts in a row without a new row. With their back-offs these are
+hours, which most outages do not outlast."""
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class RunEnder:
         run.process is not None and run.process.send(number)
     )
     _signalled: dict[str, float] = field(default_factory=dict, init=False)
-    """As ``Watch.ending``. A failed tick loses its cursor, and the grace would begin again at each."""
+    """Same as ``Watch.ending``: a failed tick loses its cursor, and the grace would begin again at each."""
 
     def is_ending(self, watch: Watch, run_id: str, process: ProcessIdentity) -> bool:
         """Whether this process was told to end: it is ended then, whatever it does meanwhile."""

@@ -40,7 +40,7 @@ from vlm_engine.devices.left_out import at_work_on
 
 NAME = "worker_health"
 INTERVAL_SECONDS = 5
-"""As often as Dagster's daemon runs sensors: it adds to the time that a worker may stand still."""
+"""How often Dagster's daemon runs sensors: it adds to the time that a worker may stand still."""
 
 
 @dataclass(frozen=True)

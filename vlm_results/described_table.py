@@ -286,7 +286,7 @@ class DescribedTable:
         return self._load(NAME)
 
     def sources(self) -> dict[str, str]:
-        """From what each partition that the table has was made."""
+        """What each partition that the table has was made from."""
         table = self.current()
         return {} if table is None else _sources(table)
 
@@ -550,7 +550,7 @@ class _Replacement(_OverwriteFiles):
     """One snapshot in which a partition's new file takes the place of its old one."""
 
     def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
-        """Without what earlier snapshots removed, and merged: each commit adds a manifest."""
+        """The manifests without what earlier snapshots removed, and merged: each commit adds one."""
         manifests = [
             manifest
             for manifest in manifests

@@ -243,7 +243,7 @@ def _unsureness(
 
 
 def _disagree(above: pa.Table, of_set: FurtherRows, name: str, is_shown: Flags) -> Flags:
-    """In which rows a set that fills a field contradicts the sets above it. above: the rows of these."""
+    """The rows in which a set that fills a field contradicts the sets above it. above: the rows of these."""
     places = np.flatnonzero(is_shown)
     pairs = (
         pc.struct_field(rows["description"].combine_chunks(), name).take(pa.array(places)).to_pylist()

@@ -362,7 +362,7 @@ class TrainingWork:
 
     @property
     def history(self) -> Path:
-        """Beside the model to come, or beside the checkpoints while an older model is published."""
+        """Its path: beside the model to come, or beside the checkpoints while an older model is published."""
         return (self.folder if self.model.record else self.model.folder) / HISTORY
 
     def beat(self, run_id: str) -> WorkerBeat:

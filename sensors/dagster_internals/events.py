@@ -272,7 +272,7 @@ class DagsterFacts(InstanceRuns):
         return self._rows(query)
 
     def _connection(self) -> AbstractContextManager[Any]:
-        """To the database with events and checks."""
+        """A connection to the database with events and checks."""
         connection: AbstractContextManager[Any] = self.instance.event_log_storage.index_connection()  # type: ignore[attr-defined]
         return connection
 

@@ -36,7 +36,7 @@ ANEW, KEEP = "anew", "keep"
 """What a run does with a partition that was published under other settings; see ``RunOptions``."""
 
 SETTINGS = "settings"
-"""In a published record's metadata: the settings that made it, as people read them."""
+"""Key in a published record's metadata: the settings that made it, as people read them."""
 
 LOOKED_AT = "looked_at"
 """The part for the published files that the ``where`` of a question set looked at."""

@@ -110,7 +110,7 @@ _AWAY = (
 )
 
 ACCEPTED_FAILED = "accepted_failed"
-"""In the published record's metadata: how many failed rows a person accepted, who and when."""
+"""Key in the published record's metadata: how many failed rows a person accepted, who and when."""
 
 
 class RunOptions(dg.Config):

@@ -31,7 +31,7 @@ from vlm_durable.wording import counted
 from vlm_engine.schema import description_text
 
 COUNTED = "counted"
-"""In the published record's metadata: its rows by outcome, and the stretches in which they were made.
+"""Key in the published record's metadata: its rows by outcome, and the stretches in which they were made.
 
 It names no property, so that nothing of a withdrawn one stays in the records of earlier versions.
 """

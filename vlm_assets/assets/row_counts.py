@@ -206,7 +206,7 @@ def _load(
     """  # noqa: S608 - built of our own constants
 
     def take_in(group: Sequence[RowsFile]) -> None:
-        """In one transaction: all of it or nothing."""
+        """Take it in within one transaction: all of it or nothing."""
         connection.begin()
         try:
             rows = [(file.asset, file.key, str(file.path), file.fingerprint) for file in group]

@@ -50,7 +50,7 @@ from vlm_engine.ladder import Described
 from vlm_engine.protocol import Engine, WaitingEngine
 
 INTERVAL_SECONDS = 30.0
-"""Between two events: often enough to watch, seldom enough that weeks of them fit the event log."""
+"""The time between two events: short enough to watch, long enough that weeks of them fit the event log."""
 
 
 _LOOK_SECONDS = 1.0

@@ -31,7 +31,7 @@ SENSOR = "dataset_audit_due"
 INTERVAL_SECONDS = 60
 DAY_SECONDS = 24 * 3600.0
 AGAIN_SECONDS = 3600.0
-"""Between an audit that found a fault and the next one."""
+"""The time between an audit that found a fault and the next one."""
 
 SHOWN = 50
 """Problems that are listed on the page; ``vlm-assets audit --json`` lists all."""

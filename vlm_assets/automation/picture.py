@@ -108,7 +108,7 @@ _DEVICE_COLOURS = ("#0072b2", "#e69f00", "#cc79a7", "#5c544c", "#56b4e9", "#009e
 
 
 _MOST_DEVICES = 16
-"""In a cluster with more devices, each node has one line for all of its devices."""
+"""The most devices that have a line each. With more of them, each node of a cluster has one line for all."""
 
 _LINE_HEIGHT, _NODE_HEIGHT = 26, 17
 _LONGEST_NOTE = 34

@@ -194,7 +194,7 @@ SHOWN = 20
 
 
 def choose_home(home: Path | None) -> None:
-    """From here on this home is meant, where one is given. Reads nothing."""
+    """Mean this home from here on, if one is given. Reads nothing."""
     if home is not None:
         os.environ[HOME] = str(home.absolute())
 

@@ -22,7 +22,7 @@ MODEL_KEY: Final = "vision_language_model"
 
 
 SETS: Final = "sets"
-"""In an op's run config: the options of single assets, which hold in place of those of the op."""
+"""Key in an op's run config: the options of single assets, which hold in place of those of the op."""
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 1.0
 _IDLE_SECONDS = 300.0
-"""Without a partition, after which a started server ends: longer than the pause between two runs, and short
-enough that a GPU is not held for nobody."""
+"""A started server ends after this time without a partition: it is longer than the pause between two runs,
+and short enough that a GPU is not held for nobody."""
 _ANSWER_SILENCES = 7.5
 """A whole answer may take as long as that many silences: 15 minutes by default."""
 

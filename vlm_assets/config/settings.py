@@ -505,7 +505,7 @@ class GivenSettings(Settings):
 
     @property
     def names(self) -> DagsterNames:
-        """With the prefix."""
+        """The names that Dagster shows, with the prefix."""
         return DagsterNames(self.name_prefix)
 
 

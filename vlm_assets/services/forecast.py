@@ -235,7 +235,7 @@ def _images_left(
 def _band(
     settings: Settings, measured: Measurement, seconds: float, failures: float, again: float
 ) -> tuple[float, float]:
-    """From the lowest to the highest that is likely (95%), in seconds.
+    """The lowest and the highest that are likely (95%), in seconds.
 
     The rate is known as well as the batches of the sample agree. The run itself is one more repetition on a
     machine that is not equally fast at all times: how unequally say the runs that were measured, and how far

@@ -43,7 +43,7 @@ from vlm_durable.wording import counted, duration
 _COMMITS: Final = 5
 
 _DAGSTER_SECONDS: Final = 20.0
-"""Until Dagster is started and the first run launched, on two cores."""
+"""The time until Dagster is started and the first run launched, on two cores."""
 
 
 @dataclass(frozen=True)

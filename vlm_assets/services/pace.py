@@ -42,7 +42,7 @@ class Pace:
 
     @classmethod
     def from_measurement(cls, measured: Measurement) -> Pace:
-        """From a measurement: real runs say what a run takes, the sample's batches what is beyond it."""
+        """The measured pace: real runs say what a run takes, the sample's batches what is beyond it."""
         each, cpu, run = measured.seconds_an_image, measured.cpu_an_image, measured.run
         cores = len(os.sched_getaffinity(0))
         if run is None:
@@ -98,7 +98,7 @@ class StartUp:
 
     @classmethod
     def from_measurement(cls, settings: Settings, measured: Measurement, images_a_property: float) -> StartUp:
-        """As measured; longer by what a launch takes on Ray, where the settings name one."""
+        """The start-up as measured; longer by what a launch takes on Ray, where the settings name one."""
         pace = Pace.from_measurement(measured)
         on_ray = RAY_SECONDS if settings.ray_address is not None else 0.0
         start = pace.run_seconds(0.0, first=False) + on_ray

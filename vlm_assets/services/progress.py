@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import TypeVar
 
 _listeners: list[Callable[[str, int, int], None]] = []
-"""At most one: the command that runs in this process."""
+"""The listener, at most one: the command that runs in this process."""
 
 
 def listen_to_progress(listener: Callable[[str, int, int], None]) -> None:

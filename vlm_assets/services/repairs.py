@@ -46,9 +46,9 @@ class Remedy(StrEnum):
     """What repair does about a finding."""
 
     RESTORE = "restore"
-    """From the whole copy of the two; a publication that was interrupted is settled."""
+    """Restore from the whole copy of the two; a publication that was interrupted is settled."""
     FILL_STORE = "put back into the store"
-    """From a whole file of this machine."""
+    """Upload a whole file of this machine."""
     SET_ASIDE = "set aside"
     """Moved into the quarantine: a file that readers must not read."""
     COMPUTE = "compute again"

@@ -44,7 +44,7 @@ RUN_ROWS: Final = 20
 """Properties of a measured partition, at most: what a larger one takes beyond it follows from the rate."""
 
 LAUNCH_SECONDS: Final = 1.5
-"""Between the end of a run and the start of the next one's process: Dagster's queue looks every second."""
+"""The time from a run's end to the start of the next process: Dagster's queue looks every second."""
 
 STEADY_RUNS: Final = 4
 """Runs with all devices at work that are measured, at least."""
@@ -93,7 +93,7 @@ class MeasuredRun:
     def from_times(
         cls, times: Sequence[tuple[float, float]], *, properties: int, images: float, devices: int
     ) -> Self:
-        """From launches and publications (unix seconds): a first wave, more of them, and one alone."""
+        """Read launches and publications (unix seconds): a first wave, more of them, and one alone."""
         launched = sorted(began for began, _ in times)
         seconds = [ended - began for began, ended in sorted(times)]
         steady = seconds[devices:-1] if devices > 1 else seconds[devices:]

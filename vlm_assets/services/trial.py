@@ -75,13 +75,13 @@ class Trial:
 
     @property
     def properties_per_second(self) -> float:
-        """On one device, over whole partitions, with the start of each one's process and model."""
+        """The rate of one device over whole partitions, with the start of each one's process and model."""
         seconds = self.start_seconds + self.load_seconds
         return self.partition_rows / (seconds + self.partition_rows * self.seconds / len(self.described))
 
     @property
     def images_per_second(self) -> float:
-        """On one device, with the same starts as ``properties_per_second``."""
+        """The rate of one device, with the same starts as ``properties_per_second``."""
         return self.properties_per_second * self.images / len(self.described)
 
     @property

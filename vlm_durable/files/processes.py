@@ -26,7 +26,7 @@ KILL_SECONDS = 30.0
 
 _PR_SET_PDEATHSIG = 1
 _SLACK_SECONDS = 60.0
-"""Between a process's start and its first message. Wall clocks cannot order two closer moments."""
+"""The slack between a process's start and its first message. Wall clocks cannot order two closer moments."""
 
 
 def process_start(pid: int) -> int | None:

@@ -45,7 +45,7 @@ Fetch = Callable[["PublishedRecord"], bytes | None]
 """Gives the file of a version from elsewhere, such as a store: bytes with its SHA-256, or None."""
 
 LOCK_SECONDS = 60.0
-"""To wait for another process that is publishing the same partition."""
+"""How long to wait for another process that is publishing the same partition."""
 
 
 PUBLISHED_FILE = "published_file"

@@ -22,7 +22,7 @@ FORMAT = 2
 """1 did not hold the id of what a partition belongs to."""
 
 UNKNOWN_STORE = ""
-"""In place of the last store: a mark that could not be read may have named any."""
+"""It takes the place of the last store: a mark that could not be read may have named any."""
 
 
 @dataclass(frozen=True)
