@@ -35,7 +35,6 @@ from vlm_catalog.catalog_file import (
 from vlm_catalog.image_root import AnyImageRoot, ImageRoots, InvalidImagePathError, roots_at
 from vlm_catalog.listed_images import Codes, ListedImages, gather
 from vlm_catalog.listing import (
-    DETECTED,
     FOLDERS_DEEP,
     INNER_FOLDERS,
     NOT_IMAGES,
@@ -44,7 +43,6 @@ from vlm_catalog.listing import (
     Listing,
     ListingError,
     Problems,
-    ReadingOptions,
     open_listing,
 )
 from vlm_catalog.published_ids import (
@@ -239,7 +237,7 @@ class IngestReport:
             if kind == INNER_FOLDERS:
                 nested = f"{self.request.command('--nested')} takes the images in them"
                 deep = f"more than {FOLDERS_DEEP} folders deep"
-                names = f" ({deep if '--nested' in self.request.words else nested})"
+                names = f" ({deep if self.request.options.nested else nested})"
             sentences.append(f"Passed over: {counted(count, kind, SINGULAR.get(kind))}{names}.")
         return tuple(sentences)
 
@@ -267,8 +265,19 @@ def ingest(
     image_root: Place | Sequence[Place] | None = None,
     update: bool = False,
     close: bool = False,
-    skip_bad: bool = False,
-    options: ReadingOptions = DETECTED,
+    store: Mirror = NO_MIRROR,
+) -> IngestReport:
+    """Take the properties of a source into the catalogue of a home: ``take_in`` with the usual options.
+
+    ``IngestRequest`` says what they mean. Raises what ``take_in`` raises.
+    """
+    return take_in(IngestRequest(source, range_size, image_root, update, close), home, store=store)
+
+
+def take_in(
+    request: IngestRequest,
+    home: Path,
+    *,
     max_images: int | None = None,
     progress: Progress = lambda now: None,
     before_update: BeforeUpdate = lambda catalog, stale: None,
@@ -276,14 +285,10 @@ def ingest(
 ) -> IngestReport:
     """Take the properties of a source into the catalogue of a home.
 
-    New properties get new ordinals after the known ones. Every ``range_size`` of them (default: the
-    catalogue's own, at first 1,000) become a new range; the rest waits in the tail until it is full, or
-    ``close`` makes a smaller range of it. What is in the catalogue stays where it is. Properties whose images
-    changed (another list, other sizes) are taken only with ``update``. ``image_root`` is the folder, or the
-    folders on disk, or the one on S3, that image paths are relative to and may not leave; default: the
-    source's folder, or for a listing those of the catalogue if it has several. ``skip_bad`` writes the
-    entries that cannot be taken to a reject file in the home, and takes the rest. ``options``: how a source
-    is read. ``max_images``: the report counts the properties that have more. ``progress`` is told how far it
+    New properties get new ordinals after the known ones. As many as fill a range become a new range; the
+    rest waits in the tail until it is full, or the request closes it. What is in the catalogue stays where it
+    is. Properties whose images changed (another list, other sizes) are taken only if the request updates.
+    ``max_images``: the report counts the properties that have more. ``progress`` is told how far it
     is. ``before_update`` is asked before known properties get other images, without the ingest lock; what it
     raises ends the ingest with nothing changed. ``store``: where the catalogue of several machines lies; it
     is extended first. Nothing is written where nothing changed.
@@ -292,15 +297,13 @@ def ingest(
     CatalogUnreadableError, StoreAwayError, and DurableWriteError where the disk refuses; then the catalogue
     is as it was.
     """
+    source, range_size = request.source, request.range_size
     if range_size is not None and range_size < 1:
         raise ValueError(f"the range size is 1 or more, not {range_size}")
-    chosen = [image_root] if isinstance(image_root, Place) else list(image_root or ())
-    requested_roots = _asked_roots(source, chosen)
+    requested_roots = _asked_roots(request)
     now = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-    rejects = home / "rejected" / f"{source.name}-{now}.csv" if skip_bad else None
+    rejects = home / "rejected" / f"{source.name}-{now}.csv" if request.skip_bad else None
     work = f"source {source}"
-    flags = {"--update": update, "--close": close, "--skip-bad": skip_bad}
-    request = IngestRequest.from_arguments(source, chosen, range_size, options, flags)
     with (
         Problems(source, request, rejects) as problems,
         ThreadPoolExecutor(_THREADS) as pool,
@@ -308,11 +311,13 @@ def ingest(
     ):
         # With several roots, each path is looked up by its whole name.
         prefix = str(requested_roots[0]) if len(requested_roots) == 1 else ""
-        listing = open_listing(source, image_root=prefix, pool=pool, problems=problems, options=options)
+        listing = open_listing(
+            source, image_root=prefix, pool=pool, problems=problems, options=request.options
+        )
         stack.enter_context(only_ingest(home, work))
         restored = [restore_withdrawn(home)]
         before = stored, current, withdrawn = _standing(home, store)
-        root = _roots_for(current, requested_roots, source, request)
+        root = _roots_for(current, requested_roots, request)
 
         def advance(done: int, properties: int, images: int) -> None:
             progress(IngestProgress("reading", done, listing.total, properties, images))
@@ -324,7 +329,7 @@ def ingest(
         progress(IngestProgress("writing the catalogue", listing.total, listing.total, *counts))
 
         unlisted = unlisted_ids(home, current, store)
-        merge = _Merge(listed, update, close, unlisted, source, withdrawn)
+        merge = _Merge(listed, request.update, request.close, unlisted, source, withdrawn)
         header = _header(current, home, root, range_size, unlisted)
         roots, roots_before = _roots(header), _roots(current.header) if current is not None else ()
         moved = current is not None and roots != roots_before
@@ -582,23 +587,23 @@ def only_ingest(home: Path, doing: str) -> Iterator[None]:
         lock.close()
 
 
-def _asked_roots(source: Place, image_roots: Sequence[Place]) -> list[Place]:
+def _asked_roots(request: IngestRequest) -> list[Place]:
     """The image roots that were given; or the source's own folder."""
-    if not image_roots:
+    source = request.source
+    if not request.image_roots:
         return [source.parent if isinstance(source, Path) and not source.is_dir() else source]
-    for place in image_roots:
+    for place in request.image_roots:
         if isinstance(place, Path) and not place.is_dir():
             raise ListingError(f"There is no image root at {place}: it is a folder of images.")
-    return list(image_roots)
+    return list(request.image_roots)
 
 
-def _roots_for(
-    current: Catalog | None, requested: Sequence[Place], source: Place, request: IngestRequest
-) -> AnyImageRoot:
+def _roots_for(current: Catalog | None, requested: Sequence[Place], request: IngestRequest) -> AnyImageRoot:
     """The roots of the next catalogue; relative paths of this source are looked up in ``requested``.
 
     Raises ListingError where the catalogue's images lie elsewhere.
     """
+    source = request.source
     try:
         root = roots_at(requested)
         if current is None or current.images.real == root.real:
@@ -617,7 +622,7 @@ def _roots_for(
             return wider
     except InvalidImagePathError as error:
         raise ListingError(f"The image roots cannot be taken: {error}.") from error
-    if "--update" in request.words and len(before) == len(named):
+    if request.update and len(before) == len(named):
         return root
     places = current.images.places
     raise ListingError(
@@ -682,7 +687,7 @@ def _check_not_empty(listed: ListedImages, source: Place, problems: Problems) ->
         raise ListingError(
             f"{source}: not one of its properties can be taken"
             f" ({counted(problems.count, 'entries are', 'entry is')} refused), so nothing was changed. The"
-            f" first of them are listed by {problems.request.without('--skip-bad').command()}."
+            f" first of them are listed by {replace(problems.request, skip_bad=False).command()}."
         )
     is_folder = isinstance(source, S3Folder) or source.is_dir()
     if is_folder and not len(listed.sizes):

@@ -27,9 +27,9 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from io import TextIOWrapper
 from itertools import groupby, islice
@@ -182,32 +182,36 @@ DETECTED = ReadingOptions()
 
 @dataclass(frozen=True)
 class IngestRequest:
-    """The arguments of an ingest, so that messages can suggest it again as a whole command.
+    """The source of an ingest and how it is taken in. Messages suggest it again as a whole command.
 
-    words: of the command line, without the image roots. image_roots: as given; empty: the source's folder.
+    range_size: properties of a new range; None: as in the catalogue, at first 1,000. image_root: the folder,
+    or the folders on disk, or the one on S3, that image paths are relative to and may not leave; default:
+    the source's folder, or for a listing those of the catalogue if it has several. update: take changed
+    images of known properties too. close: make a smaller range of the last properties. skip_bad: write
+    entries that cannot be taken to a reject file in the home, and take the rest. options: how a source is
+    read.
     """
 
-    words: tuple[str, ...]
-    image_roots: tuple[str, ...]
+    source: Place
+    range_size: int | None = None
+    image_root: Place | Sequence[Place] | None = None
+    update: bool = False
+    close: bool = False
+    skip_bad: bool = False
+    options: ReadingOptions = DETECTED
 
-    @classmethod
-    def from_arguments(
-        cls,
-        source: Place,
-        image_roots: Sequence[Place],
-        range_size: int | None,
-        options: ReadingOptions,
-        flags: Mapping[str, bool],
-    ) -> IngestRequest:
-        """The request with these arguments of ``ingest``. flags: by the option's name."""
-        words = ["ingest", str(source), *options.words()]
-        words += [] if range_size is None else ["--range-size", str(range_size)]
-        words += [name for name, is_set in flags.items() if is_set]
-        return cls(tuple(words), tuple(map(str, image_roots)))
+    @property
+    def image_roots(self) -> tuple[Place, ...]:
+        """The image roots that were given."""
+        return (self.image_root,) if isinstance(self.image_root, Place) else tuple(self.image_root or ())
 
-    def without(self, flag: str) -> IngestRequest:
-        """The same request without a flag."""
-        return replace(self, words=tuple(word for word in self.words if word != flag))
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words of the command line, without the image roots."""
+        words = ["ingest", str(self.source), *self.options.words()]
+        words += [] if self.range_size is None else ["--range-size", str(self.range_size)]
+        flags = {"--update": self.update, "--close": self.close, "--skip-bad": self.skip_bad}
+        return (*words, *(name for name, is_set in flags.items() if is_set))
 
     def command(self, *more: object, image_roots: Sequence[object] = ()) -> str:
         """The same command with one more option; image_roots: in place of those that were given."""

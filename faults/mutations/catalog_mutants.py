@@ -219,7 +219,7 @@ MUTANTS = (
     Mutant(_INGEST, " and not is_tombstone(name)]\n", "]\n", "no withdrawn property is called gone"),
     Mutant(_INGEST, "    if lock is None:\n        holder", "    if False:\n        holder", "one ingest at a time"),
     Mutant(_INGEST, "            id_before or str(uuid.uuid4()),\n", "            str(uuid.uuid4()),\n", "a home that lost its catalogue keeps its id"),
-    Mutant(_INGEST, '    if "--update" in request.words and len(before) == len(named):\n', '    if "--update" in request.words:\n', "an update takes no image root away"),
+    Mutant(_INGEST, "    if request.update and len(before) == len(named):\n", "    if request.update:\n", "an update takes no image root away"),
     Mutant(_INGEST, "        if isinstance(place, Path) and place.is_relative_to(home.absolute())\n", "        if False\n", "a home moves with its images"),
     # The image roots.
     Mutant(_ROOT, "        if \"..\" in written.split(\"/\"):\n            written = self._resolved(f\"{self.real}/{written}\")\n", "", "no listed path leaves the image root by dots"),

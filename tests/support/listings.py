@@ -33,7 +33,7 @@ def list_properties(folder: Path, count: int, name: str = "listing.jsonl") -> Pa
 
 def open_source(source: Path, options: ReadingOptions = DETECTED) -> tuple[Listing, Problems]:
     """Begin to read a listing or a folder tree; gives what is wrong with it too."""
-    problems = Problems(source, IngestRequest.from_arguments(source, [], None, options, {}))
+    problems = Problems(source, IngestRequest(source, options=options))
     root = source if source.is_dir() else source.parent
     # The pool is only asked while a folder tree is read; it ends with the process.
     pool = ThreadPoolExecutor(2)

@@ -15,7 +15,8 @@ from vlm_assets.assets.markdown import Markdown, paragraphs, sentence
 from vlm_assets.config.settings import Settings
 from vlm_catalog.catalog import Catalog, CatalogMissingError, catalog_path
 from vlm_catalog.catalog_file import SCHEMA
-from vlm_catalog.ingest import ingest
+from vlm_catalog.ingest import take_in
+from vlm_catalog.listing import IngestRequest
 from vlm_catalog.stored_catalog import CATALOG_NAME
 from vlm_durable.commands import command
 
@@ -106,17 +107,15 @@ def build_property_catalog(settings: Settings) -> dg.AssetsDefinition:
         settings.name_in_commands()
         message = "Nothing was taken in: VLM_ASSETS_SOURCE is not set."
         if settings.source is not None:
-            report = ingest(
+            request = IngestRequest(
                 settings.source,
-                settings.home,
-                range_size=settings.range_size,
-                image_root=settings.image_root,
+                settings.range_size,
+                settings.image_root,
                 update=config.update,
                 close=config.close,
                 skip_bad=config.skip_bad,
-                max_images=settings.max_images,
-                store=settings.mirror,
             )
+            report = take_in(request, settings.home, max_images=settings.max_images, store=settings.mirror)
             message = " ".join((*report.sentences(), *([RELOAD] if report.new_ranges else [])))
         context.log.info(message)
         try:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -34,11 +35,11 @@ from vlm_assets.services.progress import doing
 from vlm_assets.webserver.api import reload_running
 from vlm_catalog.catalog import Catalog, CatalogMissingError
 from vlm_catalog.image_root import ImageRoot
-from vlm_catalog.ingest import IngestProgress, IngestReport, close_tail, ingest
-from vlm_catalog.listing import ReadingOptions
+from vlm_catalog.ingest import BeforeUpdate, IngestProgress, IngestReport, close_tail, take_in
+from vlm_catalog.listing import IngestRequest, ReadingOptions
 from vlm_catalog.ranges import PropertyRange
 from vlm_durable.commands import command, given_command
-from vlm_durable.mirror.bucket import Place, place_of
+from vlm_durable.mirror.bucket import place_of
 from vlm_durable.wording import counted
 
 PROPERTIES = 240
@@ -92,7 +93,7 @@ def demo_command(
         say(f"{PREFIX}SOURCE is not set: nothing new is taken in. Going on with {current.home}.")
     require_models(current)
     if current.source is not None:
-        say_all(_taken_in(current, current.source, range_size=range_size, close=True).sentences())
+        say_all(_taken_in(current, IngestRequest(current.source, range_size, close=True)).sentences())
     else:
         close_tail(current.home, current.mirror)
     if of_example:
@@ -120,11 +121,9 @@ def _take_in_example(settings: Settings, properties: int, range_size: int | None
     advance = partial(doing, "rendering the images of properties")
     advance(0, properties)
     listing = write_example(settings.home, properties=properties, seed=seed, advance=advance)
-    report = ingest(
-        listing,
+    report = take_in(
+        IngestRequest(listing, range_size or RANGE_SIZE, close=True),
         settings.home,
-        range_size=range_size or RANGE_SIZE,
-        close=True,
         progress=lambda now: doing("taking properties in", now.properties, properties),
     )
     say_all(report.sentences())
@@ -291,17 +290,16 @@ def ingest_command(
         if not agreed(question, yes):
             raise typer.Exit(1)
 
-    report = _taken_in(
-        current,
+    request = IngestRequest(
         place_of(source),
-        range_size=range_size,
-        image_root=[place_of(root) for root in image_root or ()],
+        range_size,
+        [place_of(root) for root in image_root or ()],
         update=update,
         close=close,
         skip_bad=skip_bad,
         options=ReadingOptions(delimiter, encoding, image_separator, id_column, image_column, nested),
-        before_update=before_update,
     )
+    report = _taken_in(current, request, before_update)
     sentences = list(report.sentences())
     if report.new_ranges:
         from vlm_assets.services.pace import range_size_advice  # with Dagster
@@ -322,25 +320,25 @@ def ingest_command(
 
 def _taken_in(
     settings: Settings,
-    source: Place,
-    *,
-    range_size: int | None,
-    image_root: Sequence[Place] = (),
-    **chosen: Any,
+    request: IngestRequest,
+    before_update: BeforeUpdate = lambda catalog, stale: None,
 ) -> IngestReport:
-    """Ingest with the settings' values where nothing else is chosen, and say how far it is."""
+    """Ingest with the settings' values where the request leaves them out, and say how far it is."""
 
     def advance(now: IngestProgress) -> None:
         share = f" ({now.done / now.total:.0%})" if now.total else ""
         doing(f"{now.stage}{share}: {counted(now.properties, 'properties')}, {counted(now.images, 'images')}")
 
-    return ingest(
-        source,
+    request = replace(
+        request,
+        range_size=request.range_size or settings.range_size,
+        image_root=request.image_root or settings.image_root,
+    )
+    return take_in(
+        request,
         settings.home,
-        range_size=range_size or settings.range_size,
-        image_root=image_root or settings.image_root,
         max_images=settings.max_images,
         progress=advance,
+        before_update=before_update,
         store=settings.mirror,
-        **chosen,
     )

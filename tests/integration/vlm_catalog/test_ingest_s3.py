@@ -3,8 +3,8 @@
 import pytest
 
 from vlm_catalog.catalog import Catalog
-from vlm_catalog.ingest import ingest
-from vlm_catalog.listing import ListingError, ReadingOptions
+from vlm_catalog.ingest import ingest, take_in
+from vlm_catalog.listing import IngestRequest, ListingError, ReadingOptions
 from vlm_durable.mirror import bucket as bucket_module
 from vlm_durable.mirror.bucket import S3Folder, StoreAwayError, client
 
@@ -87,7 +87,7 @@ def test_inner_folders_on_s3_are_those_on_disk(bucket, s3_server, tmp_path, nest
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         (tree / name).write_bytes(body)
     reports = [
-        ingest(source, tmp_path / home, close=True, options=ReadingOptions(nested=nested))
+        take_in(IngestRequest(source, close=True, options=ReadingOptions(nested=nested)), tmp_path / home)
         for source, home in ((bucket, "on s3"), (tree, "on disk"))
     ]
     found, expected = (catalogued(tmp_path / home) for home in ("on s3", "on disk"))

@@ -20,8 +20,8 @@ from vlm_catalog.catalog import Catalog, CatalogUnreadableError
 from vlm_catalog.catalog_copies import backup_paths
 from vlm_catalog.catalog_file import CatalogHeader, CatalogWriter, verify_file
 from vlm_catalog.image_root import ImageOutsideRootError
-from vlm_catalog.ingest import IngestBusyError, close_tail, ingest
-from vlm_catalog.listing import ListingError
+from vlm_catalog.ingest import IngestBusyError, close_tail, ingest, take_in
+from vlm_catalog.listing import IngestRequest, ListingError
 from vlm_catalog.ranges import PropertyRange
 
 NASTY_IDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1).filter(
@@ -351,7 +351,7 @@ def test_what_came_while_a_person_was_asked_is_not_written_over(tree: Path, tmp_
         ingest(tree, home)
 
     with pytest.raises(IngestBusyError, match="was changed while you were asked"):
-        ingest(tree, home, update=True, before_update=grow)
+        take_in(IngestRequest(tree, update=True), home, before_update=grow)
     assert list(catalogued(home))[-1] == "y"
 
 

@@ -326,10 +326,9 @@ sys.path.insert(0, sys.argv[2])
 from concurrent.futures import ThreadPoolExecutor
 from vlm_catalog.image_root import ImageRoot
 from vlm_catalog.listed_images import gather
-from vlm_catalog.listing import DETECTED, IngestRequest, ListingError, Problems, open_listing
+from vlm_catalog.listing import IngestRequest, ListingError, Problems, open_listing
 source = Path(sys.argv[1])
-request = IngestRequest.from_arguments(source, [], None, DETECTED, {})
-pool, problems = ThreadPoolExecutor(1), Problems(source, request)
+pool, problems = ThreadPoolExecutor(1), Problems(source, IngestRequest(source))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
     listing = open_listing(source, image_root="/nowhere", pool=pool, problems=problems)

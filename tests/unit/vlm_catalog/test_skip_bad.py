@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.listings import catalogued
 from vlm_catalog.catalog import Catalog, CatalogMissingError
-from vlm_catalog.ingest import ingest
-from vlm_catalog.listing import ListingError
+from vlm_catalog.ingest import ingest, take_in
+from vlm_catalog.listing import IngestRequest, ListingError
 
 
 def rejected(path: Path) -> list[tuple[str, str]]:
@@ -39,7 +39,7 @@ def test_a_property_is_taken_whole_or_not_at_all(tmp_path: Path) -> None:
         ingest(source, home)
     with pytest.raises(CatalogMissingError):
         Catalog.open(home)
-    report = ingest(source, home, skip_bad=True)
+    report = take_in(IngestRequest(source, skip_bad=True), home)
     assert catalogued(home) == {"good": ["a.jpg", "b.jpg"], "twice": ["a.jpg", "b.jpg"], "last": ["z.jpg"]}
     assert report.refused == 6
     assert report.rejects is not None
@@ -52,7 +52,7 @@ def test_rows_of_an_image_are_left_out_with_their_property(tmp_path: Path) -> No
     """A bad row anywhere in the file takes the rows of its property with it, and those alone."""
     source = tmp_path / "list.csv"
     source.write_text("property_id,image\n1,a.jpg\n2,a.jpg\n1,/etc/passwd\n3,a.jpg\n1,b.jpg\n3,b.jpg\n")
-    report = ingest(source, tmp_path / "home", skip_bad=True)
+    report = take_in(IngestRequest(source, skip_bad=True), tmp_path / "home")
     assert catalogued(tmp_path / "home") == {"2": ["a.jpg"], "3": ["a.jpg", "b.jpg"]}
     assert (report.new, report.refused) == (2, 1)
     (left_out,) = [sentence for sentence in report.sentences() if "left out" in sentence]
@@ -67,7 +67,7 @@ def test_a_known_property_with_a_bad_entry_is_not_called_gone(tmp_path: Path) ->
     source.write_text("property_id,images\n1,a.jpg\n2,a.jpg\n")
     ingest(source, tmp_path / "home")
     source.write_text("property_id,images\n1,../a.jpg\n3,a.jpg\n")
-    report = ingest(source, tmp_path / "home", skip_bad=True)
+    report = take_in(IngestRequest(source, skip_bad=True), tmp_path / "home")
     assert (report.gone_ids, report.new, report.rows) == (("2",), 1, 3)
 
 
@@ -76,7 +76,7 @@ def test_a_source_without_a_good_property_changes_nothing(tmp_path: Path) -> Non
     source = tmp_path / "list.csv"
     source.write_text("property_id,images\n1,../a.jpg\n")
     with pytest.raises(ListingError, match="not one of its properties") as raised:
-        ingest(source, tmp_path / "home", skip_bad=True)
+        take_in(IngestRequest(source, skip_bad=True), tmp_path / "home")
     assert f"are listed by `vlm-assets ingest {source}`." in str(raised.value)
     assert not list((tmp_path / "home" / "rejected").iterdir())
 
@@ -95,7 +95,7 @@ def test_a_source_without_a_bad_entry_has_no_reject_file(tmp_path: Path) -> None
     """The option costs nothing where nothing is bad."""
     source = tmp_path / "list.csv"
     source.write_text("property_id,images\n1,a.jpg\n")
-    report = ingest(source, tmp_path / "home", skip_bad=True)
+    report = take_in(IngestRequest(source, skip_bad=True), tmp_path / "home")
     assert (report.refused, report.rejects) == (0, None)
     assert not (tmp_path / "home" / "rejected").exists()
 
@@ -104,7 +104,8 @@ def test_ingest_says_how_many_properties_have_more_images_than_are_shown(tmp_pat
     """What is beyond the limit is not dropped without a word."""
     source = tmp_path / "list.csv"
     source.write_text("property_id,images\n1,a.jpg|b.jpg|c.jpg\n2,a.jpg|b.jpg\n")
-    report = ingest(source, tmp_path / "home", max_images=2)
+    report = take_in(IngestRequest(source), tmp_path / "home", max_images=2)
     assert report.more_images == 1
     assert any("1 property has more than 2 images" in sentence for sentence in report.sentences())
-    assert not any("more than" in one for one in ingest(source, tmp_path / "home", max_images=3).sentences())
+    again = take_in(IngestRequest(source), tmp_path / "home", max_images=3)
+    assert not any("more than" in sentence for sentence in again.sentences())

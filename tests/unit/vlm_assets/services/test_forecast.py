@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 
 import pytest
@@ -114,7 +115,7 @@ def test_another_measurement_of_the_same_name_stands_in_a_row_of_its_own(uneven)
 
 def test_an_ingest_proposes_the_partition_size_that_the_plan_names(uneven) -> None:
     """Known before the first run, when it can still be changed for all; on Ray a launch takes longer."""
-    request = IngestRequest(("ingest", "list.csv"), ("photos",))
+    request = IngestRequest(Path("list.csv"), image_root=Path("photos"))
     said = range_size_advice(uneven, 100, 3.25, request)
     assert said is not None and "vlm-assets plan" in said, "nothing is measured yet"
     keep_measurement(uneven, MEASURED)
