@@ -107,24 +107,33 @@ class _Task:
     embedded: Mapping[str, PublishedRecord]
 
 
-def export(
-    settings: Settings,
-    catalog: Catalog,
-    folder: Path,
-    format_: Format,
-    *,
-    where: str | None = None,
-    mask: Mask | None = None,
-    raw_cells: bool = False,
-    images: Images = Images.link,
-    image_base_url: str | None = None,
-) -> Exported:
-    """Write all published rows, or those of the mask, and verify them. Goes on with an interrupted export.
+@dataclass(frozen=True)
+class ExportOptions:
+    """Which rows an export has, and how they are written.
 
-    where: the condition that the mask was made from. raw_cells: write texts into a CSV as they are, though a
-    spreadsheet would compute some of them. images, image_base_url: see ``exported_images.py``. Raises
-    CommandError, PublishedError, StoreAwayError, OSError.
+    mask: the rows; None: all that are published. where: the condition that the mask was made from. raw_cells:
+    write texts into a CSV as they are, though a spreadsheet would compute some of them. images,
+    image_base_url: see ``exported_images.py``.
     """
+
+    where: str | None = None
+    mask: Mask | None = None
+    raw_cells: bool = False
+    images: Images = Images.link
+    image_base_url: str | None = None
+
+
+ALL_ROWS: Final = ExportOptions()
+
+
+def export(
+    settings: Settings, catalog: Catalog, folder: Path, format_: Format, options: ExportOptions = ALL_ROWS
+) -> Exported:
+    """Write published rows, and verify them. Goes on with an interrupted export.
+
+    Raises CommandError, PublishedError, StoreAwayError, OSError.
+    """
+    images, mask = options.images, options.mask
     if images is Images.embed and format_ is Format.csv:
         raise CommandError(
             f"A cell of a CSV holds no image: {given_command('--images', 'copy')}, or"
@@ -133,14 +142,14 @@ def export(
     records = published_records(settings.descriptions, catalog)
     if not records:
         raise CommandError(f"No description is published yet: {command('run')}.")
-    exported_images = ExportedImages(catalog, folder, images, image_base_url)
+    exported_images = ExportedImages(catalog, folder, images, options.image_base_url)
     exported_images.refuse_away()
     question = {
         "catalog_id": catalog.catalog_id,
         "rows_as": format_,
-        "where": where,
-        "raw_cells": raw_cells,
-        **_asked_images(images, image_base_url),
+        "where": options.where,
+        "raw_cells": options.raw_cells,
+        **_asked_images(images, options.image_base_url),
     }
     doing("looking at what is published")
     rows = {key: record.rows for key, record in records.items()}
@@ -158,7 +167,7 @@ def export(
         mask=mask,
         width=_width(settings, embedded),
     )
-    task = _Task(folder, format_, exported_rows, raw_cells, embedded)
+    task = _Task(folder, format_, exported_rows, options.raw_cells, embedded)
     expected = sum(rows.values())
     with _locked(folder):
         _claim(folder, question)
@@ -574,17 +583,8 @@ def export_command(
     if not isinstance(folder, Path):
         raise CommandError(f"An export is a folder on disk: export into one, and copy it to {folder}.")
     mask = None if where is None else matching_rows(current, catalog, where)
-    exported = export(
-        current,
-        catalog,
-        folder,
-        format_,
-        where=where,
-        mask=mask,
-        raw_cells=raw_cells,
-        images=images,
-        image_base_url=image_base_url,
-    )
+    options = ExportOptions(where, mask, raw_cells, images, image_base_url)
+    exported = export(current, catalog, folder, format_, options)
     if as_json:
         say_as_json(asdict(exported))
         return

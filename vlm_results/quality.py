@@ -37,6 +37,7 @@ from vlm_assets.services.progress import doing
 from vlm_catalog.catalog import Catalog
 from vlm_durable.files.seen_files import signature_of
 from vlm_durable.state.tables import put_row, quality_summaries
+from vlm_durable.versions.partition_files import PublishedRecord
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.versions.versioned_object import PublishedError
 from vlm_durable.wording import counted
@@ -385,11 +386,9 @@ def _summaries(
                     summaries[asked_set.name] = summarize(
                         asked_set.published.path(key),
                         asked_set.schema,
-                        key,
-                        record.published_at,
+                        record,
                         conditions=asked_set.conditions,
                         truth=truth,
-                        made_with=settings_digest(record.metadata.get("parts", {})),
                         filled=filled.get(asked_set.name, {}),
                     )
             if "" in summaries:
@@ -498,12 +497,10 @@ def judge(
 def summarize(
     file: Path,
     schema: DescriptionSchema,
-    key: str,
-    published_at: str,
+    record: PublishedRecord,
     *,
     conditions: Mapping[str, str],
     truth: Descriptions,
-    made_with: str = "",
     filled: Filled = MappingProxyType({}),
 ) -> PartitionSummary:
     """Read one published file. filled: whose answers another set gives. Raises OSError, ArrowException."""
@@ -537,13 +534,13 @@ def summarize(
             ok.num_rows - len(values),
         )
     return PartitionSummary(
-        key,
-        published_at,
+        record.key,
+        record.published_at,
         ok.num_rows,
         {str(kind): count for kind, count in failed.items()},
         fields,
         {name: len(contradicting) for name, contradicting in _contradicting(ok, conditions).items()},
-        made_with,
+        settings_digest(record.metadata.get("parts", {})),
         confidences,
         not_asked=pc.sum(pc.equal(table["status"], NOT_ASKED)).as_py() or 0,
     )

@@ -25,7 +25,7 @@ from vlm_assets.config.component_settings import settings_of_home
 from vlm_assets.config.engine_choice import require_models
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model
 from vlm_assets.config.settings import Settings
-from vlm_assets.services.comparison import Comparison, Contender, compare
+from vlm_assets.services.comparison import ComparedSample, Comparison, Contender, compare
 from vlm_assets.services.intervals import Share
 from vlm_assets.services.measurement import keep_trial
 from vlm_assets.services.second_opinion import SecondOpinion
@@ -213,9 +213,7 @@ def compare_command(
     comparison = compare(
         contenders,
         catalog,
-        limit=limit or _LIMIT_OF_SEVERAL,
-        truth=truth,
-        twice=twice,
+        ComparedSample(limit or _LIMIT_OF_SEVERAL, truth, twice),
         price_per_hour=price_per_hour,
         second_opinion=second_opinion,
         report=(lambda sentence: None) if as_json else lambda sentence: say(visible_line(sentence)),

@@ -102,13 +102,23 @@ class Comparison:
         return content
 
 
+@dataclass(frozen=True)
+class ComparedSample:
+    """Which properties contenders are compared by: at most ``limit``, of those that ``truth`` knows.
+
+    truth: a file; None: any property is taken. twice: each contender describes the sample twice.
+    """
+
+    limit: int
+    truth: Path | None = None
+    twice: bool = False
+
+
 def compare(
     contenders: Sequence[Contender],
     catalog: Catalog,
+    compared: ComparedSample,
     *,
-    limit: int,
-    truth: Path | None = None,
-    twice: bool = False,
     price_per_hour: float | None = None,
     second_opinion: SecondOpinion | None = None,
     report: Callable[[str], None] = lambda sentence: None,
@@ -124,8 +134,9 @@ def compare(
         raise CommandError("One contender alone: name at least two, such as --model A --model B.")
     contenders = _with_unique_names(contenders)
     requested = {contender.name: contender.fields for contender in contenders}
+    truth = compared.truth
     all_truths = None if truth is None else read_truth(truth)
-    ids = sample(catalog, limit, all_truths)["property_id"].to_pylist()
+    ids = sample(catalog, compared.limit, all_truths)["property_id"].to_pylist()
     if not ids:
         raise TruthError(f"{truth} knows no property of the catalogue: are its ids those of the catalogue?")
     truths: Descriptions = {} if all_truths is None else {name: all_truths[name] for name in ids}
@@ -133,7 +144,8 @@ def compare(
     for contender in contenders:
         report(f"{contender.name}: {counted(len(ids), 'properties')} ...")
         trials[contender.name] = [
-            _describe_sample(contender, catalog, limit, all_truths) for _ in range(2 if twice else 1)
+            _describe_sample(contender, catalog, compared.limit, all_truths)
+            for _ in range(2 if compared.twice else 1)
         ]
     asked_again: Share | None = None
     if second_opinion is not None:

@@ -28,7 +28,7 @@ from tests.support.waiting import wait_until
 from vlm_assets.assets.truth import verdicts
 from vlm_assets.services.withdrawal import prepare_withdrawal, withdraw
 from vlm_results.changes import RowSnapshot, Since, SnapshotWriter, changes, line_of
-from vlm_results.export import Format, export
+from vlm_results.export import ExportOptions, Format, export
 from vlm_results.exported_images import Images
 from vlm_results.review import TakenVerdicts, take_verdicts
 
@@ -199,7 +199,8 @@ def test_fiftyone_reads_the_samples(environment, pictures: Dataset, tmp_path, mo
     monkeypatch.setenv("FIFTYONE_DATABASE_DIR", str(tmp_path / "database"))
     monkeypatch.setenv("FIFTYONE_DO_NOT_TRACK", "true")
     monkeypatch.setenv("HOME", str(tmp_path))
-    export(pictures.settings, pictures.catalog, Path("lines"), Format.jsonl, images=Images.copy)
+    copies = ExportOptions(images=Images.copy)
+    export(pictures.settings, pictures.catalog, Path("lines"), Format.jsonl, copies)
     exec(compile(recipe("FiftyOne"), "docs/after.md: FiftyOne", "exec"), {})
     python = environment(*FIFTYONE) / "bin" / "python"
     done = subprocess.run([python, "-c", READ_FIFTYONE], check=True, capture_output=True, text=True)
@@ -246,14 +247,8 @@ def test_label_studio_shows_the_images_and_its_answers_become_verdicts(
     """Its own server takes tasks and answers, and serves each image; what was skipped is no verdict."""
     monkeypatch.chdir(tmp_path)
     url = "/data/local-files/?d=lines/"
-    export(
-        pictures.settings,
-        pictures.catalog,
-        Path("lines"),
-        Format.jsonl,
-        images=Images.copy,
-        image_base_url=url,
-    )
+    copies = ExportOptions(images=Images.copy, image_base_url=url)
+    export(pictures.settings, pictures.catalog, Path("lines"), Format.jsonl, copies)
     exec(compile(recipe("Label Studio"), "docs/after.md: Label Studio", "exec"), {})
 
     def post(path: str, content: object) -> dict[str, Any]:

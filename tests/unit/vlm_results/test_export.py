@@ -23,7 +23,7 @@ from vlm_durable.files.lock_files import acquire_lock
 from vlm_durable.files.sealed_json import read_sealed, write_sealed
 from vlm_results import export as export_module
 from vlm_results import published_table
-from vlm_results.export import Format, export
+from vlm_results.export import ExportOptions, Format, export
 from vlm_results.exported_rows import ExportedRows
 
 
@@ -163,9 +163,8 @@ def test_each_row_gets_its_own_vector_whatever_order_they_lie_in(dataset, tmp_pa
     dataset.embed(dataset.keys[0], lambda rows: rows[::-1])
     dataset.embed(dataset.keys[2], lambda rows: rows[1:])
     mask = np.isin(np.arange(9), (0, 2, 4, 6, 7))
-    found = export(
-        dataset.settings, dataset.catalog, tmp_path / "out", Format.jsonl, where="chosen", mask=mask
-    )
+    options = ExportOptions(where="chosen", mask=mask)
+    found = export(dataset.settings, dataset.catalog, tmp_path / "out", Format.jsonl, options)
     vectors = {name: row["embedding"] for name, row in exported_rows(tmp_path / "out").items()}
     assert vectors == {"p0": [1, 0], "p2": [1, 2], "p4": None, "p6": None, "p7": [1, 7]}
     assert (found.rows, found.without_vector) == (5, 1)
@@ -198,9 +197,9 @@ def test_a_shard_that_is_not_what_was_written_ends_the_export(dataset, tmp_path,
 def test_fewer_rows_than_were_chosen_end_the_export(dataset, tmp_path):
     """A published file without one of its rows is a case for the audit, and no complete export."""
     dataset.describe(dataset.keys[1], lambda rows: rows[:-1])
-    mask = np.ones(9, dtype=bool)
+    options = ExportOptions(where="1 = 1", mask=np.ones(9, dtype=bool))
     with pytest.raises(CommandError, match="8 rows were written and 9 should be: `vlm-assets audit`"):
-        export(dataset.settings, dataset.catalog, tmp_path / "out", Format.jsonl, where="1 = 1", mask=mask)
+        export(dataset.settings, dataset.catalog, tmp_path / "out", Format.jsonl, options)
     assert "export.json" not in content(tmp_path / "out")
 
 
@@ -214,7 +213,7 @@ def test_no_cell_of_a_csv_is_a_formula(dataset, tmp_path):
     dataset.describe(key, lambda rows: [{**row, "error": "=1+1"} for row in rows])
 
     def exported(name: str, **more: bool) -> list[dict[str, str]]:
-        export(dataset.settings, dataset.catalog, tmp_path / name, Format.csv, **more)
+        export(dataset.settings, dataset.catalog, tmp_path / name, Format.csv, ExportOptions(**more))
         with (tmp_path / name / f"{key}.csv").open(newline="") as file:
             return list(csv.DictReader(file))
 

@@ -24,13 +24,13 @@ from vlm_catalog.ingest import ingest
 from vlm_durable.files.files import DurableWriteError
 from vlm_results import export as export_module
 from vlm_results import exported_images
-from vlm_results.export import Exported, Format, export
+from vlm_results.export import Exported, ExportOptions, Format, export
 from vlm_results.exported_images import ExportedImages, Images
 from vlm_results.exported_rows import LATER_COLUMNS
 
 
 def exported(pictures: Dataset, folder: Path, format_: Format = Format.jsonl, **more: object) -> Exported:
-    return export(pictures.settings, pictures.catalog, folder, format_, **more)
+    return export(pictures.settings, pictures.catalog, folder, format_, ExportOptions(**more))
 
 
 def uris_of(folder: Path) -> dict[str, str | None]:
@@ -330,7 +330,7 @@ def test_fetched_images_are_copied_as_they_came(pictures, tmp_path):
     root, catalog = tmp_path / "pictures", pictures.catalog
     catalog.__dict__["images"] = Bucket(root)
     images = ExportedImages(catalog, tmp_path / "out", Images.copy)
-    export(pictures.settings, catalog, tmp_path / "out", Format.jsonl, images=Images.copy)
+    export(pictures.settings, catalog, tmp_path / "out", Format.jsonl, ExportOptions(images=Images.copy))
     assert images.copied_keys()
     for name, uri in uris_of(tmp_path / "out").items():
         assert (uri is not None) == (name in OPENED)

@@ -152,8 +152,10 @@ def test_properties_that_are_not_asked_are_no_change_and_no_failure(asked_again,
     assert quality.not_asked == {"condition": 0, "again": 5}
     again = question_sets(settings)[2]
     schema = load_schema(again.settings.description_schema)
-    path = again.asset.partition(asked_again.keys[2]).published
-    summary = summarize(path, schema, asked_again.keys[2], "", conditions={}, truth={})
+    key = asked_again.keys[2]
+    record = PublishedPartitions(again.asset).record(key)
+    assert record is not None
+    summary = summarize(again.asset.partition(key).published, schema, record, conditions={}, truth={})
     assert (summary.ok, summary.failed, summary.not_asked, summary.rows) == (1, {}, 2, 3)
     page = quality_metadata(quality, Accuracy({}, 0))
     assert "again was not asked of 5 properties" in page["question sets"].value

@@ -19,7 +19,7 @@ from vlm_results import certification, confidence_statistics, explore
 from vlm_results.certification import certify_published
 from vlm_results.changes import RowSnapshot, Since, changes
 from vlm_results.confidence_statistics import GRID, cell_counts
-from vlm_results.export import Format, export
+from vlm_results.export import ExportOptions, Format, export
 from vlm_results.exported_images import Images
 from vlm_results.guarantee import FILE, Guarantee, shown_rows
 from vlm_results.labels import Judged
@@ -111,7 +111,7 @@ def test_every_reader_shows_the_same_nulls_and_keeps_the_raw_answer(promised, tm
     assert {at for _, at in words.ranked} == {ordinals[name] for name, shown in expected.items() if shown}
 
     exported = tmp_path / "out"
-    export(settings, catalog, exported, Format.jsonl, images=Images.none)
+    export(settings, catalog, exported, Format.jsonl, ExportOptions(images=Images.none))
     lines = exported_rows(exported)
     assert {name: line["description"]["has_pool"] for name, line in lines.items()} == expected
     assert {name: line["raw_description"] for name, line in lines.items()} == raw
@@ -300,9 +300,10 @@ def test_an_exported_shard_is_written_anew_when_other_answers_are_shown(tmp_path
     dataset = labelled(tmp_path, range(600))
     settings, catalog = dataset.settings, dataset.catalog
     folder = tmp_path / "out"
-    kept = [export(settings, catalog, folder, Format.csv, images=Images.none).kept for _ in range(2)]
+    none = ExportOptions(images=Images.none)
+    kept = [export(settings, catalog, folder, Format.csv, none).kept for _ in range(2)]
     certify_published(settings, catalog)
-    kept += [export(settings, catalog, folder, Format.csv, images=Images.none).kept for _ in range(2)]
+    kept += [export(settings, catalog, folder, Format.csv, none).kept for _ in range(2)]
     assert kept == [0, 4, 0, 4]
 
 

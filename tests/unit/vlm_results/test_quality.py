@@ -11,6 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from vlm_assets.services.command_error import CommandError
+from vlm_durable.versions.partition_files import PublishedRecord
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_engine.schema import DescriptionSchema
 from vlm_results import quality
@@ -79,7 +80,7 @@ def look(tmp_path, answers, *, truth=None, conditions=None, failed=()):
     ]
     summaries = [
         summarize(
-            path, SCHEMA, path.stem, f"2026-01-{number + 1:02d}",
+            path, SCHEMA, PublishedRecord(path.stem, 1, "", 0, ROWS, "", "", f"2026-01-{number + 1:02d}"),
             conditions=House.CONTRADICTIONS if conditions is None else conditions, truth=truth or {},
         )
         for number, path in enumerate(paths)

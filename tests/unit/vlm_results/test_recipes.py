@@ -17,7 +17,7 @@ from tests.support.pictures import COLOURS, OPENED
 from tests.support.recipes import recipe
 from vlm_assets.assets.truth import verdicts
 from vlm_results.described_table import TablePlace, bring_up_to_date
-from vlm_results.export import Format, export
+from vlm_results.export import ExportOptions, Format, export
 from vlm_results.exported_images import Images
 from vlm_results.review import TakenVerdicts, take_verdicts
 
@@ -29,7 +29,7 @@ def run(pictures: Dataset, tmp_path: Path, monkeypatch, left_out) -> Callable[..
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
     def run_recipe(heading: str, format_: Format, *, folder: str = "out", number: int = 0, **more: Any):
-        export(pictures.settings, pictures.catalog, Path(folder), format_, **more)
+        export(pictures.settings, pictures.catalog, Path(folder), format_, ExportOptions(**more))
         names: dict[str, Any] = {}
         exec(compile(recipe(heading, number), f"docs/after.md: {heading}", "exec"), names)
         return names

@@ -13,7 +13,7 @@ from vlm_assets.commands.comparison_view import tables
 from vlm_assets.commands.html_page import Card, ModelValue, page
 from vlm_assets.config.settings import Settings
 from vlm_assets.services import comparison as comparison_module
-from vlm_assets.services.comparison import Comparison, Contender, compare
+from vlm_assets.services.comparison import ComparedSample, Comparison, Contender, compare
 from vlm_assets.services.trial import Trial
 from vlm_catalog.catalog import Catalog
 
@@ -54,7 +54,7 @@ def compared(
 
     monkeypatch.setattr(comparison_module, "run_trial", trial)
     contenders = [Contender(name, settings.model_copy(update={"prompt": name})) for name in answers]
-    return compare(contenders, Catalog.open(settings.home), limit=8, **{"truth": truth, **more})
+    return compare(contenders, Catalog.open(settings.home), ComparedSample(8, truth), **more)
 
 
 def cell(comparison: Comparison, caption: str, row: str, column: int = 1) -> str:

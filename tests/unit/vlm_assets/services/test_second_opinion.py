@@ -10,7 +10,7 @@ from tests.support.trials import described
 from vlm_assets.commands.comparison_view import tables
 from vlm_assets.config.settings import Settings, SettingsError, load_settings
 from vlm_assets.services import comparison as comparison_module
-from vlm_assets.services.comparison import Comparison, Contender, compare
+from vlm_assets.services.comparison import ComparedSample, Comparison, Contender, compare
 from vlm_assets.services.second_opinion import SecondOpinion
 from vlm_assets.services.trial import Trial
 from vlm_catalog.catalog import Catalog
@@ -67,7 +67,7 @@ def compared(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     opinion = SecondOpinion.of_set(settings, "second_look")
     contenders = [Contender("as set", settings), Contender(opinion.name, opinion.settings)]
     return compare(
-        contenders, Catalog.open(settings.home), limit=8, truth=truth, price_per_hour=3600.0,
+        contenders, Catalog.open(settings.home), ComparedSample(8, truth), price_per_hour=3600.0,
         second_opinion=opinion,
     )  # fmt: skip
 
