@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.contenders.task import Task
 from examples.rendered_properties import list_properties, write_example
-from vlm_assets.assets.property_descriptions import DescriptionWork
+from vlm_assets.assets.description_work import DescriptionWork
 from vlm_assets.config.resource_settings import build_vision_language_model
 from vlm_assets.config.settings import EXAMPLE_MODEL, PREFIX, Settings, load_settings
 from vlm_assets.webserver.home import prepare_dagster_home

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.durability_cost import catalogued
-from vlm_assets.assets.property_descriptions import DescriptionWork
+from vlm_assets.assets.description_work import DescriptionWork
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model, control_state
 from vlm_assets.config.settings import Settings, load_settings
 from vlm_catalog.catalog import Catalog

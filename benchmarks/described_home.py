@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from vlm_assets.assets.description_work import description_rows
 from vlm_assets.assets.fingerprint import embedding_parts
-from vlm_assets.assets.property_descriptions import description_rows
 from vlm_assets.assets.property_embeddings import embedding_rows
 from vlm_assets.config.resource_settings import build_text_embedding_model
 from vlm_assets.config.settings import Settings, load_settings

@@ -23,8 +23,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from examples.rendered_properties import write_example
+from vlm_assets.assets.description_work import DescriptionWork
 from vlm_assets.assets.partition import Partition
-from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model
 from vlm_assets.config.settings import EXAMPLE_MODEL, Settings, load_settings
 from vlm_catalog.catalog import Catalog

@@ -137,7 +137,7 @@ def _run() -> None:
     import dagster as dg
 
     from resources.vision_language_model import VisionLanguageModel
-    from vlm_assets.assets.property_descriptions import DescriptionWork
+    from vlm_assets.assets.description_work import DescriptionWork
     from vlm_assets.config.settings import current_settings
     from vlm_assets.definitions import defs
     from vlm_catalog.catalog import Catalog

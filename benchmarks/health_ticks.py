@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 
 from benchmarks.sensor_ticks import write_history
 from sensors import published_file_drift
+from vlm_assets.assets.description_work import description_rows
 from vlm_assets.assets.fingerprint import TEXTS
-from vlm_assets.assets.property_descriptions import description_rows
 from vlm_assets.assets.published_rows import COUNTED
 from vlm_assets.automation.sensors import build_sensors
 from vlm_assets.config.settings import Settings, load_settings

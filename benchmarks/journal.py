@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from vlm_assets.assets.property_descriptions import description_rows
+from vlm_assets.assets.description_work import description_rows
 from vlm_assets.config.settings import load_settings
 from vlm_durable.journal.journal import Journal
 from vlm_durable.journal.segments import JournalIdentity

@@ -26,9 +26,9 @@ from typing import Any
 import pyarrow as pa
 
 from faults.partition_life import Say
+from vlm_assets.assets.description_work import DescriptionWork
 from vlm_assets.assets.materialize import BeingWithdrawnError
 from vlm_assets.assets.partition import INPUTS, Partition, adopt_rows, generation_of
-from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.assets.property_embeddings import EmbeddingWork, embedding_rows
 from vlm_assets.commands.main import main as run_vlm_assets
 from vlm_assets.config.resource_settings import build_text_embedding_model, build_vision_language_model

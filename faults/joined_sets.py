@@ -34,7 +34,7 @@ from faults.lives import Life, StoppedLife, act_in_child, random_end
 from faults.mounts import LOG_FLUSHED, LOG_LOST, Mount
 from faults.partition_life import Say
 from resources.vision_language_model import VisionLanguageModel
-from vlm_assets.assets import property_descriptions
+from vlm_assets.assets import description_work
 from vlm_assets.config.questions_file import QuestionsFile
 from vlm_assets.config.settings import Settings, load_settings
 from vlm_assets.home_definitions import build_defs
@@ -372,8 +372,8 @@ def _describe(home: Path, say: Say, *, name: str, sets: Sequence[str], has_added
         (VisionLanguageModel, "load", load),
         (Journal, "submit", submit_and_commit),
         (PublishedPartitions, "publish", publish_and_say),
-        (property_descriptions, "WorkerPool", _Images),
-        (property_descriptions, "make_thumbnails", lambda jobs, **_: [[None] for _ in jobs]),
+        (description_work, "WorkerPool", _Images),
+        (description_work, "make_thumbnails", lambda jobs, **_: [[None] for _ in jobs]),
     ]
     for place, attribute, replacement in replaced:
         setattr(place, attribute, replacement)

@@ -15,8 +15,8 @@ from typing import Final, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vlm_assets.assets.description_work import description_rows
 from vlm_assets.assets.partition import CONFIDENCE
-from vlm_assets.assets.property_descriptions import description_rows
 from vlm_assets.config.filled_fields import FieldSources, field_sources, shown
 from vlm_assets.config.question_sets import QuestionSet, question_sets
 from vlm_assets.config.settings import Settings

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pydantic
 from PIL import Image
 
+from vlm_assets.assets.description_work import description_rows
 from vlm_assets.assets.fingerprint import SETTINGS, TEXTS, embedding_parts
-from vlm_assets.assets.property_descriptions import description_rows
 from vlm_assets.assets.published_rows import COUNTED, row_counts
 from vlm_assets.config.resource_settings import build_text_embedding_model
 from vlm_assets.config.settings import Settings, load_settings

@@ -15,8 +15,8 @@ from pydantic import BaseModel, Field
 
 from tests.support.journals import open_journal
 from tests.support.listings import write_listing
+from vlm_assets.assets.description_work import description_rows
 from vlm_assets.assets.partition import NOT_ASKED, Refusal
-from vlm_assets.assets.property_descriptions import description_rows
 from vlm_assets.assets.published_rows import COUNTED, row_counts
 from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.settings import Settings, load_settings

@@ -1,7 +1,7 @@
 """One materialization of one partition: the steps that both assets take.
 
 They are: begin; where the partition is complete, verify; else resume, compute the rows on a device, publish.
-How a row is made is in ``property_descriptions.py`` and ``property_embeddings.py``. A refused file yields its
+How a row is made is in ``description_work.py`` and ``property_embeddings.py``. A refused file yields its
 failing check results before the error: that leaves a failed check with its partition, a failed partition, and
 the old file in place.
 """

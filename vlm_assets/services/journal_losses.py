@@ -115,8 +115,8 @@ def _partitions(
     settings: Settings, catalog: Catalog, range_: PropertyRange
 ) -> Iterator[tuple[Partition, pa.Schema]]:
     """The partition of each asset with the columns of its rows, where what it is made of can be read."""
+    from vlm_assets.assets.description_work import DescriptionWork
     from vlm_assets.assets.partition import Partition
-    from vlm_assets.assets.property_descriptions import DescriptionWork
     from vlm_assets.assets.property_embeddings import EmbeddingWork
     from vlm_assets.config.where import WhereError
 

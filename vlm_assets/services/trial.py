@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from resources.gpu import GpuResource
 from resources.vision_language_model import VisionLanguageModel
-from vlm_assets.assets.property_descriptions import DescriptionWork
+from vlm_assets.assets.description_work import DescriptionWork
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.progress import doing
 from vlm_catalog.catalog import Catalog

@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from vlm_assets.assets.description_work import DescriptionWork
 from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, Fingerprint, digest_of, row_parts
 from vlm_assets.assets.partition import INPUTS, Partition, adopt_rows, generation_of
-from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.assets.published_rows import record_metadata
 from vlm_assets.config.question_sets import QuestionSet, question_sets
 from vlm_assets.config.resource_settings import build_vision_language_model

@@ -28,7 +28,7 @@ from faults.file_operations import FileOperations, die, strike_at
 from resources.text_embedding import TextEmbedder, TextEmbeddingModel
 from resources.vision_language_model import VisionLanguageModel
 from tests.support.scripted_models import ScriptedEngine
-from vlm_assets.assets import partition, property_descriptions
+from vlm_assets.assets import description_work, partition
 from vlm_assets.config.settings import Settings, load_settings
 from vlm_assets.home_definitions import build_defs
 from vlm_durable.journal.journal import Journal
@@ -89,9 +89,7 @@ def live(order: dict[str, Any], say: Callable[..., Any]) -> None:
     """
     chosen = dict(order["settings"])
     partition.COMMIT_ROWS = chosen.pop("commit_rows", partition.COMMIT_ROWS)
-    property_descriptions.PREFETCH_BATCHES = chosen.pop(
-        "prefetch_batches", property_descriptions.PREFETCH_BATCHES
-    )
+    description_work.PREFETCH_BATCHES = chosen.pop("prefetch_batches", description_work.PREFETCH_BATCHES)
     settings = load_settings(home=order["home"], devices="cpu:1", **chosen)
     model_class = ScriptedModel if order.get("scripted") else LoadedModel
     model = model_class(model=settings.model)

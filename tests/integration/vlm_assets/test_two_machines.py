@@ -18,8 +18,8 @@ from resources.dagster_names import NO_ATTEMPT
 from resources.vision_language_model import VisionLanguageModel
 from tests.support.homes import Dataset
 from vlm_assets.assets import stored_settings
+from vlm_assets.assets.description_work import DescriptionWork
 from vlm_assets.assets.fingerprint import description_parts
-from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.assets.stored_settings import (
     MachineDiffersError,
     accept_settings,

@@ -14,11 +14,11 @@ from tests.support.desks import KEY, Desk, settings_of
 from tests.support.homes import Condition
 from tests.support.scripted_models import ScriptedEngine
 from vlm_assets.assets.checks import FailedShareLimits, check_descriptions
+from vlm_assets.assets.description_work import DescriptionWork
 from vlm_assets.assets.looked_at import LookedAt, asked_shares
 from vlm_assets.assets.materialize import Materialization
 from vlm_assets.assets.partition import NOT_ASKED, OK
 from vlm_assets.assets.partition_state import PartitionStates, State
-from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.resource_settings import build_vision_language_model
 from vlm_assets.config.where import WhereError

@@ -14,9 +14,9 @@ from tests.support.scripted_engine import load as load_scripted
 from tests.support.scripted_models import ScriptedEngine
 from tests.support.shares import share_of
 from vlm_assets.assets import materialize, rows_in_doubt
+from vlm_assets.assets.description_work import DescriptionWork
 from vlm_assets.assets.partition import Partition, adopt_rows
 from vlm_assets.assets.partition_state import PartitionStates, State
-from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.assets.rows_in_doubt import RowsInDoubt
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model, control_state
 from vlm_catalog.catalog import Catalog

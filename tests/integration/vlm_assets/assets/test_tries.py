@@ -10,7 +10,7 @@ from dagster import DagsterExecutionInterruptedError
 
 from resources.dagster_names import NEEDS_PERSON, is_tagged
 from resources.vision_language_model import VisionLanguageModel
-from vlm_assets.assets.property_descriptions import DescriptionWork
+from vlm_assets.assets.description_work import DescriptionWork
 from vlm_assets.commands.property_view import lines, read_property
 from vlm_assets.config.resource_settings import build_vision_language_model, control_state
 from vlm_catalog.catalog import Catalog

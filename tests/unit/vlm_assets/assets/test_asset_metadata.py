@@ -10,7 +10,8 @@ import pytest
 
 from vlm_assets.assets import asset_metadata
 from vlm_assets.assets.asset_metadata import table_metadata
-from vlm_assets.assets.property_descriptions import build_described_assets, description_rows
+from vlm_assets.assets.description_work import description_rows
+from vlm_assets.assets.property_descriptions import build_described_assets
 from vlm_assets.assets.property_embeddings import embedding_rows
 from vlm_assets.config.question_sets import QuestionSet
 from vlm_assets.config.settings import load_settings

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.command_line import run_command
 from tests.support.homes import BEGAN, publish
-from vlm_assets.assets.property_descriptions import description_rows
+from vlm_assets.assets.description_work import description_rows
 
 
 def test_a_property_that_is_not_published_yet(empty) -> None:

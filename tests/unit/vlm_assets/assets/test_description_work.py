@@ -1,4 +1,4 @@
-"""property_descriptions.py: how the work of a range is cut, and what a run says of too coarse a cut."""
+"""description_work.py: how the work of a range is cut, and what a run says of too coarse a cut."""
 
 import itertools
 from dataclasses import replace
@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pydantic import BaseModel
 
-from vlm_assets.assets.property_descriptions import DescriptionWork
+from vlm_assets.assets.description_work import DescriptionWork
 from vlm_assets.config.resource_settings import build_vision_language_model
 from vlm_catalog.catalog import Catalog
 from vlm_engine.batches import long_batch
