@@ -138,6 +138,7 @@ def _run() -> None:
 
     from resources.vision_language_model import VisionLanguageModel
     from vlm_assets.assets.description_work import DescriptionWork
+    from vlm_assets.assets.joined_sets import JoinedSets
     from vlm_assets.config.settings import current_settings
     from vlm_assets.definitions import defs
     from vlm_catalog.catalog import Catalog
@@ -146,7 +147,7 @@ def _run() -> None:
 
     for name, owner, method in (
         ("model load", VisionLanguageModel, "load"),
-        ("describing", DescriptionWork, "describe"),
+        ("describing", JoinedSets, "describe"),
         ("checks", DescriptionWork, "check"),
         ("metadata", DescriptionWork, "metadata"),
         ("staging", PublishedPartitions, "stage"),

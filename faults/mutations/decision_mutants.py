@@ -54,7 +54,7 @@ _VERSIONED = "vlm_durable/versions/versioned_object.py"
 _MARKS = "vlm_durable/versions/version_mark.py"
 _ENGINE_CHOICE = "vlm_assets/config/engine_choice.py"
 _DESCRIBED_ASSETS = "vlm_assets/assets/property_descriptions.py"
-_DESCRIPTION_WORK = "vlm_assets/assets/description_work.py"
+_JOINED_SETS = "vlm_assets/assets/joined_sets.py"
 _PARTITION = "vlm_assets/assets/partition.py"
 _MATERIALIZE = "vlm_assets/assets/materialize.py"
 _QUESTION_SETS = "vlm_assets/config/question_sets.py"
@@ -156,7 +156,7 @@ TESTS = {
     _MARKS: ["tests/unit/vlm_durable/versions/test_version_mark.py"],
     _ENGINE_CHOICE: ["tests/unit/vlm_training/test_description_model.py"],
     _DESCRIBED_ASSETS: [f"{_SETS}each_set_has_the_options_that_are_its_own"],
-    _DESCRIPTION_WORK: [
+    _JOINED_SETS: [
         f"{_SETS}{name}"
         for name in (
             "a_refused_set_keeps_no_other_from_being_published",
@@ -452,23 +452,23 @@ MUTANTS = (
     Mutant(_STATE_FILE, 'for ending in ("", "-wal", "-shm"):', 'for ending in ("",):', "a restored control state has no older one's log"),
     Mutant(_STATE_FILE, 'exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")', 'exec_driver_sql("BEGIN")',
            "of two changes at once neither is lost"),
-    Mutant(_DESCRIPTION_WORK, "            self._failures.append((asset, error))\n", "            raise\n",
+    Mutant(_JOINED_SETS, "            self._failures.append((asset, error))\n", "            raise\n",
            "each question set publishes before another's failure is raised"),
-    Mutant(_DESCRIPTION_WORK, "if len(self.asking) == 1 or device_failure(error) is not None:", "if True:",
+    Mutant(_JOINED_SETS, "if len(self.asking) == 1 or device_failure(error) is not None:", "if True:",
            "a question set that fails half way leaves the others at work"),
-    Mutant(_DESCRIPTION_WORK, " or device_failure(error) is not None:", ":",
+    Mutant(_JOINED_SETS, " or device_failure(error) is not None:", ":",
            "a device that fails under two question sets is held to account"),
-    Mutant(_DESCRIPTION_WORK, "            except Exception as error:\n                self._leave_out(of_set, error)\n        for of_set in self.sets:",
-           "            except ZeroDivisionError as error:\n                self._leave_out(of_set, error)\n        for of_set in self.sets:",
+    Mutant(_JOINED_SETS, "            except Exception as error:\n                self._leave_out(of_set, error)\n        for number",
+           "            except ZeroDivisionError as error:\n                self._leave_out(of_set, error)\n        for number",
            "a journal that cannot be read keeps no other question set waiting"),
-    Mutant(_DESCRIPTION_WORK, " if answer.question == question]", "]", "each question set's journal has its own rows alone"),
-    Mutant(_DESCRIPTION_WORK, "                                    of_set.take(described, engine, device)\n",
-           "                                    of_set.take(described, engine, device)\n                                    of_set.run.progress.advance(0)\n",
+    Mutant(_JOINED_SETS, " if answer.question == self.question]", "]", "each question set's journal has its own rows alone"),
+    Mutant(_JOINED_SETS, "                of_set.submit_rows(described, engine, device)\n",
+           "                of_set.submit_rows(described, engine, device)\n                of_set.run.progress.advance(0)\n",
            "a pause ends the work when each question set has its rows"),
-    Mutant(_DESCRIPTION_WORK, "            of_set.run.work_beside(other.run for other in self.sets)\n", "            pass\n",
+    Mutant(_JOINED_SETS, "            of_set.run.work_beside(other.run for other in self.sets)\n", "            pass\n",
            "a question set that only waits to publish lives as long as the others"),
     Mutant(_DESCRIBED_ASSETS, "options = config.of(asset)", "options = config", "each question set has its own options"),
-    Mutant(_DESCRIPTION_WORK, '                log.error(f"{asset} failed too: {error}")\n', "                pass\n",
+    Mutant(_JOINED_SETS, '                log.error(f"{asset} failed too: {error}")\n', "                pass\n",
            "the failure of a second question set is told"),
     Mutant(_PARTITION, "return self.settings.layout.asset(self.asset).partition(self.key)", "return self.settings.descriptions.partition(self.key)",
            "a question set's journal is its own"),

@@ -1,11 +1,12 @@
-"""What the assets of question sets are made by: the columns, and the work that fills them with an engine."""
+"""The descriptions of a range: their columns, what a row is made of, and what an engine needs for them.
+
+The loop that asks the engine is in ``joined_sets.py``.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -17,12 +18,7 @@ import pyarrow as pa
 
 from resources.vision_language_model import VisionLanguageModel
 from vlm_assets.assets import markdown
-from vlm_assets.assets.checks import (
-    Acceptance,
-    CheckOutcome,
-    FailedShareLimits,
-    check_descriptions,
-)
+from vlm_assets.assets.checks import Acceptance, CheckOutcome, FailedShareLimits, check_descriptions
 from vlm_assets.assets.fingerprint import (
     CATALOGUE_SLICE,
     LOOKED_AT,
@@ -34,10 +30,7 @@ from vlm_assets.assets.fingerprint import (
     row_parts,
 )
 from vlm_assets.assets.looked_at import LookedAt
-from vlm_assets.assets.materialize import (
-    Materialization,
-    Metadata,
-)
+from vlm_assets.assets.materialize import Metadata
 from vlm_assets.assets.partition import CONFIDENCE, INPUTS, NOT_ASKED
 from vlm_assets.assets.partition_page import (
     FAILED_SHOWN,
@@ -48,33 +41,25 @@ from vlm_assets.assets.partition_page import (
     read_quality,
 )
 from vlm_assets.assets.published_rows import record_metadata
-from vlm_assets.assets.run_watch import (
-    ImagesWatch,
-    RunProgress,
-)
+from vlm_assets.assets.run_watch import ImagesWatch
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_catalog.catalog import Catalog
 from vlm_catalog.catalog_file import WITHDRAWN, is_tombstone
 from vlm_catalog.ranges import PropertyRange
-from vlm_durable.journal.journal import Journal
 from vlm_durable.journal.segments import later_column
 from vlm_durable.versions.partition_rows import PartitionRows
-from vlm_engine.batches import BatchSizes, MeasuredSizes
+from vlm_engine.batches import FIRST_IMAGES, BatchSizes, MeasuredSizes
 from vlm_engine.describing import Describing
 from vlm_engine.devices.find import Device
-from vlm_engine.devices.left_out import device_failure
 from vlm_engine.images.images import PropertyJob
 from vlm_engine.images.thumbnails import make_thumbnails
 from vlm_engine.images.worker_pool import WorkerPool
-from vlm_engine.ladder import AnswerGuard, Described
+from vlm_engine.ladder import Described
 from vlm_engine.prompt import FurtherQuestion, Prompt, build_prompt
 from vlm_engine.protocol import Engine, ImageTokens, ModelLoadError, image_tokens_of
 from vlm_engine.schema import DescriptionSchema, confidence_type, load_schema
 
-INVALID_SHARE = 0.5
-"""Share of the model's last answers that may be no descriptions, else the run stops: most mean a model,
-prompt or schema that cannot work. A larger VLM_ASSETS_FAILED_SHARE is taken instead."""
 PREFETCH_BATCHES = 2
 """Batches loaded ahead of the model: one is ready while the next is loaded. More would only take memory."""
 
@@ -218,82 +203,20 @@ class DescriptionWork:
 
         device: where it is measured; None: nowhere. further: the work that is asked with it.
         """
-        properties, images = self.settings.batch_size, self.settings.batch_images
-        if images != "auto":
-            return BatchSizes(properties, images)
-        if device is None:
-            return BatchSizes(properties)
-        name, digest = self._measured_of(device)
-        if further:
-            digest = digest_of([digest, *(work._measured_of(device)[1] for work in further)])
-        measured = MeasuredSizes(control_state(self.settings), name, digest)
-        return BatchSizes(properties, measured=measured)
+        images, measured = self.settings.batch_images, None
+        if images == "auto":
+            images = FIRST_IMAGES
+            if device is not None:
+                name, digest = self._measured_of(device)
+                if further:
+                    digest = digest_of([digest, *(work._measured_of(device)[1] for work in further)])
+                measured = MeasuredSizes(control_state(self.settings), name, digest)
+        return BatchSizes(self.settings.batch_size, images, measured)
 
     def _measured_of(self, device: Device) -> tuple[str, str]:
         """The key of remembered rates: a device's name, and a digest of all that decides the answers."""
         meaning = row_parts(self.fingerprint.parts)
         return device.model_name, digest_of({**meaning, "properties": self.settings.batch_size})
-
-    def describe(self, joined: JoinedSets, device: Device, workers: WorkerPool) -> None:
-        """Describe what is left to do, and hand each set's journal its rows of each batch when it is done.
-
-        This work is that of the first set that is asked.
-        """
-        first, *others = sets = tuple(joined.asking)
-        further = [of_set.work.question for of_set in others]
-        sizes = self.batch_sizes(device, further=[of_set.work for of_set in others])
-        progress = first.run.progress
-        with progress.loading_model():
-            engine = self.model.load(device, schema=self.schema, prompt=self.prompt, further=further)
-        with self.describing(engine, workers, sizes, further=further) as describing:
-            self._refuse_another_model(engine)
-            plan = describing.begin(first.journal.plan)
-            for of_set in sets:
-                of_set.journal.plan = plan
-            with first.run.at_work(engine, device, beside=[of_set.run for of_set in others]):
-                while joined.begin_round():
-                    to_do = [of_set.to_do for of_set in sets]
-                    for batch in describing.describe(self.jobs, to_do[0], further_to_do=to_do[1:]):
-                        if batch.advice is not None:
-                            progress.warn(batch.advice)
-                        self.images.judge_batch(batch.described)
-                        answers = [
-                            [answer for answer in batch.described if answer.question == question]
-                            for question in range(len(sets))
-                        ]
-                        for of_set, described in zip(sets, answers, strict=True):
-                            if of_set in joined.asking:
-                                with joined.failure_of(of_set):
-                                    of_set.take(described, engine, device)
-                        # When each has its rows: a pause ends the work of all.
-                        for of_set, described in zip(sets, answers, strict=True):
-                            if of_set in joined.asking:
-                                with joined.failure_of(of_set):
-                                    of_set.advance(described)
-        for of_set in joined.asking:
-            of_set.computed = self._work_metadata(of_set.run.progress, describing, engine, device)
-
-    def _work_metadata(
-        self, progress: RunProgress, describing: Describing, engine: Engine, device: Device
-    ) -> Metadata:
-        spent, image_tokens = describing.spent, image_tokens_of(engine)
-        return {
-            "device": dg.MetadataValue.text(f"{self.model.device_name(device)} ({device.name})"),
-            "properties/s": dg.MetadataValue.float(round(progress.rate, 3)),
-            "images": dg.MetadataValue.int(spent.images),
-            "prompt tokens a property": dg.MetadataValue.int(
-                round(spent.prompt_tokens / max(1, spent.attempts))
-            ),
-            **(
-                {}
-                if image_tokens is None
-                else {"image tokens": dg.MetadataValue.text(image_tokens.sentence())}
-            ),
-            "batches": dg.MetadataValue.text(describing.sizes.size.sentence()),
-            "seconds of the longest batch": dg.MetadataValue.float(round(spent.longest, 3)),
-            "seconds loading model": dg.MetadataValue.float(round(progress.load_seconds, 3)),
-            **progress.work_time(spent, engine).metadata(),
-        }
 
     def describing(
         self,
@@ -307,7 +230,7 @@ class DescriptionWork:
         tokens = self.settings.max_new_tokens
         return Describing(engine, workers, self.schema, tokens, sizes, further=further)
 
-    def _refuse_another_model(self, engine: Engine) -> None:
+    def refuse_another_model(self, engine: Engine) -> None:
         """Raise ModelLoadError where the engine's model is not the fingerprint's."""
         expected = self.fingerprint.parts["model"]
         if engine.revision != expected:
@@ -322,18 +245,6 @@ class DescriptionWork:
         """The watch that tells a disk that is away from images that were deleted."""
         may_be_gone = self.settings.failed_share >= 1.0
         return ImagesWatch(self.catalog, self.range, self.properties, may_be_gone)
-
-    @contextlib.contextmanager
-    def prepared(self, sets: Sequence[SetAtWork], devices: Sequence[Device]) -> Iterator[WorkerPool]:
-        """All that the work needs beside a device: modules and workers.
-
-        sets: all that are asked, its own first. devices: one kind, one is to come.
-        """
-        done_ids = frozenset.intersection(*(of_set.journal.done_ids for of_set in sets))
-        further = [of_set.work.question for of_set in sets[1:]]
-        with self.workers(devices[0], done_ids, further=further) as workers:
-            self.model.prepare(devices)
-            yield workers
 
     def workers(
         self,
@@ -487,122 +398,3 @@ class DescriptionWork:
             )
             for row, files, of_row in zip(rows, thumbnails, uris, strict=True)
         ]
-
-
-@dataclass(eq=False)
-class SetAtWork:
-    """A question set in a run, with work to do or rows to publish.
-
-    own: closes its journal and its heartbeat. computed: what the page says of the work.
-    """
-
-    work: DescriptionWork
-    run: Materialization
-    journal: Journal
-    own: contextlib.ExitStack
-    computed: Metadata = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.to_do = set[str]()
-        self._tries: Mapping[str, int] = {}
-        self._rounds = self.run.rounds(self.journal)
-        self._guard = AnswerGuard(max(INVALID_SHARE, self.work.settings.failed_share))
-
-    def begin_round(self) -> None:
-        """Note which properties are asked about next."""
-        self.to_do = set(next(self._rounds, ()))
-        self._tries = self.journal.failed_tries
-
-    def take(self, described: Sequence[Described], engine: Engine, device: Device) -> None:
-        """Hand the journal the rows of a batch."""
-        if described:
-            with self.run.progress.building_rows():
-                rows = self.work.rows(described, engine, device, self._tries)
-            self.journal.submit(rows)
-
-    def advance(self, described: Sequence[Described]) -> None:
-        """Count a batch, also one of the others alone. A pause or another machine ends the work here."""
-        self.run.progress.advance(sum(answer.property_id not in self._tries for answer in described))
-        self._guard.count(described)
-
-
-class JoinedSets:
-    """The question sets of a run that share a model and the work on their images.
-
-    sets: those that may publish yet. asking: those of them that are described now, whose questions the engine
-    is asked in this order. What fails of one set alone is raised when the others have published.
-    """
-
-    def __init__(self) -> None:
-        self.sets: list[SetAtWork] = []
-        self.asking: list[SetAtWork] = []
-        self._failures: list[tuple[str, Exception]] = []
-
-    @property
-    def failed(self) -> tuple[str, ...]:
-        """The assets that failed."""
-        return tuple(asset for asset, _ in self._failures)
-
-    def begin(self) -> list[SetAtWork]:
-        """The sets with work to do. From here on all heartbeats are one, those of the others too."""
-        for of_set in tuple(self.sets):
-            try:
-                if of_set.run.to_do(of_set.journal):
-                    self.asking.append(of_set)
-            except Exception as error:
-                self._leave_out(of_set, error)
-        for of_set in self.sets:
-            of_set.run.work_beside(other.run for other in self.sets)
-        return self.asking
-
-    def begin_round(self) -> bool:
-        """Whether a set has properties left to ask about. Raises the failure of the last set."""
-        for of_set in tuple(self.asking):
-            with self.failure_of(of_set):
-                of_set.begin_round()
-        return any(of_set.to_do for of_set in self.asking)
-
-    @contextlib.contextmanager
-    def own_failure(self, asset: str) -> Iterator[None]:
-        """Keep what the inside raises of one set until the others have published."""
-        try:
-            yield
-        except Exception as error:
-            self._failures.append((asset, error))
-
-    @contextlib.contextmanager
-    def failure_of(self, of_set: SetAtWork) -> Iterator[None]:
-        """Leave out a set that fails while others are described; raise what is of the device, or the last."""
-        try:
-            yield
-        except Exception as error:
-            if len(self.asking) == 1 or device_failure(error) is not None:
-                raise
-            self._leave_out(of_set, error)
-
-    @contextlib.contextmanager
-    def failure_of_all(self) -> Iterator[None]:
-        """Leave out all sets that are described where the inside raises."""
-        try:
-            yield
-        except Exception as error:
-            for of_set in tuple(self.asking):
-                self._leave_out(of_set, error)
-
-    def _leave_out(self, of_set: SetAtWork, error: Exception) -> None:
-        of_set.to_do.clear()
-        if of_set in self.asking:
-            self.asking.remove(of_set)
-        self.sets.remove(of_set)
-        with self.own_failure(of_set.run.partition.asset), of_set.own:
-            raise error
-
-    def raise_first_failure(self, log: logging.Logger) -> None:
-        """Raise what failed first, if anything did. What else failed is logged."""
-        if not self._failures:
-            return
-        (_, first), *others = self._failures
-        for asset, error in others:
-            if error is not first:
-                log.error(f"{asset} failed too: {error}")
-        raise first

@@ -1,8 +1,8 @@
 """The asset of a question set: one partition a property range, one row a property, asked of its images.
 
 ``property_descriptions`` is the first set's. Here is the asset, whose function shows the order of its
-materialization. The work that fills its columns is in ``description_work.py``, the steps that all assets
-share are in ``materialize.py``, the model is in ``vlm_engine``.
+materialization. The loop that describes is in ``joined_sets.py``, the columns and the rows are in
+``description_work.py``, the steps that all assets share in ``materialize.py``, the model in ``vlm_engine``.
 """
 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
@@ -19,13 +19,10 @@ from resources.gpu import GpuResource
 from resources.interrupts import interrupted_once
 from resources.vision_language_model import VisionLanguageModel
 from vlm_assets.assets.asset_metadata import DESCRIPTIONS, table_metadata
-from vlm_assets.assets.checks import (
-    DESCRIPTION_CHECKS,
-    WHERE_CHECKS,
-    check_specs,
-)
+from vlm_assets.assets.checks import DESCRIPTION_CHECKS, WHERE_CHECKS, check_specs
 from vlm_assets.assets.dagster_versions import description_code_version
-from vlm_assets.assets.description_work import DescriptionWork, JoinedSets, SetAtWork, description_rows
+from vlm_assets.assets.description_work import DescriptionWork, description_rows
+from vlm_assets.assets.joined_sets import JoinedSets, SetAtWork
 from vlm_assets.assets.learned_labels import keep_learned
 from vlm_assets.assets.materialize import (
     Event,
@@ -34,12 +31,7 @@ from vlm_assets.assets.materialize import (
     no_retry_without_a_person,
     range_of_run,
 )
-from vlm_assets.assets.run_watch import (
-    ImagesAwayError,
-    is_noted,
-    note_run,
-    wait_until_available,
-)
+from vlm_assets.assets.run_watch import ImagesAwayError, is_noted, note_run, wait_until_available
 from vlm_assets.config.engine_choice import keep_engine
 from vlm_assets.config.question_sets import QuestionSet, looked_at_by, question_sets
 from vlm_assets.config.resource_settings import IO_MANAGER
@@ -132,7 +124,7 @@ def build_described_assets(
                         assets=[of_set.run.partition.asset for of_set in asking],
                     )
                     with (
-                        first.work.prepared(asking, gpu.find()) as workers,
+                        joined.prepared(gpu.find()) as workers,
                         first.run.device(
                             gpu,
                             server_digest=model.server_digest(first.work.prompt, len(asking)),
@@ -142,7 +134,7 @@ def build_described_assets(
                     ):
                         keep_engine(first.work.settings, context.log)
                         keep_learned(first.work.settings, first.work.fingerprint.parts["model"])
-                        first.work.describe(joined, device, workers)
+                        joined.describe(device, workers)
             for of_set in joined.sets:
                 with joined.own_failure(of_set.run.partition.asset), of_set.own:
                     yield from interrupted_once(run_id, of_set.run.publish(of_set.journal, of_set.computed))

@@ -11,7 +11,7 @@ import pytest
 from resources.dagster_names import NEEDS_PERSON, NO_ATTEMPT, is_tagged
 from resources.gpu import GpuResource
 from tests.support.waiting import wait_until
-from vlm_assets.assets import description_work
+from vlm_assets.assets import description_work, joined_sets
 from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.config.resource_settings import build_gpu
 from vlm_catalog.ingest import ingest
@@ -106,7 +106,7 @@ def test_a_partition_of_garbage_stops_early_and_keeps_what_is_committed(desk, li
     committed = committed_rows(desk.settings.descriptions, key)
     assert WINDOW <= committed < ANSWERED
 
-    monkeypatch.setattr(description_work, "INVALID_SHARE", 1.0)
+    monkeypatch.setattr(joined_sets, "INVALID_SHARE", 1.0)
     refused = cut_off.materialize(key=key)
     assert not refused.checks["failed_share"].passed, "worked to its end, and refused by the check"
     assert committed_rows(desk.settings.descriptions, key) == ANSWERED

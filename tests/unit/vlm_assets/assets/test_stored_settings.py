@@ -19,6 +19,7 @@ MAKES_ROWS = {
         "vlm_durable/journal/segments.py",
         "vlm_assets/assets/property_descriptions.py",
         "vlm_assets/assets/description_work.py",
+        "vlm_assets/assets/joined_sets.py",
         "vlm_assets/__init__.py",
     ),
     "property_embeddings": ("resources/text_embedding.py", "vlm_assets/assets/property_embeddings.py"),
