@@ -10,10 +10,9 @@ away after it (``raise_interrupts_as``). So ours is set again in each of them, a
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from typing import TypeVar
 
 import dagster as dg
@@ -40,10 +39,8 @@ def interrupt_once(run_id: str) -> None:
             signal.signal(number, interrupt)
 
 
-def interrupted_once(run_id: str, events: Generator[_T]) -> Iterator[_T]:
-    """The events of an asset; also between them, and after the last one, ``interrupt_once`` holds."""
-    with contextlib.closing(events):
+def emit(run_id: str, *events: _T) -> Iterator[_T]:
+    """Yield events of an asset; between them, and after the last one, ``interrupt_once`` holds again."""
+    for event in events:
+        yield event
         interrupt_once(run_id)
-        for event in events:
-            yield event
-            interrupt_once(run_id)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +23,7 @@ from pydantic import Field
 
 from resources.dagster_names import NEEDS_PERSON, NO_ATTEMPT
 from resources.gpu import GpuResource
-from resources.interrupts import interrupt_once
+from resources.interrupts import emit, interrupt_once
 from sensors.dagster_internals.instance_needs import UnfitInstanceError, refuse_unfit
 from vlm_assets.assets.checks import (
     NOT_ACCEPTED,
@@ -306,7 +306,7 @@ class Materialization:
             return False
         return not follows_upstream(changed_parts(record.metadata.get("parts", {}), now.parts))
 
-    def verify(self) -> Generator[Event]:
+    def verify(self) -> Iterator[Event]:
         """Read every byte of a complete partition, put back what is damaged, and run the checks."""
         record, key = self._record, self.partition.key
         verified: Metadata
@@ -332,11 +332,12 @@ class Materialization:
             stays = f"It was made with other settings or images than now, and stays: {command('run', key)}."
             self._context.log.info(f"{message} {stays}")
             verified = {"verified": dg.MetadataValue.text(f"{message} {stays}")}
-            yield self._output(Publication(record, changed=False), verified)
+            yield from self._emit(self._output(Publication(record, changed=False), verified))
             # The file was not made with the current settings, which the checks know: they only warn.
-            for outcome in self._work.check(file, accepted=self._accepted_before):
-                yield check_result(self.key, replace(outcome, severity=dg.AssetCheckSeverity.WARN))
-            yield published_file_result(self.key, Verification(key, record))
+            outcomes = self._work.check(file, accepted=self._accepted_before)
+            warnings = [replace(outcome, severity=dg.AssetCheckSeverity.WARN) for outcome in outcomes]
+            yield from self._emit(*(check_result(self.key, warning) for warning in warnings))
+            yield from self._emit(published_file_result(self.key, Verification(key, record)))
             return
         self._context.log.info(f"{message} Complete and unchanged: no device was needed.")
         outcomes, refusal = self._check(file, accepted=self._accepted_before)
@@ -344,14 +345,12 @@ class Materialization:
         if refusal is not None:
             # Computed again it would come out the same.
             self._note(NEEDS_PERSON)
-            yield from results
-            yield published_file_result(self.key, Verification(key, record))
+            yield from self._emit(*results, published_file_result(self.key, Verification(key, record)))
             raise refusal
         verified = {"verified": dg.MetadataValue.text(f"{message} No device was needed.")}
         metadata = self._work.metadata(file) | verified | self._internals
-        yield self._output(Publication(record, changed=False), metadata)
-        yield from results
-        yield published_file_result(self.key, Verification(key, record))
+        yield from self._emit(self._output(Publication(record, changed=False), metadata), *results)
+        yield from self._emit(published_file_result(self.key, Verification(key, record)))
 
     def _fetch(self, record: PublishedRecord) -> bytes | None:
         """The file of a version from the store; waits while the store is away."""
@@ -558,7 +557,7 @@ class Materialization:
         if not is_needed and not uses_cuda():
             lease.release()
 
-    def publish(self, journal: Journal, computed: Metadata) -> Generator[Event]:
+    def publish(self, journal: Journal, computed: Metadata) -> Iterator[Event]:
         """Stage one file of all rows and check it; publish it, or raise and leave the old one in place.
 
         computed: what the page says of the work.
@@ -598,9 +597,9 @@ class Materialization:
                 Refusal(self._generation, findings).write(self.partition.paths)
                 if not rows_to_try_again(journal):
                     self._note(NEEDS_PERSON)
-                yield from results
+                yield from self._emit(*results)
                 standing = Verification(key, None) if self._record is None else self._published.verify(key)
-                yield published_file_result(self.key, standing)
+                yield from self._emit(published_file_result(self.key, standing))
                 raise refusal
             clear_refusal(self.partition.paths)
             metadata = self._work.metadata(staged.path) | self._restored | computed | self._internals
@@ -608,12 +607,15 @@ class Materialization:
             # A worker that was taken over publishes nothing.
             self._wait_for_store(self._copying.flush, "No store to publish in")
             self._refuse_rows_in_doubt(journal)  # again: the wait may have taken hours
-            yield self._output(staged, metadata)
+            yield from self._emit(self._output(staged, metadata))
         # The IO manager has published the file and read both copies back: the journal has done its work.
         journal.retire()
         self._retire_stored(self._copying.retire)
-        yield from results
-        yield published_file_result(self.key, Verification(key, self._published.record(key)))
+        yield from self._emit(*results)
+        yield from self._emit(published_file_result(self.key, Verification(key, self._published.record(key))))
+
+    def _emit(self, *events: Event) -> Iterator[Event]:
+        return emit(self._context.run.run_id, *events)
 
     def _output(
         self, published: StagedFile | Publication, metadata: Metadata

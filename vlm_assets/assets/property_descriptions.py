@@ -16,7 +16,6 @@ import dagster as dg
 
 from resources.dagster_names import NO_ATTEMPT
 from resources.gpu import GpuResource
-from resources.interrupts import interrupted_once
 from resources.vision_language_model import VisionLanguageModel
 from vlm_assets.assets.asset_metadata import DESCRIPTIONS, table_metadata
 from vlm_assets.assets.checks import DESCRIPTION_CHECKS, WHERE_CHECKS, check_specs
@@ -85,7 +84,6 @@ def build_described_assets(
     def described_assets(context: dg.AssetExecutionContext, config: JoinedRunOptions) -> Iterator[Event]:
         gpu: GpuResource = names.resource(context, "gpu")
         model: VisionLanguageModel = names.resource(context, model_key)
-        run_id = context.run.run_id
         catalog, property_range = range_of_run(context, settings)
         joined = JoinedSets()
         with contextlib.ExitStack() as stack:
@@ -108,7 +106,7 @@ def build_described_assets(
                     options = config.of(asset)
                     run = own.enter_context(Materialization.begin(context, settings, asset, work, options))
                     if run.is_complete:
-                        yield from interrupted_once(run_id, run.verify())
+                        yield from run.verify()
                         continue
                     journal = own.enter_context(run.resume())
                     joined.sets.append(SetAtWork(work, run, journal, stack.enter_context(own.pop_all())))
@@ -137,7 +135,7 @@ def build_described_assets(
                         joined.describe(device, workers)
             for of_set in joined.sets:
                 with joined.own_failure(of_set.run.partition.asset), of_set.own:
-                    yield from interrupted_once(run_id, of_set.run.publish(of_set.journal, of_set.computed))
+                    yield from of_set.run.publish(of_set.journal, of_set.computed)
         if joined.failed and is_noted(context, NO_ATTEMPT, joined.failed):
             # Dagster skips what follows this op.
             note_run(context, NO_ATTEMPT, computed_later)

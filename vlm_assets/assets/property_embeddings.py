@@ -22,7 +22,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from resources.gpu import GpuResource
-from resources.interrupts import interrupted_once
 from resources.text_embedding import TextEmbedder, TextEmbeddingModel
 from resources.vision_language_model import VisionLanguageModel
 from vlm_assets.assets.asset_metadata import EMBEDDINGS, table_metadata
@@ -91,7 +90,7 @@ def build_property_embeddings(
         work = EmbeddingWork.for_range(catalog, property_range, descriptions, text_embedding_model)
         with Materialization.begin(context, settings, asset, work, config) as run:
             if run.is_complete:
-                yield from interrupted_once(context.run.run_id, run.verify())
+                yield from run.verify()
                 return
             with run.resume() as journal:
                 computed: Metadata = {}
@@ -102,7 +101,7 @@ def build_property_embeddings(
                     digest = _server_digest(settings, vision_language_model, max(1, len(asked)))
                     with run.device(gpu, server_digest=digest, needed_by=other_sets) as device:
                         computed = work.embed(run, journal, device)
-                yield from interrupted_once(context.run.run_id, run.publish(journal, computed))
+                yield from run.publish(journal, computed)
 
     return property_embeddings
 

@@ -8,7 +8,7 @@ import os, signal, subprocess
 
 import dagster as dg
 
-from resources.interrupts import interrupt_once, interrupted_once
+from resources.interrupts import emit, interrupt_once
 
 in_manager = False
 
@@ -35,16 +35,11 @@ class Manager(dg.IOManager):
         raise NotImplementedError
 
 
-def events():
-    yield dg.AssetObservation("one")
-    yield dg.Output(1)
-    told_twice("asset")
-
-
 @dg.asset(io_manager_def=Manager())
 def one(context):
     interrupt_once(context.run.run_id)
-    yield from interrupted_once(context.run.run_id, events())
+    yield from emit(context.run.run_id, dg.AssetObservation("one"), dg.Output(1))
+    told_twice("asset")
 
 
 before = signal.getsignal(signal.SIGINT)
