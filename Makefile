@@ -27,20 +27,25 @@ VLLM_BUILD ?= $(if $(shell command -v nvidia-smi 2>/dev/null),cuda,cpu)
 VLLM := .venv-vllm/$(VLLM_BUILD)-$(VLLM_VERSION)
 # The parts of `make test`, the longest first: as each ends the next begins. Four at a time keep two cores busy, for those
 # that start servers mostly wait. The fault tests fork their process some thousand times, so they have a small one of
-# their own. The core's own tests run once, and without extensions: tests/support/core_alone hides them.
+# their own. The core's unit and integration tests run once, and without extensions: tests/support/core_alone hides them.
 PARTS := serving others faults core around browsing units lint
 CORE := $(patsubst %,tests/unit/%,vlm_durable vlm_engine vlm_catalog resources sensors vlm_assets)
-MAIN_JOB := tests/integration/vlm_assets/test_core_alone.py
+NEED_EXTENSIONS := $(patsubst %,tests/integration/vlm_assets/%,assets/test_s3_images.py test_wheel.py \
+	services/test_store_contents.py services/test_withdrawal.py services/doctor/test_examination.py)
+AROUND := $(filter-out %/vlm_assets %/conftest.py %/__pycache__,$(wildcard tests/integration/*)) $(NEED_EXTENSIONS)
 IN_CI := not long and not vllm
-tests-serving = -m 'serves and $(IN_CI)' tests/integration/vlm_assets
-tests-others = -m 'not serves and $(IN_CI)' tests/integration/vlm_assets --ignore $(MAIN_JOB)
+INSIDE := tests/integration/vlm_assets $(NEED_EXTENSIONS:%=--ignore=%)
+tests-serving = -m 'serves and $(IN_CI)' $(INSIDE)
+tests-others = -m 'not serves and $(IN_CI)' $(INSIDE)
 tests-faults = tests/faults
-tests-around = -m '$(IN_CI)' tests/integration --ignore tests/integration/vlm_assets
+tests-around = -m '$(IN_CI)' $(AROUND)
 # The examples of the extensions' commands too: where the core is alone it has no such commands.
 tests-browsing = -m '$(IN_CI)' tests/browser tests/unit/vlm_assets/commands/test_main.py::test_every_command_has_an_example
 tests-units = -m '$(IN_CI)' tests/unit $(CORE:%=--ignore=%)
-tests-core = $(CORE) $(MAIN_JOB)
-environment-core = PYTHONPATH=$(CURDIR)/tests/support/core_alone$(if $(PYTHONPATH),:$(PYTHONPATH))
+tests-core = $(CORE)
+CORE_ALONE = PYTHONPATH=$(CURDIR)/tests/support/core_alone$(if $(PYTHONPATH),:$(PYTHONPATH))
+environment-core = $(CORE_ALONE)
+environment-others = $(CORE_ALONE)
 
 .PHONY: help run rehearse explore test $(PARTS:%=test-%) test-long test-gpu test-vllm test-deps vllm faults cluster-demo test-training test-store test-bare test-bare-if-changed gpu-wheels gpu-hour mutations example-embedder example-model example-larger-model bench bench-environments bench-gpu clean
 
