@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 _STATEMENT_MILLISECONDS = 15_000
-_POOL_RECYCLE_SECONDS = 3600
+_POOL_RECYCLE_SECONDS = 1
+"""The greatest age of a connection to Postgres that is used again. With Dagster's own hour the first request
+after a restart of Postgres fails: its connection is cut, and that is noticed only then."""
 _POOL_MAX_OVERFLOW = 20
 _LOOK_MILLISECONDS = 2000
 
@@ -31,7 +33,7 @@ REPORTS = "/report_asset_"
 def pages(workspace: Path) -> Iterator[ASGIApp]:
     """The pages of the instance in DAGSTER_HOME, with the code locations of a workspace file.
 
-    With the limits that ``dagster-webserver`` has by default.
+    The other limits are those that ``dagster-webserver`` has by default.
     """
     from dagster._core.workspace.context import WorkspaceProcessContext
     from dagster._core.workspace.load_target import WorkspaceFileTarget

@@ -1,13 +1,18 @@
 """sensors/dagster_internals on both databases that Dagster can keep its state in: SQLite and Postgres."""
 
+import time
 import warnings
 from pathlib import Path
 
 import dagster as dg
 import pytest
+from starlette.testclient import TestClient
 
+from faults.postgres_server import PostgresServer
 from sensors.dagster_internals.events import DagsterFacts
+from sensors.dagster_internals.pages import GRAPHQL, pages
 from sensors.partition_history import PartitionHistory
+from tests.support.waiting import wait_until
 
 RANGES = dg.StaticPartitionsDefinition(["a", "b", "c"])
 
@@ -73,3 +78,26 @@ def test_partitions_runs_and_results_read_alike_on_both_databases(instance):
     history.update(dagster)
     assert history.failing("described") == {}
     assert history.open_attempts["described"] == {}
+
+
+def test_pages_answer_the_first_request_after_a_restart_of_postgres(
+    postgres_server: PostgresServer, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection that the restart has cut is not used: nobody has to press a button twice."""
+    (tmp_path / "dagster.yaml").write_text(f"storage:\n  postgres:\n    postgres_url: {postgres_url}\n")
+    workspace = tmp_path / "workspace.yaml"
+    workspace.write_text("load_from: []\n")
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    # Runs, events and schedules have a pool of connections each.
+    query = "{runsOrError(limit: 1) {__typename} assetsOrError {__typename} autoMaterializeTicks {id}}"
+    with pages(workspace) as application:
+        client = TestClient(application)
+        answers = [client.post(GRAPHQL, json={"query": query})]
+        asked_at = time.monotonic()
+        postgres_server.stop()
+        postgres_server.start()
+        wait_until(lambda: time.monotonic() > asked_at + 1.5, "a connection that is too old to be used")
+        answers.append(client.post(GRAPHQL, json={"query": query}))
+    first, after = ((answer.status_code, answer.json()) for answer in answers)
+    assert first[0] == 200 and "errors" not in first[1], first
+    assert after == first

@@ -357,6 +357,8 @@ def test_a_pause_drains_what_works_and_it_goes_on_afterwards(
     key = running.keys[0]
     monkeypatch.setenv("VLM_ASSETS_HOME", str(running.home))
     settings = running.settings
+    # Else a run of that backfill is the one that waits, and the retry stays in the queue.
+    running.wait_until(lambda: running.again.poll() is not None, "the end of the backfill")
     running.server.api.launch_backfill(BOTH, [key], title="long", tags={})
     running.wait_until(lambda: committed_rows(settings.descriptions, key) > 0, "first commit")
     paused = CliRunner().invoke(app, ["devices", "pause", "--home", str(running.home)])
