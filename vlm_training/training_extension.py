@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 from vlm_assets.config.extensions import Extension, StatusTable, StoredLeftover
 from vlm_assets.config.settings import PREFIX, Settings, SettingsError
 from vlm_durable.files.files import sha256_of
+from vlm_durable.files.lock_files import acquire_lock
 from vlm_durable.state.workers import Worker
 from vlm_durable.versions.findings import Finding
 from vlm_durable.versions.versioned_object import unfit_key
@@ -49,7 +50,7 @@ class TrainingExtension(Extension):
         return None if trouble is None else trouble.text
 
     def findings(self, settings: Settings, *, deep: bool) -> Iterator[Finding]:
-        """Models that are not the newest ones that were published here, but those in training now."""
+        """Models that are not the newest ones that were published here; none that is being changed now."""
         from vlm_training.published_model import ASSET, PublishedModel
 
         folders, digest = settings.layout.asset(ASSET), sha256_of if deep else _remembered_digest(settings)
@@ -57,7 +58,7 @@ class TrainingExtension(Extension):
             if unfit_key(name) is not None:
                 continue
             model = PublishedModel(folders, name)
-            if model.trouble(digest) is not None and not _is_in_training(settings, name):
+            if model.trouble(digest) is not None and not _is_in_use(model):
                 # A training that has ended meanwhile may have published.
                 yield from filter(None, [model.trouble(digest)])
 
@@ -107,14 +108,17 @@ class TrainingExtension(Extension):
         yield from forget_labels(settings, ids)
 
 
-def _is_in_training(settings: Settings, name: str) -> bool:
-    """Whether a training of this variant runs now: it may be about to publish. Raises ControlStateError."""
-    from vlm_assets.config.resource_settings import control_state
-    from vlm_durable.state.workers import Workers
-    from vlm_training.published_model import ASSET
-
-    living = Workers(control_state(settings)).living()
-    return any((worker.asset, worker.partition) == (ASSET, name) for worker in living)
+def _is_in_use(model: PublishedModel) -> bool:
+    """Whether a training or a withdrawal holds the model and may be about to change it. Raises OSError."""
+    path = model.paths.publication_lock
+    if not path.exists():
+        return False
+    # Shared: another audit that asks the same is no such use.
+    lock = acquire_lock(path, shared=True)
+    if lock is None:
+        return True
+    lock.close()
+    return False
 
 
 def _remembered_digest(settings: Settings) -> Callable[[Path], str]:

@@ -3,12 +3,10 @@
 import pytest
 
 from tests.support.damage import flip_bit
-from vlm_assets.config.resource_settings import control_state
 from vlm_assets.services.home_audit import audit
 from vlm_assets.services.repairs import Remedy, find_repairs
 from vlm_durable.files.files import make_directory, sha256_of
 from vlm_durable.files.sealed_json import sealed
-from vlm_durable.state.workers import Workers
 from vlm_durable.versions.findings import FindingKind
 from vlm_training.published_model import ASSET, PublishedModel
 
@@ -89,10 +87,10 @@ def test_a_whole_model_is_no_finding(dataset, model, deep):
     assert audit(dataset.settings, dataset.catalog, deep=deep).findings == ()
 
 
-def test_a_model_that_is_being_published_is_no_finding(dataset, model):
-    """Between the exchange of its folders and its record, the training that runs is no damage."""
+def test_a_model_that_is_being_changed_is_no_finding(dataset, model):
+    """What a training or a withdrawal has half done, and holds the lock for, is no damage."""
     flipped(model)
-    workers = Workers(control_state(dataset.settings))
-    with workers.begin(run_id="r1", asset=ASSET, partition="tiny", expected=9):
-        assert audit(dataset.settings, dataset.catalog).findings == ()
+    lock = model.lock(0.0)
+    assert audit(dataset.settings, dataset.catalog).findings == ()
+    lock.close()
     assert len(audit(dataset.settings, dataset.catalog).findings) == 1
