@@ -336,6 +336,9 @@ def dagster_server(
                 **(environment or {}),
                 # A run is a process: without cached bytecode each would compile torch and transformers anew.
                 "PYTHONDONTWRITEBYTECODE": "",
+                # A backfill waits while its definitions are not served. Otherwise the daemon gives it up
+                # where the code server ended first, as at Ctrl-C, or by itself.
+                "DAGSTER_BACKFILL_RETRY_DEFINITION_CHANGED_ERROR": "1",
                 f"{PREFIX}ENV_FILE": str(ENV_FILE),
                 "DAGSTER_HOME": str(dagster_home),
                 "VLM_ASSETS_HOME": str(home),

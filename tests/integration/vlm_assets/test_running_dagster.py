@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import dagster as dg
+import psutil
 import pytest
+from dagster._core.execution.backfill import BulkActionStatus
 from typer.testing import CliRunner
 
 from sensors.dagster_internals.events import DagsterFacts
@@ -163,6 +165,13 @@ def running(
             again.wait()
 
 
+def serving_definitions(server: DagsterServer) -> psutil.Process:
+    """The process that serves the definitions: the code server's child."""
+    below = descendants(server.group.pid_of("code-server"))
+    (serving,) = (process for process in below if {"api", "grpc"} <= set(command_line(process)))
+    return serving
+
+
 def interrupt(run: subprocess.Popen[str]) -> str:
     """Press Ctrl-C while a `run` works in a Dagster of its own; gives the backfill that it launched."""
     assert run.stdout is not None
@@ -267,10 +276,7 @@ def test_definitions_that_nobody_serves_are_loaded_again(
     """The process that serves them is killed, as it ends by itself: what is launched afterwards runs."""
     monkeypatch.setattr("vlm_assets.webserver.server._LOOK_AFTER_SECONDS", 2.0)
     api, light = running.server.api, running.keys[5]
-    (serving,) = (
-        process for process in descendants(os.getpid()) if {"api", "grpc"} <= set(command_line(process))
-    )
-    serving.kill()
+    serving_definitions(running.server).kill()
 
     def noticed() -> bool:
         try:
@@ -294,6 +300,35 @@ def test_definitions_that_nobody_serves_are_loaded_again(
     running.wait_until(
         lambda: running.instance.get_run_by_id(run).status is done, "a run launched afterwards"
     )
+
+
+def test_a_backfill_outlives_definitions_that_nobody_serves(
+    listing: Path, tmp_path: Path, scripted_runs: dict[str, str]
+) -> None:
+    """The daemon reads a backfill while they are gone, as Ctrl-C leaves it: it waits, and is not given up."""
+    home, dagster_home = tmp_path / "home", tmp_path / "home" / "dagster"
+    ingest(listing, home, range_size=8)
+    (key, *_) = [bounds.key for bounds in Catalog.open(home).ranges]
+    prepare_dagster_home(dagster_home, catalog_id=Catalog.open(home).catalog_id, slots=1)
+    with (
+        dagster_server(home, dagster_home, port=3500, grace_seconds=9.0, environment=scripted_runs) as server,
+        dg.DagsterInstance.from_config(str(dagster_home)) as instance,
+    ):
+        server.start_pages()
+        backfill = server.api.launch_backfill(BOTH, [key], title="one partition", tags={})
+        serving_definitions(server).kill()
+        server.start_daemon()
+        log = server.logs / "daemon.log"
+
+        def was_read() -> bool:
+            return f"Backfill {backfill} was unable to continue" in log.read_text()
+
+        def given_up() -> bool:
+            return instance.get_backfill(backfill).status is not BulkActionStatus.REQUESTED
+
+        # Without `server.watch`, which would load them again.
+        wait_until(lambda: was_read() or given_up(), "read", seconds=60, every=0.2, pause=server.group.watch)
+        assert not given_up()
 
 
 def test_new_ranges_are_seen_at_once_and_run_heaviest_first(
