@@ -46,6 +46,7 @@ from vlm_durable.files.sealed_json import (
 )
 from vlm_durable.mirror.bucket import StoreAwayError, UnfitStoreError
 from vlm_durable.mirror.mirror import Mirror
+from vlm_durable.state.rate import Rate
 from vlm_durable.state.withdrawing import being_withdrawn
 from vlm_durable.state.workers import Phase, WorkerBeat, Workers
 from vlm_durable.versions.versioned_object import PublishedError
@@ -282,10 +283,8 @@ class _EventHandler:
         if now - self._reported >= _REPORT_SECONDS:
             self._reported = now
             since, step = self._first
-            rate = (event["step"] - step) / (now - since) if now > since else 0.0
-            time_left = (
-                f"{(event['steps'] - event['step']) / rate:.0f} s left" if rate else "time left unknown"
-            )
+            left = Rate(event["step"] - step, now - since).seconds_left([event["steps"] - event["step"]])
+            time_left = "time left unknown" if left is None else f"{left:.0f} s left"
             self._context.log.info(
                 f"Step {event['step']} of {event['steps']}, loss {event['loss']:.4f}, {time_left}."
             )

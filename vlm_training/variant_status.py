@@ -12,6 +12,7 @@ from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_durable.files.layout import PartitionPaths
 from vlm_durable.files.sealed_json import FormatVersionError
+from vlm_durable.state.rate import Rate
 from vlm_durable.state.workers import Workers
 from vlm_durable.versions.versioned_object import PublishedError
 from vlm_durable.wording import counted
@@ -122,7 +123,7 @@ def _status(settings: Settings, name: str, variant: Variant, *, is_running: bool
         epoch=state["consumed"] // count + 1 if count else 0,
         epochs=epochs,
         metric=state.get("best"),
-        seconds_left=(steps - step) * state["seconds"] / step if steps and step else None,
+        seconds_left=Rate(step, state["seconds"]).seconds_left([steps - step]) if steps and step else None,
     )
 
 

@@ -1,6 +1,7 @@
 """The one rate: rows per second of wall time.
 
-The data set's rate, that of a run and that of a worker are the same measure of other stretches of work.
+The data set's rate, that of a run and that of a worker are the same measure of other stretches of work, and
+so is that of a training, whose rows are steps.
 Starting processes, loading models and waiting between runs count where the stretches include them.
 """
 
