@@ -6,11 +6,11 @@ another machine, must not make finished partitions stale.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shlex
 import shutil
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -100,8 +100,12 @@ def keep_engine(settings: Settings, log: logging.Logger) -> None:
     if chosen.warning is not None:
         log.warning(chosen.warning)
     make_directory(note.parent)
-    with suppress(FileExistsError, FileNotFoundError):
+    try:
         write_new(note, sealed({"about": _ABOUT, "engine": chosen.engine}))
+    except OSError as error:
+        # The note is there, or it came while this one was written, and then the file may be gone.
+        if error.errno not in (errno.EEXIST, errno.ENOENT):
+            raise
     # Of runs that were killed. One that writes just now finds its file gone and the note there.
     for leftover in note.parent.glob(f".{note.name}.*{TEMPORARY_SUFFIX}"):
         leftover.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from vlm_assets.config import engine_choice
 from vlm_assets.config.engine_choice import ChosenEngine, chosen_engine, keep_engine, vllm_command
 from vlm_assets.config.resource_settings import build_model_server
 from vlm_assets.config.settings import SettingsError, load_settings
+from vlm_durable.files import files
 from vlm_durable.files.files import temporary_name
 from vlm_durable.files.sealed_json import seal
 from vlm_engine.devices import find
@@ -121,6 +122,25 @@ def test_what_a_killed_run_left_of_the_note_goes(tmp_path, machine):
     note.parent.mkdir(parents=True)
     temporary_name(note).write_bytes(b"{")
     keep_engine(here, LOG)
+    assert list(note.parent.iterdir()) == [note]
+
+
+@pytest.mark.parametrize("step", ["verify_bytes", "publish_new"])
+def test_a_run_whose_unfinished_note_was_removed_as_a_leftover_goes_on(tmp_path, machine, monkeypatch, step):
+    """Another run began meanwhile, wrote the same note, and took this one's for that of a killed run."""
+    machine(GPU)
+    here = settings(tmp_path)
+    note = here.state_directory / "models" / "engine.json"
+    step_itself = getattr(files, step)
+
+    def while_another_begins(*of, **named):
+        monkeypatch.setattr(files, step, step_itself)
+        keep_engine(here, LOG)
+        step_itself(*of, **named)
+
+    monkeypatch.setattr(files, step, while_another_begins)
+    keep_engine(here, LOG)
+    assert getattr(files, step) is step_itself
     assert list(note.parent.iterdir()) == [note]
 
 
