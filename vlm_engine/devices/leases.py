@@ -10,6 +10,7 @@ CUDA reads CUDA_VISIBLE_DEVICES once, when it is initialised: pin before torch i
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import logging
 import os
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
 
-from vlm_durable.files.files import make_directory, write_replacing
+from vlm_durable.files.files import TEMPORARY_SUFFIX, make_directory, write_replacing
 from vlm_durable.files.lock_files import LockFile, is_held
 from vlm_durable.files.processes import process_start
 from vlm_durable.files.sealed_json import refuse_newer_format
@@ -168,6 +169,9 @@ class Lease:
         )
         try:
             for path in self._record_paths:
+                # Of holders that were killed while they wrote: nobody else writes while the lock is held.
+                for leftover in path.parent.glob(f".{glob.escape(path.name)}.*{TEMPORARY_SUFFIX}"):
+                    leftover.unlink(missing_ok=True)
                 record.write(path)
         except OSError as error:
             log.warning(

@@ -24,6 +24,7 @@ import pytest
 from resources.gpu import GpuResource
 from resources.text_embedding import TextEmbeddingModel
 from resources.vision_language_model import VisionLanguageModel
+from vlm_durable.files.files import temporary_name
 from vlm_durable.files.lock_files import LockFile
 from vlm_durable.files.processes import process_start
 from vlm_engine.devices.find import Device, DeviceError, GpuReading, find_devices, grouped
@@ -267,6 +268,18 @@ def test_a_record_is_never_believed_over_the_lock(slots: DeviceLeases, left_behi
         os.close(lock)
     with slots.acquire(BOB, wait_seconds=0, log=LOG) as lease:
         assert lease.device.id == "cpu-0"
+
+
+def test_what_killed_holders_left_of_their_records_goes(slots: DeviceLeases) -> None:
+    """The next holder removes it, and nothing of another device, whose holder may be writing."""
+    slots.directory.mkdir()
+    left_behind, of_another = (temporary_name(slots.directory / f"cpu-{slot}.json") for slot in range(2))
+    left_behind.touch()
+    of_another.touch()
+    with slots.acquire(ALICE, wait_seconds=0, log=LOG) as lease:
+        assert lease.device.id == "cpu-0"
+        assert not left_behind.exists()
+        assert of_another.exists()
 
 
 def test_a_record_that_cannot_be_written_costs_no_lease(
