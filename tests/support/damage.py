@@ -12,8 +12,14 @@ def damage_rows(path: Path) -> None:
     path.write_bytes(bytes(data))
 
 
-def flip_bit(path: Path, at: int | None = None) -> None:
+def flipped(data: bytes, at: int, bit: int = 0) -> bytes:
+    """The same bytes, but for one bit of the byte at ``at``."""
+    changed = bytearray(data)
+    changed[at] ^= 1 << bit
+    return bytes(changed)
+
+
+def flip_bit(path: Path, at: int | None = None, bit: int = 0) -> None:
     """Flip one bit of the byte at ``at``, or of the one in the middle of the file."""
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2 if at is None else at] ^= 1
-    path.write_bytes(data)
+    data = path.read_bytes()
+    path.write_bytes(flipped(data, len(data) // 2 if at is None else at, bit))

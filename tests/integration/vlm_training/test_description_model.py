@@ -10,6 +10,7 @@ import torch
 
 from resources.dagster_names import NO_ATTEMPT
 from resources.gpu import GpuResource
+from tests.support.damage import flip_bit
 from vlm_assets.assets.learned_labels import learned_labels
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.services.withdrawal import prepare_withdrawal, withdraw
@@ -96,7 +97,7 @@ def test_a_variant_is_trained_published_and_left_alone(training_desk, bucket, li
     before = weights.read_bytes()
 
     # Damaged, it is made again from its last checkpoint: the same bytes, and not a step is trained.
-    weights.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+    flip_bit(weights, -1)
     restored = training_desk.materialize(ASSET, key="tiny")
     assert restored.success, restored.failure
     assert weights.read_bytes() == before

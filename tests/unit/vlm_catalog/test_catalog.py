@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.damage import damage_rows
+from tests.support.damage import damage_rows, flip_bit, flipped
 from tests.support.listings import list_properties
 from vlm_catalog.catalog import Catalog, CatalogUnreadableError
 from vlm_catalog.catalog_copies import backup_paths, catalog_path, last_put_back, mark_path
@@ -73,18 +73,15 @@ def test_slices_are_the_rows_of_their_range(large_home: Path) -> None:
         assert rows_digest(table) == catalog.slice_digest(one)
 
 
-def empty_column(path: Path, group: int) -> None:
-    """Have the ordinals of a row group be zeros on the disk."""
-    column = pq.read_metadata(path).row_group(group).column(0)
-    data, at = bytearray(path.read_bytes()), column.data_page_offset
-    data[at : at + column.total_compressed_size] = bytes(column.total_compressed_size)
-    path.write_bytes(data)
+def damage_group(path: Path, group: int) -> None:
+    """Flip a bit of the ordinals of a row group."""
+    flip_bit(path, pq.read_metadata(path).row_group(group).column(0).data_page_offset)
 
 
 def test_a_slice_reads_the_row_groups_of_its_range_only(home: Path) -> None:
     """A partition is not slowed, nor stopped by damage, by the rest of the catalogue."""
     catalog = Catalog.open(home)
-    empty_column(catalog.path, 0)
+    damage_group(catalog.path, 0)
     assert catalog.slice(catalog.ranges[-1]).num_rows == 5
     assert last_put_back(home) is None
     assert catalog.slice(catalog.ranges[0]).num_rows == 5
@@ -134,7 +131,7 @@ def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
     ids = [f"id {number}" for number in range(12)]
     noticed = 0
     for at in range(0, len(data), 7):
-        catalog.path.write_bytes(data[:at] + bytes([data[at] ^ (1 << at % 8)]) + data[at + 1 :])
+        catalog.path.write_bytes(flipped(data, at, at % 8))
         shutil.rmtree(mark_path(tmp_path / "home").parent, ignore_errors=True)
         try:
             read = Catalog.open(tmp_path / "home")
@@ -248,7 +245,7 @@ def test_damage_in_the_middle_brings_no_row_twice(home: Path) -> None:
     """Who reads all rows meets it after some of them, and goes on from the second copy."""
     catalog = Catalog.open(home)
     whole = catalog.path.read_bytes()
-    empty_column(catalog.path, 1)
+    damage_group(catalog.path, 1)
     assert [one for one, _ in catalog.slices()] == list(catalog.ranges)
     assert catalog.path.read_bytes() == whole
 

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from tests.support.damage import flipped
 from tests.support.listings import catalogued, write_listing
 from vlm_catalog.catalog import Catalog, CatalogUnreadableError
 from vlm_catalog.catalog_copies import backup_paths
@@ -373,9 +374,7 @@ def test_a_catalogue_that_does_not_read_back_is_not_published(tree, tmp_path, mo
     finish = CatalogWriter.finish
 
     def finish_damaged(writer: CatalogWriter, header: CatalogHeader) -> bytes:
-        data = bytearray(finish(writer, header))
-        data[4:200] = bytes(196)
-        return bytes(data)
+        return flipped(finish(writer, header), 100)
 
     monkeypatch.setattr(CatalogWriter, "finish", finish_damaged)
     (tree / "x" / "1.jpg").write_bytes(b"other")

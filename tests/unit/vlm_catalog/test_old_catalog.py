@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.damage import damage_rows
+from tests.support.damage import damage_rows, flip_bit
 from tests.support.homes import Dataset
 from tests.support.listings import list_properties
 from vlm_catalog import catalog_copies
@@ -426,9 +426,7 @@ def test_a_second_copy_with_damaged_rows_has_nobody_believe_what_the_mark_refuse
     """Its footer reads, so it is taken for whole until its rows are read: then everything stops."""
     wrong = catalog_path(strangers[1]) if whose == "another's" else backup_paths(home)[1]
     shutil.copyfile(wrong, catalog_path(home))
-    copy = bytearray(backup_paths(home)[0].read_bytes())
-    copy[200:208] = bytes(255 - byte for byte in copy[200:208])
-    backup_paths(home)[0].write_bytes(copy)
+    flip_bit(backup_paths(home)[0], 200)
     marks = mark_path(home).read_bytes()
     with pytest.raises(CatalogUnreadableError, match=r"another one|an older version"):
         Catalog.open(home)

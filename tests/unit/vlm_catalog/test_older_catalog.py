@@ -9,7 +9,7 @@ import pytest
 from typer.testing import Result
 
 from tests.support.command_line import run_command
-from tests.support.damage import damage_rows
+from tests.support.damage import damage_rows, flipped
 from tests.support.homes import Dataset
 from tests.support.listings import write_listing
 from vlm_assets.config.settings import load_settings
@@ -227,7 +227,7 @@ def test_the_newest_catalogue_comes_back_from_a_copy_of_ones_own(dataset, older,
     (tmp_path / "mine.parquet").write_bytes(today)
     shutil.copyfile(catalog_path(older), catalog_path(home))
     backup_paths(home)[0].unlink()
-    (tmp_path / "damaged.parquet").write_bytes(today[:200] + bytes(8) + today[208:])
+    (tmp_path / "damaged.parquet").write_bytes(flipped(today, 200))
     add(tmp_path / "other" / "home", IDS)
     for place, reason in (
         (tmp_path / "damaged.parquet", "is no whole catalogue"),

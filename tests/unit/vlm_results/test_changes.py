@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.damage import flip_bit
 from tests.support.exports import list_changes
 from tests.support.homes import Dataset
 from tests.support.listings import write_listing
@@ -255,10 +257,9 @@ def test_the_command_writes_a_line_a_change_and_refuses_what_is_no_cursor(told, 
     other = Dataset(dataset.settings.model_copy(update={"home": tmp_path / "other"}))
     with pytest.raises(CommandError, match="another catalogue"):
         changes_module.RowSnapshot(tmp_path / "1", other.catalog)
-    data = bytearray((tmp_path / "1").read_bytes())
     next_column = pq.ParquetFile(tmp_path / "1").metadata.row_group(0).column(1)
-    data[next_column.dictionary_page_offset - 1] ^= 1
-    (tmp_path / "damaged").write_bytes(data)
+    shutil.copyfile(tmp_path / "1", tmp_path / "damaged")
+    flip_bit(tmp_path / "damaged", next_column.dictionary_page_offset - 1)
     (tmp_path / "text").write_text("x")
     for since, message in (
         (tmp_path / "text", "is no snapshot that can be read"),

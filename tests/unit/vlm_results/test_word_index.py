@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from tests.support.damage import flip_bit
 from vlm_results import word_index
 from vlm_results.published_table import readable_records
 from vlm_results.search import fused, line_of, search
@@ -126,10 +127,7 @@ def test_an_index_that_is_damaged_is_built_anew(home, damage: str) -> None:
 
 def test_one_damaged_partition_is_named_and_the_others_are_searched(home) -> None:
     """A flipped bit in a file of a thousand switches off the words of that file alone."""
-    damaged = home.settings.descriptions.partition(home.keys[0]).published
-    content = bytearray(damaged.read_bytes())
-    content[4:-8] = bytes(len(content) - 12)
-    damaged.write_bytes(content)
+    flip_bit(home.settings.descriptions.partition(home.keys[0]).published)
     found = search(home.settings, home.catalog, text="a pool", by=("words",))
     assert sorted(hit.property_id for hit in found.hits) == ["p5", "p7"]
     assert len(found.unread) == 1

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.damage import flipped
 from vlm_durable.files import files
 from vlm_durable.files.files import DurableWriteError
 from vlm_durable.files.sealed_json import FormatVersionError
@@ -94,12 +95,8 @@ def test_every_flip_and_cut_of_the_newest_is_noticed(checkpoints: Checkpoints) -
     newest = checkpoints.write(state(2), tensors(2))
     whole, rng = newest.read_bytes(), random.Random(1)
     for case in range(CASES):
-        data = bytearray(whole)
-        if case % 4:
-            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-        else:
-            del data[rng.randrange(len(data)) :]
-        newest.write_bytes(data)
+        at = rng.randrange(len(whole))
+        newest.write_bytes(flipped(whole, at, rng.randrange(8)) if case % 4 else whole[:at])
         assert checkpoints.newest(damaged=None) == before
     told: list[str] = []
     assert checkpoints.newest(damaged=told.append) == before

@@ -1,6 +1,5 @@
 """Seeded damage to every kind of file a journal keeps: always noticed, never wrong rows, never empty."""
 
-import contextlib
 import random
 import shutil
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from tests.support.damage import flip_bit
 from tests.support.journals import open_journal
 from vlm_durable.files.layout import Home, PartitionPaths
 from vlm_durable.journal.journal import Journal
@@ -73,11 +73,13 @@ def test_every_flip_in_an_unlisted_segment_is_found_by_its_name(standing, rounds
     choose = random.Random(seed + 1)
     standing.files("manifest-*")[-1].unlink()
     last = standing.files("segment-*")[-1]
+    whole = last.read_bytes()
     for number in range(FLIPS // 2 * rounds):
-        with flipped(last, choose):
-            survey = standing.survey()
-            assert last in survey.damaged, (seed, number)
-            assert survey.losses, (seed, number)
+        flip(last, choose)
+        survey = standing.survey()
+        assert last in survey.damaged, (seed, number)
+        assert survey.losses, (seed, number)
+        last.write_bytes(whole)
     assert standing.survey().adopted == (last.name,)
 
 
@@ -120,20 +122,9 @@ def test_several_files_damaged_at_once_restore_or_refuse(standing, rounds, seed)
                     assert row == {"ordinal": n, "property_id": f"p{n}", "text": f"text {n}"}, (seed, number)
 
 
-@contextlib.contextmanager
-def flipped(path: Path, choose: random.Random):
-    """One bit of the file is flipped inside the block, and put right again after it."""
-    whole = path.read_bytes()
-    flip(path, choose)
-    yield
-    path.write_bytes(whole)
-
-
 def flip(path: Path, choose: random.Random) -> None:
     """Flip one bit of a file in place."""
-    data = bytearray(path.read_bytes())
-    data[choose.randrange(len(data))] ^= 1 << choose.randrange(8)
-    path.write_bytes(data)
+    flip_bit(path, choose.randrange(path.stat().st_size), choose.randrange(8))
 
 
 def remove(path: Path, _: random.Random) -> None:

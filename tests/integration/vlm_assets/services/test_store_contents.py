@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from resources.alerts.outbox import Outbox
 from sensors.published_file_drift import kind_of
+from tests.support.damage import flipped
 from tests.support.homes import publish
 from tests.support.journals import open_journal, plain_rows
 from tests.support.shares import share_of
@@ -138,7 +139,7 @@ def flip_on_the_way(bucket, proxy, name):
                 proxy.heal()
             if passing.command == "GET":
                 answer = passing.forward()
-                return passing.pass_on(answer, bytes([answer.content[0] ^ 1]) + answer.content[1:])
+                return passing.pass_on(answer, flipped(answer.content, 0))
         return False
 
     proxy.breaks(breaks)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import pytest
 
 from faults.s3_server import Passing, S3Proxy
+from tests.support.damage import flipped
 from tests.support.stored_journals import GENERATION, KEY, ROUNDS, TOTAL, Machine, away, commit
 from vlm_durable.journal.journal_errors import JournalLossError
 from vlm_durable.journal.setting_aside import is_set_aside, move_set_aside, note_set_aside, unmoved
@@ -220,7 +221,7 @@ def test_wrong_bytes_of_a_segment_are_named_and_never_taken(machines, s3_proxy, 
         if not says_checksum:
             for name in [name for name in answer.headers if "checksum" in name]:
                 del answer.headers[name]
-        return passing.pass_on(answer, bytes([answer.content[0] ^ 1]) + answer.content[1:])
+        return passing.pass_on(answer, flipped(answer.content, 0))
 
     s3_proxy.breaks(wrong)
     with pytest.raises(JournalLossError), b.at_work():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.support.damage import flipped
 from vlm_durable.mirror import bucket as bucket_module
 from vlm_durable.mirror.bucket import S3Folder, StoreAwayError, client
 from vlm_engine.images import fetching
@@ -119,7 +120,7 @@ def test_wrong_bytes_of_an_image_cost_that_image_only(bucket, folder, s3_proxy):
         if "/1.jpg" not in passing.path:
             return False
         answer = passing.forward()
-        return passing.pass_on(answer, answer.content[:-1] + bytes([answer.content[-1] ^ 1]))
+        return passing.pass_on(answer, flipped(answer.content, -1))
 
     s3_proxy.breaks(wrong)
     with WorkerPool(Pixels(), source=InBucket(bucket), **OPTIONS) as pool:

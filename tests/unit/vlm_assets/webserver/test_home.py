@@ -18,6 +18,7 @@ import yaml
 
 from resources.alerts.outbox import Outbox
 from sensors.cluster import STARTING_SECONDS
+from tests.support.damage import flip_bit
 from tests.support.processes import has_ended
 from vlm_assets.commands.terminal import TerminalConsole
 from vlm_assets.config.settings import load_settings
@@ -237,9 +238,7 @@ def flip_a_page(database):
         ).fetchone()
         (size,) = connection.execute("PRAGMA page_size").fetchone()
     connection.close()
-    with database.open("r+b") as file:
-        file.seek((page - 1) * size)
-        file.write(b"\xff" * size)
+    flip_bit(database, (page - 1) * size)
 
 
 def start(dataset):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.support.damage import flipped
 from vlm_durable.files.sealed_json import (
     BrokenSealError,
     FormatVersionError,
@@ -27,10 +28,8 @@ def test_sealed_bytes_are_json_and_read_back():
 def test_every_single_bit_flip_is_noticed(bit):
     """Fault 11: each bit of each byte, the wrapping included."""
     for place in range(len(SEALED)):
-        damaged = bytearray(SEALED)
-        damaged[place] ^= 1 << bit
         with pytest.raises(BrokenSealError):
-            unseal(bytes(damaged))
+            unseal(flipped(SEALED, place, bit))
 
 
 def test_every_truncation_and_a_longer_file_are_noticed():

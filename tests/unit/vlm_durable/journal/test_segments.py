@@ -7,7 +7,7 @@ import random
 import pyarrow as pa
 import pytest
 
-from tests.support.damage import flip_bit
+from tests.support.damage import flip_bit, flipped
 from vlm_durable.journal import segments
 from vlm_durable.journal.commits import newest_manifest
 from vlm_durable.journal.journal_errors import JournalError, SegmentUnreadableError
@@ -27,10 +27,9 @@ def test_page_checksums_are_written_and_verified(home):
     data = encode(table, home.identity())
     choose, noticed = random.Random(5), 0
     for _ in range(200):
-        damaged = bytearray(data)
-        damaged[choose.randrange(4, 700)] ^= 1 << choose.randrange(8)
+        damaged = flipped(data, choose.randrange(4, 700), choose.randrange(8))
         try:
-            found = decode(bytes(damaged), home.directory)
+            found = decode(damaged, home.directory)
         except SegmentUnreadableError:
             noticed += 1
         else:
