@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from dagster import AssetExecutionContext, AssetKey
 
+EXPECTED, FOUND, FINDING, WHAT_TO_DO = "expected", "found", "finding", "what to do"
+"""Metadata of a check's result, of which its alert is made. FINDING: the worst ``FindingKind``, if any."""
+
 
 @dataclass(frozen=True)
 class DagsterNames:

@@ -17,7 +17,7 @@ import dagster as dg
 from resources.alerts.alert import DAY_SECONDS, Alert
 from resources.alerts.delivery import Delivery
 from resources.alerts.outbox import Outbox
-from resources.dagster_names import UNPREFIXED, DagsterNames
+from resources.dagster_names import EXPECTED, FINDING, FOUND, UNPREFIXED, WHAT_TO_DO, DagsterNames
 from sensors.dagster_internals.events import FOUND_AT, CheckEvaluation, DagsterFacts
 from sensors.dagster_internals.runs import UNDER_WAY, RunState
 from sensors.device_health import NONE_LEFT
@@ -40,7 +40,6 @@ QUEUE_STANDS, RUN_STUCK = "queue_stands", "run_stuck"
 QUEUE, RESTORED = "queue", "state/database"
 """Subjects: the queue that stands still; a control state that was damaged or deleted and was restored."""
 
-_EXPECTED, _FOUND, _WHAT_TO_DO = "expected", "found", "what to do"
 _JOB = "job"
 _BY_HAND = "The error on the run's page says what to do; then launch it again."
 _TRIED_AGAIN = (
@@ -278,9 +277,10 @@ def alert_of(evaluation: CheckEvaluation, names: DagsterNames = UNPREFIXED) -> A
         severity="error" if evaluation.stops else "warning",
         title=f"{evaluation.check} {'failed' if evaluation.stops else 'warns'}: {checked}",
         partition=evaluation.partition,
-        expected=evaluation.metadata.get(_EXPECTED),
-        actual=evaluation.metadata.get(_FOUND) or evaluation.description or None,
-        next_step=evaluation.metadata.get(_WHAT_TO_DO)
+        finding=evaluation.metadata.get(FINDING),
+        expected=evaluation.metadata.get(EXPECTED),
+        actual=evaluation.metadata.get(FOUND) or evaluation.description or None,
+        next_step=evaluation.metadata.get(WHAT_TO_DO)
         or "Open the check in Dagster: its page says what it found.",
         page=page,
         at=evaluation.at,

@@ -22,6 +22,7 @@ import sqlalchemy as sa
 
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
+from resources.dagster_names import EXPECTED, FINDING, FOUND, WHAT_TO_DO
 from sensors.dagster_internals.events import FOUND_AT
 from sensors.partition_history import PartitionHistory
 from sensors.sensor_definition import Decided, Situation, build_sensor
@@ -54,22 +55,20 @@ _SHOWN = 5
 _FOREIGN = FindingKind.FOREIGN_FILE
 _FILE, _RECORD = ".parquet", ".json"
 
-SOUND = "sound"
-"""The kind of a verdict without a finding."""
+_SOUND = "sound"
+"""The digest of a verdict without a finding."""
 
 
 class Seen(NamedTuple):
     """One partition when it was last verified.
 
-    signature: of its files. expectation: what its record was compared with. kind: of the finding, or sound.
-    reported: digest of the verdict that Dagster has; "": none. owed: digest of the verdict to report; "":
-    none. A tick that then died may have reported it already. at: when the owed verdict was found, in unix
-    seconds.
+    signature: of its files. expectation: what its record was compared with. reported: digest of the verdict
+    that Dagster has; "": none. owed: digest of the verdict to report; "": none. A tick that then died may
+    have reported it already. at: when the owed verdict was found, in unix seconds.
     """
 
     signature: str
     expectation: str
-    kind: str
     reported: str
     owed: str = ""
     at: float = 0.0
@@ -106,15 +105,10 @@ class Snapshot:
         self.state.beat(lambda connection: put_row(connection, drift_snapshots, **row))
 
 
-def kind_of(verdict: Verification) -> str:
-    """The kind of its worst finding, or sound."""
-    return verdict.worst.kind if verdict.worst is not None else SOUND
-
-
 def _digest(verdict: Verification) -> str:
     """The same for the same verdict."""
     finding = verdict.worst
-    return SOUND if finding is None else _digest_of(f"{finding.kind}\n{verdict.expected}\n{finding.text}")
+    return _SOUND if finding is None else _digest_of(f"{finding.kind}\n{verdict.expected}\n{finding.text}")
 
 
 def _digest_of(text: str) -> str:
@@ -232,9 +226,9 @@ class DriftWatcher:
                     is_incomplete |= before is None
                     continue
                 digest, reported = _digest(verdict), before.reported if before is not None else ""
-                seen = Seen(signature, expectation, kind_of(verdict), reported)
+                seen = Seen(signature, expectation, reported)
                 is_owed = before is not None and bool(before.owed)
-                is_new = digest != (seen.reported or SOUND)
+                is_new = digest != (seen.reported or _SOUND)
                 is_recovery = not seen.reported and key in failed_before
                 if is_owed or is_new or is_recovery:
                     found_at = before.at if before is not None and before.owed == digest else now
@@ -267,6 +261,7 @@ class DriftWatcher:
                         subject=subject,
                         occurrence=f"{now:.0f}",
                         severity="error",
+                        finding=finding.kind,
                         title=f"{name} is no partition of {watched.asset.name}",
                         next_step=finding.next_step,
                         expected="partitions of the catalogue and nothing else",
@@ -312,14 +307,16 @@ def _is_changed(snapshot: Snapshot, key: str, standing: dict[str, str], expectat
 def evaluation(asset: str, key: str, verdict: Verification, at: float) -> dg.AssetCheckEvaluation:
     """The verdict as a result of the check, for its partition. at: when it was found, in unix seconds."""
     metadata = {
-        "expected": verdict.expected,
-        "found": verdict.actual,
+        EXPECTED: verdict.expected,
+        FOUND: verdict.actual,
         FOUND_AT: datetime.fromtimestamp(at, UTC).isoformat(" ", "milliseconds"),
     }
     finding, step = verdict.worst, ""
-    if finding is not None and finding.next_step:
-        metadata["what to do"] = finding.next_step
-        step = f" {finding.next_step}"
+    if finding is not None:
+        metadata[FINDING] = finding.kind.value
+        if finding.next_step:
+            metadata[WHAT_TO_DO] = finding.next_step
+            step = f" {finding.next_step}"
     warns = finding is not None and finding.kind.leaves_rows_sound
     return dg.AssetCheckEvaluation(
         asset_key=dg.AssetKey(asset),

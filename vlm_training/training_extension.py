@@ -44,10 +44,9 @@ class TrainingExtension(Extension):
         """The folder in which a variant's finished model is published."""
         return _model(settings, name).folder
 
-    def model_trouble(self, settings: Settings, name: str) -> str | None:
+    def model_trouble(self, settings: Settings, name: str) -> Finding | None:
         """An older model was put back, or nothing tells which one is the newest."""
-        trouble = _model(settings, name).trouble(_remembered_digest(settings))
-        return None if trouble is None else trouble.text
+        return _model(settings, name).trouble(_remembered_digest(settings))
 
     def findings(self, settings: Settings, *, deep: bool) -> Iterator[Finding]:
         """Models that are not the newest ones that were published here; none that is being changed now."""

@@ -29,8 +29,9 @@ class Alert:
     kind: one of the kinds in docs/operations.md, e.g. ``check_failed``. subject: what is wrong, the same
     while it stays wrong, e.g. ``property_descriptions/KEY/row_count``. occurrence: tells two occurrences
     apart, e.g. a run's id; the same kind, subject and occurrence are told once. next_step: what to do.
-    page: path below the address of the pages, e.g. ``runs/ID``. at: unix seconds. lasts: seconds after which
-    the alert closes by itself, for trouble that nothing can put right again.
+    finding: the ``FindingKind`` of what is wrong on disk, where that is the trouble. page: path below the
+    address of the pages, e.g. ``runs/ID``. at: unix seconds. lasts: seconds after which the alert closes by
+    itself, for trouble that nothing can put right again.
     """
 
     kind: str
@@ -40,6 +41,7 @@ class Alert:
     title: str
     next_step: str
     partition: str | None = None
+    finding: str | None = None
     expected: str | None = None
     actual: str | None = None
     page: str | None = None
@@ -154,7 +156,7 @@ def _details(event: AlertEvent, address: str | None) -> list[str]:
     page = None
     if alert.page is not None:
         page = f"{address.rstrip('/')}/{alert.page}" if address else f"/{alert.page} in the Dagster UI"
-    texts = {"Kind": alert.kind, "Partition": alert.partition}
+    texts = {"Kind": alert.kind, "Finding": alert.finding, "Partition": alert.partition}
     if event.happening in _ENDS:
         texts |= {"Was": f"{alert.title}, since {_clock(event.since)}", "Now": event.sentence}
         texts |= {"Look": page, "At": _clock(event.at)}

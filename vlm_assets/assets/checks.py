@@ -19,11 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from resources.dagster_names import EXPECTED, FINDING, FOUND, WHAT_TO_DO
 from vlm_assets.assets.row_counts import FIRST, Counted, RowsFile, count_rows
 from vlm_catalog.ranges import DESCRIPTIONS, EMBEDDINGS
 from vlm_durable.commands import command
 from vlm_durable.journal.segments import is_later
 from vlm_durable.markdown_text import sentence
+from vlm_durable.versions.findings import FindingKind
 from vlm_durable.versions.partition_files import PUBLISHED_FILE
 from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_durable.versions.published import Verification
@@ -70,7 +72,7 @@ _OF_EVERY_ASSET = {
 
 @dataclass(frozen=True)
 class CheckOutcome:
-    """The outcome of one check: expected and actual, with the first offending ids."""
+    """The outcome of one check: expected and actual, with the first offending ids or the finding on disk."""
 
     name: str
     passed: bool
@@ -79,6 +81,7 @@ class CheckOutcome:
     severity: Severity = Severity.ERROR
     first_ids: tuple[str, ...] = ()
     next_step: str = ""
+    finding: FindingKind | None = None
 
     @property
     def stops_publication(self) -> bool:
@@ -409,11 +412,13 @@ def check_result(asset: dg.AssetKey, outcome: CheckOutcome) -> dg.AssetCheckResu
 
     Dagster's pages read the description as markdown, and it names ids; metadata are plain text.
     """
-    metadata: dict[str, str | dg.MetadataValue] = {"expected": outcome.expected, "found": outcome.actual}
+    metadata: dict[str, str | dg.MetadataValue] = {EXPECTED: outcome.expected, FOUND: outcome.actual}
     if outcome.first_ids:
         metadata["first ids"] = dg.MetadataValue.json(list(outcome.first_ids))
     if outcome.next_step and not outcome.passed:
-        metadata["what to do"] = outcome.next_step
+        metadata[WHAT_TO_DO] = outcome.next_step
+    if outcome.finding is not None:
+        metadata[FINDING] = outcome.finding.value
     return dg.AssetCheckResult(
         passed=outcome.passed,
         asset_key=asset,
@@ -434,5 +439,6 @@ def published_file_result(asset: dg.AssetKey, verification: Verification) -> dg.
         actual=verification.actual,
         severity=Severity.WARN if finding is not None and finding.kind.leaves_rows_sound else Severity.ERROR,
         next_step=finding.next_step if finding is not None else "",
+        finding=finding.kind if finding is not None else None,
     )
     return check_result(asset, outcome)

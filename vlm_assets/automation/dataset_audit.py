@@ -12,6 +12,7 @@ from datetime import timedelta
 
 import dagster as dg
 
+from resources.dagster_names import FINDING
 from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
 from vlm_assets.assets import markdown
@@ -24,6 +25,7 @@ from vlm_catalog.catalog import Catalog
 from vlm_durable.commands import command
 from vlm_durable.state.pause import pause_of
 from vlm_durable.state.workers import Workers
+from vlm_durable.versions.findings import worst
 
 ASSET = "dataset_audit"
 CHECK = "conserved"
@@ -130,6 +132,7 @@ def build_dataset_audit(settings: Settings, *, audited: Sequence[str]) -> dg.Ass
         for finding in report.findings[:SHOWN]:
             message = f"{finding.asset} {finding.key or ''}: {finding.text}"
             (context.log.warning if finding.kind.is_warning else context.log.error)(message)
+        wrong = worst(report.wrong)
         check = dg.AssetCheckResult(
             passed=report.ok,
             check_name=CHECK,
@@ -137,6 +140,7 @@ def build_dataset_audit(settings: Settings, *, audited: Sequence[str]) -> dg.Ass
             description=markdown.sentence(report.verdict()),
             metadata={
                 "problems": len(report.wrong),
+                **({} if wrong is None else {FINDING: wrong.kind.value}),
                 "first": dg.MetadataValue.json([finding.text for finding in report.wrong[:5]]),
             },
         )

@@ -5,6 +5,7 @@ A person may also choose a catalogue, and accept what was lost, here.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -119,6 +120,7 @@ def repair_command(
                 "key": repair.key,
                 "remedy": repair.remedy.name,
                 "why": repair.why,
+                "findings": [asdict(finding) for finding in repair.findings],
                 "path": repair.path,
             }
             for repair in repairs

@@ -78,11 +78,10 @@ def require_models(settings: Settings) -> None:
     extension, name = source
     folder = extension.model_folder(settings, name)
     trouble = extension.model_trouble(settings, name)
-    if trouble is None and not folder.is_dir():
-        trouble = f"it is not there yet: {folder} would hold it. Make it first."
-    if trouble is not None:
+    if trouble is not None or not folder.is_dir():
+        why = trouble.text if trouble else f"it is not there yet: {folder} would hold it. Make it first."
         raise SettingsError(
-            f"Nothing is described with {PREFIX}MODEL={settings.model}: {trouble} Or set another model's"
+            f"Nothing is described with {PREFIX}MODEL={settings.model}: {why} Or set another model's"
             " folder or hub id."
         )
 

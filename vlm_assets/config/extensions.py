@@ -102,7 +102,7 @@ class Extension:
         """The folder of its describing model of this name, which need not be there yet."""
         raise NotImplementedError
 
-    def model_trouble(self, settings: Settings, name: str) -> str | None:
+    def model_trouble(self, settings: Settings, name: str) -> Finding | None:
         """Why nothing may be described with its model of this name, and what to do. Raises OSError."""
         return None
 

@@ -25,7 +25,7 @@ from vlm_assets.config.settings import Settings
 from vlm_assets.services.kept_assets import assets_in_store, kept_assets, removed_set_finding
 from vlm_assets.services.progress import doing
 from vlm_assets.services.store_contents import store_findings
-from vlm_assets.services.store_looks import store_looks
+from vlm_assets.services.store_looks import store_looks, store_unread
 from vlm_catalog.catalog import Catalog
 from vlm_catalog.catalog_file import is_tombstone
 from vlm_catalog.ranges import CATALOG
@@ -204,9 +204,7 @@ def _look_at_store(
         of_store = list(store_findings(settings, in_store, deep=deep))
         return kept_assets(settings, settings.mirror), stored, of_store
     except StoreError as error:
-        name, where = settings.descriptions.name, str(settings.mirror)
-        unread = Finding(FindingKind.STORE_UNREAD, name, None, str(error), path=where)
-        return kept_assets(settings), stored, [unread]
+        return kept_assets(settings), stored, [store_unread(settings, str(error))]
 
 
 def _expected(catalog: Catalog) -> Iterator[pa.Table]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -69,9 +69,10 @@ _WARNINGS_TO_REPAIR = (FindingKind.PENDING, FindingKind.PUT_BACK)
 
 @dataclass(frozen=True)
 class Repair:
-    """One thing to put right. why: what was found. key: None for a file that is no partition's.
+    """One thing to put right. why: what was found, for people. key: None for a file that is no partition's.
 
-    forgets: its files are moved into the quarantine first, since no record says what they must be.
+    forgets: its files are moved into the quarantine first, since no record says what they must be. findings:
+    those of the audit that it puts right; failed and refused rows are none.
     """
 
     asset: str
@@ -80,6 +81,7 @@ class Repair:
     why: tuple[str, ...]
     path: Path | None = None
     forgets: bool = False
+    findings: tuple[Finding, ...] = ()
 
     def sentence(self) -> str:
         """What would be done, and why."""
@@ -100,13 +102,17 @@ def find_repairs(settings: Settings, audited: Audit, *, failed: bool = False) ->
         if finding.key is not None:
             by_partition[finding.asset, finding.key].append(finding)
         elif finding.kind is FindingKind.STORE:
-            repairs.append(Repair(finding.asset, None, Remedy.FILL_STORE, (finding.sentence,)))
+            repairs.append(
+                Repair(finding.asset, None, Remedy.FILL_STORE, (finding.sentence,), findings=(finding,))
+            )
         elif finding.kind is FindingKind.FOREIGN_FILE and finding.path:
             path = Path(finding.path)
             remedy = Remedy.SET_ASIDE if path.is_file() else Remedy.BY_HAND
-            repairs.append(Repair(finding.asset, None, remedy, (finding.sentence,), path))
+            repairs.append(
+                Repair(finding.asset, None, remedy, (finding.sentence,), path, findings=(finding,))
+            )
         elif finding.kind in (FindingKind.UNLISTED, FindingKind.WITHDRAWN) or finding.asset in of_extensions:
-            repairs.append(Repair(finding.asset, None, Remedy.BY_HAND, (finding.text,)))
+            repairs.append(Repair(finding.asset, None, Remedy.BY_HAND, (finding.text,), findings=(finding,)))
     for (asset, key), findings in doing_each("reading the files of wrong partitions", by_partition.items()):
         folders = settings.layout.asset(asset)
         repairs += _of_partition(PartitionFiles(folders, key), findings, settings.mirror)
@@ -131,7 +137,7 @@ def _of_removed_set(repair: Repair) -> Repair:
     if repair.remedy not in COMPUTING:
         return repair
     why = f"No settings name its question set: put that back into the file of {PREFIX}QUESTIONS first."
-    return Repair(repair.asset, repair.key, Remedy.BY_HAND, (*repair.why, why))
+    return replace(repair, remedy=Remedy.BY_HAND, why=(*repair.why, why))
 
 
 def _failed_again(partition: PartitionAudit) -> Repair:
@@ -160,7 +166,7 @@ def _of_partition(files_: PartitionFiles, findings: Sequence[Finding], store: Mi
     def repair(remedy: Remedy, *more: str, forgets: bool = False) -> Repair:
         # What a person does is in the findings; what is done here is the remedy.
         why = (finding.text if remedy is Remedy.BY_HAND else finding.sentence for finding in listed)
-        return Repair(files_.asset, files_.key, remedy, (*why, *more), forgets=forgets)
+        return Repair(files_.asset, files_.key, remedy, (*why, *more), None, forgets, tuple(listed))
 
     if FindingKind.JOURNAL in kinds:
         yield repair(Remedy.BY_HAND)
@@ -193,8 +199,9 @@ def _of_partition(files_: PartitionFiles, findings: Sequence[Finding], store: Mi
     elif FindingKind.STORE_JOURNAL in kinds:
         yield repair(Remedy.BY_HAND)
     if FindingKind.STORE in kinds:
-        sentences = tuple(finding.sentence for finding in findings if finding.kind is FindingKind.STORE)
-        yield Repair(files_.asset, files_.key, Remedy.FILL_STORE, sentences)
+        of_store = tuple(finding for finding in findings if finding.kind is FindingKind.STORE)
+        sentences = tuple(finding.sentence for finding in of_store)
+        yield Repair(files_.asset, files_.key, Remedy.FILL_STORE, sentences, findings=of_store)
 
 
 def _may_have(stored: StoredPartitions, record: PublishedRecord) -> bool:

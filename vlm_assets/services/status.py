@@ -37,6 +37,7 @@ from vlm_durable.state.pause import pause_of
 from vlm_durable.state.rate import Rate
 from vlm_durable.state.sqlite_file import ControlStateError
 from vlm_durable.state.workers import Phase, Worker, Workers
+from vlm_durable.versions.findings import Finding
 from vlm_durable.versions.partition_findings import stray_files
 from vlm_durable.versions.verified_files import VerifiedFiles
 from vlm_durable.wording import counted
@@ -186,8 +187,10 @@ class Status:
     titles of what was told and is not right again, oldest first. paused, dagster: since when and why it is
     paused, and where Dagster runs; None where not. warnings: what could not be read. stale_unknown: the
     sentences among them that say why nobody knows which partitions of an asset are stale. stale: what is,
-    why, and what making it anew takes. extensions: what each that is installed tells. uncopied: committed
-    segments that wait for the store; uncopied_seconds: how long the oldest of them does.
+    why, and what making it anew takes. findings: what of it is wrong, or worth knowing, on disk and in the
+    store, as the audit lists it; notes, warnings and next steps say the same for people. extensions: what
+    each that is installed tells. uncopied: committed segments that wait for the store; uncopied_seconds: how
+    long the oldest of them does.
     """
 
     home: str
@@ -211,6 +214,7 @@ class Status:
     next_steps: tuple[str, ...]
     published: Mapping[str, PublishedRows] = field(repr=False)
     stale: StaleWork
+    findings: tuple[Finding, ...] = ()
     further: tuple[SetStatus, ...] = ()
     stale_unknown: tuple[str, ...] = ()
     extensions: tuple[StatusTable, ...] = ()
@@ -295,24 +299,29 @@ def read_status(
     paused = pause.sentence() if pause else None
     dagster = running_address(settings.dagster_home)
     keys = frozenset(range_.key for range_ in catalog.ranges)
-    foreign = [finding.text for asset in settings.partitioned_assets for finding in stray_files(asset, keys)]
+    strays = [finding for asset in settings.partitioned_assets for finding in stray_files(asset, keys)]
+    removed = [
+        removed_set_finding(asset)
+        for asset in kept_assets(settings)
+        if asset not in settings.partitioned_assets
+    ]
     stale_unknown = tuple(
         f"Whether {name} are stale is unknown: {trouble}"
         for name in computed
         if (trouble := reader.meanings.of_asset(name).trouble)
     )
     if verified.unread:
-        foreign.append(
+        untold.append(
             f"{counted(verified.unread, 'published files are', 'published file is')} not read yet: look"
             " again."
         )
-    if stored.warning is not None:
-        foreign.append(stored.warning)
     if withdrawal_note(settings.state_directory).exists():
-        foreign.append(
+        untold.append(
             f"A withdrawal was cut short, so what it should remove is not all gone: {command('withdraw')}."
         )
-    warnings = (*unread, *untold, *notes.unread, *foreign, *stale_unknown)
+    apart = (*strays, *stored.unread)
+    sentences = (finding.text for finding in apart)
+    warnings = (*unread, *untold, *notes.unread, *sentences, *stale_unknown)
     return Status(
         home=str(settings.home),
         at=now,
@@ -345,13 +354,10 @@ def read_status(
             dagster or settings.names.prefix or None,
             is_well=not warnings,
         )
-        + tuple(
-            removed_set_finding(asset).text
-            for asset in kept_assets(settings)
-            if asset not in settings.partitioned_assets
-        )
+        + tuple(finding.text for finding in removed)
         + (() if settings.embedding_model is not None else (NO_EMBEDDER,)),
         published=first.published,
+        findings=(*(finding for state in states for finding in state.findings), *apart, *removed),
         stale=stale_work(
             settings, states, {asked.status.asset: asked.progress for asked in sets}, reader.meanings
         ),

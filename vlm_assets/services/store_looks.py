@@ -28,6 +28,7 @@ from vlm_durable.state.database import ControlState
 from vlm_durable.state.sqlite_file import ControlStateError
 from vlm_durable.state.tables import drift_snapshots, put_row, read_snapshot
 from vlm_durable.state.workers import Workers
+from vlm_durable.versions.findings import Finding, FindingKind
 from vlm_durable.versions.stored import StoredPartitions
 from vlm_durable.versions.versioned_object import PublishedError
 
@@ -171,10 +172,10 @@ class StoreLooks:
 
 @dataclass(frozen=True)
 class StoreTroubles:
-    """What is wrong in the store: a sentence for each asset and partition. warning: why nobody could look."""
+    """What is wrong in the store: a sentence for each asset and partition. unread: why nobody could look."""
 
     sentences: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    warning: str | None = None
+    unread: tuple[Finding, ...] = ()
 
 
 def store_looks(settings: Settings, assets: Sequence[AssetFolders] | None = None) -> dict[str, StoreLooks]:
@@ -211,5 +212,11 @@ def store_troubles(settings: Settings) -> StoreTroubles:
         for asset, of_asset in looks.items()
         for key, sentence in of_asset.troubles().items()
     }
-    warning = f"What the store holds is as of the last look at it: {errors[0]}" if errors else None
-    return StoreTroubles(sentences, warning)
+    as_of = "What the store holds is as of the last look at it:"
+    return StoreTroubles(sentences, tuple(store_unread(settings, f"{as_of} {why}") for why in errors[:1]))
+
+
+def store_unread(settings: Settings, sentence: str) -> Finding:
+    """The finding that nobody could look into the store."""
+    name, where = settings.descriptions.name, str(settings.mirror)
+    return Finding(FindingKind.STORE_UNREAD, name, None, sentence, path=where)

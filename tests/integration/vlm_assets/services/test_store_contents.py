@@ -13,7 +13,6 @@ import pytest
 from typer.testing import CliRunner
 
 from resources.alerts.outbox import Outbox
-from sensors.published_file_drift import kind_of
 from tests.support.damage import flipped
 from tests.support.homes import publish
 from tests.support.journals import open_journal, plain_rows
@@ -242,7 +241,7 @@ def test_the_drift_sensor_tells_of_damage_in_the_store_and_puts_it_back(machine,
     def tick():
         told = []
         watcher.check(lambda *one: told.append(one), lambda asset: (), time.time())
-        return [(asset, key, kind_of(verdict)) for asset, key, verdict, _ in told]
+        return [(asset, key, verdict.worst and verdict.worst.kind) for asset, key, verdict, _ in told]
 
     def counted():
         status = read_status(settings, Catalog.open(settings.home))
@@ -256,7 +255,7 @@ def test_the_drift_sensor_tells_of_damage_in_the_store_and_puts_it_back(machine,
         assert tick() == [(ASSETS[0], KEY, "store")], harm.__name__
         assert counted() == (State.DAMAGED, False)
         assert problems(machine) == [(FindingKind.STORE, ASSETS[0], KEY)], "nobody needs --deep to be told"
-        assert tick() == [(ASSETS[0], KEY, "sound")]
+        assert tick() == [(ASSETS[0], KEY, None)]
         assert counted() == (State.DONE, True)
         assert problems(machine, deep=True) == []
 
@@ -277,7 +276,8 @@ def test_status_sees_at_once_what_the_store_lost_and_waits_for_no_store(machine,
     status = read_status(machine.settings, catalog)
     silent.set()
     assert status.counts(ASSETS[0])[State.DAMAGED] == 1, "what is known stays known"
-    assert any("does not answer" in one for one in status.warnings)
+    (unread,) = (one for one in status.findings if one.kind is FindingKind.STORE_UNREAD)
+    assert "does not answer" in unread.sentence and unread.text in status.warnings
 
 
 @pytest.mark.long

@@ -41,7 +41,7 @@ def test_long_texts_are_cut_where_they_are_written_down_and_the_id_stays(alert):
 
 def test_an_event_comes_back_as_it_was(alert):
     """What is read from the database is what was written; an end has an id of its own."""
-    one = AlertEvent("recovered", alert(), 5.0, 1.0, "It passed.")
+    one = AlertEvent("recovered", alert(finding="missing"), 5.0, 1.0, "It passed.")
     assert AlertEvent.from_json(one.as_json()) == one
     assert {"what", "at", "since", "sentence", "alert"} == one.as_json().keys()
     assert one.as_json()["alert"]["found"] == "19", "the key that earlier versions wrote"
@@ -66,9 +66,10 @@ def many(groups: list[tuple[int, AlertEvent]], id_="many", address: str | None =
 
 def test_an_alert_says_partition_expected_found_link_next_step_and_id(alert):
     """In the morning one look must tell."""
-    message = told(raised(alert()))
+    message = told(raised(alert(finding="missing")))
     assert message.title == alert().title
     for said in (
+        "Finding: missing",
         "Partition: KEY",
         "Expected: 20 rows",
         "Found: 19",

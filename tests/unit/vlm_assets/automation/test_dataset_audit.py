@@ -46,5 +46,6 @@ def test_a_wrong_dataset_fails_its_check_and_says_where(dataset, materialize):
     (check,) = done.get_asset_check_evaluations()
     assert not check.passed
     assert check.severity is dg.AssetCheckSeverity.ERROR
+    assert check.metadata["finding"].value == "digest_differs", "the alert has it from here"
     (event,) = done.asset_materializations_for_node("dataset_audit")
     assert FIRST in event.metadata["found"].value

@@ -14,7 +14,7 @@ import pytest
 
 from resources.alerts.outbox import Outbox
 from sensors import published_file_drift
-from sensors.published_file_drift import Snapshot, evaluation, kind_of
+from sensors.published_file_drift import Snapshot, evaluation
 from tests.support.damage import flip_bit
 from vlm_assets.assets import fingerprint
 from vlm_assets.assets.fingerprint import Meaning
@@ -61,13 +61,13 @@ class Desk:
         finally:
             self.verdicts = {(asset, key): verdict for asset, key, verdict, _ in told}
             self.times = {(asset, key): at for asset, key, _, at in told}
-        return [(asset, key, kind_of(verdict), severity(verdict)) for asset, key, verdict, _ in told]
+        return [(asset, key, *verdict_in_short(verdict)) for asset, key, verdict, _ in told]
 
 
-def severity(verdict):
+def verdict_in_short(verdict):
     if verdict.worst is None:
-        return None
-    return evaluation(DESCRIPTIONS, verdict.key, verdict, 0.0).severity.value
+        return "sound", None
+    return verdict.worst.kind, evaluation(DESCRIPTIONS, verdict.key, verdict, 0.0).severity.value
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_a_file_among_the_partitions_that_is_none_is_an_alert_that_recovers(desk
     stray.write_bytes(b"x")
     assert desk.tick() == desk.tick() == []
     (alert,) = desk.outbox.open_subjects().values()
-    assert (alert.kind, alert.severity) == ("foreign_file", "error")
+    assert (alert.kind, alert.finding, alert.severity) == ("foreign_file", "foreign_file", "error")
     assert str(stray) in alert.actual and "`vlm-assets repair`" in alert.next_step
     stray.unlink()
     desk.tick()
@@ -274,9 +274,14 @@ def tear(text):
     return tear_snapshot
 
 
-@pytest.mark.parametrize("damage", [lose, tear(b'{"is_lost": fal'), tear(b"\xff\xfe"), tear(b"[]")])
+EARLIER = b'{"is_lost": false, "partitions": {"k": ["signature", "expectation", "sound", "", "", 0.0]}}'
+
+
+@pytest.mark.parametrize(
+    "damage", [lose, tear(b'{"is_lost": fal'), tear(b"\xff\xfe"), tear(b"[]"), tear(EARLIER)]
+)
 def test_a_lost_snapshot_forgets_no_failure(desk, key, damage):
-    """After the snapshot is lost, the sensor fails the damaged file again, and passes the repaired one."""
+    """A lost snapshot, or one of an earlier format: the damaged file fails again, the repaired one passes."""
     sound = desk.dataset.keys[0]
     truncate(desk.dataset.descriptions.path(key))
     desk.tick()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+from dataclasses import asdict
 
 import pyarrow.parquet as pq
 import pytest
@@ -87,20 +89,22 @@ def audited_finding(dataset, kind: FindingKind) -> Finding:
 
 @pytest.mark.parametrize(("damage", "kind"), STATES, ids=[kind for _, kind in STATES])
 def test_all_say_the_same_of_the_same_disk(dataset, damage, kind):
-    """All six speakers give the same sentence and the same next step."""
+    """All six speakers give the same kind, the same sentence and the same next step."""
     settings = dataset.settings
     damage(dataset, settings.descriptions.partition(FIRST))
     finding = audited_finding(dataset, kind)
 
-    statuses = read_status(settings, dataset.catalog).partitions
-    (note,) = (one.note for one in statuses if (one.asset, one.key) == (DESCRIBED, FIRST))
+    status = read_status(settings, dataset.catalog)
+    (note,) = (one.note for one in status.partitions if (one.asset, one.key) == (DESCRIBED, FIRST))
     assert note == finding.text
+    assert json.loads(json.dumps(asdict(finding))) in json.loads(json.dumps(status.as_json()))["findings"]
 
     report = audit(settings, dataset.catalog)
     repairs = [one for one in find_repairs(settings, report) if (one.asset, one.key) == (DESCRIBED, FIRST)]
     whys = [why for repair in repairs for why in repair.why]
     by_hand = any(repair.remedy is Remedy.BY_HAND for repair in repairs)
     assert (finding.text if by_hand else finding.sentence) in whys
+    assert finding in [one for repair in repairs for one in repair.findings]
 
     looks = DriftLooks(settings, settings.descriptions, dataset.keys, Meanings.from_settings(settings))
     with looks.verifier() as verify:
@@ -114,7 +118,7 @@ def test_all_say_the_same_of_the_same_disk(dataset, damage, kind):
         DESCRIBED, told.check_name, FIRST, told.passed, told.severity.value, "", metadata, "", 1.0, 1
     )
     alert = alert_of(read)
-    assert alert is not None and alert.actual == finding.sentence
+    assert alert is not None and (alert.as_json()["finding"], alert.actual) == (kind, finding.sentence)
     assert alert.next_step == finding.next_step or not finding.next_step
 
     verified = dataset.descriptions.verify(FIRST)
@@ -124,7 +128,8 @@ def test_all_say_the_same_of_the_same_disk(dataset, damage, kind):
     worst = verified.worst
     assert worst is not None and worst.kind is kind
     assert kind in (FindingKind.RECORD, FindingKind.PUT_BACK) or worst == finding
-    assert published_file_result(DESCRIBED, verified).severity == told.severity
+    result = published_file_result(DESCRIBED, verified)
+    assert (result.severity, result.metadata["finding"].value) == (told.severity, kind)
 
 
 def test_a_stale_partition_and_a_foreign_file_have_one_sentence_each(dataset, meanings):
@@ -137,6 +142,7 @@ def test_a_stale_partition_and_a_foreign_file_have_one_sentence_each(dataset, me
     status = read_status(settings, dataset.catalog)
     assert status.partitions[0].note == stale.text
     assert foreign.text in status.warnings
+    assert {stale, foreign} <= set(status.findings)
     looks = DriftLooks(settings, settings.descriptions, dataset.keys, Meanings.from_settings(settings))
     with looks.verifier() as verify:
         verdict = verify(stale.key or "")
