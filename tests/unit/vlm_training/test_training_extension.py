@@ -65,7 +65,7 @@ def test_a_model_that_is_not_what_was_published_is_found(dataset, model, strike,
     assert "tiny" in finding.text
     assert "0 of 6 partitions wrong" in audited.verdict()
     (repair,) = find_repairs(dataset.settings, audited)
-    assert (repair.remedy, repair.why) == (Remedy.BY_HAND, (finding.text,))
+    assert (repair.remedy, repair.why, repair.findings) == (Remedy.BY_HAND, (finding.text,), (finding,))
 
 
 def test_an_older_model_that_was_put_back_is_a_warning(dataset, model):

@@ -151,11 +151,12 @@ def hasty(monkeypatch):
 
 
 def repair(machine, **how):
-    """What ``vlm-assets repair --yes`` does; the ways it took."""
+    """What ``vlm-assets repair --yes`` does; the ways it took, each with findings that say why."""
     found = audit(machine.settings, Catalog.open(machine.settings.home), **how)
     repairs = find_repairs(machine.settings, found)
     for one in repairs:
         put_right(machine.settings, one)
+        assert one.findings and one.why == tuple(finding.sentence for finding in one.findings)
     return [(one.asset, one.key, one.remedy) for one in repairs]
 
 

@@ -77,7 +77,9 @@ def test_the_audit_says_that_no_settings_name_it_and_misses_nothing(dataset, con
 
 def test_status_says_what_to_do_about_it(dataset, condition):
     """In one line, beside all that is published: whoever never audits learns of the files too."""
-    steps = read_status(dataset.settings, dataset.catalog).next_steps
+    status = read_status(dataset.settings, dataset.catalog)
+    steps, kinds = status.next_steps, {finding.kind for finding in status.findings}
+    assert FindingKind.REMOVED_SET in kinds, "in the words of the audit"
     (line,) = [step for step in steps if "question set condition" in step]
     assert "Put condition back" in line and "`vlm-assets prune --set condition`" in line
     assert any(step.startswith("Everything is published") for step in steps)

@@ -10,6 +10,7 @@ from tests.support.damage import damage_rows
 from vlm_assets.services.home_audit import audit
 from vlm_assets.services.repairs import Remedy, find_repairs, put_right, recomputations
 from vlm_durable.journal.high_water_mark import HighWaterMark, write_mark
+from vlm_durable.versions.findings import FindingKind
 from vlm_durable.versions.version_mark import mark_copies
 
 FIRST, SECOND, THIRD = "000000000-000000002", "000000003-000000005", "000000006-000000008"
@@ -138,6 +139,7 @@ def test_foreign_files_are_moved_out_of_the_readers_way(dataset):
     folder = asset.published
     shutil.copy(folder / f"{FIRST}.parquet", folder / "mine.parquet")
     (one,) = plan(dataset)
+    assert [finding.kind for finding in one.findings] == [FindingKind.FOREIGN_FILE]
     put_right(dataset.settings, one)
     assert not (folder / "mine.parquet").exists()
     assert [path.name.split(".")[0] for path in asset.quarantine.iterdir()] == ["mine"]
