@@ -143,6 +143,13 @@ def test_a_wheel_has_nothing_of_an_earlier_build(wheels):
     assert not [name for name in names if name.startswith(EXTENSIONS)]
 
 
+def test_each_wheel_carries_the_licence(wheels):
+    """Whoever has one distribution alone has its terms."""
+    for wheel in map(zipfile.ZipFile, wheels.values()):
+        (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/licenses/LICENSE")]
+        assert wheel.read(name) == (CHECKOUT / "LICENSE").read_bytes()
+
+
 def test_clean_removes_what_was_built():
     """The next build begins with nothing."""
     done = subprocess.run(["make", "-n", "clean"], cwd=CHECKOUT, capture_output=True, text=True, check=True)
