@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ import pyarrow as pa
 import pydantic
 from PIL import Image
 
+from tests.support.listings import write_listing
 from vlm_assets.assets.description_work import description_rows
 from vlm_assets.assets.fingerprint import SETTINGS, TEXTS, embedding_parts
 from vlm_assets.assets.published_rows import COUNTED, row_counts
@@ -88,15 +88,13 @@ def hostile_home(folder: Path, spy: Spy) -> Settings:
     """Make the home: described, embedded, reviewed, and stale since the settings changed."""
     images = folder / "images"
     images.mkdir()
-    lines = []
+    listed = {}
     for number in range(RANGES * RANGE_SIZE):
         names = [spy.file_name(number), f"broken {spy.file_name(number)}"]
         Image.new("RGB", (16, 16), "red").save(images / names[0])
         (images / names[1]).write_bytes(b"no image")
-        property_id = f"{number} {spy.markup('id')}".replace("\n", " ")
-        lines.append(f"{json.dumps({'property_id': property_id, 'images': names})}\n")
-    listing = folder / "listing.jsonl"
-    listing.write_text("".join(lines))
+        listed[f"{number} {spy.markup('id')}".replace("\n", " ")] = names
+    listing = write_listing(folder / "listing.jsonl", listed)
     settings = load_settings(
         home=folder / "home", description_schema=f"{SCHEMA}:Hostile", prompt=spy.markup("prompt")
     )

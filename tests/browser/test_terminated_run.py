@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pyarrow.parquet as pq
 
 from tests.support.dagster_pages import partition_keys
+from tests.support.listings import share_images
 from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.config.settings import load_settings
 from vlm_catalog.ingest import ingest
@@ -29,10 +28,7 @@ mutation($run: String!) { terminateRun(runId: $run) { __typename } }
 
 def _add_range(desk) -> str:
     """One more range whose properties share a few images, so that it takes a while to describe."""
-    listing = desk.listing.with_name("long.jsonl")
-    images = json.loads(desk.listing.read_text().splitlines()[0])["images"][:2]
-    lines = [json.dumps({"property_id": f"long-{n}", "images": images}) + "\n" for n in range(PROPERTIES)]
-    listing.write_text("".join(lines))
+    listing = share_images(desk.listing, "long.jsonl", (f"long-{n}" for n in range(PROPERTIES)), 2)
     before = set(desk.keys)
     ingest(listing, desk.home, range_size=PROPERTIES)
     (key,) = set(desk.keys) - before

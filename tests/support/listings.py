@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,6 +29,12 @@ def write_listing(path: Path, images: Mapping[str, Sequence[str]]) -> Path:
 def list_properties(folder: Path, count: int, name: str = "listing.jsonl") -> Path:
     """Write a listing of ``count`` properties of two images that do not exist."""
     return write_listing(folder / name, {f"id {i}": [f"{i}a.jpg", f"{i}b.jpg"] for i in range(count)})
+
+
+def share_images(listing: Path, name: str, ids: Iterable[str], images: int) -> Path:
+    """Write a listing beside another: each id has the first images of that one's first property."""
+    first, *_ = read_source(listing).values()
+    return write_listing(listing.with_name(name), dict.fromkeys(ids, first[:images]))
 
 
 def open_source(source: Path, options: ReadingOptions = DETECTED) -> tuple[Listing, Problems]:

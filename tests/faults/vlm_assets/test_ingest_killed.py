@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 from pathlib import Path
 
 import pytest
 
 from tests.support.kills import killed_homes
+from tests.support.listings import write_listing
 from tests.support.shares import ALL
 from vlm_catalog.catalog import Catalog, CatalogMissingError
 from vlm_catalog.catalog_copies import backup_paths, known_versions, last_put_back
@@ -20,19 +20,13 @@ from vlm_catalog.ingest import ingest
 SHARES = 3
 
 
-def write_listing(source: Path, count: int, image: str) -> None:
-    """A listing of ``count`` properties of one image each."""
-    lines = [json.dumps({"property_id": f"id {at}", "images": [f"{at}{image}"]}) for at in range(count)]
-    source.write_text("\n".join(lines))
-
-
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """A home with five properties in three ranges, whose listing has grown and changed since."""
-    (tmp_path / "images").mkdir()
-    write_listing(tmp_path / "images" / "list.jsonl", 5, "a.jpg")
-    ingest(tmp_path / "images" / "list.jsonl", tmp_path / "home", range_size=2)
-    write_listing(tmp_path / "images" / "list.jsonl", 8, "b.jpg")
+    listing = tmp_path / "images" / "list.jsonl"
+    write_listing(listing, {f"id {n}": [f"{n}a.jpg"] for n in range(5)})
+    ingest(listing, tmp_path / "home", range_size=2)
+    write_listing(listing, {f"id {n}": [f"{n}b.jpg"] for n in range(8)})
     return tmp_path / "home"
 
 

@@ -8,7 +8,6 @@ FAULTS_COMMIT_SECONDS=30 measures the default setting, in minutes.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import random
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from tests.support.listings import write_listing
 from vlm_catalog.ingest import ingest
 
 COMMIT_SECONDS = float(os.environ.get("FAULTS_COMMIT_SECONDS", "1"))
@@ -53,10 +53,8 @@ def test_a_kill_loses_what_waits_and_the_batch_under_way(
     """At most commit_seconds and one batch (30 and 20 s by default: under 60), wherever the kill comes."""
     for number in range(3):
         Image.new("RGB", (64, 48), (60 * number, 99, 40)).save(tmp_path / f"{number}.jpg")
-    listing = tmp_path / "listing.jsonl"
     images = [f"{number}.jpg" for number in range(3)]
-    lines = [json.dumps({"property_id": f"p{number}", "images": images}) for number in range(PROPERTIES)]
-    listing.write_text("\n".join(lines))
+    listing = write_listing(tmp_path / "listing.jsonl", {f"p{n}": images for n in range(PROPERTIES)})
     chance = random.Random(SEED)
     worst = 0.0
     for number in range(KILLS):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import re
@@ -19,6 +18,7 @@ import pytest
 from resources.alerts.alert import Alert
 from resources.alerts.delivery import LONGEST_WAIT_SECONDS
 from resources.alerts.outbox import Outbox
+from tests.support.listings import list_properties
 from tests.support.processes import descendants, has_ended, kill
 from tests.support.waiting import wait_until
 from vlm_assets.config.resource_settings import control_state
@@ -77,12 +77,8 @@ def test_kills_of_the_daemon_lose_no_alert_and_repeat_one_only_with_the_same_id(
     seed = int(os.environ.get("FAULTS_SEED", "20261121"))
     choose = random.Random(seed)
     home, dagster_home = tmp_path / "home", tmp_path / "home" / "dagster"
-    listing = tmp_path / "listing.jsonl"
     count = FAILURES_A_LIFE * KILLS
-    listing.write_text(
-        "".join(json.dumps({"property_id": f"p{n}", "images": [f"{n}.jpg"]}) + "\n" for n in range(count))
-    )
-    ingest(listing, home, range_size=1)
+    ingest(list_properties(tmp_path, count), home, range_size=1)
     catalog = Catalog.open(home)
     keys = iter([one.key for one in catalog.ranges])
     prepare_dagster_home(dagster_home, catalog_id=catalog.catalog_id, slots=1)

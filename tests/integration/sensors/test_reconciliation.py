@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -19,6 +18,7 @@ from resources.alerts.outbox import Outbox
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.partition_history import PartitionHistory
 from tests.support.dagster_pages import partition_keys
+from tests.support.listings import share_images
 from tests.support.processes import command_line, kill
 from tests.support.waiting import wait_until
 from vlm_assets.webserver.home import prepare_dagster_home
@@ -45,11 +45,8 @@ pytestmark = pytest.mark.serves
 
 def make_home(home: Path, *, properties: int, range_size: int) -> Path:
     """Ranges of properties that share two images, so that each takes a while and rendering does not."""
-    listing = write_example(home, properties=2, seed=7)
-    images = json.loads(listing.read_text().splitlines()[0])["images"][:2]
-    listing.write_text(
-        "".join(json.dumps({"property_id": f"p{n}", "images": images}) + "\n" for n in range(properties))
-    )
+    rendered = write_example(home, properties=2, seed=7)
+    listing = share_images(rendered, "many.jsonl", (f"p{n}" for n in range(properties)), 2)
     ingest(listing, home, range_size=range_size)
     return home
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from resources.alerts.outbox import Outbox
 from tests.support.dagster_pages import partition_keys
+from tests.support.listings import share_images
 from tests.support.processes import has_ended
 from tests.support.waiting import wait_until
 from vlm_assets.webserver import server as server_module
@@ -46,12 +46,9 @@ def test_a_frozen_run_that_is_terminated_stops_no_launch_and_keeps_no_device(
     monkeypatch.setattr(server_module, "_LOOK_AFTER_SECONDS", 5.0)
     monkeypatch.setattr(server_module, "_LAUNCH_SECONDS", 3)
     home = tmp_path / "home"
-    images = json.loads(listing.read_text().splitlines()[0])["images"][:1]
-    lines = [json.dumps({"property_id": f"p{n}", "images": images}) + "\n" for n in range(2 * LONG + SHORT)]
-    few = listing.with_name("frozen.jsonl")
-    for start, end in ((0, 2 * LONG), (2 * LONG, len(lines))):
-        few.write_text("".join(lines[start:end]))
-        ingest(few, home, range_size=min(LONG, end - start), close=True)
+    for numbers in (range(2 * LONG), range(2 * LONG, 2 * LONG + SHORT)):
+        few = share_images(listing, "frozen.jsonl", (f"p{n}" for n in numbers), 1)
+        ingest(few, home, range_size=min(LONG, len(numbers)), close=True)
     frozen_key, long_key, next_key = (one.key for one in Catalog.open(home).ranges)
     dagster_home = home / "dagster"
     prepare_dagster_home(dagster_home, catalog_id=Catalog.open(home).catalog_id, slots=3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -18,6 +18,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from tests.support.listings import read_source, write_listing
 from tests.support.processes import command_line, descendants
 from tests.support.waiting import wait_until
 from vlm_assets.commands.main import app
@@ -82,15 +83,9 @@ def process_of(instance: dg.DagsterInstance, run_id: str) -> psutil.Process:
 def day(listing: Path, tmp_path: Path, launch_run: Callable[..., str]) -> Day:
     """Two partitions of 120 properties, over the images of sixteen rendered ones."""
     home = tmp_path / "home"
-    images = [json.loads(line)["images"] for line in listing.read_text().splitlines()]
-    many = listing.with_name("many.jsonl")
-    many.write_text(
-        "".join(
-            json.dumps({"property_id": f"p{number:04d}", "images": images[number % len(images)]}) + "\n"
-            for number in range(2 * PROPERTIES)
-        )
-    )
-    ingest(many, home, range_size=PROPERTIES)
+    images = itertools.cycle(read_source(listing).values())
+    many = {f"p{number:04d}": next(images) for number in range(2 * PROPERTIES)}
+    ingest(write_listing(listing.with_name("many.jsonl"), many), home, range_size=PROPERTIES)
     return Day(home, launch_run)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import os
 import signal
 import subprocess
@@ -21,6 +21,7 @@ from sensors.dagster_internals.events import DagsterFacts
 from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY
 from sensors.retry_schedule import BUTTON, SCHEDULE
 from tests.support.dagster_pages import partition_keys
+from tests.support.listings import read_source, write_listing
 from tests.support.processes import command_line, descendants, has_ended
 from tests.support.waiting import wait_until
 from vlm_assets.assets.partition_state import committed_rows
@@ -117,21 +118,19 @@ def running(
 ) -> Iterator[Running]:
     """The daemon looks every minute, and waits three seconds before a first new attempt."""
     folder = tmp_path_factory.mktemp("running")
-    home, listed = folder / "home", [json.loads(line) for line in listing.read_text().splitlines()]
-    images = [uri for one in listed for uri in one["images"]]
+    home, listed = folder / "home", read_source(listing)
+    images = [uri for some in listed.values() for uri in some]
 
-    def list_and_ingest(properties: list[dict[str, object]], range_size: int) -> Path:
+    def list_and_ingest(properties: dict[str, list[str]], range_size: int) -> Path:
         # Beside the images.
-        path = listing.with_name(f"running-{range_size}.jsonl")
-        path.write_text("".join(json.dumps(one) + "\n" for one in properties))
+        path = write_listing(listing.with_name(f"running-{range_size}.jsonl"), properties)
         ingest(path, home, range_size=range_size)
         return path
 
-    list_and_ingest([{"property_id": f"long-{n}", "images": images[:1]} for n in range(LONG)], LONG)
-    list_and_ingest(listed[:8], 2)
-    path = list_and_ingest([{"property_id": "light", "images": images[:1]}], 1)
-    more = [{"property_id": f"p{count}", "images": images[:count]} for count in (2, 4)]
-    path.write_text(path.read_text() + "".join(json.dumps(one) + "\n" for one in more))
+    list_and_ingest({f"long-{n}": images[:1] for n in range(LONG)}, LONG)
+    list_and_ingest(dict(itertools.islice(listed.items(), 8)), 2)
+    path = list_and_ingest({"light": images[:1]}, 1)
+    write_listing(path, {"light": images[:1], "p2": images[:2], "p4": images[:4]})
     dagster_home, catalog = home / "dagster", Catalog.open(home)
     prepare_dagster_home(dagster_home, catalog_id=catalog.catalog_id, slots=1)
     environment = {

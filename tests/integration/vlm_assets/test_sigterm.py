@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.dagster_pages import partition_keys
+from tests.support.listings import share_images
 from tests.support.processes import has_ended
 from tests.support.waiting import wait_until
 from vlm_assets.assets.partition_state import committed_rows
@@ -46,11 +46,7 @@ def wait_for(server: DagsterServer, reached: Callable[[], bool], what: str) -> N
 
 def test_sigterm_commits_what_is_finished_and_the_next_start_goes_on(listing: Path, tmp_path: Path) -> None:
     """Every finished row committed, the device free, nothing published; the next start does the rest."""
-    images = json.loads(listing.read_text().splitlines()[0])["images"][:2]
-    many = listing.with_name("sigterm.jsonl")
-    many.write_text(
-        "".join(json.dumps({"property_id": f"p{n}", "images": images}) + "\n" for n in range(PROPERTIES))
-    )
+    many = share_images(listing, "sigterm.jsonl", (f"p{n}" for n in range(PROPERTIES)), 2)
     home, dagster_home = tmp_path / "home", tmp_path / "home" / "dagster"
     ingest(many, home, range_size=PROPERTIES)
     prepare_dagster_home(dagster_home, catalog_id=Catalog.open(home).catalog_id, slots=1)

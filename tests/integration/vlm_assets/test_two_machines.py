@@ -1,6 +1,5 @@
 """Two homes over one real S3 store: either goes on where the other one published."""
 
-import json
 import re
 import shlex
 import socket
@@ -17,6 +16,7 @@ from typer.testing import CliRunner
 from resources.dagster_names import NO_ATTEMPT
 from resources.vision_language_model import VisionLanguageModel
 from tests.support.homes import Dataset
+from tests.support.listings import read_source, write_listing
 from vlm_assets.assets import stored_settings
 from vlm_assets.assets.description_work import DescriptionWork
 from vlm_assets.assets.fingerprint import description_parts
@@ -356,8 +356,7 @@ def test_a_store_that_was_put_back_is_not_taken_over(machines, listing, bucket):
     ingest(listing, first.home, store=bucket)
     name = "property_catalog/catalog.parquet"
     older = bucket.get(name, most=1 << 30)
-    grown = listing.with_name(f"grown{listing.suffix}")
-    grown.write_text(listing.read_text() + json.dumps({"property_id": "late", "images": []}) + "\n")
+    grown = write_listing(listing.with_name("grown.jsonl"), {**read_source(listing), "late": []})
     ingest(grown, first.home, store=bucket, update=True)
     newer = bucket.get(name, most=1 << 30)
     pull_catalog(second.home, bucket)
@@ -436,8 +435,7 @@ def test_a_home_that_lost_its_catalogue_takes_an_older_one_of_the_store_only_fro
     name = "property_catalog/catalog.parquet"
     pull_catalog(first.home, bucket)
     older = bucket.get(name, most=1 << 30)
-    grown = listing.with_name(f"grown{listing.suffix}")
-    grown.write_text(listing.read_text() + json.dumps({"property_id": "late", "images": []}) + "\n")
+    grown = write_listing(listing.with_name("grown.jsonl"), {**read_source(listing), "late": []})
     ingest(grown, first.home, store=bucket, update=True)
     newest = Catalog.open(first.home).header.sequence
     for path in (catalog_path(first.home), *backup_paths(first.home)):
@@ -465,8 +463,7 @@ def test_a_catalogue_that_a_person_names_counts_in_the_store_and_here(machines, 
     """Beside marks of another home: what is refused changes nothing in the store, what is taken both."""
     home, name = machines[0].settings.home, "property_catalog/catalog.parquet"
     pull_catalog(home, bucket)
-    (tmp_path / "other.jsonl").write_text(json.dumps({"property_id": "x", "images": []}) + "\n")
-    ingest(tmp_path / "other.jsonl", tmp_path / "other")
+    ingest(write_listing(tmp_path / "other.jsonl", {"x": []}), tmp_path / "other")
     for path in mark_path(home).parent.iterdir():
         path.write_bytes(mark_path(tmp_path / "other").read_bytes())
     before = bucket.get(name, most=1 << 30)

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from sensors.dagster_internals.instance_needs import UnfitInstanceError, refuse_unfit
+from tests.support.listings import write_listing
 from vlm_assets import component
 from vlm_assets.component import PropertyDescriptionsComponent
 from vlm_assets.config.component_settings import keep_settings, refuse_component, settings_of_home
@@ -173,8 +174,7 @@ def test_an_instance_that_cannot_keep_the_promises_is_refused_by_the_setting():
 def test_a_run_of_an_unfit_dagster_fails_with_the_setting_and_is_not_tried_again(tmp_path, monkeypatch):
     """Definitions load all the same; a materialization computes nothing and says what to set."""
     monkeypatch.setattr("sensors.dagster_internals.instance_needs.EXECUTORS", ())
-    listing = tmp_path / "listing.jsonl"
-    listing.write_text('{"property_id": "p", "images": ["p.jpg"]}\n')
+    listing = write_listing(tmp_path / "listing.jsonl", {"p": ["p.jpg"]})
     settings = component_of(images=str(listing), range_size=1).to_settings(tmp_path, name="houses")
 
     def materialize(asset: str, key: str | None = None) -> dg.ExecuteInProcessResult:

@@ -19,6 +19,7 @@ from faults.ledger import Ledger
 from faults.lives import Life, live_to_the_end
 from faults.partition_life import KEY, TOTAL, VERSIONS, live
 from tests.support.kills import killed_homes
+from tests.support.listings import write_listing
 from vlm_assets.config.settings import load_settings
 from vlm_assets.services.home_backup import _restored_last, back_up
 from vlm_catalog.catalog import Catalog
@@ -39,10 +40,8 @@ live(Path(sys.argv[1]), lambda **one: print(json.dumps(one), flush=True))
 def ingested(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home of one partition, with nothing done."""
     folder = tmp_path_factory.mktemp("ingested")
-    names = [f"property-{number:05d}" for number in range(TOTAL)]
-    lines = [json.dumps({"property_id": name, "images": [f"{name}.jpg"]}) for name in names]
-    (folder / "list.jsonl").write_text("\n".join(lines))
-    ingest(folder / "list.jsonl", folder / "home", range_size=TOTAL)
+    listing = write_listing(folder / "list.jsonl", {f"property-{n:05d}": [f"{n}.jpg"] for n in range(TOTAL)})
+    ingest(listing, folder / "home", range_size=TOTAL)
     assert [one.key for one in Catalog.open(folder / "home").ranges] == [KEY]
     return folder / "home"
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from sensors.dagster_internals.events import DagsterFacts
 from sensors.reconciliation import report_published
 from sensors.retry_ledger import Entry
 from tests.support.desks import KEY, Desk
+from tests.support.listings import read_source, write_listing
 from tests.support.scripted_engine import LostAfterOneBatch
 from vlm_assets.assets.partition_state import PartitionState, PartitionStates, State
 from vlm_assets.assets.property_catalog import record_catalog
@@ -56,12 +56,9 @@ def materialize_catalog(desk: Desk) -> None:
     ).success
 
 
-def ingest_again(desk: Desk, listing: Path, change: Callable[[list[dict]], None], **options: bool) -> None:
-    """Take in the listing after a change to its properties."""
-    properties = [json.loads(line) for line in listing.read_text().splitlines()]
-    change(properties)
-    changed = desk.settings.home.parent / "changed.jsonl"
-    changed.write_text("".join(json.dumps(entry) + "\n" for entry in properties))
+def ingest_again(desk: Desk, listing: Path, changes: dict[str, list[str]], **options: bool) -> None:
+    """Take in the listing with other images of some properties."""
+    changed = write_listing(desk.settings.home.parent / "changed.jsonl", {**read_source(listing), **changes})
     ingest(changed, desk.settings.home, range_size=8, image_root=listing.parent, **options)
     materialize_catalog(desk)
 
@@ -113,7 +110,7 @@ def test_nothing_that_keeps_a_partition_done_makes_it_stale_in_dagster(desk, lis
     check(desk, "the catalogue was materialized after it")
     assert desk.materialize(DESCRIPTIONS, config={"recompute": True}).success
     check(desk, "recomputed with the same texts")
-    ingest_again(desk, listing, lambda properties: properties.append({**properties[0], "property_id": "new"}))
+    ingest_again(desk, listing, {"new": []})
     check(desk, "a property was added")
     model.rename(tmp_path / "moved")
     desk = desk.changed(model=str(tmp_path / "moved"))
@@ -169,7 +166,8 @@ def test_dagster_shows_what_is_stale_by_settings_or_texts(desk):
 def test_what_dagster_cannot_express_is_fresh_there(desk, listing):
     """docs/dagster.md lists it: images that changed, and a file that is not what was published."""
     assert desk.materialize(*BOTH).success
-    ingest_again(desk, listing, lambda properties: properties[0]["images"].pop(), update=True)
+    (name, images), *_ = read_source(listing).items()
+    ingest_again(desk, listing, {name: images[:-1]}, update=True)
     assert (state_of(desk, DESCRIPTIONS).state, in_dagster(desk, DESCRIPTIONS)) == (State.STALE, FRESH)
     assert desk.materialize(DESCRIPTIONS).success
     assert state_of(desk, DESCRIPTIONS).state is State.DONE

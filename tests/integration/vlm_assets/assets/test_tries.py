@@ -1,6 +1,5 @@
 """Failed rows of a transient kind are tried three times; rows whose inputs did not change are kept."""
 
-import json
 import os
 import signal
 
@@ -10,6 +9,7 @@ from dagster import DagsterExecutionInterruptedError
 
 from resources.dagster_names import NEEDS_PERSON, is_tagged
 from resources.vision_language_model import VisionLanguageModel
+from tests.support.listings import read_source, write_listing
 from vlm_assets.assets.description_work import DescriptionWork
 from vlm_assets.commands.property_view import lines, read_property
 from vlm_assets.config.resource_settings import build_vision_language_model, control_state
@@ -216,11 +216,10 @@ def test_a_refused_recomputation_is_gone_on_with_beside_what_is_published(desk, 
 
 def take_last_image(desk, listing, property_id):
     """The catalogue names one image fewer of a property."""
-    lines = [json.loads(line) for line in listing.read_text().splitlines()]
-    next(one for one in lines if one["property_id"] == property_id)["images"].pop()
-    other = listing.with_name("changed.jsonl")
-    other.write_text("".join(json.dumps(one) + "\n" for one in lines))
-    ingest(other, desk.settings.home, range_size=8, update=True)
+    images = read_source(listing)
+    images[property_id].pop()
+    changed = write_listing(listing.with_name("changed.jsonl"), images)
+    ingest(changed, desk.settings.home, range_size=8, update=True)
 
 
 def test_a_changed_image_list_costs_one_property(desk, ids, materialize, listing, tmp_path):

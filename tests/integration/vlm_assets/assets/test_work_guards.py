@@ -1,6 +1,5 @@
 """A run stops before it fills with garbage, and waits for images that are away."""
 
-import json
 import shutil
 from typing import ClassVar
 
@@ -10,6 +9,7 @@ import pytest
 
 from resources.dagster_names import NEEDS_PERSON, NO_ATTEMPT, is_tagged
 from resources.gpu import GpuResource
+from tests.support.listings import read_source, share_images, write_listing
 from tests.support.waiting import wait_until
 from vlm_assets.assets import description_work, joined_sets
 from vlm_assets.assets.partition_state import committed_rows
@@ -29,15 +29,15 @@ pytestmark = pytest.mark.usefixtures("scripted_engine")
 @pytest.fixture
 def disk(desk, listing, tmp_path):
     """A folder of the images of a range, which is catalogued; with its key."""
-    image = listing.parent / json.loads(listing.read_text().splitlines()[0])["images"][0]
+    ((image, *_), *_) = read_source(listing).values()
     source = tmp_path / "source"
     for number in range(PROPERTIES):
         (source / "disk" / str(number)).mkdir(parents=True)
-        shutil.copy(image, source / "disk" / str(number) / "a.png")
-    lines = [{"property_id": f"d{n}", "images": [f"disk/{n}/a.png"]} for n in range(PROPERTIES)]
-    (source / "listing.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+        shutil.copy(listing.parent / image, source / "disk" / str(number) / "a.png")
+    images = {f"d{n}": [f"disk/{n}/a.png"] for n in range(PROPERTIES)}
+    listed = write_listing(source / "listing.jsonl", images)
     shutil.rmtree(desk.settings.home)
-    (wanted,) = ingest(source / "listing.jsonl", desk.settings.home, close=True).new_ranges
+    (wanted,) = ingest(listed, desk.settings.home, close=True).new_ranges
     return source / "disk", wanted.key
 
 
@@ -88,11 +88,7 @@ def test_a_disk_that_goes_away_in_the_middle_costs_no_property(desk, disk, monke
 
 def test_a_partition_of_garbage_stops_early_and_keeps_what_is_committed(desk, listing, monkeypatch):
     """Stopped after about a window of refused answers, not at its end, where the check would refuse it."""
-    images = json.loads(listing.read_text().splitlines()[0])["images"][:1]
-    many = listing.with_name("many.jsonl")
-    many.write_text(
-        "".join(json.dumps({"property_id": f"g{n}", "images": images}) + "\n" for n in range(ANSWERED))
-    )
+    many = share_images(listing, "many.jsonl", (f"g{n}" for n in range(ANSWERED)), 1)
     key = ingest(many, desk.settings.home, range_size=ANSWERED).new_ranges[0].key
     cut_off = desk.changed(max_new_tokens=2, batch_size=8)
     stopped = cut_off.materialize(key=key)

@@ -1,7 +1,6 @@
 """A partition stops before it fills with garbage; a disk that is not mounted is not taken for lost images."""
 
 import dataclasses
-import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 
 from resources.gpu import GpuResource
+from tests.support.listings import write_listing
 from tests.support.trials import described
 from vlm_assets.assets.property_embeddings import refuse_unsound
 from vlm_assets.assets.run_watch import WHOLE_RANGE, ImagesAwayError, ImagesWatch
@@ -28,18 +28,14 @@ class Shelf:
     folder: Path
 
     def fill(self, *sizes: int) -> None:
-        lines, first = [], 0
+        images, first = dict[str, list[str]](), 0
         for size in sizes:
-            lines += [
-                {"property_id": f"p{n}", "images": [f"images/{n}/a.jpg", f"images/{n}/b.jpg"]}
-                for n in range(first, first + size)
-            ]
             for number in range(first, first + size):
+                images[f"p{number}"] = [f"images/{number}/a.jpg", f"images/{number}/b.jpg"]
                 self.image(number).parent.mkdir(parents=True)
                 self.image(number).write_bytes(b"x")
             first += size
-            listing = self.folder / "listing.jsonl"
-            listing.write_text("".join(json.dumps(line) + "\n" for line in lines))
+            listing = write_listing(self.folder / "listing.jsonl", images)
             ingest(listing, self.folder / "home", range_size=1000, close=True)
 
     def image(self, number: int) -> Path:

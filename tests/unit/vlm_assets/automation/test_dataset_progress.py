@@ -14,6 +14,7 @@ import dagster as dg
 import pytest
 from PIL import Image
 
+from tests.support.listings import write_listing
 from vlm_assets.assets.partition_state import State
 from vlm_assets.automation.dataset_progress import (
     Drawn,
@@ -179,9 +180,7 @@ def test_a_new_home_says_what_to_do_first(tmp_path: Path) -> None:
     ticks = Ticks(load_settings(home=home))
     assert f"`vlm-assets ingest FOLDER --home '{home}'`" in ticks.tick()
     assert ticks.tick() == "Nothing was ever started.", "said once"
-    listing = tmp_path / "listing.jsonl"
-    listing.write_text('{"property_id": "p", "images": ["1.jpg"]}\n')
-    ingest(listing, home, range_size=1)
+    ingest(write_listing(tmp_path / "listing.jsonl", {"p": ["1.jpg"]}), home, range_size=1)
     said = ticks.tick()
     assert "1 property in the catalogue" in said
     assert f"`vlm-assets compare --home '{home}' --html tried.html`" in said

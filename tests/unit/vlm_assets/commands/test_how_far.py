@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from tests.support.activity import Told, check_steps, commands_of
 from tests.support.homes import Dataset
+from tests.support.listings import write_listing
 from tests.support.measurements import MEASURED
 from tests.support.scripted_engine import scripted_engine  # noqa: F401 - a fixture
 from vlm_assets.assets import row_counts
@@ -96,8 +97,7 @@ def without_dagster(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "run_partitions", lambda *arguments, **options: 0)
     monkeypatch.setattr(run_module, "run_backfill", lambda *arguments, **options: 0)
     monkeypatch.setattr(run_module, "serve", lambda *arguments, **options: None)
-    source = dataset.settings.home.parent / "listing.jsonl"
-    source.write_text('{"property_id": "p0", "images": ["0.jpg"]}\n')
+    source = write_listing(dataset.settings.home.parent / "listing.jsonl", {"p0": ["0.jpg"]})
     monkeypatch.setenv("VLM_ASSETS_SOURCE", str(source))
     monkeypatch.setenv("VLM_ASSETS_IMAGE_ROOT", dataset.catalog.image_root)
 

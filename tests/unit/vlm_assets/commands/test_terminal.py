@@ -18,6 +18,7 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 import vlm_assets
+from tests.support.listings import write_listing
 from vlm_assets.commands import main as cli
 from vlm_assets.commands import terminal
 from vlm_assets.commands.terminal import TerminalConsole, say, say_json, visible, visible_line
@@ -63,8 +64,7 @@ def unsteered(text):
 @pytest.fixture
 def evil_home(tmp_path):
     """A catalogue whose property's id and image steer terminals."""
-    listing = tmp_path / "listing.jsonl"
-    listing.write_text(json.dumps({"property_id": EVIL, "images": [f"{EVIL}.jpg"]}) + "\n")
+    listing = write_listing(tmp_path / "listing.jsonl", {EVIL: [f"{EVIL}.jpg"]})
     home = tmp_path / "home"
     taken = CliRunner().invoke(cli.app, ["ingest", str(listing), "--home", str(home), "--range-size", "1"])
     assert taken.exit_code == 0, taken.output

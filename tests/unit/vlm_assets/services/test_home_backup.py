@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.damage import flip_bit
+from tests.support.listings import write_listing
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings, load_settings
 from vlm_assets.services.command_error import CommandError
@@ -142,8 +143,7 @@ def test_nothing_that_is_there_is_written_over(dataset, tmp_path) -> None:
     with pytest.raises(BackupError, match="no finished backup"):
         restored(settings, tmp_path / "photos", tmp_path / "copy")
     before = read_list(folder)
-    (tmp_path / "list.jsonl").write_text('{"property_id": "p", "images": ["p.jpg"]}')
-    ingest(tmp_path / "list.jsonl", tmp_path / "another", range_size=1)
+    ingest(write_listing(tmp_path / "list.jsonl", {"p": ["p.jpg"]}), tmp_path / "another", range_size=1)
     with pytest.raises(CommandError, match="another home"):
         back_up(load_settings(model="example", home=tmp_path / "another"), folder)
     withdrawal_note(settings.state_directory).write_text("{}")
