@@ -22,12 +22,12 @@ from benchmarks.health_ticks import Ticking, keys, make_home
 from benchmarks.sensor_ticks import write_history, write_runs_under_way
 from faults.postgres_server import PostgresServer
 from resources.alerts.outbox import Outbox
-from sensors.cluster import build_cluster_sensor
 from sensors.dagster_internals.runs import RAY_JOB, first_ray_job
 from sensors.ticks import Ticks
 from vlm_assets.automation.sensors import build_alerts
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings, load_settings
+from vlm_cluster.cluster_watch import build_cluster_sensor
 from vlm_durable.files.processes import boot_id
 from vlm_durable.state.nodes import NodeDevice, NodeRecord, Nodes
 from vlm_durable.state.workers import Phase, Worker, Workers

@@ -11,7 +11,8 @@ killed here; a node that stops kills its own after the same grace, and the head 
 
 What does not live here: who is to end. Workers that stand still are in ``worker_health.py``, processes that
 outlive their run in ``leases_after_end.py`` and ``vlm_cluster/node.py``, runs whose process is gone in
-``reconciliation.py``, ``cluster.py`` and ``node.py``. Processes that are no runs have owners of their own.
+``reconciliation.py``, and in ``cluster_watch.py`` and ``node.py`` of ``vlm_cluster``. Processes that are no
+runs have owners of their own.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from pydantic import BaseModel, Field
 from vlm_assets.config.component_settings import keep_settings
 from vlm_assets.config.settings import Settings, SettingsError, given_settings
 from vlm_assets.home_definitions import build_defs, check_dagster_home, claim_control_state
-from vlm_durable.commands import command
 from vlm_durable.mirror.bucket import S3Folder, place_of
 
 DATA = "data"
@@ -106,7 +105,7 @@ class PropertyDescriptionsComponent(dg.Component, dg.Model, dg.Resolvable):
                 f"{', '.join(twice)}: no entry of `settings`. Write it beside `images` in the defs.yaml"
                 " (`source` is `images` there)."
             )
-        settings = given_settings(
+        return given_settings(
             **{
                 "devices_folder": project / DATA / DEVICES,
                 **self.settings,
@@ -115,9 +114,6 @@ class PropertyDescriptionsComponent(dg.Component, dg.Model, dg.Resolvable):
                 "name_prefix": prefix,
             }
         )
-        if settings.ray_address is not None:
-            raise SettingsError(f"ray_address: several machines need {command('serve')}, and no component.")
-        return settings
 
 
 def _below(project: Path, text: str) -> Path | S3Folder:

@@ -1,30 +1,42 @@
-"""What this extension hands over to the core: the command of a node, the launcher, a check of the pool."""
+"""What this extension hands over to the core: a setting, the launcher, its sensors, the command of a node."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from vlm_assets.config.extensions import DoctorCheck, Extension, Findings
-from vlm_assets.config.settings import Settings
-from vlm_durable.mirror.bucket import S3Folder
+if TYPE_CHECKING:
+    import dagster as dg
 
-_TEMPLATE = Path(__file__).with_name("dagster-cluster.yaml")
+from pydantic import ValidationInfo, field_validator
 
-
-def filled_in(store: S3Folder, *, devices_of_a_run: int) -> str:
-    """The template with the folder of the store in which the output of runs is kept."""
-    text = _TEMPLATE.read_text()
-    text = text.replace("BUCKET #", f"{json.dumps(store.bucket)} #")
-    text = text.replace("PREFIX\n", f"{json.dumps(logs_prefix(store))}\n")
-    return text.replace("gpus: 1", f"gpus: {devices_of_a_run}")
+from vlm_assets.config.extensions import DoctorCheck, Extension, Findings, Launcher
+from vlm_assets.config.settings import PREFIX, GivenSettings, Settings, web_address
+from vlm_durable.commands import command
 
 
-def logs_prefix(store: S3Folder) -> str:
-    """The prefix under which the store's bucket keeps the output of runs."""
-    return f"{store.prefix}dagster-logs"
+class ClusterSettings(Settings):
+    """All settings, with the address of Ray."""
+
+    ray_address: str | None = None
+    """Several machines: the address of Ray's job server on the head, such as http://10.0.0.1:8265. Needs
+    VLM_ASSETS_STATE_URL and VLM_ASSETS_STORE. Default: this one alone."""
+
+    @field_validator("ray_address")
+    @classmethod
+    def _of_several_machines(cls, address: str | None, others: ValidationInfo) -> str | None:
+        """An address for `serve` alone. A home that is somebody's copy must name no server that runs code."""
+        if address is None:
+            return None
+        if GivenSettings in cls.__mro__:
+            raise ValueError(f"several machines need {command('serve')}, and no component")
+        for name, what in (("state_url", "Postgres"), ("store", "an S3 store")):
+            if name in others.data and others.data[name] is None:
+                raise ValueError(
+                    f"several machines share {what}, and {PREFIX}{name.upper()} is not set. Set it, or unset"
+                    f" {PREFIX}RAY_ADDRESS for this machine alone"
+                )
+        return web_address(address, form="http://HOST:8265")
 
 
 class ClusterExtension(Extension):
@@ -38,31 +50,42 @@ class ClusterExtension(Extension):
             "Be a node of a cluster: Ray's part here, and this machine's heartbeat.",
         ),
     }
+    settings = ClusterSettings
+    settings_title = "With a cluster"
 
-    def dagster_settings(self, settings: Settings) -> str | None:
-        """With the launcher that hands partitions to Ray, where the settings name its address."""
-        if settings.ray_address is None or settings.store is None:
+    def definitions(self, settings: Settings) -> dg.Definitions:
+        """The sensors that watch the nodes, and take over what these publish."""
+        import dagster as dg
+
+        from vlm_cluster.cluster_watch import cluster_sensors
+
+        return dg.Definitions(sensors=[] if self.launcher(settings) is None else cluster_sensors(settings))
+
+    def launcher(self, settings: Settings) -> Launcher | None:
+        """The one that hands partitions to Ray, where the settings name its address."""
+        if not isinstance(settings, ClusterSettings) or settings.ray_address is None:
             return None
-        return filled_in(settings.store, devices_of_a_run=settings.devices_per_model)
+        from vlm_cluster.cluster_launcher import ClusterLauncher
+
+        return ClusterLauncher()
 
     def doctor_checks(self) -> Sequence[DoctorCheck]:
         """Whether as many runs may work at once as the nodes hold."""
-        return (DoctorCheck("cluster", examine_pool),)
+        return (DoctorCheck("cluster", self.examine_pool),)
 
+    def examine_pool(self, settings: Settings) -> Findings:
+        """Whether Dagster's queue lets as many runs work as the nodes hold.
 
-def examine_pool(settings: Settings) -> Findings:
-    """Whether Dagster's queue lets as many runs work as the nodes hold.
+        Nothing where no cluster is set, or where Dagster does not run on this home.
+        """
+        from vlm_assets.config.resource_settings import control_state
+        from vlm_assets.services.doctor.machine_checks import pool_findings
+        from vlm_assets.webserver.api import DagsterApi
+        from vlm_assets.webserver.home import POOL, running_address
+        from vlm_durable.state.nodes import Nodes
 
-    Nothing where no cluster is set, or where Dagster does not run on this home.
-    """
-    from vlm_assets.config.resource_settings import control_state
-    from vlm_assets.services.doctor.machine_checks import pool_findings
-    from vlm_assets.webserver.api import DagsterApi
-    from vlm_assets.webserver.home import POOL, running_address
-    from vlm_durable.state.nodes import Nodes
-
-    address = running_address(settings.dagster_home)
-    if settings.ray_address is None or address is None:
-        return
-    queue = DagsterApi(address, settings.dagster_home).queue(POOL)
-    yield from pool_findings(queue, Nodes(control_state(settings)).snapshot().slots)
+        address = running_address(settings.dagster_home)
+        if self.launcher(settings) is None or address is None:
+            return
+        queue = DagsterApi(address, settings.dagster_home).queue(POOL)
+        yield from pool_findings(queue, Nodes(control_state(settings)).snapshot().slots)

@@ -1,7 +1,7 @@
 """A machine as a node of the cluster: Ray's part there, the node's heartbeat, and its own watch.
 
 The watch ends workers that stand still and processes whose run is over. Dagster's daemon decides whether a
-silent node is dead (``sensors/cluster.py``). When Ray ends on this machine, this process ends too, with the
+silent node is dead (``cluster_watch.py``). When Ray ends on this machine, this process ends too, with the
 runs on it, and a service manager starts both again.
 """
 
@@ -161,7 +161,8 @@ def run_node(settings: Settings, place: Place, *, lends: bool, say: Callable[[st
     lends: whether its devices take runs; a head may hold none. Raises NodeError, ControlStateError,
     ProcessEndedError, DeviceError.
     """
-    if settings.ray_address is None:
+    launcher = ClusterExtension().launcher(settings)
+    if launcher is None:
         raise SettingsError(
             f"{PREFIX}RAY_ADDRESS is not set, so this machine belongs to no cluster. Set it on every machine"
             " to the address of the head's job server, such as http://10.0.0.1:8265."
@@ -206,7 +207,7 @@ def run_node(settings: Settings, place: Place, *, lends: bool, say: Callable[[st
 
     claim_home(settings.layout)
     make_directory(settings.state_directory)
-    seed_settings(home, ClusterExtension().dagster_settings(settings))
+    seed_settings(home, launcher.dagster_settings(settings))
     with ExitStack() as stack:
         lock = acquire_lock(settings.state_directory / "node.lock", seconds=5.0)
         if lock is None:

@@ -1,7 +1,7 @@
 """Dagster's run launcher for a Ray cluster, on top of dagster-ray's.
 
 What lives here: which runs go to Ray, to which nodes, with what command, and Ray's answers about a run's job.
-What does not: whether a run lives. Only ``sensors/cluster.py`` decides that, by heartbeats: Dagster's own
+What does not: whether a run lives. Only ``cluster_watch.py`` decides that, by heartbeats: Dagster's own
 monitoring is switched off (``supports_check_run_worker_health``). Named in ``dagster-cluster.yaml``.
 
 Checked with dagster-ray 0.4.8 and ray 2.60.0. Of dagster-ray only the configuration and the client are used:

@@ -13,6 +13,7 @@ from vlm_assets.config.extensions import (
     left_by_missing,
 )
 from vlm_assets.config.settings import (
+    _OF_EXTENSIONS,
     EXTENSIONS,
     SettingsError,
     load_settings,
@@ -53,10 +54,14 @@ def test_settings_of_extensions_are_set_and_refused_as_all_others(tmp_path: Path
     """Each extension adds some, which need no other; a slip in a name of theirs is told as any."""
     own = {extension.package: own_settings(extension.settings) for extension in installed()}
     assert own == {
-        "vlm_cluster": [],
+        "vlm_cluster": ["ray_address"],
         "vlm_results": ["truth", "guarantee", "guarantee_risk", "table", "table_catalog"],
         "vlm_training": ["variants"],
     }
+    of_extensions = {name: extension.package for extension in installed() for name in own[extension.package]}
+    assert {
+        name: package.replace("vlm_", "vlm-assets-") for name, package in of_extensions.items()
+    } == _OF_EXTENSIONS, "a core without one of them names what to install"
     monkeypatch.setenv("VLM_ASSETS_VARIANTS", "variants.yaml")
     settings = load_settings(home=tmp_path)
     assert TrainingSettings.part_of(settings).variants == Path.cwd() / "variants.yaml"

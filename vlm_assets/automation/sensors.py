@@ -18,7 +18,6 @@ from resources.alerts.outbox import Outbox
 from sensors.alerts import AlertScan, build_alerts_sensor
 from sensors.cancels import Cancels
 from sensors.catalog_watch import CatalogWatch, build_catalog_watch_sensor
-from sensors.cluster import build_cluster_sensor, build_taking_over_sensor
 from sensors.device_health import DeviceWatcher
 from sensors.leases_after_end import LeasesAfterEnd
 from sensors.left_copies import LeftCopies, build_left_copies_sensor
@@ -34,7 +33,7 @@ from vlm_assets.assets.fingerprint import Meanings, digest_of
 from vlm_assets.assets.partition_state import PartitionState, PartitionStates
 from vlm_assets.automation.retries import RETRY_RUNS
 from vlm_assets.config.engine_choice import chosen_engine
-from vlm_assets.config.extensions import installed
+from vlm_assets.config.extensions import installed, launcher_of
 from vlm_assets.config.question_sets import looked_at_by
 from vlm_assets.config.resource_settings import build_gpu, control_state, prepared_runs
 from vlm_assets.config.settings import Settings
@@ -51,12 +50,10 @@ from vlm_catalog.stored_catalog import put_back_catalog
 from vlm_catalog.withdrawn_ids import restore_withdrawn
 from vlm_durable.files.layout import AssetFolders
 from vlm_durable.mirror.bucket import StoreError
-from vlm_durable.state.nodes import Nodes
 from vlm_durable.state.pause import pause_of
 from vlm_durable.state.workers import Workers
 from vlm_durable.versions.findings import Finding, FindingKind
 from vlm_durable.versions.published import Verification
-from vlm_durable.versions.stored import StoredPartitions
 from vlm_durable.versions.verified_files import VerifiedFiles
 from vlm_durable.wording import counted
 from vlm_engine.devices.find import DriverNvml
@@ -188,7 +185,7 @@ def build_sensors(settings: Settings, keys: Sequence[str]) -> list[dg.SensorDefi
         build_reconciliation_sensor(
             assets, keys, workers=workers, ticks=ticks, tags_of=build_tags_of(settings)
         ),
-        *_liveness_sensors(settings, assets, outbox, ticks),
+        *_liveness_sensors(settings, assets, ticks),
         build_published_file_drift_sensor(drift, ticks=ticks),
         build_catalog_watch_sensor(catalog, ticks=ticks),
     ]
@@ -215,15 +212,11 @@ def build_tags_of(settings: Settings) -> TagsOf:
 
 
 def _liveness_sensors(
-    settings: Settings, assets: Sequence[AssetFolders], outbox: Outbox, ticks: Ticks
+    settings: Settings, assets: Sequence[AssetFolders], ticks: Ticks
 ) -> list[dg.SensorDefinition]:
-    """The sensors of this machine's workers and devices; in a cluster, those of its nodes."""
-    if settings.ray_address is not None:
-        stored = [StoredPartitions(asset, settings.mirror) for asset in assets]
-        return [
-            build_cluster_sensor(Nodes(control_state(settings)), outbox, pool=POOL, ticks=ticks),
-            build_taking_over_sensor(stored, ticks=ticks),
-        ]
+    """The sensors of this machine's workers and devices; none where an extension has its own."""
+    if launcher_of(settings).has_sensors:
+        return []
     health = build_health_watcher(settings)
     gpu = build_gpu(settings)
     leases = LeasesAfterEnd(

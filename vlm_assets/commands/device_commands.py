@@ -15,6 +15,7 @@ import typer
 from resources.gpu import GpuResource
 from vlm_assets.commands.terminal import AsJson, Home, choose_home, chosen_settings, say, say_as_json
 from vlm_assets.commands.terminal import app as commands
+from vlm_assets.config.extensions import launcher_of
 from vlm_assets.config.resource_settings import build_gpu, control_state
 from vlm_assets.config.settings import PREFIX, Settings
 from vlm_assets.services.command_error import CommandError
@@ -26,7 +27,6 @@ from vlm_durable.state.nodes import DEAD_SECONDS, Nodes
 from vlm_durable.state.pause import pause, pause_node, resume, resume_node
 from vlm_durable.state.workers import Workers
 from vlm_durable.wording import counted
-from vlm_engine.devices.left_out import LeftOutDevices
 from vlm_engine.devices.loaded_servers import end_loaded_servers
 
 DRAIN_SECONDS = 120.0
@@ -176,8 +176,8 @@ def devices_command(
     if forget_node is not None:
         _forget(current, forget_node)
         return
-    in_cluster = current.ray_address is not None
-    devices = list(_cluster_devices(current) if in_cluster else _devices_here(gpu))
+    listed = launcher_of(current).listed_devices(current)
+    devices = list(_devices_here(gpu)) if listed is None else listed
     if as_json:
         say_as_json(devices)
         return
@@ -214,32 +214,3 @@ def _forget(settings: Settings, name: str) -> None:
             else f"{name} is not dead ({node.sentence()}), and its runs would be ended. Stop the service"
             f" there, and forget it {DEAD_SECONDS:.0f} s later."
         )
-
-
-def _cluster_devices(settings: Settings) -> Iterator[dict[str, object]]:
-    state = control_state(settings)
-    records = LeftOutDevices(state).records()
-    at_work = {worker.device: worker for worker in Workers(state).living() if worker.device}
-    for name, node in Nodes(state).snapshot().nodes.items():
-        for device in node.record.devices:
-            record, worker = records.get(device.id), at_work.get(device.id)
-            use = "held" if worker is not None else "free" if node.takes_runs else "not used"
-            if record is not None and record.left_out_at is not None:
-                use = "left out"
-            sentences = [f"{name} {node.sentence()}."]
-            if worker is not None:
-                sentences.append(f"It works on {worker.partition}, run {worker.run_id}.")
-            if device.temperature is not None:
-                sentences.append(f"{device.temperature} °C.")
-            if device.trouble:
-                sentences.append(device.trouble)
-            if record is not None:
-                sentences.append(record.sentence(device.id))
-            yield {
-                "id": device.id,
-                "node": name,
-                "name": device.name,
-                "state": use,
-                "temperature": device.temperature,
-                "said": " ".join(sentences),
-            }

@@ -22,7 +22,7 @@ from vlm_durable.files.layout import Home
 from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, sealed, write_sealed
 
 _STARTS_CODE: Final = frozenset(
-    {"description_schema", "questions", "ray_address", "server_command", "server_url", "trust_remote_code"}
+    {"description_schema", "questions", "server_command", "server_url", "trust_remote_code"}
 )
 """Settings that start code, or name a server that gets the key and images."""
 

@@ -6,6 +6,7 @@ names a subclass of ``Extension``. The core imports none of them by name, and do
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -19,6 +20,7 @@ from vlm_assets.config.settings import EXTENSIONS, PREFIX, Settings, SettingsErr
 from vlm_durable.files.layout import Home
 from vlm_durable.state.workers import Worker
 from vlm_durable.versions.findings import Finding
+from vlm_engine.devices.find import find_devices
 
 Level = Literal["ok", "warning", "error"]
 """How bad a finding of ``doctor`` is. An error stops a long run sooner or later."""
@@ -49,6 +51,51 @@ class StoredLeftover:
     generation: str
     objects: int
     bytes: int
+
+
+@dataclass(frozen=True)
+class KnownDevice:
+    """A device that a launcher knows. node: the machine it is in, where there are several.
+
+    is_here: a run can reach it. temperature: degrees Celsius, where known. trouble: what speaks against it.
+    """
+
+    id: str
+    node: str | None = None
+    is_here: bool = True
+    temperature: int | None = None
+    trouble: str = ""
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """Who launches the runs, and where they work. By default Dagster does, on this machine alone.
+
+    node: this machine's name among those that work. has_sensors: sensors of the extension watch workers and
+    devices, and let the pool's limit follow them; else the core's do. idle_seconds: after so long without a
+    partition a model server ends; longer than the pause between two runs, and short enough that a GPU is not
+    held for nobody. added_seconds: what a launch takes longer than Dagster's own.
+    """
+
+    node: str = ""
+    has_sensors: bool = False
+    idle_seconds: float = 300.0
+    added_seconds: float = 0.0
+
+    def dagster_settings(self, settings: Settings) -> str | None:
+        """The text of dagster.yaml that names this launcher; None for Dagster's own."""
+        return None
+
+    def devices(self, settings: Settings) -> tuple[Sequence[KnownDevice], tuple[str, ...]]:
+        """The devices, and sentences about machines that take no runs.
+
+        Raises DeviceError, ControlStateError.
+        """
+        return [KnownDevice(device.id) for device in find_devices(settings.devices, os.environ)], ()
+
+    def listed_devices(self, settings: Settings) -> Sequence[Mapping[str, object]] | None:
+        """What `devices` shows, one mapping a device; None for those that this machine holds and leases."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -113,8 +160,8 @@ class Extension:
         """
         return ()
 
-    def dagster_settings(self, settings: Settings) -> str | None:
-        """The text of dagster.yaml, with the launcher of runs, where runs of these settings are its own."""
+    def launcher(self, settings: Settings) -> Launcher | None:
+        """Its launcher, where the settings have it launch the runs."""
         return None
 
     def assets_by_hand(self, settings: Settings) -> tuple[str, ...]:
@@ -227,17 +274,7 @@ def model_source(settings: Settings) -> tuple[Extension, str] | None:
     return sources[source], name
 
 
-def launcher_settings(settings: Settings) -> str | None:
-    """The text of dagster.yaml of the extension that launches the runs; None for runs on this machine.
-
-    Raises SettingsError where no extension does, and the settings ask for it.
-    """
-    texts = (extension.dagster_settings(settings) for extension in installed())
-    text = next((text for text in texts if text is not None), None)
-    if text is None and settings.ray_address is not None:
-        raise SettingsError(
-            f"{PREFIX}RAY_ADDRESS is set, and no extension for several machines is installed here, so"
-            " partitions would run on this machine alone. Install vlm-assets-cluster, or unset"
-            f" {PREFIX}RAY_ADDRESS."
-        )
-    return text
+def launcher_of(settings: Settings) -> Launcher:
+    """The launcher of the extension that the settings have launch the runs; else this machine's own."""
+    launchers = (extension.launcher(settings) for extension in installed())
+    return next((launcher for launcher in launchers if launcher is not None), Launcher())

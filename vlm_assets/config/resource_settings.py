@@ -7,14 +7,13 @@ refuses it. Dagster and the models' code are imported inside functions, so that 
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlm_assets.config.engine_choice import chosen_engine, vllm_command
-from vlm_assets.config.extensions import describing_model
+from vlm_assets.config.extensions import describing_model, launcher_of
 from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.settings import Settings
 from vlm_durable.state.database import ControlState, open_state
@@ -27,10 +26,6 @@ if TYPE_CHECKING:
     from resources.text_embedding import TextEmbeddingModel
     from resources.vision_language_model import ServerSettings, VisionLanguageModel
 
-_AT_ONCE = 1.0
-_IDLE_SECONDS = 300.0
-"""A started server ends after this time without a partition: it is longer than the pause between two runs,
-and short enough that a GPU is not held for nobody."""
 _ANSWER_SILENCES = 7.5
 """A whole answer may take as long as that many silences: 15 minutes by default."""
 
@@ -48,10 +43,10 @@ def control_state(settings: Settings) -> ControlState:
 def runs_at_once(settings: Settings) -> int:
     """The pool's limit when Dagster starts: a run for each device, and those that are prepared.
 
-    In a cluster 0: its sensor sets the limit at its first tick, and lets it follow the nodes that beat. A
-    number that was counted here would look like a limit that a person set.
+    0 where sensors of an extension fit the pool, from their first tick on. A number that was counted here
+    would look like a limit that a person set.
     """
-    if settings.ray_address is not None:
+    if launcher_of(settings).has_sensors:
         return 0
     return len(build_gpu(settings).find()) + prepared_runs(settings)
 
@@ -60,11 +55,11 @@ def runs_at_once(settings: Settings) -> int:
 def prepared_runs(settings: Settings) -> int:
     """How many runs wait with all prepared but the device, so that no device waits for a process to start.
 
-    None where the devices are the CPU's cores: preparing would take those from the runs at work. None in a
-    cluster, which starts a run where a device is free. A process counts once: the pool's limit must not move
-    with a driver that is silent for a moment.
+    None where the devices are the CPU's cores: preparing would take those from the runs at work. None where
+    sensors of an extension fit the pool. A process counts once: the pool's limit must not move with a driver
+    that is silent for a moment.
     """
-    if settings.ray_address is not None:
+    if launcher_of(settings).has_sensors:
         return 0
     try:
         on_cores = all(device.kind == "cpu" for device in build_gpu(settings).find())
@@ -84,7 +79,7 @@ def build_gpu(settings: Settings) -> GpuResource:
         min_free_memory_gib=settings.device_min_free_gib,
         per_model=settings.devices_per_model,
         state=control_state(settings),
-        node=socket.gethostname() if settings.ray_address is not None else "",
+        node=launcher_of(settings).node,
     )
 
 
@@ -125,8 +120,7 @@ def build_model_server(settings: Settings) -> ServerSettings:
         token_seconds=settings.server_token_seconds,
         answer_seconds=_ANSWER_SILENCES * settings.server_token_seconds,
         start_seconds=settings.model_load_seconds,
-        # On Ray a run owns its devices, which the next run may be given on another node.
-        idle_seconds=_IDLE_SECONDS if settings.ray_address is None else _AT_ONCE,
+        idle_seconds=launcher_of(settings).idle_seconds,
         devices=settings.devices_per_model,
         embedder=None if settings.embedding_model is None else build_text_embedding_model(settings),
     )

@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import entry_points
@@ -91,17 +91,31 @@ def _absolute_path(path: Path) -> Path:
     return absolute
 
 
+def web_address(url: str, *, form: str) -> str:
+    """The address without a slash at its end. Raises ValueError where it has not this form."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+        raise ValueError(f"an address is of the form {form}, without a name or a password")
+    return url.rstrip("/")
+
+
 AbsolutePath = Annotated[Path, AfterValidator(_absolute_path)]
 """A path of a setting: a run's working folder is not the shell's."""
 
 GROUPS: Final = {
     "home": "Everybody",
     "devices": "With a GPU, or another device or server of models",
-    "store": "With a store on S3",
-    "state_url": "With a cluster",
+    "store": "With a store on S3, or a database in Postgres",
 }
 """Who needs which of the core's settings: the first of each group, and its title. The others follow in
 ``Settings``."""
+
+_OF_EXTENSIONS: Final = {
+    "ray_address": "vlm-assets-cluster",
+    **dict.fromkeys(("truth", "guarantee", "guarantee_risk", "table", "table_catalog"), "vlm-assets-results"),
+    "variants": "vlm-assets-training",
+}
+"""The distribution of each setting that an extension of this repository adds, where it is not installed."""
 
 _DIVISORS_OF_60: Final = tuple(minutes for minutes in range(1, 61) if 60 % minutes == 0)
 
@@ -244,18 +258,13 @@ class Settings(BaseSettings):
     """Seconds without a new token after which a server's answer is given up; a whole one may take 7.5
     times as long."""
 
-    # With a store.
+    # With a store, or a database.
     store: Annotated[S3Folder | None, NoDecode] = None
     """s3://BUCKET/PREFIX that holds catalogue, work under way and finished partitions as the place of record
     of several machines; one home a prefix. Default: this machine's home alone."""
-
-    # With a cluster.
     state_url: SecretStr | None = None
     """Postgres that keeps the control state for several machines, one database a home:
     postgresql+psycopg2://USER:PASSWORD@HOST/DATABASE. Default: SQLite in the home. Secret."""
-    ray_address: str | None = None
-    """Several machines: the address of Ray's job server on the head, such as http://10.0.0.1:8265. Needs
-    VLM_ASSETS_STATE_URL and VLM_ASSETS_STORE. Default: this one alone."""
 
     @field_validator("source", "image_root", mode="before")
     @classmethod
@@ -307,16 +316,10 @@ class Settings(BaseSettings):
             raise ValueError("write it with its driver: postgresql+psycopg2://USER:PASSWORD@HOST/DATABASE")
         return url
 
-    @field_validator("ray_address", "server_url")
+    @field_validator("server_url")
     @classmethod
-    def _an_address(cls, url: str | None, field: ValidationInfo) -> str | None:
-        if url is None:
-            return None
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
-            form = "http://HOST:8265" if field.field_name == "ray_address" else "http://HOST:PORT/v1"
-            raise ValueError(f"an address is of the form {form}, without a name or a password")
-        return url.rstrip("/")
+    def _an_address(cls, url: str | None) -> str | None:
+        return None if url is None else web_address(url, form="http://HOST:PORT/v1")
 
     @field_validator("processor_options")
     @classmethod
@@ -544,13 +547,19 @@ def _refuse_unknown_names(every: type[Settings]) -> None:
     for where, names in (("the environment", os.environ), (str(file), of_file)):
         for name in sorted(names):
             if name.upper().startswith(PREFIX) and name.upper() not in setting_names:
-                near = difflib.get_close_matches(name.upper(), setting_names, n=1)
-                hint = f" Did you mean {near[0]}?" if near else ""
                 raise SettingsError(
                     f"{name} is set in {where} but there is no such setting, or its extension is not"
-                    f" installed.{hint}"
-                    f" {command('settings')} lists them all."
+                    f" installed. {_hint(name.upper(), setting_names)}"
                 )
+
+
+def _hint(name: str, names: Collection[str]) -> str:
+    """What to do about a name that is none of these settings."""
+    distribution = _OF_EXTENSIONS.get(name.removeprefix(PREFIX).lower())
+    if distribution is not None:
+        return f"Install {distribution}, which reads it, or unset it."
+    near = difflib.get_close_matches(name, names, n=1)
+    return (f"Did you mean {near[0]}? " if near else "") + f"{command('settings')} lists them all."
 
 
 @cache
@@ -615,9 +624,7 @@ def given_settings(**values: object) -> Settings:
     every = settings_class(GivenSettings)
     for name in values:
         if name not in every.model_fields:
-            near = difflib.get_close_matches(name, every.model_fields, n=1)
-            hint = f" Did you mean {near[0]}?" if near else ""
-            raise SettingsError(f"There is no setting {name}.{hint} {command('settings')} lists them all.")
+            raise SettingsError(f"There is no setting {name}. {_hint(name, every.model_fields)}")
     return _completed(_validated(every, values, name_of=str))
 
 
@@ -638,14 +645,6 @@ def _validated(
 
 def _completed(settings: Settings) -> Settings:
     """The settings with what follows from others. Raises SettingsError where they do not go together."""
-    if settings.ray_address is not None:
-        for name, what in (("state_url", "Postgres"), ("store", "an S3 store")):
-            if getattr(settings, name) is None:
-                raise SettingsError(
-                    f"{PREFIX}RAY_ADDRESS is for several machines, which share {what}, and"
-                    f" {PREFIX}{name.upper()} is not set. Set it, or unset {PREFIX}RAY_ADDRESS for this"
-                    " machine alone."
-                )
     if (settings.home / EXAMPLE / "example.json").is_file() and EXAMPLE_MODEL.is_dir():
         of_example = {"model": str(EXAMPLE_MODEL), "embedding_model": str(EXAMPLE_EMBEDDER)}
         unset = {name: model for name, model in of_example.items() if getattr(settings, name) is None}

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from vlm_assets.config.extensions import launcher_of
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.measurement import Measurement, read_measurements
 from vlm_assets.services.small_runs import LAUNCH_SECONDS
@@ -18,9 +19,6 @@ from vlm_durable.wording import counted
 
 START_SHARE: Final = 0.02
 """Share of a partition's time that start-up may take at most, for the range size that is named."""
-
-RAY_SECONDS: Final = 8.0
-"""A launch takes so much longer on Ray, at most: 4 to 11 s; with Dagster's own launcher 2.1 to 2.7 s."""
 
 
 @dataclass(frozen=True)
@@ -98,10 +96,9 @@ class StartUp:
 
     @classmethod
     def from_measurement(cls, settings: Settings, measured: Measurement, images_a_property: float) -> StartUp:
-        """The start-up as measured; longer by what a launch takes on Ray, where the settings name one."""
+        """The start-up as measured here; longer by what another launcher than Dagster's takes."""
         pace = Pace.from_measurement(measured)
-        on_ray = RAY_SECONDS if settings.ray_address is not None else 0.0
-        start = pace.run_seconds(0.0, first=False) + on_ray
+        start = pace.run_seconds(0.0, first=False) + launcher_of(settings).added_seconds
         return cls(start, max(pace.image_seconds * images_a_property, 1e-9))
 
     def share(self, range_size: int) -> float:

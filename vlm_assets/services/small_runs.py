@@ -20,8 +20,8 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import IO, Final, Self
 
-from vlm_assets.config.extensions import describing_model
-from vlm_assets.config.settings import CHECKOUT, PREFIX, Settings, of_env_file
+from vlm_assets.config.extensions import describing_model, installed
+from vlm_assets.config.settings import CHECKOUT, PREFIX, Settings, of_env_file, own_settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.progress import doing
 from vlm_assets.services.trial import sample
@@ -58,13 +58,13 @@ _SHARED: Final = ("leases", "models")
 _OWN: Final = (
     "STORE",
     "STATE_URL",
-    "RAY_ADDRESS",
     "ALERT_TARGETS",
     "UI_ADDRESS",
     "SOURCE",
     "RUN_NEW_RANGES_AFTER_HOURS",
 )
-"""Settings that runs in a home of their own do without: they reach nobody and nothing outside of it."""
+"""Settings that runs in a home of their own do without, as those of extensions: they reach nobody and nothing
+outside of it."""
 
 _ASKED: Final = ("description_schema", "prompt", "model", "processor_options", "embedding_model")
 """Settings that a question set may have for itself, and the embedder, which it lacks."""
@@ -210,7 +210,8 @@ def _apart(settings: Settings, usable: Sequence[Device]) -> dict[str, str]:
     apart = environment(settings) | {f"{PREFIX}ENGINE": "transformers", f"{PREFIX}DEVICES": named(usable)}
     if (model := describing_model(settings)) is not None:
         apart[f"{PREFIX}MODEL"] = model
-    left_out = {"DAGSTER_HOME", *(PREFIX + name for name in _OWN)}
+    of_extensions = (name.upper() for extension in installed() for name in own_settings(extension.settings))
+    left_out = {"DAGSTER_HOME", *(PREFIX + name for name in (*_OWN, *of_extensions))}
     return {name: value for name, value in apart.items() if name not in left_out}
 
 

@@ -5,7 +5,6 @@ Put together from what the disk says: Dagster need not run. ``status_view.py`` s
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +16,7 @@ from sensors.cancels import Cancel, Cancels
 from sensors.retry_ledger import Attempts, DoneAgain, Entry, done_again_since
 from vlm_assets.assets.partition_state import PartitionState, PartitionStates, State
 from vlm_assets.assets.published_rows import FailedRow, PublishedRows, first_failed, unpublished_failures
-from vlm_assets.config.extensions import StatusTable, installed
+from vlm_assets.config.extensions import KnownDevice, StatusTable, installed, launcher_of
 from vlm_assets.config.question_sets import question_sets
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
@@ -32,7 +31,6 @@ from vlm_catalog.ranges import DESCRIPTIONS, EMBEDDINGS
 from vlm_durable.commands import command
 from vlm_durable.files.layout import AssetFolders
 from vlm_durable.state.database import ControlState
-from vlm_durable.state.nodes import Node, NodeDevice, Nodes
 from vlm_durable.state.pause import pause_of
 from vlm_durable.state.rate import Rate
 from vlm_durable.state.sqlite_file import ControlStateError
@@ -41,7 +39,7 @@ from vlm_durable.versions.findings import Finding
 from vlm_durable.versions.partition_findings import stray_files
 from vlm_durable.versions.verified_files import VerifiedFiles
 from vlm_durable.wording import counted
-from vlm_engine.devices.find import DeviceError, find_devices, is_cpu_slot
+from vlm_engine.devices.find import DeviceError, is_cpu_slot
 from vlm_engine.devices.left_out import LeftOutDevices
 from vlm_engine.model_source import NO_EMBEDDER
 
@@ -482,19 +480,12 @@ def _devices(
 ) -> tuple[tuple[DeviceStatus, ...], tuple[str, ...]]:
     """Every device that is here, works, or has worked; and what could not be read."""
     state = control_state(settings)
-    warnings: tuple[str, ...] = ()
-    of_node: dict[str, tuple[Node, NodeDevice]] = {}
+    known: Sequence[KnownDevice] = ()
     try:
-        if settings.ray_address is not None:
-            nodes = Nodes(state).snapshot().nodes.values()
-            of_node = {device.id: (node, device) for node in nodes for device in node.record.devices}
-            present = [device_id for device_id, (node, _) in of_node.items() if not node.is_dead]
-            silent = [node for node in nodes if not node.takes_runs and node.record.slots]
-            warnings = tuple(f"Node {node.name}: {node.sentence()}." for node in silent)
-        else:
-            present = [device.id for device in find_devices(settings.devices, os.environ)]
+        known, warnings = launcher_of(settings).devices(settings)
     except (DeviceError, ControlStateError) as error:
-        present, warnings = [], (f"The devices cannot be read: {error}",)
+        warnings = (f"The devices cannot be read: {error}",)
+    by_id = {device.id: device for device in known}
     left_out = LeftOutDevices(state).left_out()
     # Who publishes may have given its device back: another that names it works on it.
     by_phase = sorted(workers, key=lambda worker: worker.phase is not Phase.PUBLISHING)
@@ -504,21 +495,20 @@ def _devices(
         for stretch in of_file.stretches:
             rows[stretch.device] += stretch.rows
     devices = []
-    for id_ in dict.fromkeys((*present, *of_node, *at_work, *left_out, *sorted(rows))):
+    for id_ in dict.fromkeys((*by_id, *at_work, *left_out, *sorted(rows))):
         worker = at_work.get(id_)
-        node, device = of_node.get(id_, (None, None))
-        silent_node = node.sentence() if node is not None and not node.takes_runs else ""
+        device = by_id.get(id_, KnownDevice(id_, is_here=False))
         devices.append(
             DeviceStatus(
                 id=id_,
-                is_here=id_ in present or worker is not None or is_cpu_slot(id_),
+                is_here=device.is_here or worker is not None or is_cpu_slot(id_),
                 partition=worker.partition if worker else None,
                 rows=rows[id_],
                 properties_per_second=rate.of_device(id_),
                 left_out=left_out[id_].sentence(id_) if id_ in left_out else None,
-                node=node.name if node is not None else None,
-                temperature=device.temperature if device is not None else None,
-                trouble="; ".join(filter(None, (silent_node, device.trouble if device is not None else ""))),
+                node=device.node,
+                temperature=device.temperature,
+                trouble=device.trouble,
             )
         )
     return tuple(devices), warnings

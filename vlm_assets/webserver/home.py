@@ -105,15 +105,24 @@ def _refuse_another_launcher(settings: Path, text: str, with_launcher: str, *, i
     launcher = yaml.safe_load(with_launcher)["run_launcher"]
     if launcher["class"] not in text:
         raise DagsterHomeError(
-            f"{settings} is of one machine, and VLM_ASSETS_RAY_ADDRESS is set: partitions would run here"
-            " alone. Move the file away, and start again: one for the cluster is written. The history of"
-            " one machine stays where it is, in SQLite; what is published becomes green again by itself."
+            f"{settings} is of one machine, and {launcher['class']} is to launch runs on several: partitions"
+            " would run here alone. Move the file away, and start again: one for the cluster is written. The"
+            " history of one machine stays where it is, in SQLite; what is published becomes green again by"
+            " itself."
         )
     if launcher["module"] not in text and not is_ours:
         raise DagsterHomeError(
             f"{settings} was changed by hand, and names the launcher by a module of an earlier version. Write"
             f" `module: {launcher['module']}` below run_launcher, and start again. Nothing was changed."
         )
+
+
+STARTING_SECONDS = 900.0
+"""How long a run's process may take to begin: by ``dagster.yaml`` here, and on the nodes of a cluster.
+
+On an idle machine it takes 2 to 11 s, at a load of 16 minutes. A run that is ended then would begin anew on a
+machine just as loaded.
+"""
 
 
 def start_timeout(dagster_home: Path) -> float | None:

@@ -26,7 +26,7 @@ from resources.alerts.alert import DAY_SECONDS, Alert
 from resources.alerts.outbox import Outbox
 from sensors.dagster_internals.code_server import can_launch, serving_process
 from vlm_assets.assets.property_catalog import record_catalog
-from vlm_assets.config.extensions import launcher_settings
+from vlm_assets.config.extensions import launcher_of
 from vlm_assets.config.resource_settings import control_state, runs_at_once
 from vlm_assets.config.settings import (
     CHECKOUT,
@@ -388,6 +388,7 @@ def prepare_home(home: Path, dagster_home: Path, *, slots: int, console: Console
     Raises CatalogError, DagsterHomeError, SettingsError, UnusableHomeError.
     """
     claim_home(Home(home))
+    settings = load_settings(home=home)
     try:
         catalog: Catalog | None = Catalog.open(home)
     except CatalogMissingError as error:
@@ -399,7 +400,7 @@ def prepare_home(home: Path, dagster_home: Path, *, slots: int, console: Console
         dagster_home,
         catalog_id=catalog.catalog_id if catalog else None,
         slots=slots,
-        with_launcher=launcher_settings(load_settings(home=home)),
+        with_launcher=launcher_of(settings).dagster_settings(settings),
     )
     if catalog is not None:
         record_catalog(dagster_home, catalog)

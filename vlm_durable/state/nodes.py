@@ -2,7 +2,10 @@
 
 The clock is the database's, which all nodes share, so that no node's own clock matters. A node reports its
 own processes: a run lives if its node beats and the run's process holds the run's lock. What follows from a
-silence is in ``sensors/cluster.py``.
+silence is in ``vlm_cluster/cluster_watch.py``.
+
+It is a table of the control state, which several machines share with or without that extension: here stands
+which workers of other machines live, what a withdrawal and a pause wait for, and which machine serves.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ SERVE = "vlm-assets serve"
 _OTHER_NODE = "Give each machine a host name of its own (`hostnamectl set-hostname`)."
 _OTHER_SERVE = (
     "One machine at a time runs Dagster on a home: look at its pages there, or end it there. Several machines"
-    " work on one home as nodes: set VLM_ASSETS_RAY_ADDRESS."
+    " work on one home as nodes: vlm-assets-cluster, with VLM_ASSETS_RAY_ADDRESS set."
 )
 
 _log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ import pytest
 from dagster_graphql.schema import create_schema
 
 from vlm_assets.webserver.home import seed_settings
-from vlm_cluster.cluster_extension import filled_in
+from vlm_cluster.cluster_launcher import filled_in
 
 SHOWN = """
 query($key: [String!]!) {

@@ -19,7 +19,7 @@ from sensors.dagster_internals.launchers import (
 )
 from sensors.dagster_internals.runs import RAY_JOB
 from vlm_assets.webserver.home import seed_settings
-from vlm_cluster.cluster_extension import filled_in
+from vlm_cluster.cluster_launcher import filled_in
 from vlm_cluster.ray_launcher import ClusterRunLauncher
 from vlm_durable.mirror.bucket import S3Folder
 from vlm_durable.state import tables

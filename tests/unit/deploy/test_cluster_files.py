@@ -16,7 +16,8 @@ from vlm_assets.commands.main import find_command
 from vlm_assets.config.resource_settings import runs_at_once
 from vlm_assets.config.settings import PREFIX, Settings, load_settings, secret_names
 from vlm_assets.webserver.home import POOL, seed_settings
-from vlm_cluster.cluster_extension import filled_in, logs_prefix
+from vlm_cluster.cluster_extension import ClusterSettings
+from vlm_cluster.cluster_launcher import filled_in, logs_prefix
 from vlm_durable.mirror.bucket import S3Folder
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -42,7 +43,8 @@ def deployed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Settings:
 
 def test_the_environment_is_one_that_settings_take(deployed: Settings) -> None:
     """A misspelt name is refused at the first start of a service, on each machine."""
-    assert (str(deployed.store), deployed.ray_address) == ("s3://bucket/PREFIX", "http://10.0.0.11:8265")
+    address = ClusterSettings.part_of(deployed).ray_address
+    assert (str(deployed.store), address) == ("s3://bucket/PREFIX", "http://10.0.0.11:8265")
 
 
 def test_the_pool_follows_machines_that_join_after_dagster_has_started(

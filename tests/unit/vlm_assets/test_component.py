@@ -136,16 +136,6 @@ def test_a_run_suggests_commands_for_its_own_home(tmp_path):
         ({"settings": {"batch_size": -3}}, "batch_size=-3"),
         ({"settings": {"source": "x"}}, "source: no entry of `settings`"),
         ({"settings": {"home": "x"}}, "home: no entry of `settings`"),
-        (
-            {
-                "settings": {
-                    "ray_address": "http://a:1",
-                    "state_url": "postgresql+psycopg2://a/b",
-                    "store": "s3://abc",
-                }
-            },
-            "ray_address: several machines",
-        ),
         ({"name_prefix": "my houses"}, "name_prefix='my houses'"),
     ],
 )

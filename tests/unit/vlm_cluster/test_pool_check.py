@@ -6,10 +6,13 @@ import pytest
 
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
+from vlm_assets.services.doctor import machine_checks
 from vlm_assets.webserver import home
 from vlm_assets.webserver.api import DagsterApi, Queue
-from vlm_cluster.cluster_extension import examine_pool
+from vlm_cluster.cluster_extension import ClusterExtension, ClusterSettings
 from vlm_durable.state.nodes import NodeRecord, Nodes
+
+examine_pool = ClusterExtension().examine_pool
 
 
 @pytest.fixture
@@ -17,7 +20,7 @@ def clustered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """The settings of a head whose Dagster runs and lets three runs work at once."""
     monkeypatch.setattr(home, "running_address", lambda _: "http://127.0.0.1:1")
     monkeypatch.setattr(DagsterApi, "queue", lambda api, pool: Queue(2, 1, 3, {}))
-    return Settings(home=tmp_path, ray_address="http://127.0.0.1:8265")
+    return ClusterSettings.model_construct(home=tmp_path, ray_address="http://127.0.0.1:8265")
 
 
 def test_in_a_cluster_as_many_runs_may_work_as_its_nodes_hold(clustered: Settings) -> None:
@@ -32,3 +35,12 @@ def test_in_a_cluster_as_many_runs_may_work_as_its_nodes_hold(clustered: Setting
 def test_one_machine_is_none_of_its_business(clustered: Settings) -> None:
     """Without Ray the core compares the pool with the devices of this machine."""
     assert list(examine_pool(clustered.model_copy(update={"ray_address": None}))) == []
+
+
+def test_the_core_leaves_the_pool_of_a_cluster_to_this_check(clustered: Settings, monkeypatch) -> None:
+    """Else every sound cluster is told to start Dagster again, because the head has fewer devices."""
+    monkeypatch.setattr(machine_checks, "running_address", lambda _: "http://127.0.0.1:1")
+    monkeypatch.setattr(DagsterApi, "definitions_loaded", lambda api: True)
+    assert [level for level, _ in machine_checks.examine_dagster(clustered)] == ["ok"]
+    alone = clustered.model_copy(update={"ray_address": None})
+    assert len(list(machine_checks.examine_dagster(alone))) == 2

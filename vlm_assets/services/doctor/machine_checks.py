@@ -17,16 +17,15 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from sensors.cluster import STARTING_SECONDS
 from sensors.ticks import Ticks
-from vlm_assets.config.extensions import Findings, Level, describing_model
+from vlm_assets.config.extensions import Findings, Level, describing_model, launcher_of
 from vlm_assets.config.resource_settings import build_gpu, control_state, runs_at_once
 from vlm_assets.config.settings import CHECKOUT, IS_CHECKOUT, PREFIX, Settings
 from vlm_assets.services.alert_delivery import build_delivery, send_trial
 from vlm_assets.services.measurement import read_measurements
 from vlm_assets.services.trial import COPIES
 from vlm_assets.webserver.api import DagsterApi, Queue
-from vlm_assets.webserver.home import POOL, damages, running_address, start_timeout
+from vlm_assets.webserver.home import POOL, STARTING_SECONDS, damages, running_address, start_timeout
 from vlm_catalog.catalog import Catalog
 from vlm_durable.commands import command
 from vlm_durable.files import file_systems
@@ -321,8 +320,7 @@ def examine_dagster(settings: Settings) -> Findings:
         queue = api.queue(POOL)
         for name, why in queue.failing_daemons.items():
             yield "error", f"Dagster's daemon {name} does not work ({why}): see its log, start Dagster again."
-        if settings.ray_address is None:
-            # In a cluster the pool follows the nodes.
+        if not launcher_of(settings).has_sensors:
             yield from pool_findings(queue, runs_at_once(settings))
         return
     environment = {**os.environ, f"{PREFIX}HOME": str(settings.home)}

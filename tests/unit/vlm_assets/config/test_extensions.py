@@ -17,14 +17,18 @@ from vlm_assets.commands import main as cli
 from vlm_assets.config import extensions
 from vlm_assets.config import settings as settings_module
 from vlm_assets.config.engine_choice import require_models
-from vlm_assets.config.resource_settings import build_vision_language_model, control_state
-from vlm_assets.config.settings import Settings, SettingsError, load_settings
+from vlm_assets.config.resource_settings import (
+    build_gpu,
+    build_vision_language_model,
+    control_state,
+    runs_at_once,
+)
+from vlm_assets.config.settings import Settings, SettingsError, given_settings, load_settings
 from vlm_assets.home_definitions import build_defs
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.home_backup import back_up
 from vlm_assets.services.withdrawal import prepare_withdrawal, withdraw
 from vlm_catalog.catalog_file import withdrawal_note
-from vlm_durable.mirror.bucket import S3Folder
 from vlm_durable.state.tables import quality_summaries
 from vlm_durable.state.workers import Workers
 
@@ -32,7 +36,7 @@ MODULE = '''
 import dagster as dg
 from pydantic import SecretStr
 from vlm_assets.commands.terminal import app, say
-from vlm_assets.config.extensions import DoctorCheck, Extension, StatusTable
+from vlm_assets.config.extensions import DoctorCheck, Extension, Launcher, StatusTable
 from vlm_assets.config.settings import Settings
 
 class Wrong(Exception):
@@ -79,6 +83,10 @@ class Neighbours(Extension):
 
     def status(self, settings):
         return StatusTable("neighbours", ("who", "since"), (("Ada", "1815"),), ({"who": "Ada"},))
+
+    def launcher(self, settings):
+        if getattr(settings, "rings", 0) == 4:
+            return Launcher(node="ada", has_sensors=True, added_seconds=8.0)
 
     def doctor_checks(self):
         return (DoctorCheck("who is home", look_for_them, is_quick=True),)
@@ -289,13 +297,34 @@ def test_a_withdrawal_forgets_summaries_with_no_extension(with_extensions, datas
     assert sorted(key for (key,) in left) == sorted(keys[1:])
 
 
-def test_work_for_several_machines_is_refused_where_nothing_launches_it(with_extensions, dataset) -> None:
-    """Without an extension that knows the other machines, all would run on this one, and nobody be told."""
+@pytest.mark.parametrize(
+    ("name", "distribution"), [("RAY_ADDRESS", "vlm-assets-cluster"), ("VARIANTS", "vlm-assets-training")]
+)
+def test_a_setting_of_a_missing_extension_is_refused_by_its_distribution(
+    with_extensions, tmp_path, monkeypatch, name, distribution
+) -> None:
+    """Without that of several machines, all would run on this one, and nobody be told."""
     with_extensions()
-    assert extensions.launcher_settings(dataset.settings) is None
-    clustered = {"ray_address": "http://10.0.0.1:8265", "store": S3Folder.parse("s3://bucket/prefix")}
-    with pytest.raises(SettingsError, match="Install vlm-assets-cluster"):
-        extensions.launcher_settings(dataset.settings.model_copy(update=clustered))
+    with pytest.raises(SettingsError, match=f"no setting {name.lower()}. Install {distribution}"):
+        given_settings(home=tmp_path, name_prefix="houses", **{name.lower(): "x"})
+    monkeypatch.setenv(f"VLM_ASSETS_{name}", "http://10.0.0.1:8265")
+    with pytest.raises(SettingsError, match=f"VLM_ASSETS_{name} is set .* Install {distribution}"):
+        load_settings(home=tmp_path)
+
+
+def test_runs_are_launched_by_this_machine_unless_an_extension_launches_them(neighbours, dataset) -> None:
+    """What asks the launcher follows it: how many begin, where, who watches them, which Dagster settings."""
+    here = dataset.settings
+    elsewhere = here.model_copy(update={"rings": 4})
+    assert (runs_at_once(here) > 0, runs_at_once(elsewhere)) == (True, 0)
+    assert (build_gpu(here).node, build_gpu(elsewhere).node) == ("", "ada")
+    assert extensions.launcher_of(here) == extensions.Launcher()
+    assert extensions.launcher_of(here).dagster_settings(here) is None
+    sensors = [
+        {sensor.name for sensor in build_defs(settings).get_repository_def().sensor_defs}
+        for settings in (here, elsewhere)
+    ]
+    assert sensors[0] - sensors[1] == {"worker_health"}
 
 
 def test_a_model_of_an_extension_describes(neighbours, with_extensions, dataset) -> None:

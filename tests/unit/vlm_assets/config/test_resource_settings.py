@@ -18,7 +18,6 @@ from vlm_engine.devices.find import Device, DeviceError
         (["cpu"], {"engine": "server", "server_url": "http://127.0.0.1:9/v1"}, 2),
         (["cuda"], {"engine": "transformers"}, 2),
         (["cuda"] * 8, {"engine": "transformers"}, 9),
-        (["cuda"], {"engine": "transformers", "ray_address": "http://127.0.0.1:8265"}, 0),
     ],
 )
 def test_one_run_is_prepared_for_the_next_device(kinds, changed, runs, tmp_path: Path, monkeypatch) -> None:

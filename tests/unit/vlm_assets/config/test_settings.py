@@ -30,7 +30,6 @@ def no_settings(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
-RAY = {"RAY_ADDRESS": "http://10.0.0.1:8265"}
 POSTGRES = {"STATE_URL": "postgresql+psycopg2://u@10.0.0.1/d"}
 REFUSED = {
     "a misspelt name": ({"MODLE": "x"}, r"VLM_ASSETS_MODLE .* Did you mean VLM_ASSETS_MODEL\?"),
@@ -46,11 +45,6 @@ REFUSED = {
     "a database without its driver, whose password is not shown": (
         {"STATE_URL": "postgresql://u:a-secret@10.0.0.1/d"},
         r"postgresql\+psycopg2://",
-    ),
-    "several machines without Postgres": (RAY, "share Postgres, and VLM_ASSETS_STATE_URL is not set"),
-    "several machines without a store": (
-        RAY | POSTGRES,
-        "share an S3 store, and VLM_ASSETS_STORE is not set",
     ),
     **{
         f"an allowed host that is no name: {hosts}": ({"ALLOWED_HOSTS": hosts}, "no host name")
@@ -97,7 +91,6 @@ def test_settings_that_can_be_meant_are_taken(monkeypatch, tmp_path):
         "EMBEDDING_MODEL": "owner/name",
         "ALLOWED_HOSTS": "a.example 10.0.0.7",
         "STORE": "s3://bucket/data",
-        **RAY,
         **POSTGRES,
     }
     for name, value in values.items():
@@ -107,7 +100,6 @@ def test_settings_that_can_be_meant_are_taken(monkeypatch, tmp_path):
     assert settings.model == str(tmp_path / "models" / "mine")
     assert settings.embedding_model == "owner/name"
     assert settings.hosts == ["a.example", "10.0.0.7"]
-    assert settings.ray_address == "http://10.0.0.1:8265"
 
 
 def test_a_misspelt_setting_in_the_file_is_refused_too(monkeypatch, tmp_path):

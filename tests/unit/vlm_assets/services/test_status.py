@@ -32,11 +32,9 @@ from vlm_assets.services.status import Status, read_status
 from vlm_catalog.catalog import Catalog
 from vlm_durable.commands import command
 from vlm_durable.files import seen_files
-from vlm_durable.state import nodes as nodes_module
 from vlm_durable.state import tables
 from vlm_durable.state.database import open_state
-from vlm_durable.state.nodes import DEAD_SECONDS, NodeDevice, NodeRecord, Nodes
-from vlm_durable.state.pause import pause, pause_node
+from vlm_durable.state.pause import pause
 from vlm_durable.state.workers import Phase, Workers
 from vlm_durable.versions import verified_files
 from vlm_durable.versions.version_mark import mark_copies
@@ -358,22 +356,3 @@ def test_a_device_is_shown_with_who_works_on_it_and_not_with_who_still_publishes
             running.enter_context(begun).enter(phase, device="cpu-0")
         (device,) = read_status(dataset.settings, dataset.catalog).devices
     assert phases[device.partition] is Phase.WORKING
-
-
-def test_the_devices_of_all_nodes_are_shown_by_node(dataset, monkeypatch) -> None:
-    """Where each is, how hot it is, what speaks against it, and which node is silent."""
-    settings = dataset.settings.model_copy(update={"ray_address": "http://10.0.0.1:8265"})
-    nodes = Nodes(control_state(settings))
-    gpu = NodeDevice("GPU-1", "a GPU", 71, "GPU-1 is throttled.")
-    nodes.beat(NodeRecord("one", "boot", 1, "10.0.0.1", 1, (gpu,)))
-    pause_node(control_state(settings), "one", "a new fan", now=1.0)
-    found = read_status(settings, Catalog.open(settings.home))
-    device = next(one for one in found.devices if one.id == "GPU-1")
-    assert (device.node, device.temperature, device.is_here) == ("one", 71, True)
-    assert "a new fan" in device.trouble and "throttled" in device.trouble
-    assert "at 71 °C" in text(found)
-    before = nodes_module._now
-    monkeypatch.setattr(nodes_module, "_now", lambda connection: before(connection) + DEAD_SECONDS + 1)
-    found = read_status(settings, Catalog.open(settings.home))
-    assert not next(one for one in found.devices if one.id == "GPU-1").is_here
-    assert "counts as dead" in " ".join(found.warnings)

@@ -17,7 +17,6 @@ import pytest
 import yaml
 
 from resources.alerts.outbox import Outbox
-from sensors.cluster import STARTING_SECONDS
 from tests.support.damage import flip_bit
 from tests.support.processes import has_ended
 from vlm_assets.commands.terminal import TerminalConsole
@@ -27,6 +26,7 @@ from vlm_assets.services.backfill import dagster_facts
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.webserver import home as home_module
 from vlm_assets.webserver.home import (
+    STARTING_SECONDS,
     DagsterHomeError,
     claim_for_catalog,
     damages,

@@ -8,10 +8,11 @@ import pytest
 from dagster import DagsterRunStatus
 
 from resources.alerts.outbox import Outbox
-from sensors.cluster import STARTING_SECONDS, ClusterWatch, ClusterWatcher, TakingOver, take_over, why_gone
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.dagster_internals.runs import RAY_JOB, RunState
 from tests.support.calls import calls_in
+from vlm_assets.webserver.home import STARTING_SECONDS
+from vlm_cluster.cluster_watch import ClusterWatch, ClusterWatcher, TakingOver, take_over, why_gone
 from vlm_durable.files.layout import Home
 from vlm_durable.mirror.bucket import S3Folder, StoreAwayError, StoreError
 from vlm_durable.state.database import open_state

@@ -22,6 +22,9 @@ from sensors.dagster_internals.runs import UNDER_WAY, RunState, first_ray_job
 from sensors.run_end import end_gone_run
 from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.settings import Settings
+from vlm_assets.webserver.home import POOL, STARTING_SECONDS
 from vlm_durable.commands import command
 from vlm_durable.mirror.bucket import StoreAwayError, StoreError
 from vlm_durable.state.nodes import DEAD_SECONDS, SILENT_SECONDS, ClusterSnapshot, Node, Nodes
@@ -32,13 +35,6 @@ NAME = "cluster"
 TAKING_OVER = "taking_over"
 INTERVAL_SECONDS = 5
 NODE_DEAD = "node_dead"
-
-STARTING_SECONDS = 900.0
-"""How long a run's process may take to begin: on some node here, and by ``dagster.yaml`` on one machine.
-
-On an idle machine it takes 4 to 11 s, at a load of 16 minutes. A run that is ended then would begin anew on a
-machine just as loaded. If its machine died, Ray says much sooner that its job has ended.
-"""
 
 _SETTLED_SECONDS = 5.0
 _GAP_SECONDS = 15.0
@@ -297,3 +293,14 @@ def build_taking_over_sensor(stored: Sequence[StoredPartitions], *, ticks: Ticks
         description="Takes over what other machines published. It starts nothing.",
         ticks=ticks,
     )
+
+
+def cluster_sensors(settings: Settings) -> list[dg.SensorDefinition]:
+    """Both sensors of a cluster, with these settings."""
+    state = control_state(settings)
+    ticks = Ticks(state, settings.names)
+    stored = [StoredPartitions(asset, settings.mirror) for asset in settings.partitioned_assets]
+    return [
+        build_cluster_sensor(Nodes(state), Outbox(state), pool=POOL, ticks=ticks),
+        build_taking_over_sensor(stored, ticks=ticks),
+    ]
